@@ -2,8 +2,8 @@
 
 Rules
 - Everything that runs in a container reads its time here or from trio, so that a test can move it.
-- They are names that are called, and cost what the functions behind them cost. An object that
-  keeps one takes it when it is made, not when its module is imported.
+- The clocks are names that are called, as cheap as the functions behind them. An object that keeps
+  one takes it when it is made, not when its module is imported.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ cpu: Callable[[], float] = time.thread_time
 
 @contextmanager
 def replaced(other_steady: Callable[[], float], other_wall: Callable[[], float]) -> Iterator[None]:
-    """Read the time elsewhere inside of the block, in which nothing uses a processor for long."""
+    """Use other clocks inside the block, in which nothing uses a processor for long."""
     global steady, wall, cpu
     before = steady, wall, cpu
     steady, wall, cpu = other_steady, other_wall, other_steady

@@ -57,7 +57,7 @@ class ProcessingError(S4Error):
 
     Attributes name the place: ``app``, ``pe`` (class name), ``key`` (None where no instance was
     reached) and ``position`` (a text such as ``clicks[0]@spark-1:4711``). ``at`` is the batch that
-    the event is in, and its index there; None where it was no event. What is not raised
+    the event is in, and its index there; None where it was not an event. What is not raised
     ``of_event`` cannot be left out.
     """
 
@@ -397,7 +397,7 @@ def _name(error: BaseException) -> str:
 
 
 def leaves(error: BaseException) -> list[BaseException]:
-    """The exceptions inside nested groups, in order; ``[error]`` if it is no group."""
+    """The exceptions inside nested groups, in order; ``[error]`` if it is not a group."""
     if isinstance(error, BaseExceptionGroup):
         return [leaf for inner in error.exceptions for leaf in leaves(inner)]
     return [error]

@@ -1,9 +1,8 @@
-"""Points at which a process can be told to die, for tests of what is left behind.
+"""Points at which a process can be told to die, for tests of what remains.
 
-``S4_FAULT=name`` in the environment kills the process with SIGKILL when it comes to that point,
-``S4_FAULT=name:3`` at the third passing. With ``@FILE`` behind it, it is done once: the process
-that makes the file dies, and who finds it there goes on, so that a process which is started again
-lives.
+``S4_FAULT=name`` in the environment kills the process with SIGKILL at that point,
+``S4_FAULT=name:3`` at the third passing. With ``@FILE`` at the end it happens once: the process
+that creates the file dies, and a process that finds the file lives.
 
 Rules
 - All points are in ``POINTS``, in the order in which they are passed; another name is a mistake.
@@ -68,7 +67,7 @@ def point(text: str) -> Callable[[str], None]:
     if name not in POINTS:
         raise ConfigError(f"{VARIABLE}: no point {name!r}; known are {', '.join(POINTS)}")
     if colon and not (times.isdecimal() and int(times)):
-        raise ConfigError(f"{VARIABLE}: {times!r} is no number of passings; write {name}:3")
+        raise ConfigError(f"{VARIABLE}: {times!r} is not a number of passings; write {name}:3")
     last = int(times or 1)
     count = itertools.count(1)  # one step also for threads
 

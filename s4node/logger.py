@@ -1,13 +1,13 @@
-"""The loggers of this package, and what their lines look like where nobody has said otherwise.
+"""The loggers of this package, and the default form of their lines.
 
 Rules
-- Where structlog has been configured, by the program or by
-  :mod:`s4node.process.log_setup`, that holds. A library configures nothing globally.
-- Where it has not, lines go to stderr, for structlog's own default is stdout, which belongs to what
-  a program prints: for people at a terminal, one JSON object a line elsewhere.
-- Which of both is asked for each line, so that a program may configure structlog at any time.
-- A logger is called after the first folder of its module, such as ``s4node.net``. No line of ours
-  shows it; programs whose structlog tells loggers apart by name can choose by it.
+- If structlog has been configured, by the program or by :mod:`s4node.process.log_setup`, that
+  holds. A library configures nothing globally.
+- Otherwise lines go to stderr, because structlog's default is stdout, which belongs to what a
+  program prints: for people at a terminal, one JSON object a line elsewhere.
+- This is decided for each line, so that a program may configure structlog at any time.
+- A logger is called after the first folder of its module, such as ``s4node.net``. No line shows it;
+  programs whose structlog selects loggers by name can use it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ def get_logger(name: str) -> Any:
 
 
 class StderrLogger:
-    """Writes a rendered line to whatever ``sys.stderr`` is now.
+    """Writes a rendered line to the current ``sys.stderr``.
 
-    structlog's own loggers keep the file of their first use, and so go on writing to one that was
-    closed or replaced meanwhile. A line is written in one piece, so that those of several threads
-    do not mix.
+    structlog's own loggers keep the file of their first use, and so write to one that was closed or
+    replaced meanwhile. A line is written in one piece, so that lines of several threads do not mix.
     """
 
     def __init__(self, *_: object) -> None:

@@ -1,10 +1,10 @@
-"""What the pickles of packaged apps name of s4node: the one module of ours that never moves.
+"""The names of s4node in the pickles of packaged apps: the one module that never moves.
 
 Rules
-- A pickle refers to a class of ours by ``find(NAME)``, never by the module that defines it now.
+- A pickle refers to a class of s4node by ``find(NAME)``, never by the module that defines it now.
 - The functions here make again what :mod:`s4node.deploy.pickling` has taken apart. Packages that
   were made earlier call them: a name or parameter may be added, but none changes its meaning.
-- A package that was made by an earlier release is kept in ``tests/golden``, and has to load.
+- A package that was made by an earlier release is in ``tests/golden``, and has to load.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def element_class(
 
 
 def set_annotated_class(cls: type, state: tuple[Any, Any, dict[str, Any]]) -> None:
-    """Fill a class as cloudpickle does, and have its module know the names in its annotations."""
+    """Fill a class as cloudpickle does, and give its module the names in its annotations."""
     set_state, inner, names = state
     set_state(cls, inner)
     module = sys.modules.setdefault(cls.__module__, ModuleType(cls.__module__))

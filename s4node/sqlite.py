@@ -1,9 +1,9 @@
-"""A SQLite database as a file of ours: opening, whose it is, transactions, and its errors.
+"""A SQLite database as a file of s4node: opening, identity, transactions, and errors.
 
 Rules
-- Plain blocking calls; who may not block makes them from a thread. Threads take turns.
-- No error of SQLite leaves but as what the owner of the file makes of it.
-- How much of the last writes a power cut may take is set by the owner of the file.
+- Calls block; use a thread where blocking is not allowed. Threads take turns.
+- Every SQLite error is converted by the owner of the file.
+- The owner of the file sets how much of the last writes a power cut may lose.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class Database:
         self.executemany = self._db.executemany
 
     def explain(self, error: sqlite3.Error) -> Exception:
-        """What an error means; the owner says it."""
+        """The owner's error for an SQLite error."""
         return error
 
     def unopened(self, error: sqlite3.Error) -> Exception:
-        """The same, where the file cannot be opened."""
+        """The same for a file that cannot be opened."""
         return self.explain(error)
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Errors of SQLite inside leave as what they mean."""
+        """Convert SQLite errors raised inside."""
         try:
             yield
         except sqlite3.Error as error:
@@ -62,7 +62,7 @@ class Database:
 
     @contextmanager
     def transaction(self, *, write: bool = True) -> Iterator[None]:
-        """All that is done inside happens, or nothing of it."""
+        """Do all that happens inside, or nothing."""
         with self.explained():
             self.execute("BEGIN IMMEDIATE" if write else "BEGIN")
             try:
@@ -79,11 +79,11 @@ class Database:
         return self.execute(query, values).fetchone()
 
     def marks(self) -> tuple[int, int]:
-        """Whose file it is, and in which format; twice 0 in a new one."""
+        """The application and the format of the file; twice 0 in a new one."""
         return self.one("PRAGMA application_id")[0], self.one("PRAGMA user_version")[0]
 
     def is_empty(self) -> bool:
-        """Whether nobody has made anything in it."""
+        """Return True if the file has no tables."""
         return self.marks() == (0, 0) and not self.one("SELECT 1 FROM sqlite_master LIMIT 1")
 
     def make(self, application: int, version: int, schema: str) -> None:

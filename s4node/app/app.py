@@ -1,11 +1,11 @@
 """App and AdapterApp: where an author declares streams and PEs.
 
 Rules
-- Order of a life: ``on_init`` declares the graph, the graph is checked, ``on_start`` begins what
-  the app does by itself, ``on_close`` ends it. Each may be plain or ``async``.
-- Declaring happens in ``on_init``, or at the top of a module on an App that is used directly.
-- An app knows no process: parameters, clock and the nursery of its background tasks are given to
-  it before ``on_init`` and ``on_start``.
+- Order of a life: ``on_init`` declares the graph, the graph is checked, ``on_start`` starts the
+  app's own sources, ``on_close`` ends it. Each may be plain or ``async``.
+- The graph is declared in ``on_init``, or at the top of a module on an App that is used directly.
+- An app does not know its process: parameters, clock and the nursery of its background tasks are
+  given to it before ``on_init`` and ``on_start``.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class App:
     """Whether the streams lead to tasks instead of PEs."""
 
     def __new__(cls, *_arguments: Any, **_named: Any) -> Self:
-        """Whole as it is made: a subclass's own ``__init__`` need not call this class's, and may
+        """Make a complete object: a subclass's ``__init__`` need not call this class's, and may
         declare the graph before it does."""
         self = super().__new__(cls)
         self.name = cls.__name__
@@ -88,7 +88,7 @@ class App:
         """The app runs: start sources with :meth:`start_soon`."""
 
     def on_close(self) -> Any:
-        """The app stops: it has been drained, or has failed after its start began."""
+        """The app stops: it has drained, or has failed after its start began."""
 
     # -- the author calls --------------------------------------------------------------------
 
@@ -113,11 +113,11 @@ class App:
         types: Sequence[type] | type = (),
         broadcast: bool = False,
     ) -> Stream:
-        """A stream inside the app: what PEs put on it comes to ``pes``.
+        """A stream inside the app: events that PEs put on it come to ``pes``.
 
         ``key`` is an attribute's name, several names, a KeyFinder, or a function of the event. A
-        key of several parts is a tuple; a tuple or list of one part is that part.
-        ``types`` are its event types; left out, they are those that the PEs' handlers name.
+        key of several parts is a tuple; a tuple or list of one part is that part. ``types`` are its
+        event types; the default is those that the PEs' handlers name.
         """
         return self._add(Stream, name, pes, key, types, broadcast)
 
@@ -131,8 +131,8 @@ class App:
     ) -> InputStream:
         """A stream that brings events from outside to ``pes``; see :meth:`create_stream`.
 
-        Its events come over the sockets, or are read from the stream of this name of a ``system``
-        such as ``log``; the setting ``task.inputs`` wins over it.
+        Its events come over sockets, or are read from the stream of this name of a ``system`` such
+        as ``log``; the setting ``task.inputs`` overrides it.
         """
         stream = self._add(InputStream, name, pes, key, types, broadcast=False)
         stream.system = system
@@ -157,7 +157,7 @@ class App:
     # -- inside ------------------------------------------------------------------------------
 
     def freeze(self) -> None:
-        """The graph is complete: prototypes become what their instances share."""
+        """Complete the graph: prototypes become what their instances share."""
         self._frozen = True
         for prototype, element in self.prototypes.values():
             prototype.freeze(element)
@@ -173,7 +173,7 @@ class App:
     ) -> S:
         self._declaring()
         if not isinstance(name, str) or not _NAME.match(name):
-            raise GraphError(f"{name!r} is no stream name; use letters, digits and . _ -")
+            raise GraphError(f"{name!r} is not a stream name; use letters, digits and . _ -")
         if name in self.streams:
             raise GraphError(f"app {self.name!r} has a stream {name!r} already")
         for pe in pes:

@@ -32,7 +32,7 @@ def cycles(edges: Mapping[str, AbstractSet[str]]) -> list[list[str]]:
 def cycle_through(
     start: str, group: AbstractSet[str], edges: Mapping[str, AbstractSet[str]]
 ) -> list[str]:
-    """A shortest way from ``start`` back to it inside its group; it does not repeat ``start``."""
+    """A shortest path from ``start`` back to it inside its group, without repeating ``start``."""
     came_from: dict[str, str] = {}
     waiting = deque([start])
     while True:

@@ -1,14 +1,13 @@
 """An app's dataflow: which streams its PEs put on, and the feedback cycles in that.
 
 Rules
-- Found without running anything, from what handlers can reach: streams in the prototype's
-  attributes (also inside of lists, dicts, objects and closures), and streams that the code of the
-  handlers, and of the functions which that code names, reads from globals, closures or the app.
-- The walk is bounded, and an object that does not let itself be looked into is left alone.
-- An edge too many is possible (a stream held but never put on), an edge too few as well (a name
-  that is put together at run time). A caller that relies on edges adds those that it sees at run
-  time.
-- Everything is sorted where order could show, so that two runs say the same.
+- It is found without running anything, from what handlers can reach: streams in the prototype's
+  attributes (also inside lists, dicts, objects and closures), and streams that the code of the
+  handlers, and of the functions named there, reads from globals, closures or the app.
+- The walk is bounded, and objects that raise when inspected are skipped.
+- There may be an extra edge (a stream held but never put on) or a missing one (a name that is put
+  together at run time). A caller that relies on edges adds those that it sees at run time.
+- Everything is sorted where order could show, so that two runs give the same result.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def puts(app: App) -> dict[str, set[str]]:
 
 
 def edges(app: App) -> dict[str, set[str]]:
-    """For every stream of the app, the streams that the PEs behind it put on."""
+    """For every stream of the app, the streams that its PEs put on."""
     put = puts(app)
     return {
         name: set().union(*(put[target.name] for target in stream.targets))
@@ -55,7 +54,7 @@ def edges(app: App) -> dict[str, set[str]]:
 
 
 def levels(edges: Mapping[str, AbstractSet[str]], starts: Iterable[str]) -> dict[str, int]:
-    """How many streams lie between each stream and the nearest of ``starts``, which have 0.
+    """The distance of each stream from the nearest of ``starts``, which have 0.
 
     A stream that none of them leads to has 0, too.
     """
@@ -155,7 +154,7 @@ class _Reach:
             yield member
 
     def _is_own(self, function: FunctionType) -> bool:
-        """Whether the function is of the app's author, not of a library."""
+        """Return True if the function is of the app's author, not of a library."""
         if _top(function.__module__) in self._tops:
             return True
         file = function.__code__.co_filename

@@ -47,13 +47,13 @@ _NEVER_RUNS = "contains yield, so a call of it would run none of it; write it wi
 
 
 def _generators(hooks: Iterable[tuple[str, object]]) -> list[str]:
-    """The names of those hooks whose call only makes a generator: nobody would run it, and the
-    event would count as processed."""
+    """The names of the hooks that are generator functions: calling them runs nothing, and the event
+    would count as processed."""
     return [name for name, hook in hooks if is_generator(hook)]
 
 
 def is_generator(function: object) -> bool:
-    """Whether it is a function with a yield in it, plain or ``async``."""
+    """Return True for a function with a yield in it, plain or ``async``."""
     return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
 
@@ -66,7 +66,7 @@ def check_hooks(app: App) -> None:
 
 def check_task(app: str, task: object, hooks: Iterable[str]) -> None:
     """Raise one GraphError with every method of a task that would never run, and with containers
-    that all tasks of a process would share without the author's saying so."""
+    that all tasks of a process would share unless the author says so."""
     names = _generators((name, getattr(task, name, None)) for name in hooks)
     send = "collector.send(stream, event)"
     what = type(task).__name__
@@ -81,7 +81,7 @@ def check_task(app: str, task: object, hooks: Iterable[str]) -> None:
 
 
 def uncalled(app: App) -> Iterable[tuple[str, str, str]]:
-    """PE, handler, and the call on the prototype without which nobody ever calls that handler.
+    """PE, handler, and the missing call on the prototype without which the handler never runs.
 
     A timer that was set to 0 is off on purpose.
     """
@@ -118,11 +118,11 @@ def check_kept(app: App) -> None:
 
 
 def refuse_stores(app: App) -> None:
-    """Raise the GraphError of an app that declares stores and reads nothing again."""
+    """Raise the GraphError of an app that declares stores and has no replayable input."""
     names = ", ".join(map(repr, app.stores))
     raise GraphError(
-        f"app {app.name!r} has the stores {names} and no input that can be read again, nor a "
-        f"durable stream: what a crash takes could not be made good; read from a log, leave "
+        f"app {app.name!r} has the stores {names} but no replayable input or "
+        f"durable stream, so a crash would lose their contents; read from a log, leave "
         f"s4.stream.<stream>.grade = durable, or keep the state in attributes"
     )
 
@@ -216,7 +216,7 @@ class TriggerState:
         return self._fire[event.__class__](instance, event) if fires else None
 
     def fired(self, key: Any, unix: float) -> list[tuple[float, float] | None]:
-        """For each rule the events since it fired, and when it did; None where it has not begun.
+        """For each rule the events since it fired, and when it did; None if it has not begun.
 
         Times are Unix times, and ``unix`` is now: a process's own clock means nothing to the next.
         """
@@ -225,7 +225,7 @@ class TriggerState:
         return [None if state is None else (state[0], zero + state[1]) for state in found]
 
     def resume(self, key: Any, fired: Sequence[tuple[float, float] | None], unix: float) -> None:
-        """Go on with what was kept; from the beginning if there are other rules now."""
+        """Continue from saved counts; from the beginning if there are other rules now."""
         if len(fired) != len(self._rules):
             return
         now = self._clock()
@@ -236,7 +236,6 @@ class TriggerState:
                 self._state[key, index] = [events, now - max(0.0, unix - at)]
 
     def forget(self, key: Any) -> None:
-        """The key's instance is gone."""
         for index in range(len(self._rules)):
             self._state.pop((key, index), None)
 
@@ -255,15 +254,15 @@ class Plan:
 
 
 class Saver(Protocol):
-    """What saves the instances of a prototype that have changed."""
+    """Saves the instances of a prototype that have changed."""
 
     @property
     def mark(self) -> object:
-        """What touched instances bear; it changes between two runs only."""
+        """The mark on touched instances; it changes between two runs only."""
         ...
 
     def touch_one(self, instance: Any, /) -> None:
-        """An instance that does not bear the mark is about to change."""
+        """An unmarked instance is about to change."""
         ...
 
 
@@ -390,7 +389,7 @@ def _below_plan(error: BaseException) -> list[FrameType]:
 
 
 def is_key_failure(error: BaseException) -> bool:
-    """Whether what a plan raised came from finding the key, not from a handler."""
+    """Return True if finding the key raised, not a handler."""
     frames = _below_plan(error)
     if not frames:  # raised in the loop itself: no such attribute, or a key that cannot be hashed
         return True
@@ -405,7 +404,7 @@ def is_key_failure(error: BaseException) -> bool:
 
 
 def _finding_key(error: BaseException) -> bool:
-    """Whether the dispatch loop stood at the line that finds the key."""
+    """Return True if the dispatch loop stood at the line that finds the key."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != _PLAN_FILE:
         trace = trace.tb_next
@@ -415,7 +414,7 @@ def _finding_key(error: BaseException) -> bool:
 
 
 def blame(error: BaseException) -> ProcessingElement | None:
-    """The PE instance whose handler raised, if it can be told."""
+    """The PE instance whose handler raised, if known."""
     for frame in _below_plan(error) or _frames(error):
         names = frame.f_code.co_varnames
         candidate = frame.f_locals.get(names[0]) if names else None

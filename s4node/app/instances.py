@@ -28,7 +28,7 @@ _BEYOND = 64  # instances, or an eighth of the size, before the size is held bes
 
 
 class Keeper(Protocol):
-    """Where instances are kept, if anywhere."""
+    """Where instances are saved, if anywhere."""
 
     def touch(self, keys: Iterable[Key | None]) -> None:
         """Those of these that are in memory are about to change."""
@@ -102,7 +102,7 @@ class Instances(dict[Any, PE]):
         return self[key]  # counts as its first use
 
     def singleton(self) -> PE:
-        """The one instance, made on the first call; its ``on_create`` is the caller's business."""
+        """The one instance, made on the first call; the caller awaits its ``on_create``."""
         if None not in self:
             self[None] = self.prototype.make(None, self)
         return self[None]
@@ -132,7 +132,7 @@ class Instances(dict[Any, PE]):
         """Apply the bounds; an unbounded map has none."""
 
     def shrink(self, in_use: Collection[Any]) -> None:
-        """Apply the bound of the size while instances are in use, to others than those."""
+        """Apply the bound of the size to instances that are not in use."""
 
     @property
     def next_expiry(self) -> float | None:
@@ -141,7 +141,7 @@ class Instances(dict[Any, PE]):
 
 
 class BoundedInstances(Instances):
-    """A map that keeps the instances used last: at most so many, none idle for so long."""
+    """A map that keeps the instances used last, bounded by number and idle time."""
 
     __slots__ = ("_clock", "_used")
 
@@ -186,12 +186,12 @@ class BoundedInstances(Instances):
                 self._evict(self.keeper, instance)
 
     def crowded(self, in_use: int) -> bool:
-        """Whether to ``shrink`` while so many are in use."""
+        """Return True if ``shrink`` is due with so many in use."""
         size = self.prototype.cache_size
         return 0 < size < len(self) - in_use - max(_BEYOND, size // 8)
 
     def _evict(self, keeper: Keeper, instance: PE) -> None:
-        """Let go of an instance that is kept elsewhere."""
+        """Evict an instance that is saved elsewhere."""
         keeper.evict(instance.key)
         del self[instance.key]
         self._used.pop(instance.key, None)

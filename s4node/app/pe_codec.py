@@ -1,14 +1,14 @@
-"""The state of PE instances as bytes, and how it outlives changes of the class. Pure.
+"""The state of PE instances as bytes, and how it survives changes of the class. Pure.
 
 Rules
-- What is saved is what the class declares: its annotated attributes with defaults, in their order.
-- A saved instance says under which version of the class it was saved. Versions are numbered as
-  they come, and kept with the state.
-- An attribute that is new gets its default. One that is gone, or has another type, is refused by
-  name, unless the class has ``migrate``, which is given what was saved and returns what it is now.
-- Python does not hold values to their annotations, so nor does this where the bytes say by
-  themselves what the value was: None, numbers and truth values come back whatever is declared.
-  Anything else that is not what is declared is refused by name.
+- The state is what the class declares: its annotated attributes with defaults, in order.
+- A saved instance names the version of the class. Versions are numbered as they come, and saved
+  with the state.
+- A new attribute gets its default. One that is gone, or has another type, is refused by name,
+  unless the class has ``migrate``, which gets the saved attributes and returns the new ones.
+- Python does not check values against annotations, so values whose bytes say what they are (None,
+  numbers and truth values) come back whatever is declared. Any other value of the wrong type is
+  refused by name.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _scalar = msgspec.msgpack.Decoder(int | float | bool | None).decode
 class ElementCodec:
     """Saves and restores instances of one PE class.
 
-    ``versions`` are those under which there is state, the oldest first; the class's own is added
-    if it is new. Raises GraphError where the class has state that cannot be saved, StateError
-    where what was saved does not fit it any more.
+    ``versions`` are those of existing state, the oldest first; the class's own is added if it is
+    new. Raises GraphError if the class has state that cannot be saved, StateError if saved state
+    does not fit it.
     """
 
     def __init__(self, cls: type[ProcessingElement], versions: Sequence[Fields] = ()) -> None:
@@ -89,7 +89,7 @@ class ElementCodec:
             raise NotSaveable(self._name, instance.key, self._worst(instance), error) from error
 
     def _worst(self, instance: ProcessingElement) -> str:
-        """The attribute that cannot be encoded; all of them where that is so together only."""
+        """The attribute that cannot be encoded; all of them if only their combination cannot."""
         for name in self._types:
             try:
                 _encode(getattr(instance, name))
@@ -98,7 +98,7 @@ class ElementCodec:
         return ", ".join(self._types)
 
     def encode_all(self, instances: list[Any]) -> list[bytes]:
-        """The states of several instances; raises NotSaveable as ``encode`` does."""
+        """The states of several instances; raises NotSaveable."""
         try:
             return self._encode_all(instances)  # type: ignore[no-any-return]
         except (TypeError, ValueError, OverflowError, RecursionError):
@@ -134,7 +134,7 @@ class ElementCodec:
     def _migrated(
         self, key: Any, migrate: Callable[[dict[str, Any]], Any], saved: dict[str, Any]
     ) -> dict[str, Any]:
-        """What the class makes of what was saved by an earlier version of it."""
+        """The result of the class's ``migrate`` for an earlier version."""
         try:
             migrated = migrate(saved)
         except BaseException as error:
@@ -161,7 +161,6 @@ class ElementCodec:
         )
 
     def _value(self, key: Any, name: str, raw: Any) -> Any:
-        """A value that was saved."""
         try:
             return self._decoders[name](raw)
         except msgspec.MsgspecError as error:
@@ -218,8 +217,8 @@ def _resolved(cls: type, name: str, kind: Any, known: dict[str, Any]) -> Any:
 
 
 def check_defaults(cls: type[ProcessingElement], defaults: Mapping[str, Any]) -> None:
-    """Refuse what would come back as another type, and so only fail after a restart; ``defaults``
-    are those of the class, or of its prototype."""
+    """Refuse a default that would come back as another type, and so fail only after a restart;
+    ``defaults`` are those of the class, or of its prototype."""
     for name, default in defaults.items():
         for plain in (dict, list, set):
             if isinstance(default, plain) and type(default) is not plain:

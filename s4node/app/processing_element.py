@@ -67,7 +67,8 @@ class ElementType(ABCMeta):
 
 
 def _is_default(value: Any) -> bool:
-    """Whether a subclass gives a state attribute a new default, not a method of that name."""
+    """Return True if a subclass gives a state attribute a new default, not a method of that
+    name."""
     return not isinstance(value, (property, staticmethod, classmethod, FunctionType))
 
 
@@ -109,7 +110,7 @@ class AppFacts(Protocol):
 
 
 class PrototypeOptions(Target, Protocol):
-    """A prototype as its PE knows it."""
+    """The options of a prototype that its PE sets."""
 
     app: AppFacts
 
@@ -120,13 +121,11 @@ class PrototypeOptions(Target, Protocol):
 
 
 class Home(Protocol):
-    """The map that an instance lives in."""
+    """The map that an instance belongs to."""
 
     partition: int
 
-    def get(self, key: Any, /) -> ProcessingElement | None:
-        """The key's instance, if it is there."""
-        ...
+    def get(self, key: Any, /) -> ProcessingElement | None: ...
 
     def remove(self, instance: ProcessingElement) -> None:
         """Drop the instance and call its ``on_remove``; no effect if it is gone already."""
@@ -193,15 +192,16 @@ class ProcessingElement(metaclass=ElementType):
         self._prototype.set_timer_interval(seconds)
 
     def set_singleton(self, singleton: bool = True) -> None:
-        """Have one instance in each partition, made at the start, for every event."""
+        """Make one instance in each partition, at the start, for every event."""
         self._prototype.set_singleton(singleton)
 
     def set_pe_cache(self, max_size: int = 0, idle_seconds: float = 0) -> None:
-        """Keep at most ``max_size`` instances in a partition, and none unused for so long.
+        """Keep at most ``max_size`` instances in a partition, and none unused for longer.
 
-        Give one of them or both; a bound of 0 is left out. They are applied between batches. What
-        goes is removed, and its ``on_remove`` called. Where state is kept, the least recently used
-        beyond ``max_size`` only leave memory, and what is not in memory is never idle.
+        Give one of them or both; a bound of 0 is left out. They are applied between batches.
+        Instances beyond them are removed, and their ``on_remove`` is called. Where state is kept,
+        the least recently used beyond ``max_size`` only leave memory, and an instance that is not
+        in memory is never idle.
         """
         self._prototype.set_cache(max_size, idle_seconds)
 

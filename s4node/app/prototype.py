@@ -49,7 +49,7 @@ class Trigger:
 
 
 class HandlerTable(dict[type, Handler]):
-    """From an event's class to the handler that fits best; fills itself as classes appear."""
+    """From an event's class to the most specific handler; fills itself as classes appear."""
 
     def __init__(self, name: str, handlers: dict[type, Handler]) -> None:
         super().__init__()
@@ -78,7 +78,6 @@ class HandlerTable(dict[type, Handler]):
 
     @property
     def any_async(self) -> bool:
-        """Whether some handler is ``async``."""
         return any(map(inspect.iscoroutinefunction, self.declared.values()))
 
 
@@ -144,7 +143,7 @@ class Prototype:
 
     @property
     def is_async(self) -> bool:
-        """Whether anything that runs for an event is ``async``."""
+        """Return True if anything that runs for an event is ``async``."""
         return (
             self.on_event.any_async
             or self.on_trigger.any_async
@@ -153,7 +152,7 @@ class Prototype:
         )
 
     def hooks(self) -> list[tuple[str, Handler | Callable[[Any], Any] | None]]:
-        """The names and methods of all that is called for an event, at a time or for a life."""
+        """The names and methods that are called for events, timers, creation and removal."""
         handlers = [*self.on_event.declared.values(), *self.on_trigger.declared.values()]
         return [
             *((handler.__name__, handler) for handler in dict.fromkeys(handlers)),
@@ -171,7 +170,6 @@ class Prototype:
         )
 
     def set_trigger(self, event_type: type, events: int, seconds: float) -> None:
-        """See ProcessingElement.set_trigger."""
         self._check_not_started()
         if not isinstance(event_type, type):
             raise GraphError(f"{self.name}: a trigger is for an event type, not {event_type!r}")
@@ -184,7 +182,6 @@ class Prototype:
         self.triggers.append(Trigger(event_type, events, seconds))
 
     def set_timer_interval(self, seconds: float) -> None:
-        """See ProcessingElement.set_timer_interval."""
         self._check_not_started()
         self._check_number("set_timer_interval", "seconds", seconds)
         if self.on_time is None:
@@ -192,14 +189,12 @@ class Prototype:
         self.timer_interval = seconds
 
     def set_singleton(self, singleton: bool) -> None:
-        """See ProcessingElement.set_singleton."""
         self._check_not_started()
         if not isinstance(singleton, bool):
             raise GraphError(f"{self.name}: set_singleton takes True or False, not {singleton!r}")
         self.singleton = singleton
 
     def set_cache(self, max_size: int, idle_seconds: float) -> None:
-        """See ProcessingElement.set_pe_cache."""
         self._check_not_started()
         self._check_number("set_pe_cache", "max_size", max_size, whole=True)
         self._check_number("set_pe_cache", "idle_seconds", idle_seconds)
@@ -208,7 +203,7 @@ class Prototype:
         self.cache_size, self.cache_idle = max_size, idle_seconds
 
     def freeze(self, element: ProcessingElement) -> None:
-        """The app starts: what was set on the prototype holds for all its instances."""
+        """The app starts: values set on the prototype hold for all its instances."""
         for name, value in vars(element).items():
             # a function set as a value is not a method
             setattr(self.cls, name, staticmethod(value) if inspect.isfunction(value) else value)
@@ -255,7 +250,7 @@ def _is_fixed(value: Any) -> bool:
 
 
 def can_change(value: Any) -> bool:
-    """Return True for a container that can be changed. As in a dataclass, what cannot be hashed is
+    """Return True for a mutable container. As in a dataclass, an object that cannot be hashed is
     taken to be one."""
     if isinstance(value, tuple):
         return any(map(can_change, value))
@@ -263,8 +258,8 @@ def can_change(value: Any) -> bool:
 
 
 def shared_containers(cls: type) -> dict[str, tuple[type, Any]]:
-    """The containers in a class that all of its objects share without the author's saying so: by
-    name, the class that has it, and the container."""
+    """The containers that all objects of a class share without a ClassVar: by name, the class that
+    has it, and the container."""
     meant = {*class_variables(cls), *getattr(cls, "_state", ()), "_state"}
     found = {n: (base, value) for base in reversed(cls.__mro__) for n, value in vars(base).items()}
     return {
@@ -275,7 +270,7 @@ def shared_containers(cls: type) -> dict[str, tuple[type, Any]]:
 
 
 def _check_shared(cls: type) -> None:
-    """Refuse containers in the class that all keys would share without the author's saying so."""
+    """Refuse containers in the class that all keys would share without a ClassVar."""
     for name, (base, value) in shared_containers(cls).items():
         raise _shared(cls, name, value, "" if base is cls else f" of its base {base.__name__}")
 
@@ -306,7 +301,7 @@ def _not_started(_key: Any, _home: Any) -> ProcessingElement:
 
 
 def _handlers(cls: type, word: str) -> dict[type, Handler]:
-    """Handlers by event type; of two for one type in one class hierarchy the subclass's wins."""
+    """Handlers by event type; of two for one type in a class hierarchy the subclass's wins."""
     found: dict[type, Handler] = {}
     owner: dict[type, str] = {}
     names = [n for n in dir(cls) if n == word or n.startswith(f"{word}_")]
@@ -327,7 +322,7 @@ def _handlers(cls: type, word: str) -> dict[type, Handler]:
 
 
 def _event_types_of(cls: type, function: Callable[..., Any]) -> tuple[type, ...]:
-    """What a handler's first parameter is annotated with; ``object`` if with nothing."""
+    """The annotation of a handler's first parameter; ``object`` without one."""
     place = f"{cls.__name__}.{function.__name__}"
     parameters = list(inspect.signature(function).parameters.values())
     if len(parameters) != 2:
@@ -360,7 +355,7 @@ def _is_event_type(kind: object) -> TypeGuard[type]:
 
 
 def _instead(kind: object) -> str:
-    """What to write for an event type with parameters, of which its events know nothing."""
+    """What to write for an event type with parameters, which its events do not have."""
     origin = typing.get_origin(kind)
     if not _is_event_type(origin):
         return ""

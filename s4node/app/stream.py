@@ -1,12 +1,12 @@
-"""Streams: what PEs put events on, and what brings events to PEs.
+"""Streams: where PEs put events, and what brings events to PEs.
 
 Rules
-- ``put`` is for handlers: it checks the event's type and appends; nothing waits. The task hands
-  on what was put at the end of the batch.
+- ``put`` is for handlers: it checks the event's type and appends; nothing waits. The task delivers
+  the events at the end of the batch.
 - ``send`` is for sources (adapters, background tasks): it waits while the stream is full.
-- A stream declares its event types, or takes those that its PEs' handlers name; where neither
-  says anything it carries GenericEvents. An output stream without types learns them as they come.
-- A stream knows no task, socket or process: who carries events away is injected.
+- A stream declares its event types, or has those that its PEs' handlers name, or else GenericEvent.
+  An output stream without types learns them from its events.
+- A stream knows no task, socket or process: its carrier is injected.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ emitted: ContextVar[list[list[Any]]] = ContextVar("emitted")
 
 
 def begin_put(put: list[list[Any]]) -> Token[list[list[Any]]]:
-    """What runs from now on puts on these lists, by the stream's index, up to ``end_put``."""
+    """Collect what runs from now on puts, in lists by the stream's index, until ``end_put``."""
     return emitted.set(put.copy())
 
 
 def end_put(token: Token[list[list[Any]]]) -> None:
-    """It has ended: what it has left running cannot put any more, for nobody would notice."""
+    """Stop collecting: a later ``put`` of anything left running raises."""
     emitted.get().clear()
     emitted.reset(token)
 
 
 class Carrier(Protocol):
-    """Takes events that come from outside of any handler."""
+    """Takes events that come from outside any handler."""
 
     async def send(self, events: Sequence[Any]) -> int:
         """Take the events as soon as there is room; returns how many were dropped."""
@@ -48,7 +48,7 @@ class Carrier(Protocol):
 
     @property
     def pressure(self) -> float:
-        """How full the way out is: 0 is empty, 1 and more means that senders wait."""
+        """How full the way out is: 0 is empty, 1 or more means that senders wait."""
         ...
 
 
@@ -60,12 +60,10 @@ class Target(Protocol):
 
     @property
     def is_async(self) -> bool:
-        """Whether anything that runs for an event is ``async``."""
+        """Return True if anything that runs for an event is ``async``."""
         ...
 
-    def event_types(self) -> tuple[type, ...]:
-        """The concrete event types that the handlers name."""
-        ...
+    def event_types(self) -> tuple[type, ...]: ...
 
 
 class Stream:
@@ -103,29 +101,28 @@ class Stream:
         return (GenericEvent,)
 
     def __deepcopy__(self, _memo: object) -> Self:
-        """Itself: an instance's copy of a default that holds a stream puts on the same one."""
+        """Itself: a copied default that holds a stream puts on the same stream."""
         return self
 
     @property
     def types(self) -> tuple[EventType, ...]:
-        """The event types that the stream carries."""
         return tuple(self._types.values())
 
     def set_parallelism(self, handlers: int) -> None:
-        """Let up to so many handlers of this stream run at a time in each partition.
+        """Let up to ``handlers`` handlers of this stream run at a time in each partition.
 
         The events of a key stay in order. ``async`` handlers overlap on the event loop, plain ones
-        run in threads, which helps handlers that wait and not those that compute. It takes a key,
-        and PEs that are no singletons. The setting ``s4.stream.parallelism`` wins over it.
+        run in threads, which helps handlers that wait and not those that compute. The stream needs
+        a key, and PEs that are not singletons. The setting ``s4.stream.parallelism`` wins over it.
         """
         if type(handlers) is not int or handlers < 1:
             raise GraphError(
-                f"stream {self.name!r}: a parallelism of {handlers!r} is no whole number from 1 on"
+                f"stream {self.name!r}: parallelism {handlers!r} is not a whole number from 1 on"
             )
         self.parallelism = handlers
 
     def put(self, event: Any) -> None:
-        """Send an event from a handler; it leaves when the batch at hand is done.
+        """Send an event from a handler; it leaves when the current batch is done.
 
         Raises EventError for a type that the stream does not carry.
         """
@@ -136,7 +133,7 @@ class Stream:
         except LookupError:
             raise S4Error(
                 f"put() on stream {self.name!r} outside of a handler, or after its end; await in "
-                f"the handler what puts, or use 'await stream.send()'"
+                f"the handler whatever puts, or use 'await stream.send()'"
             ) from None
 
     def put_into(self, put: list[list[Any]], event: Any) -> None:
@@ -148,9 +145,9 @@ class Stream:
     async def send(self, event: Any) -> int:
         """Send an event from a source, waiting while the stream is full.
 
-        Returns how many events were dropped, for at least one consumer: 0, or 1 where the stage by
-        which it leaves sheds and is full. Raises EventError for a type that the stream does not
-        carry, S4Error before the app has started. So do send_many and send_nowait.
+        Returns how many events at least one consumer will not get: 0, or 1 if the stage by which it
+        leaves sheds and is full. Raises EventError for a type that the stream does not carry,
+        S4Error before the app has started. So do send_many and send_nowait.
         """
         return await self.send_many((event,))
 
@@ -214,7 +211,7 @@ class InputStream(Stream):
 
     @property
     def is_live(self) -> bool:
-        """Whether producers send its events."""
+        """Return True if producers send its events."""
         return self.system == LIVE
 
 

@@ -1,10 +1,10 @@
-"""Tasks in the manner of Apache Samza: one object for each partition, given one event at a time.
+"""Samza-style tasks: one object for each partition, given one event at a time.
 
 Rules
 - A task is any object that has ``process``, plain or ``async``, or ``process_async`` with a
-  callback. What else it has of the protocols below is called too. Nothing needs to be inherited.
+  callback. Methods of the protocols below are called if it has them; no base class is needed.
 - ``init`` comes first and ``close`` last. ``process``, ``window`` and a commit of the same task
-  never overlap, but for events that are outstanding together by ``task.max.concurrency``.
+  never overlap, except for events in flight together by ``task.max.concurrency``.
 - A task may wrap another: it has the methods itself and calls those of the other.
 
 See apps/repartition for a whole job.
@@ -28,8 +28,8 @@ class Envelope(msgspec.Struct, gc=False):
     """One event as a task gets it.
 
     ``offset`` is its number in the partition; for a live stream it is the producer's number.
-    ``key`` is what the stream's key finds in the event, None where the stream has none.
-    ``created_ms`` is when it was appended or sent (Unix time), 0 where nobody said so.
+    ``key`` is the event's key, None if the stream has none. ``created_ms`` is when it was appended
+    or sent (Unix time), 0 if unknown.
     """
 
     system: str
@@ -42,22 +42,22 @@ class Envelope(msgspec.Struct, gc=False):
 
 
 class Collector(Protocol):
-    """Takes what a task emits."""
+    """Takes the events that a task emits."""
 
     def send(self, stream: str, event: Any) -> None:
-        """Put an event on one of the app's streams; it leaves when the slice at hand is done."""
+        """Put an event on one of the app's streams; it leaves when the current slice is done."""
         ...
 
 
 class Coordinator(Protocol):
-    """Takes what a task asks of its container.
+    """Takes the requests of a task to its container.
 
-    A request takes effect when the event at which it was made is done and all before it are: the
+    A request takes effect when the event at which it was made, and all before it, are done: the
     commit covers exactly that event.
     """
 
     def commit(self, *, all_tasks: bool = False) -> None:
-        """Have this task's progress saved, or that of all tasks of the container."""
+        """Save this task's progress, or that of all tasks of the container."""
         ...
 
     def shutdown(self, *, all_tasks: bool = False) -> None:
@@ -74,8 +74,8 @@ class Callback(Protocol):
         ...
 
     def failure(self, error: BaseException) -> None:
-        """The event cannot be processed. The container stops, unless the stream's ``onError``
-        leaves such events out, or ``task.ignored.exceptions`` names the exception."""
+        """The event cannot be processed. The container stops, unless the stream's ``onError`` skips
+        such events, or ``task.ignored.exceptions`` names the exception."""
         ...
 
 
@@ -90,7 +90,7 @@ class StreamTask(Protocol):
 
 @runtime_checkable
 class AsyncStreamTask(Protocol):
-    """Begins each event and says later that it is done."""
+    """Begins each event and reports later that it is done."""
 
     def process_async(
         self,
@@ -104,7 +104,7 @@ class AsyncStreamTask(Protocol):
 
 
 class TaskContext(Protocol):
-    """A task's place, and what it may have of its container.
+    """A task's place, and the services of its container.
 
     ``partition`` is its number among the app's tasks. ``metrics`` are the task's own: their
     ``counter(name)``, ``gauge(name)`` and ``timer(name)`` are reported with the container's.
@@ -116,25 +116,25 @@ class TaskContext(Protocol):
     metrics: MetricsRegistry
 
     def store(self, name: str) -> Any:
-        """A key-value store of the task; raises KeyError where there is none of this name."""
+        """A key-value store of the task; raises KeyError if there is none of this name."""
         ...
 
     def schedule(self, seconds: float, callback: Callable[..., Any]) -> None:
-        """Call ``callback(collector, coordinator)`` once, in so many seconds of processing time,
-        while no event of the task is outstanding. It may be ``async``. A restart forgets it."""
+        """Call ``callback(collector, coordinator)`` once, after ``seconds`` of processing time,
+        while no event of the task is in flight. It may be ``async``. A restart forgets it."""
         ...
 
     def set_starting_offset(self, ssp: tuple[str, str, int], offset: Any) -> None:
         """Begin to read an input at an offset, or another Startpoint, when the app starts, whatever
-        was saved; in ``init`` only. Who takes the task over while the app runs ignores it.
-        ``ssp`` (system, stream, partition) is one of ``system_stream_partitions``, ``offset`` an
-        int or a Startpoint; what cannot be is told when ``init`` has ended."""
+        was saved; in ``init`` only. A container that takes the task over while the app runs ignores
+        it. ``ssp`` (system, stream, partition) is one of ``system_stream_partitions``, ``offset``
+        an int or a Startpoint; an impossible one is an error after ``init``."""
         ...
 
 
 @runtime_checkable
 class InitableTask(Protocol):
-    """Wants to be told its place before its first event."""
+    """Is called before its first event."""
 
     def init(self, config: Mapping[str, str], context: TaskContext) -> Any:
         """Called once; may be ``async``. ``config`` holds the app's ``s4.app.*`` parameters."""
@@ -143,16 +143,16 @@ class InitableTask(Protocol):
 
 @runtime_checkable
 class WindowableTask(Protocol):
-    """Wants to be called every ``task.window.ms``."""
+    """Is called every ``task.window.ms``."""
 
     def window(self, collector: Collector, coordinator: Coordinator) -> Any:
-        """Called while no event of the task is outstanding; may be ``async``."""
+        """Called while no event of the task is in flight; may be ``async``."""
         ...
 
 
 @runtime_checkable
 class ClosableTask(Protocol):
-    """Wants to be told of its end."""
+    """Is called at its end."""
 
     def close(self) -> Any:
         """Called once, after the last commit; may be ``async``."""
@@ -161,7 +161,7 @@ class ClosableTask(Protocol):
 
 @runtime_checkable
 class EndOfStreamListenerTask(Protocol):
-    """Wants to be told that all its inputs have ended."""
+    """Is called when all its inputs have ended."""
 
     def on_end_of_stream(self, collector: Collector, coordinator: Coordinator) -> Any:
         """Called once; may be ``async``."""

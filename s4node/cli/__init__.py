@@ -1,12 +1,12 @@
-"""The ``s4`` command: a file a command.
+"""The ``s4`` command: one file for each command.
 
-``main`` has the list of commands. The file of a command, or of several of one subject, has their
-arguments and their work; ``arguments`` has what several take, ``job`` and ``running_apps`` what
-several look up.
+``main`` lists the commands. A command's file, or that of several commands on one subject, has their
+arguments and their work; ``arguments`` has options that several share, ``job`` and ``running_apps``
+find the job or app that a command means.
 
-It may touch every room below it, and the world: standard streams, files, sockets and signals.
-Only the file of the command that is asked for is imported, so ``s4 --help`` is quick.
+It may touch every room below it, and the world: standard streams, files, sockets and signals. Only
+the file of the requested command is imported, so ``s4 --help`` is quick.
 
-Begin with ``main``: it says what holds for all commands, such as their exit status. ``send`` is a
+Begin with ``main``: it has the rules for all commands, such as their exit status. ``send`` is a
 short example of one.
 """

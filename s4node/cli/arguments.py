@@ -1,8 +1,8 @@
-"""What the commands of ``s4`` are made of: parsers, options of several, kinds of arguments.
+"""The parts of ``s4`` commands: parsers, shared options, kinds of arguments.
 
 Rules
-- What a command gets is the value itself: a number, a startpoint. Nothing reads a text again.
-- A number is written in the digits 0 to 9, and is one that a frame and a database hold.
+- A command gets values, such as a number or a startpoint, and parses no text again.
+- A number is written in the digits 0 to 9, and fits into a frame and a database.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def command(
     summary: str,
     example: str,
 ) -> argparse.ArgumentParser:
-    """A command of this name, whose help says what it does, with an example. ``function`` does the
-    work; it gets each argument by name, and the settings as ``config``."""
+    """Return a new command, whose help has its summary and an example. ``function`` does the work;
+    it gets each argument by name, and the settings as ``config``."""
     parser = commands.add_parser(
         name,
         help=summary,
@@ -50,7 +50,7 @@ def command(
 def group(
     parser: argparse.ArgumentParser,
 ) -> argparse._SubParsersAction[argparse.ArgumentParser]:
-    """Make a command one of further ones, which are added to what is returned."""
+    """Make a command a group, and return what its commands are added to."""
 
     def tell() -> int:
         parser.print_help()
@@ -70,8 +70,8 @@ def setting_options(
     setting: str = "one setting",
     names: tuple[str, str] = ("files", "settings"),
 ) -> None:
-    """Property files and single settings, which are called so in the help. The command gets what
-    they say as ``config``; by other ``names``, it gets them as they are."""
+    """Add property files and single settings, called so in the help. The command gets the resulting
+    ``config``; under other ``names``, it gets them as they are."""
     add = partial(parser.add_argument, action="append", default=[])
     several = f"{file}; may come several times, later ones win"
     add("--config", dest=names[0], metavar="FILE", help=several)
@@ -79,28 +79,25 @@ def setting_options(
 
 
 def cluster_option(parser: argparse.ArgumentParser, default: str = "default") -> None:
-    """Which cluster it is about."""
     parser.add_argument("--cluster", dest=CLUSTER, metavar="CLUSTER", help=f"(default: {default})")
 
 
 def folder_option(
     parser: argparse.ArgumentParser, default: str = "~/.s4node", dest: str = FOLDER
 ) -> None:
-    """Where that cluster's coordination is."""
     where = f"where the nodes find each other (default: {default})"
     parser.add_argument("--folder", dest=dest, type=text, metavar="FOLDER", help=where)
 
 
 def json_option(parser: argparse.ArgumentParser, what: str = "print JSON") -> None:
-    """To print for programs."""
     parser.add_argument("--json", dest="as_json", action="store_true", help=what)
 
 
 def to_option(
     parser: argparse.ArgumentParser, what: str, default: str, *, several: bool = True
 ) -> None:
-    """The address of a node, which is ``what``; without one, ``default`` is meant. With ``several``
-    it is a list."""
+    """Add ``--to``, the address of the node that ``what`` describes; ``default`` describes the
+    default. With ``several`` it is a list."""
     more = "; may come several times, and any of the nodes may be down" if several else ""
     where = f"{what}{more} (default: {default}; else {DEFAULT_ADDRESS})"
     action = "append" if several else "store"
@@ -108,7 +105,7 @@ def to_option(
 
 
 def timeout_option(parser: argparse.ArgumentParser, what: str, default: float = 10.0) -> None:
-    """How long to wait at most, for ``what``."""
+    """Add ``--timeout``, the longest wait for ``what``."""
     said = f"for {what} (default %(default)g)"
     parser.add_argument("--timeout", type=seconds, default=default, metavar="SECONDS", help=said)
 
@@ -117,7 +114,7 @@ def timeout_option(parser: argparse.ArgumentParser, what: str, default: float = 
 
 
 def seconds(text: str) -> float:
-    """More than 0 seconds."""
+    """A number of seconds above 0."""
     try:
         value = float(text)
     except ValueError:
@@ -152,13 +149,13 @@ def start(text: str) -> Startpoint | Literal["newest"]:
         case "newest":
             return "newest"
     raise argparse.ArgumentTypeError(
-        f"{text!r} is no start; write oldest, newest, upcoming, an offset, or ms:MILLISECONDS "
+        f"{text!r} is not a start; write oldest, newest, upcoming, an offset, or ms:MILLISECONDS "
         f"since 1970"
     )
 
 
 def millis(text: str) -> int:
-    """Unix time in milliseconds: as it is, or ISO 8601; without a zone, this machine's."""
+    """Unix time in milliseconds, or ISO 8601; without a zone, local time."""
     if _is_number(text):
         return whole(text)
     try:
@@ -167,7 +164,7 @@ def millis(text: str) -> int:
         value = -1
     if value < 0:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no time; write it as 2026-01-31T08:00:00Z, or in milliseconds since 1970"
+            f"{text!r} is not a time; write 2026-01-31T08:00:00Z, or milliseconds since 1970"
         )
     return value
 

@@ -1,14 +1,14 @@
-"""``s4 checkpoint``: how far the tasks of an app have come, whether it runs or not.
+"""``s4 checkpoint``: the progress of an app's tasks, whether it runs or not.
 
 Rules
-- What is exported can be imported as it is, while no container of the job runs. All of a file is
-  looked at before anything is written.
-- Numbers of producers are shown and not carried: an import leaves those of the tasks as they are.
-- What is imported must fit the job: offsets of a job with other tasks, keys or inputs are refused,
-  and one of a partition that another task reads. From an app of another name it is told.
-- It goes where the job's state goes: where that is shipped, the command needs its URL. So does who
-  looks, or is told that this folder may be behind.
-- What cannot be read is told behind the rest where it is shown; nothing of it is carried elsewhere.
+- An export can be imported while no container of the job runs. The whole file is checked before
+  anything is written.
+- Producers' numbers are shown but not exported: an import leaves those of the tasks unchanged.
+- An import must fit the job: offsets of a job with other tasks, keys or inputs are refused, and so
+  is a partition that another task reads. An app of another name is accepted with a message.
+- If the job's state is shipped, an import needs its URL. ``show`` and ``list`` without the URL say
+  that this folder may be older.
+- Damaged tasks are reported after the others; an export leaves nothing out.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ _FORMAT = 1
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of ``s4 checkpoint``."""
     actions = group(parser)
     listed = command(
         actions,
@@ -64,7 +63,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         actions,
         "show",
         show,
-        "show what each task goes on with: offsets, and numbers of producers",
+        "show where each task resumes: offsets, and numbers of producers",
         "s4 checkpoint show clicks --task 'Partition 0'",
     )
     app_argument(shown)
@@ -81,7 +80,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         actions,
         "import",
         import_,
-        "have tasks go on where a file says; the app must not run",
+        "make tasks resume where a file says; the app must not run",
         "s4 checkpoint import clicks checkpoints.json",
     )
     app_argument(imported)
@@ -121,8 +120,7 @@ def list_(target: str, config: Config, *, as_json: bool) -> int:
 
 
 def show(target: str, config: Config, *, task: str, as_json: bool) -> int:
-    """Print what each task goes on with, the offset of each partition and the number of each
-    producer of a durable stream; returns the exit status."""
+    """Print each task's offsets and the numbers of its producers; returns the exit status."""
     job = _with_checkpoints(target, config)
     job.check_task(task)
     shown, damaged = job.progress([task] if task else job.tasks)
@@ -145,7 +143,7 @@ def show(target: str, config: Config, *, task: str, as_json: bool) -> int:
 
 
 def _told(job: Job, shown: Mapping[str, Progress], damaged: Mapping[str, str]) -> int:
-    """Say what is to be said behind what was shown; returns the exit status."""
+    """Report damage and older state after the output; returns the exit status."""
     tell_older(job, [one.shipped for one in shown.values()])
     return tell_damaged(damaged)
 
@@ -166,8 +164,7 @@ def export(target: str, config: Config) -> int:
 
 
 def import_(target: str, file: str, config: Config, *, as_json: bool) -> int:
-    """Have the tasks in ``file`` (- for standard input) go on where it says; returns the exit
-    status."""
+    """Write the checkpoints of ``file`` (- for standard input); returns the exit status."""
     job = find_job(target, config, shipped=True)
     job.check_sound()
     app, guard, checkpoints = _read(file)
@@ -199,8 +196,8 @@ def import_(target: str, file: str, config: Config, *, as_json: bool) -> int:
     else:
         count = len(checkpoints)
         print(
-            f"{count} {'task' if count == 1 else 'tasks'} of {job.name} will go on where {file} "
-            f"says; startpoints that are set come first",
+            f"{count} {'task' if count == 1 else 'tasks'} of {job.name} will resume where "
+            f"{file} says; startpoints that are set come first",
             file=sys.stderr,
         )
     return 0
@@ -210,7 +207,7 @@ def _check_unshipped(job: Job, tasks: Collection[str]) -> None:
     for one in job.progress(tasks)[0].values():
         if url := one.shipped:
             raise ConfigError(
-                f"what {job.name} keeps is shipped to {url}, and an import has to go there, too: "
+                f"the state of {job.name} is shipped to {url}; an import must go there, too: "
                 f"give the setting s4.state.url of its start with -p"
             )
 
@@ -255,7 +252,7 @@ class _Document(msgspec.Struct):
 
 
 def _read(file: str) -> tuple[str, JobGuard | None, dict[str, Checkpoint]]:
-    """The app, where it is named, the job and the checkpoints in a file."""
+    """The app, if it is named, the job and the checkpoints in a file."""
     try:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
         document = msgspec.json.decode(data, type=_Document)

@@ -1,13 +1,13 @@
-"""``s4 deploy`` and ``s4 undeploy``: what a cluster runs. ``s4 status``, ``top`` and ``apps``: what
-runs, of this user or in one cluster.
+"""``s4 deploy`` and ``undeploy`` change what a cluster runs; ``status``, ``top`` and ``apps`` show
+what runs.
 
 Rules
-- What runs of this user on this machine is found by its entries, and in the folder in which nodes
-  find each other. With a folder named, nothing else is looked at; with a cluster, no other shown.
-- Who lives in a folder and who owns what is read from its registry, all else is asked of the nodes.
-  A process that is alone is asked itself. One that does not answer is shown as such, and does not
-  hold up the others.
-- Where nothing lives that was asked for, that is told, with status 1.
+- This user's processes on this machine are found by their entries, and in the coordination folder.
+  With ``--folder`` nothing else is looked at; with ``--cluster`` no other cluster is shown.
+- Membership and ownership are read from the folder's registry, everything else from the nodes. A
+  process without a registry is asked itself. One that does not answer is shown as such, and does
+  not hold up the others.
+- If nothing that was asked for is running, that is printed, with status 1.
 """
 
 from __future__ import annotations
@@ -58,7 +58,6 @@ _ANSWER_SECONDS = 2.0
 
 
 def deploy_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of ``s4 deploy``."""
     parser.add_argument("target", metavar="APP", help="as for s4 run")
     _cluster_options(parser)
     parser.add_argument(
@@ -82,14 +81,12 @@ def deploy_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def apps_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of ``s4 apps``."""
     _seen_options(parser)
     json_option(parser, "print a JSON list")
     parser.set_defaults(function=apps)
 
 
 def undeploy_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of ``s4 undeploy``."""
     parser.add_argument(
         "name", type=utf8, metavar="NAME", help="the app's name, as s4 apps shows it"
     )
@@ -99,14 +96,12 @@ def undeploy_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def status_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of ``s4 status``."""
     _seen_options(parser)
     json_option(parser, "print a JSON list, an object a cluster")
     parser.set_defaults(function=status)
 
 
 def top_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of ``s4 top``."""
     _seen_options(parser)
     parser.add_argument(
         "--interval",
@@ -132,7 +127,7 @@ def _seen_options(parser: argparse.ArgumentParser) -> None:
 
 
 def deploy(target: str, name: str, version: str, config: Config, *, as_json: bool) -> int:
-    """Have the nodes of a cluster run an app; returns the exit status."""
+    """Make the nodes of a cluster run an app; returns the exit status."""
     given = [
         e for e in config.items() if e.origin != "default" and e.name not in deploying.OWN_KEYS
     ]
@@ -140,7 +135,7 @@ def deploy(target: str, name: str, version: str, config: Config, *, as_json: boo
     package = pack(target, name=name, version=version, settings=taken)
     if config.origin(settings.LISTENER_ADDRESS) == COMMAND_LINE:
         deploying.tell(
-            f"{settings.LISTENER_ADDRESS.name} is not taken along: containers listen where their "
+            f"{settings.LISTENER_ADDRESS.name} is not deployed: containers listen where their "
             f"node does, at ports that are free"
         )
     set_here = config.origin(settings.CLUSTER_PARTITIONS) != "default"
@@ -177,8 +172,8 @@ def status(config: Config, *, as_json: bool) -> int:
 
 
 def top(config: Config, *, seconds: float, count: int | None) -> int:
-    """Show what runs again and again, until Ctrl-C or ``count`` times; 1 if nothing runs at the
-    beginning."""
+    """Show what runs again and again, until Ctrl-C or ``count`` times; 1 if nothing runs at
+    first."""
     return trio.run(_top, config, seconds, count)
 
 
@@ -211,7 +206,7 @@ async def _top(config: Config, seconds: float, count: int | None) -> int:
 
 @dataclass(frozen=True)
 class Listed:
-    """An app as ``s4 apps`` shows it; ``containers`` are its members' addresses by node."""
+    """An app as ``s4 apps`` shows it; ``containers`` has each node's container address."""
 
     app: str
     cluster: str
@@ -222,7 +217,7 @@ class Listed:
 
 
 def apps(config: Config, *, as_json: bool) -> int:
-    """Print the apps that run, or are to; 1 if no node lives."""
+    """Print the apps that run or are deployed; 1 if no node is running."""
     seen = trio.run(look, config, "apps")
     found = [
         Listed(app.name, each.cluster, app.version, app.state, app.partitions, app.containers)
@@ -246,7 +241,7 @@ def _partitions(count: int) -> str:
 
 
 def _told(seen: Seen) -> int:
-    """The exit status, after a word where nobody lives."""
+    """The exit status, after a message if nothing is running."""
     if seen.lives:
         return 0
     print(seen.nothing, file=sys.stderr)
@@ -255,7 +250,7 @@ def _told(seen: Seen) -> int:
 
 @dataclass(frozen=True)
 class Seen:
-    """What there is, and what to tell where that is ``nothing``."""
+    """What was found, and the message to print if that is ``nothing``."""
 
     shown: list[Snapshot]
     nothing: str
@@ -267,7 +262,7 @@ class Seen:
 
 
 async def look(config: Config, who: str) -> Seen:
-    """What runs now. Raises ConfigError where a folder was named that is not there."""
+    """What runs now. Raises ConfigError if a named folder does not exist."""
     cluster = config[settings.CLUSTER_NAME]
     every = config.origin(settings.CLUSTER_NAME) == "default"
     named = config.origin(settings.COORDINATION_FOLDER) != "default"
@@ -305,7 +300,7 @@ async def look(config: Config, who: str) -> Seen:
 
 
 async def _alone(running: Running) -> Snapshot:
-    """A process that is alone as it is now."""
+    """The snapshot of a process without a registry."""
     node = NodeInfo(
         running.node, socket.gethostname(), running.pid, "", running.address, running.admin
     )
@@ -325,7 +320,6 @@ async def _alone(running: Running) -> Snapshot:
 
 
 async def _cluster(registry: Registry, cluster: str, folder: str) -> Snapshot:
-    """A cluster as it is now."""
     nodes = await registry.nodes(cluster)
     answers: dict[str, admin.NodeStatus | str] = {}
     async with trio.open_nursery() as nursery:

@@ -17,7 +17,6 @@ from s4node.errors import ConfigError
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of ``s4 config``."""
     actions = group(parser)
     shown = command(
         actions,

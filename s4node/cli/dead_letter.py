@@ -1,13 +1,13 @@
-"""``s4 dead-letter``: the events that an app could not process, from the stream that keeps them.
+"""``s4 dead-letter``: lists, shows and replays the events that an app could not process.
 
 Rules
-- The stream is that of ``task.dead.letter.stream``, wherever the settings say that it is. The id of
-  a letter is its partition and offset there, such as ``0:17``.
-- An event is sent again as it was, to where it came from, under a name of its own. Then its letter
-  is marked by an event beside it, with its id in ``replayed``. So it is there once: a producer's
-  name is forgotten in time, and marks stay as long as what they mark.
-- Many are sent at a time, for each waits for a commit; those of one key in their order.
-- What does not decode, and what the app has put itself, cannot be sent again.
+- The stream is ``task.dead.letter.stream`` of the settings. A dead letter's id is its partition and
+  offset there, such as ``0:17``.
+- Replay sends an event unchanged to where it came from, under its own producer id. Then it appends
+  a mark, an event with the id in ``replayed``. Marks make a repeated replay harmless: a producer id
+  expires, and marks stay as long as the dead letters.
+- Many events are sent at a time, because each waits for a commit; those of one key in order.
+- An event that does not decode, or that the app itself has put, cannot be replayed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _SHOWN = ("system", "stream", "partition", "offset", "app", "task", "reason", "p
 
 
 class DeadLetter(NamedTuple):
-    """A dead letter, its ``id``, and whether its event was sent again."""
+    """A dead letter, its ``id``, and whether its event was replayed."""
 
     id: str
     dead_letter: GenericEvent
@@ -66,12 +66,12 @@ class DeadLetter(NamedTuple):
 
     @property
     def stream(self) -> str:
-        """Where its event came from."""
+        """The stream that its event came from."""
         return f"{self.dead_letter.system}.{self.dead_letter.stream}"
 
     @property
     def kind(self) -> tuple[str, str, str]:
-        """Stream, reason without what is of the single event, and where it was raised."""
+        """Stream, the reason without the event's own values, and where it was raised."""
         return (
             self.stream,
             self.dead_letter.reason.partition(":")[0],
@@ -80,11 +80,12 @@ class DeadLetter(NamedTuple):
 
     @property
     def turn(self) -> tuple[str, int, str]:
-        """What it shares with those among which it keeps its order."""
+        """The key of replay order: dead letters with an equal one are replayed one after the
+        other."""
         return self.stream, self.dead_letter.partition, self.dead_letter.get("key", "")
 
     def is_own(self, cluster: str) -> bool:
-        """Whether a task of the app has put its event, for itself or for another of the app."""
+        """Return True if a task of the app has put the event."""
         dead_letter = self.dead_letter
         task = origin_of(
             dead_letter.stream, dead_letter.partition, f"{TASK}{cluster}/{dead_letter.get('app')}/"
@@ -94,7 +95,7 @@ class DeadLetter(NamedTuple):
 
     @property
     def declaration(self) -> TypeDecl | None:
-        """The type of its event; None where that did not decode."""
+        """The type of its event; None if that did not decode."""
         name = self.dead_letter.get("type")
         if not name:
             return None
@@ -103,7 +104,7 @@ class DeadLetter(NamedTuple):
 
     @property
     def event(self) -> dict[str, Any] | None:
-        """The attributes of its event; None where it did not decode."""
+        """The attributes of its event; None if it did not decode."""
         declared = self.declaration
         if declared is None:
             return None
@@ -115,7 +116,6 @@ class DeadLetter(NamedTuple):
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of ``s4 dead-letter``."""
     actions = group(parser)
     listed = command(
         actions,
@@ -162,8 +162,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def list_(target: str, config: Config, *, every: bool, stream: str, as_json: bool) -> int:
-    """Print how many dead letters there are, by stream and reason, or each; returns the exit
-    status."""
+    """Print the dead letters by stream and reason, or one by one; returns the exit status."""
 
     async def work(dead_letters: list[DeadLetter], _: _Home) -> int:
         if every:
@@ -205,7 +204,7 @@ def list_(target: str, config: Config, *, every: bool, stream: str, as_json: boo
 
 
 def show(target: str, ids: Sequence[str], config: Config, *, as_json: bool) -> int:
-    """Print dead letters with all that is known of them; returns the exit status."""
+    """Print dead letters in full; returns the exit status."""
 
     async def work(dead_letters: list[DeadLetter], _: _Home) -> int:
         for one in dead_letters:
@@ -289,13 +288,13 @@ def replay(
 
 
 class _Not(Exception):  # noqa: N818 - it is not an error of ours
-    """Why an event cannot be sent again."""
+    """Why an event cannot be replayed."""
 
 
 async def _send_again(
     one: DeadLetter, systems: Systems, addresses: Sequence[str]
 ) -> tuple[str, bool]:
-    """Why it was refused, if it was, and whether the event was not sent again before."""
+    """Send an event; returns the refusal, if any, and whether it had not been replayed before."""
     dead_letter, declared = one.dead_letter, one.declaration
     if declared is None:
         raise _Not("its event did not decode; have its producer send it as it should be")
@@ -307,7 +306,7 @@ async def _send_again(
         return await _send_live(one, name, addresses)
     system = systems[dead_letter.system]
     if not isinstance(system, EmbeddedLog):
-        raise _Not(f"system {dead_letter.system!r} is no log")
+        raise _Not(f"system {dead_letter.system!r} is not a log")
     encoded = {
         "types": [[declared.name, declared.fingerprint, list(declared.fields)]],
         "sections": [[declared.fingerprint, 1, len(dead_letter.raw)]],
@@ -340,11 +339,10 @@ def _with_letters(
     stream: str,
     work: Callable[[list[DeadLetter], _Home], Awaitable[int]],
 ) -> int:
-    """Run ``work`` with the dead letters of the app: those with these ids, those of a stream, or
-    all."""
+    """Run ``work`` with the app's dead letters: those with these ids, those of a stream, or all."""
     for each in ids:
         if not _ID.fullmatch(each):
-            raise ConfigError(f"{each!r} is no id of a dead letter; list --all shows them")
+            raise ConfigError(f"{each!r} is not the id of a dead letter; list --all shows them")
     job = find_job(target, config)
     name = job.name
 
@@ -373,7 +371,7 @@ def _with_letters(
 
 
 class _Home(NamedTuple):
-    """The system and the stream that have the dead letters, all systems, and the app's cluster."""
+    """The system and the stream of the dead letters, all systems, and the app's cluster."""
 
     system: System
     stream: str
@@ -381,7 +379,7 @@ class _Home(NamedTuple):
     cluster: str
 
     async def mark(self, one: DeadLetter) -> None:
-        """Keep, beside its dead letter, that an event was sent again."""
+        """Append the mark that an event was replayed."""
         partition = int(one.id.partition(":")[0])
         await self.system.append(self.stream, partition, [GenericEvent(**{_MARK: one.id})])
 
@@ -465,5 +463,5 @@ def _plain(one: DeadLetter, *, raw: bool) -> dict[str, Any]:
 
 
 def _json(value: Any) -> Any:
-    """As JSON has it: bytes are base64."""
+    """The value for JSON, with bytes as base64."""
     return msgspec.to_builtins(value)

@@ -21,11 +21,10 @@ from s4node.deploy.load_app import load_app
 from s4node.runtime.container.hooks import declare
 
 _WIDTH = 100
-"""Columns where the output is no terminal."""
+"""Columns where the output is not a terminal."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of ``s4 graph``."""
     parser.add_argument("target", metavar="APP", help="as for s4 run; its on_init is called")
     form = parser.add_mutually_exclusive_group()
     form.add_argument(
@@ -54,7 +53,7 @@ def graph(target: str, config: Config, *, as_mermaid: bool, as_json: bool) -> in
 
 
 def _draws_boxes() -> bool:
-    """Whether standard output takes the characters of a drawing."""
+    """Return True if standard output can encode the characters of a drawing."""
     try:
         "┌╎◀↺".encode(sys.stdout.encoding or "ascii")
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""``s4 health``: does a node answer? For health checks, so it is cheap: no trio, no nng."""
+"""``s4 health``: asks whether a node answers. It is cheap, for health checks: no trio, no nng."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from s4node.net.transport.probe import look
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of ``s4 health``."""
     parser.add_argument(
         "address",
         nargs="?",
@@ -33,7 +32,7 @@ def health(address: str, timeout: float) -> int:
 def check(address: str, timeout: float) -> None:
     """Return if a node answers at ``address`` within ``timeout`` seconds.
 
-    Raises ConnectionRefused with what happened instead, and ConfigError for what is no address.
+    Raises ConnectionRefused with what happened instead, and ConfigError for what is not an address.
     """
     try:
         problem = look(address, timeout)

@@ -1,11 +1,11 @@
-"""The job that a command is about: what an app keeps on this machine, whether it runs or not.
+"""The job that a command is about: the state of an app on this machine, whether it runs or not.
 
 Rules
 - A job is named by its app: by the app's name once it has run here, or as for ``s4 run``.
-- What its inputs and tasks are is known from its last start, or from the app itself.
-- A task whose state is damaged hides no other: what can be shown is, and then the damage is told.
-- Who looks at state names the URL to which it is shipped, and sees what the next owner would find;
-  who does not is told that there may be more. Nothing is changed, here or there.
+- Its inputs and tasks are known from its last start, or from the app itself.
+- A damaged task hides no other: the rest is shown, then the damage is reported.
+- With the URL to which state is shipped, a command shows what the next owner would find; without
+  it, a message says that there may be newer state. Nothing is changed, here or there.
 """
 
 from __future__ import annotations
@@ -48,18 +48,15 @@ _FIX = "fix its permissions, or name another folder with -p s4.state.folder=FOLD
 
 
 def app_argument(parser: argparse.ArgumentParser) -> None:
-    """The app whose job it is."""
     text = "the app's name, if it has run here; or as for s4 run"
     parser.add_argument("target", metavar="APP", help=text)
 
 
 def task_option(parser: argparse.ArgumentParser, text: str) -> None:
-    """One of its tasks, for what ``text`` says."""
     parser.add_argument("--task", metavar="NAME", default="", help=text)
 
 
 def job_options(parser: argparse.ArgumentParser, *, as_json: bool = True) -> None:
-    """Where it is, and how to print."""
     if as_json:
         json_option(parser)
     cluster_option(parser)
@@ -67,14 +64,14 @@ def job_options(parser: argparse.ArgumentParser, *, as_json: bool = True) -> Non
 
 
 class Where(NamedTuple):
-    """A partition of an input, or without one all of the stream's."""
+    """A partition of an input, or without a number all of the stream's."""
 
     system: str
     stream: str
     partition: int | None
 
     def has(self, place: Place) -> bool:
-        """Whether this partition is meant."""
+        """Return True if this partition is meant."""
         return (self.system, self.stream) == place[:2] and self.partition in (None, place[2])
 
     def __str__(self) -> str:
@@ -87,8 +84,8 @@ class Job:
     """What is known of a job.
 
     ``config`` has the settings of the app, if it runs. ``guard`` and ``tasks`` are from its last
-    start. ``read`` are the inputs of its program, as ``system.stream``; empty where that is not
-    known. ``depot`` is where its state is shipped to, if that is looked at as well.
+    start. ``read`` are the inputs of its program, as ``system.stream``; empty if unknown. ``depot``
+    is where its state is shipped, if that is looked at as well.
     """
 
     name: str
@@ -102,12 +99,12 @@ class Job:
 
     @contextmanager
     def kept(self, task: str) -> Iterator[TaskState | None]:
-        """What a task keeps, to look at; raises StoreCorrupt where it is damaged."""
+        """A task's state, read-only; raises StoreCorrupt if it is damaged."""
         with looking(self.folder, _FIX), kept_by(self.folder, task, self.depot) as state:
             yield state
 
     def progress(self, tasks: Collection[str]) -> tuple[dict[str, Progress], dict[str, str]]:
-        """How far these tasks are; and of those that are damaged, why."""
+        """The progress of these tasks, and why others of them are damaged."""
         for task in tasks:
             if task not in self._looks:
                 try:
@@ -123,37 +120,35 @@ class Job:
 
     @cached_property
     def checkpoints(self) -> Mapping[str, Checkpoint]:
-        """Those of the tasks that are not damaged."""
+        """The checkpoints of the tasks that are not damaged."""
         return {task: one.checkpoint for task, one in self.progress(self.tasks)[0].items()}
 
     @property
     def damaged(self) -> Mapping[str, str]:
-        """Why the others are."""
+        """The damaged tasks, with the reasons."""
         return self.progress(self.tasks)[1]
 
     @cached_property
     def inputs(self) -> Mapping[str, int | None]:
-        """The partitions of what it reads by ``system.stream``, None where nobody knows."""
+        """The number of partitions by ``system.stream``, None if unknown."""
         counts = {} if self.guard is None else self.guard.counts
         seen = {f"{at[0]}.{at[1]}" for one in self.checkpoints.values() for at in one.offsets}
         return {each: counts.get(each) for each in self.read or sorted({*counts, *seen})}
 
     @property
     def running(self) -> bool:
-        """Whether a container of it runs."""
+        """Return True if a container of it runs."""
         return runs(self.folder)
 
     def places(self, where: Where) -> list[Place]:
-        """The partitions that are meant; raises UnknownStream where the job does not read them."""
+        """The partitions that are meant; raises UnknownStream if the job does not read them."""
         name = f"{where.system}.{where.stream}"
         if where.system == LIVE:
-            raise UnknownStream(
-                f"{where} is fed over live sockets, which keep nothing to go back to"
-            )
+            raise UnknownStream(f"{where} is fed over live sockets, which cannot be read again")
         if name not in self.inputs:
             raise UnknownStream(
                 f"app {self.name!r} does not read {name}; it reads: "
-                f"{', '.join(self.inputs) or 'nothing that can be read again'}. If it is to read "
+                f"{', '.join(self.inputs) or 'no replayable input'}. If it is to read "
                 f"it from its next start on, name the app as for s4 run, with its settings"
             )
         count = self.inputs[name]
@@ -171,15 +166,15 @@ class Job:
         return [(where.system, where.stream, number) for number in range(count)]
 
     def check_task(self, task: str) -> None:
-        """Raise ConfigError for a task that the job does not have, as far as that is known."""
+        """Raise ConfigError for a task that the job is known not to have."""
         if task and self.tasks and task not in self.tasks:
             raise ConfigError(
                 f"app {self.name!r} has no task {task!r}; it has: {', '.join(self.tasks)}"
             )
 
     def places_of(self, task: str, places: list[Place]) -> list[Place]:
-        """Those that a task (empty: any) reads, or may: of a place in no checkpoint, or of a task
-        that has none, nobody knows. Raises ConfigError if it reads none of them."""
+        """Those of ``places`` that a task (empty: any) reads or may read: unknown are places in no
+        checkpoint, and tasks without one. Raises ConfigError if it reads none of them."""
         self.check_task(task)
         read = [place for place in places if not self.reader_of(place, task)]
         if not read:
@@ -191,7 +186,7 @@ class Job:
         return read
 
     def reader_of(self, place: Place, task: str) -> str:
-        """Which task reads a place that ``task`` does not; empty where that may read it."""
+        """The task that reads a place in place of ``task``; empty if ``task`` may read it."""
         offsets = self.checkpoints[task].offsets if task in self.checkpoints else {}
         return "" if not offsets or place in offsets else self._readers.get(place, "")
 
@@ -200,7 +195,7 @@ class Job:
         return {place: name for name, one in self.checkpoints.items() for place in one.offsets}
 
     def check_sound(self) -> None:
-        """Raise StoreCorrupt where the state of a task is damaged."""
+        """Raise StoreCorrupt if the state of a task is damaged."""
         for task, why in self.damaged.items():
             raise StoreCorrupt(of_task(task, why))
 
@@ -218,22 +213,21 @@ def tell_damaged(damaged: Mapping[str, str]) -> int:
 
 
 def tell_older(job: Job, shipped: Iterable[str]) -> None:
-    """Say that there may be more, where what was looked at is ``shipped`` to these URLs."""
+    """Say that the state shipped to these URLs may be newer than what was shown."""
     if job.depot is not None:
         return
     for url in sorted({*shipped} - {""}):
         setting = url.removesuffix(f"/{job.folder.parent.name}/{job.folder.name}")
         print(
-            f"s4: what {job.name} keeps is shipped to {url}; this is what {job.folder} has, and "
+            f"s4: the state of {job.name} is shipped to {url}; this is that of {job.folder}, and "
             f"may be older. -p {settings.STATE_URL.name}={setting} shows what is there",
             file=sys.stderr,
         )
 
 
 def find_job(target: str, config: Config, *, shipped: bool = False) -> Job:
-    """The job that ``target`` names; raises ConfigError with those there are. With ``shipped`` what
-    it keeps is looked for at ``s4.state.url`` as well, where that is set. An app that runs brings
-    its settings."""
+    """The job that ``target`` names; raises ConfigError with the known ones. With ``shipped`` its
+    state is also looked for at ``s4.state.url``, if set. A running app brings its settings."""
     config = config_of(target, config)
     root, cluster = config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME]
     home = folder_of(root, cluster, "x").parent
@@ -248,7 +242,7 @@ def find_job(target: str, config: Config, *, shipped: bool = False) -> Job:
         return _job(target, folder, config, (), depot_of(config, folder) if shipped else None)
     if runs_here(target, config):
         raise ConfigError(
-            f"app {target!r} of cluster {cluster!r} runs, and keeps nothing: its inputs are live "
+            f"app {target!r} of cluster {cluster!r} runs, and keeps no state: its inputs are live "
             f"streams of the grade fast; s4.stream.NAME.grade = durable has it keep its state"
         )
     if not (target.endswith(".py") or ":" in target or "." in target):
@@ -286,11 +280,11 @@ def _job(
 
 
 def where_of(text: str, *, all_partitions: bool = False) -> Where:
-    """What ``log.clicks[0]``, or ``log.clicks`` for all partitions, means; raises ConfigError."""
+    """Parse ``log.clicks[0]``, or ``log.clicks`` for all partitions; raises ConfigError."""
     match = _PLACE.fullmatch(text)
     system, _, stream = match["name"].partition(".") if match else ("", "", "")
     if match is None or not (is_name(system) and is_name(stream)):
-        raise ConfigError(f"{text!r} is no partition of an input; write it as 'log.clicks[0]'")
+        raise ConfigError(f"{text!r} is not a partition of an input; write it as 'log.clicks[0]'")
     if match["closed"] == "":
         raise ConfigError(f"{text!r} has no closing bracket; write it as '{text}]'")
     if all_partitions != (match["partition"] is None):

@@ -1,10 +1,9 @@
 """``s4 log``: the streams of a node's log, from the command line.
 
 Rules
-- Everything goes over the node's socket, so it works from any machine; nothing opens the files.
-- Results on standard output, one JSON object a line where a program reads; everything that is said
-  to people goes to standard error.
-- A command that has to wait says why: a full disk at the node, for one.
+- Everything goes over the node's socket, so it works from any machine; no file is opened.
+- Results go to standard output, one JSON object a line for programs; messages go to standard error.
+- A command that has to wait says why, for example that the node's disk is full.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ _TROUBLE_SECONDS = 2.0
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of ``s4 log``."""
     parser.description = (
         "The streams of a node's log: a node has one that runs with the setting s4.log.folder."
     )
@@ -232,7 +230,7 @@ def append(stream: str, to: str | None, type_name: str, timeout: float, *, as_js
 
 
 async def _tell_trouble(log: EmbeddedLog) -> None:
-    """Say why the log takes nothing, when that begins and when it ends."""
+    """Print why the log cannot append, when that begins and when it ends."""
     told = ""
     while True:
         await trio.sleep(_TROUBLE_SECONDS)
@@ -255,7 +253,7 @@ def tail(
     count: int,
     as_json: bool,
 ) -> int:
-    """Print a stream's events from a start on; returns the exit status."""
+    """Print a stream's events; returns the exit status."""
 
     async def work(log: EmbeddedLog) -> int:
         described = await log.describe(stream)
@@ -278,7 +276,7 @@ async def _start(
     start: Startpoint | Literal["newest"],
     partition: int | None,
 ) -> Startpoint | dict[int, int]:
-    """Where to begin, as the command line says."""
+    """Where to begin to read."""
     stream, partitions = described["stream"], described["partitions"]
     if partition is not None and not 0 <= partition < len(partitions):
         raise StartpointError(
@@ -368,7 +366,7 @@ def trim(
     everything: bool,
     as_json: bool,
 ) -> int:
-    """Delete the old end of a stream; returns the exit status."""
+    """Delete the oldest events of a stream; returns the exit status."""
 
     async def work(log: EmbeddedLog) -> int:
         if older_than_ms is not None:

@@ -1,16 +1,15 @@
 """The ``s4`` command.
 
 Rules
-- This module imports nothing heavy: only the command that is asked for is loaded, so ``--help`` is
-  quick. Its file has its arguments and its work.
-- An argument goes by the name of the parameter that takes it, or of the setting that it sets.
-- Every command has an example in its help, says what it is doing on standard error, and puts only
-  its results on standard output.
+- This module imports nothing heavy: only the requested command is loaded, so ``--help`` is quick.
+- An argument has the name of the parameter that takes it, or of the setting that it sets.
+- Every command has an example in its help, reports progress on standard error, and puts only its
+  results on standard output.
 - Exit status: 0 done, 1 something was refused or failed, 2 the command or configuration is wrong,
   130 interrupted.
-- A command whose reader has gone, or whose output was closed, ends quietly with 1 once it has
-  something to print; one whose results cannot be written says so. Those that serve go on where
-  their output was closed. See :mod:`s4node.process.stdio`.
+- A command whose output was closed ends quietly with 1 once it has something to print; one whose
+  results cannot be written says so. Commands that serve go on without an output. See
+  :mod:`s4node.process.stdio`.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from s4node.version import __version__
 
 
 class Command(NamedTuple):
-    """What the list of commands says of one, and where the function is that adds its arguments."""
+    """An entry of the list of commands, and where the function is that adds its arguments."""
 
     place: str
     summary: str
@@ -97,17 +96,17 @@ COMMANDS = {
     ),
     "startpoint": Command(
         "s4node.cli.startpoint:arguments",
-        "say where an app's tasks begin to read when it next starts",
+        "set where an app's tasks begin to read at its next start",
         "s4 startpoint set clicks 'log.clicks[0]' --oldest",
     ),
     "checkpoint": Command(
         "s4node.cli.checkpoint:arguments",
-        "show how far an app's tasks have come, and carry that elsewhere",
+        "show, export and import the progress of an app's tasks",
         "s4 checkpoint show clicks",
     ),
     "state": Command(
         "s4node.cli.state:arguments",
-        "show what an app's PEs and stores keep, as of the last commits",
+        "show the state of an app's PEs and stores, as of the last commits",
         "s4 state get clicks joe",
     ),
     "dead-letter": Command(
@@ -161,7 +160,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _done(arguments: Sequence[str] | None, closed: bool) -> int:
-    """Run the command that is asked for; returns the exit status."""
     try:
         words = sys.argv[1:] if arguments is None else arguments
         parser = _parser(next((word for word in words if not word.startswith("-")), ""))
@@ -187,7 +185,7 @@ def _done(arguments: Sequence[str] | None, closed: bool) -> int:
 
 
 def _allow_files() -> None:
-    """Have as many files open as the system lets us; connections and tables of state are files."""
+    """Raise the limit of open files: connections and tables of state are files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(ValueError, OSError):  # then it stays as it is
@@ -195,7 +193,7 @@ def _allow_files() -> None:
 
 
 def _parser(asked: str) -> argparse.ArgumentParser:
-    """All commands, and the arguments of the one that is ``asked`` for."""
+    """All commands, with the arguments of the one that is ``asked`` for."""
     parser = argparse.ArgumentParser(
         prog="s4",
         description="Run event-processing apps on nodes, and send events to them.",
@@ -213,7 +211,6 @@ def _parser(asked: str) -> argparse.ArgumentParser:
 
 
 def _call(parsed: argparse.Namespace) -> int:
-    """Run the command with what it was given; returns the exit status."""
     given = {name: value for name, value in vars(parsed).items() if name not in _OURS}
     set_here = {name: given.pop(name) for name in list(given) if "." in name}
     if "files" in given:

@@ -223,20 +223,19 @@ _FILES = {
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of ``s4 new-app``."""
     parser.add_argument("name", metavar="NAME", help="small letters, digits, - and _")
     parser.add_argument("--folder", metavar="DIR", help="where; must not exist (default ./NAME)")
     parser.set_defaults(function=new_app)
 
 
 def new_app(name: str, folder: str | None) -> int:
-    """Make the app ``name`` in ``folder`` (by default one of its name, here); the exit status.
+    """Make the app ``name`` in ``folder`` (default: a folder of its name, here); the exit status.
 
-    Raises ConfigError for a name that cannot be an app's, and for a folder that exists.
+    Raises ConfigError for an invalid name, and for a folder that exists.
     """
     if not _NAME.match(name) or keyword.iskeyword(name):
         raise ConfigError(
-            f"{name!r} is no name for an app; use a small letter, then small letters, digits, - "
+            f"{name!r} is not a name for an app; use a small letter, then small letters, digits, - "
             f"and _, such as click-totals"
         )
     path = Path(folder or name)

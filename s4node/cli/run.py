@@ -1,4 +1,4 @@
-"""``s4 run``, ``s4 node`` and ``s4 adapter``: apps and nodes in this process, or below it."""
+"""``s4 run``, ``s4 node`` and ``s4 adapter``: run apps and nodes in this process, or below it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ _APP = "FILE.py or package.module, then :name if several"
 
 
 def run_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of ``s4 run``."""
     parser.add_argument("target", metavar="APP", help=_APP)
     parser.add_argument(
         "--listen", dest=LISTENER, metavar="ADDRESS", help=f"default {DEFAULT_ADDRESS}"
@@ -55,7 +54,6 @@ def run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def node_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of ``s4 node``."""
     parser.add_argument(
         CLUSTER, type=utf8, metavar="CLUSTER", help="the cluster that the node belongs to"
     )
@@ -72,7 +70,6 @@ def node_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def adapter_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of ``s4 adapter``."""
     parser.add_argument(CLUSTER, type=utf8, metavar="CLUSTER", help="the adapter's own cluster")
     parser.add_argument("--app", required=True, metavar="APP", help="as for s4 run")
     _serving_options(parser)
@@ -160,7 +157,7 @@ def _serve(
 
     app = load_app(target)
     if adapter and not isinstance(app, AdapterApp):
-        raise ConfigError(f"{target} is no AdapterApp; run it with 's4 run' or 's4 node'")
+        raise ConfigError(f"{target} is not an AdapterApp; run it with 's4 run' or 's4 node'")
 
     def announce(container: Container) -> None:
         if as_json:

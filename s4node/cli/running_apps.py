@@ -1,9 +1,9 @@
-"""The running apps of this user, as commands mean them: by name, by stream, or by their log.
+"""Finds the running apps of this user that commands mean: by name, by stream, or by their log.
 
 Rules
-- A command about an app that runs takes the app's own settings; those given to the command win.
-- A command that sends or reads, and is given no address, goes to the one app that it can mean.
-  Where several could be meant, it names them; where none runs, it goes to the default address.
+- A command about a running app uses the app's own settings; those given to the command win.
+- A command that sends or reads without an address goes to the one app that it can mean. If there
+  are several, it names them; if there is none, it goes to the default address.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from s4node.errors import ConfigError
 
 
 def config_of(name: str, config: Config) -> Config:
-    """``config`` over the settings of the running app of this name, if one can be meant; raises
-    ConfigError where several can."""
+    """``config`` over the settings of the running app of this name, if there is one; raises
+    ConfigError if there are several."""
     given = {entry.name for entry in config.items() if entry.origin != "default"}
     meant: dict[tuple[str, ...], Running] = {}
     for each in running_processes():
@@ -43,7 +43,7 @@ _PLACE = (settings.CLUSTER_NAME, settings.STATE_FOLDER, settings.STATE_URL)
 
 
 def runs_here(name: str, config: Config) -> bool:
-    """Return True if an app of this name runs that would keep its state at this place."""
+    """Return True if an app of this name runs with its state at this place."""
     return any(
         each.app == name and all(Config.of(each.settings)[key] == config[key] for key in _PLACE)
         for each in running_processes()
@@ -51,28 +51,28 @@ def runs_here(name: str, config: Config) -> bool:
 
 
 def addresses_of_app(name: str) -> list[str]:
-    """Where the running app of this name is asked."""
+    """The addresses of the running app of this name."""
     return _only(lambda each: each.app == name, f"are called {name!r}")
 
 
 def addresses_to_send(stream: str) -> list[str]:
-    """Where the running app that takes ``stream`` is asked."""
+    """The addresses of the running app that takes ``stream``."""
     return _only(lambda each: stream in each.inputs, f"take a stream {stream!r}")
 
 
 def addresses_to_read(stream: str) -> list[str]:
-    """Where the running app that puts events on ``stream`` is asked."""
+    """The addresses of the running app that puts events on ``stream``."""
     return _only(lambda each: stream in each.streams, f"have a stream {stream!r}")
 
 
 def address_of_log() -> str:
-    """Where the log of this user is."""
+    """The address of this user's log."""
     return _only(lambda each: each.log, "have a log")[0]
 
 
 def _only(fits: Callable[[Running], bool], what: str) -> list[str]:
-    """The addresses of the one app, or process with a log, that fits; raises ConfigError where
-    several do."""
+    """The addresses of the one app, or process with a log, that fits; raises ConfigError if several
+    do."""
     found: dict[tuple[str, ...], list[Running]] = {}
     for each in running_processes():
         if each.address and fits(each):

@@ -3,10 +3,10 @@
 Rules
 - A line is one JSON object; the node reads it as the stream's event type. Empty lines are skipped,
   and so is a byte order mark at the very beginning, which editors on Windows write.
-- A line that is no JSON object is reported with its number and not sent; the others are.
-- Where it has to wait for a node that is gone, for room or at the end, it does so for ``timeout``.
-- At the end every event has its verdict, and what was refused is named. How many there were of each
-  outcome is told however it ends, also by an interrupt; what is pending then has no verdict.
+- A line that is not a JSON object is reported with its number and not sent; the others are.
+- A wait for a node that is gone, for room, or at the end lasts at most ``timeout``.
+- At the end every event has its verdict, and refusals are printed. The count of each outcome is
+  printed however the command ends, also after an interrupt; pending events have no verdict then.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ _PROGRESS_SECONDS = 5.0
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of ``s4 send``."""
     parser.add_argument("stream", type=utf8, metavar="STREAM", help="an input stream of the app")
     to_option(parser, "where the app listens", "that of your running app which takes the stream")
     parser.add_argument(
@@ -137,7 +136,7 @@ class Sending:
                 print(f"{self._name}: {stream.counts['admitted']:,} events so far", file=sys.stderr)
 
     def _objects(self, text: bytes) -> list[JsonText]:
-        """The lines of a text that are JSON objects; the others are told, but for empty ones."""
+        """The lines of a text that are JSON objects; others are reported, unless empty."""
         lines = text.split(b"\n")
         if are_objects(text, len(lines)):
             self._line += len(lines)
@@ -156,7 +155,7 @@ class Sending:
         except UNREADABLE as error:
             self._bad += 1
             if self._bad <= _SHOWN:
-                print(f"line {self._line} is no JSON object: {error}", file=sys.stderr)
+                print(f"line {self._line} is not a JSON object: {error}", file=sys.stderr)
             return None
         return text
 
@@ -189,7 +188,7 @@ def _read() -> bytes:
 
 @contextmanager
 def _interrupting(scope: trio.CancelScope) -> Iterator[None]:
-    """Have Ctrl-C cancel ``scope`` between two steps, so that what is counted is true."""
+    """Let Ctrl-C cancel ``scope`` between two steps, so that the counts are true."""
     token = trio.lowlevel.current_trio_token()
     before = signal.signal(signal.SIGINT, lambda *_: token.run_sync_soon(scope.cancel))
     try:

@@ -1,9 +1,9 @@
-"""``s4 startpoint``: where the tasks of an app begin to read when it next starts.
+"""``s4 startpoint``: where the tasks of an app begin to read at its next start.
 
 Rules
-- Nothing here touches a running job or its checkpoints: what is asked for waits for a start.
-- A mistake that can be seen now is told now: an input or a task that the app does not have, or a
-  partition that the task does not read. What is seen at the start alone is told there.
+- Nothing here touches a running job or its checkpoints: a request waits for a start.
+- A mistake that can be found now is reported now: an unknown input or task, or a partition that the
+  task does not read. Other mistakes are reported at the start.
 """
 
 from __future__ import annotations
@@ -46,13 +46,12 @@ _HOURS = EXPIRY_MS // 3_600_000
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of ``s4 startpoint``."""
     actions = group(parser)
     asked = command(
         actions,
         "set",
         set_,
-        "ask for a startpoint; it waits for the next start",
+        "request a startpoint; it waits for the next start",
         "s4 startpoint set clicks log.clicks --all-partitions --timestamp 2026-01-31T08:00:00Z",
     )
     app_argument(asked)
@@ -73,8 +72,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         actions,
         "show",
         show,
-        "list the startpoints that are set, and those that "
-        "tasks have been given and not yet passed",
+        "list the startpoints that are requested, and those that are pending with tasks",
         "s4 startpoint show clicks --json",
     )
     app_argument(shown)
@@ -83,7 +81,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         actions,
         "delete",
         delete,
-        "take startpoints back",
+        "delete startpoints",
         "s4 startpoint delete clicks 'log.clicks[0]'",
     )
     app_argument(taken)
@@ -91,7 +89,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "place", metavar="INPUT", nargs="?", default="", help="such as 'log.clicks[0]'"
     )
     taken.add_argument("--everything", action="store_true", help="all of the app's")
-    task_option(taken, "what is set for this task alone, or was given to it (default: for any)")
+    task_option(taken, "those of this task alone (default: of any)")
     _all_partitions_option(taken)
     for action in (asked, shown, taken):
         job_options(action)
@@ -121,7 +119,7 @@ def set_(
     all_partitions: bool,
     as_json: bool,
 ) -> int:
-    """Ask for a startpoint; returns the exit status."""
+    """Request a startpoint; returns the exit status."""
     job = find_job(target, config)
     places = job.places_of(task, job.places(where_of(place, all_partitions=all_partitions)))
     if task and not job.tasks:
@@ -145,7 +143,7 @@ def set_(
             )
     if running:
         _tell(
-            f"{job.name} runs, and goes on as it is: this takes effect at its next start, if "
+            f"{job.name} runs and is not moved: this takes effect at its next start, if "
             f"that is within {_HOURS} hours"
         )
     else:
@@ -154,8 +152,8 @@ def set_(
 
 
 def _readable(app: str, task: str, places: list[Place], config: Config) -> list[Place]:
-    """Those that a task of an app that has not run will read, or may; raises ConfigError if it
-    will read none of them."""
+    """Those of ``places`` that a task of an app that has not run will or may read; raises
+    ConfigError if it will read none of them."""
     readers = {place: _reader(place, task, config) for place in places}
     read = [place for place, reader in readers.items() if reader in ("", task)]
     if not read:
@@ -169,7 +167,7 @@ def _readable(app: str, task: str, places: list[Place], config: Config) -> list[
 
 
 def _reader(place: Place, task: str, config: Config) -> str:
-    """A task that will read a partition; empty where it may be this one, or nobody can say."""
+    """The other task that will read a partition; empty if it may be this one, or is unknown."""
     grouper, (system, stream, number) = config[settings.GROUPER], place
     if not any(
         (each.system, each.stream) == (system, stream) and each.first <= number <= each.last
@@ -180,7 +178,7 @@ def _reader(place: Place, task: str, config: Config) -> str:
 
 
 def show(target: str, config: Config, *, as_json: bool) -> int:
-    """Print what is asked for, and what tasks have been given; returns the exit status."""
+    """Print the requested and pending startpoints; returns the exit status."""
     job = find_job(target, config)
     now = now_ms()
     rows: list[dict[str, Any]] = []
@@ -214,7 +212,7 @@ def delete(
     everything: bool,
     as_json: bool,
 ) -> int:
-    """Take startpoints back, whether tasks have been given them or not; returns the exit status."""
+    """Delete startpoints, requested or pending; returns the exit status."""
     if bool(place) == everything:
         raise ConfigError("say which partition, such as 'log.clicks[0]', or --everything")
     where = None if everything else where_of(place, all_partitions=all_partitions)

@@ -1,7 +1,7 @@
-"""``s4 state``: what the tasks of an app keep, as of their last commits, whether it runs or not.
+"""``s4 state``: the state of an app's tasks as of their last commits, whether it runs or not.
 
-What is damaged is told behind all that can be read, and that there may be more at a URL. Where that
-is given, this is what the next owner of each task would find.
+Damage is reported after everything that can be read, and so is newer state that may be at a URL.
+With the URL, the command shows what the next owner of each task would find.
 """
 
 from __future__ import annotations
@@ -33,13 +33,12 @@ Row = tuple[str, str, Any, Any]
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of ``s4 state``."""
     actions = group(parser)
     got = command(
         actions,
         "get",
         get,
-        "show what is kept of a key",
+        "show the state of a key",
         "s4 state get clicks joe --table Count",
     )
     app_argument(got)
@@ -82,7 +81,7 @@ def scan(target: str, config: Config, *, table: str, task: str, limit: int, as_j
 
 
 def get(target: str, key: str, config: Config, *, table: str, task: str, as_json: bool) -> int:
-    """Print what is kept of one key, in text or as JSON; returns the exit status."""
+    """Print the state of one key, in text or as JSON; returns the exit status."""
     job = find_job(target, config, shipped=True)
     damaged: dict[str, str] = {}
     meant = _as_json(key)
@@ -94,13 +93,15 @@ def get(target: str, key: str, config: Config, *, table: str, task: str, as_json
     status = tell_damaged(damaged)
     if not found:
         where = " in the other tasks" if damaged else ""
-        raise StateError(f"nothing is kept of {key!r}{where}; s4 state scan {target} shows what is")
+        raise StateError(
+            f"there is no state of {key!r}{where}; s4 state scan {target} shows what is"
+        )
     return status
 
 
 @contextmanager
 def _older_told(job: Job) -> Iterator[set[str]]:
-    """Say behind what is shown, or before what is wrong, that there may be more at these URLs."""
+    """Say that there may be newer state at these URLs."""
     shipped: set[str] = set()
     try:
         yield shipped
@@ -111,8 +112,8 @@ def _older_told(job: Job) -> Iterator[set[str]]:
 def _rows(
     job: Job, table: str, task: str, damaged: dict[str, str], shipped: set[str]
 ) -> Iterator[Row]:
-    """All that is kept, in the order of tasks and tables; tasks whose state is ``damaged`` are put
-    there, with the reason, and the URLs to which tasks are ``shipped`` there."""
+    """All rows, in the order of tasks and tables; tasks whose state is ``damaged`` are put there,
+    with the reason, and the URLs to which tasks are ``shipped`` there."""
     job.check_task(task)
     known: set[str] = set()
     for name in [task] if task else job.tasks:
@@ -134,8 +135,7 @@ def _rows(
             damaged[name] = str(error)
     if table and table not in known and not damaged:
         raise StateError(
-            f"app {job.name!r} keeps no {table!r}; it keeps: "
-            f"{', '.join(sorted(known)) or 'nothing'}"
+            f"app {job.name!r} has no {table!r}; it has: {', '.join(sorted(known)) or 'nothing'}"
         )
 
 
@@ -145,7 +145,7 @@ def _json(key: Any) -> str:
 
 
 def _as_json(text: str) -> str | None:
-    """The same for what was typed, however it is spaced; None where that is no JSON."""
+    """The same for a typed key, however it is spaced; None if that is not JSON."""
     try:
         return json.dumps(json.loads(text))
     except (ValueError, RecursionError):

@@ -1,10 +1,10 @@
-"""``s4 tail``: what an app puts on a stream, one JSON object a line.
+"""``s4 tail``: prints the events of an app's stream, one JSON object a line.
 
 Rules
-- From now on, until Ctrl-C, ``--count`` events, or the reader of our output going away, at once.
-- Reading has begun when standard error says so: what is put from then on is printed.
-- What was missed, for reading too slowly or since it could not be sent, is said on standard error,
-  and so is that a connection is lost, with what comes until it is back.
+- It starts now and ends at Ctrl-C, after ``--count`` events, or as soon as its output is closed.
+- Standard error says when reading has begun: every event put from then on is printed.
+- Standard error also reports missed events, because reading is too slow or they could not be sent,
+  and each lost connection, with the events until it is back.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from s4node.process.exit_status import exit_status
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of ``s4 tail``."""
     parser.add_argument(
         "stream", type=utf8, metavar="STREAM", help="an output or internal stream of the app"
     )
@@ -59,8 +58,8 @@ async def _tail(stream: str, addresses: Sequence[str], count: int, timeout: floa
 
 
 class _Gaps:
-    """Tells what a subscription to a live stream has missed, and when its connections are lost and
-    are there again."""
+    """Reports what a subscription to a live stream has missed, and when its connections are lost
+    and back."""
 
     def __init__(self, events: Subscription) -> None:
         self._events = events
@@ -71,11 +70,11 @@ class _Gaps:
 
     @property
     def _openings(self) -> int:
-        """How often a connection was made: each is there still, or was interrupted."""
+        """How often a connection was made: each still exists or was interrupted."""
         return self._events.interruptions + self._events.connections
 
     def look(self) -> None:
-        """Something was heard."""
+        """Report what is new."""
         stream, lost, opened = self._events.stream, self._events.interruptions, self._openings
         missed = self._events.missed - self._missed
         if missed > 0:
@@ -99,7 +98,7 @@ class _Gaps:
 
 
 async def print_events(events: Subscription, count: int, *, with_place: bool = False) -> None:
-    """Print events, each as it comes; ends after ``count`` of them, if that is not 0.
+    """Print events as they come; end after ``count`` of them, if that is not 0.
 
     With their places, each line is an object of ``partition``, ``offset`` and ``event``.
     """
@@ -119,9 +118,9 @@ async def print_events(events: Subscription, count: int, *, with_place: bool = F
 
 
 async def _end_with_reader() -> None:
-    """Raises when nobody reads our output any longer, though none comes.
+    """Raise when the reader of our output is gone, even if no event comes.
 
-    Only a pipe tells: its writing end has an error from when its last reader closes on.
+    Only a pipe tells: its writing end has an error once its last reader is closed.
     """
     output = sys.stdout.fileno()
     if stat.S_ISFIFO(os.fstat(output).st_mode):
@@ -133,5 +132,5 @@ async def _end_with_reader() -> None:
 
 
 def _words(value: object) -> str:
-    """A value that JSON cannot hold, in words."""
+    """The text of a value that JSON cannot hold."""
     return str(value)

@@ -1,12 +1,12 @@
 """A configuration: a checked value for every key, from files and the command line.
 
 Rules
-- Mistakes are gathered, not raised one by one: one :class:`ConfigError` tells all of them, in the
+- Mistakes are collected, not raised one by one: one :class:`ConfigError` has all of them, in the
   order files first, command line last.
-- Later files win over earlier ones, and the command line over files; a value that lost is checked
-  all the same.
-- Keys and values are UTF-8 without NUL characters, wherever they come from: they
-  travel to other processes, into databases, and to the system as paths.
+- Later files override earlier ones, and the command line overrides files; an overridden value is
+  checked all the same.
+- Keys and values are UTF-8 without NUL characters, wherever they come from: they travel to other
+  processes, into databases, and to the system as paths.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PATTERNS = tuple(key for key in KEYS if isinstance(key, Pattern))
 
 
 class Entry(NamedTuple):
-    """The value of one key as it was written and as it was understood, and who wrote it."""
+    """The value of one key as written and as parsed, and who wrote it."""
 
     name: str
     text: str
@@ -57,10 +57,10 @@ class Config:
         *,
         settings: Sequence[str] = (),
     ) -> Config:
-        """Read the files in their order, then what the command line has: ``settings``, each as
-        ``KEY=VALUE``, and the overrides.
+        """Read the files in order, then the command line: ``settings``, each as ``KEY=VALUE``, and
+        overrides.
 
-        Raises ConfigError with every mistake of all of them.
+        Raises ConfigError with every mistake.
         """
         found = [line for path in paths for line in read(path)]
         written = map(_written, settings)
@@ -68,7 +68,7 @@ class Config:
 
     @classmethod
     def of(cls, values: Mapping[str, str]) -> Config:
-        """A configuration from texts by key name; raises ConfigError as :meth:`load` does."""
+        """A configuration from texts by key name; raises ConfigError with every mistake."""
         return cls().with_(values)
 
     def with_(self, values: Mapping[str, str]) -> Config:
@@ -79,14 +79,14 @@ class Config:
         return cast("T", self._entries[setting.name].value)
 
     def matching(self, pattern: Pattern[T]) -> dict[str, T]:
-        """The values of a family of keys, by what stands in the placeholder's place."""
+        """The values of a family of keys, by the text in the placeholder's place."""
         found = ((pattern.placeholder_of(entry.name), entry.value) for entry in self.items())
         return {placeholder: value for placeholder, value in found if placeholder is not None}
 
     def origin(self, setting: Setting[Any] | str) -> str:
         """Who set it: ``file:line``, ``command line``, ``code`` or ``default``.
 
-        A member of a family goes by its full name; KeyError where nobody set it.
+        Name a member of a family in full; KeyError if nobody set it.
         """
         return self._entries[setting if isinstance(setting, str) else setting.name].origin
 
@@ -137,7 +137,7 @@ def _checked(line: Line) -> Entry | Problem:
 
 
 def _unwritable(text: str) -> str:
-    """Why it cannot go into files and messages; empty where it can."""
+    """Why a text cannot be in files and messages; empty if it can."""
     if not kinds.is_unicode(text):
         return "is not UTF-8; write it in UTF-8"
     return "has a NUL character in it; remove that" if "\0" in text else ""
@@ -158,7 +158,7 @@ def _advice(name: str) -> str:
 
 
 def _guess(name: str, key: ConfigKey[Any]) -> tuple[float, str]:
-    """How much ``name`` is like ``key``, and the key that would have been meant."""
+    """The similarity of ``name`` and ``key``, and the key that would be meant."""
     from difflib import SequenceMatcher  # costs a start of every program, and only mistakes use it
 
     compared, fixed, meant = name, key.name, key.name

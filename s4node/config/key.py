@@ -24,7 +24,7 @@ class ConfigKey(Generic[T]):
     doc: str
 
     def parse(self, text: str) -> T:
-        """The value that ``text`` means; raises ValueError with what is wrong with it."""
+        """The value that ``text`` means; raises ValueError with the mistake."""
         return self.kind.parse(text)
 
 
@@ -34,7 +34,6 @@ class Setting(ConfigKey[T]):
 
     @property
     def default(self) -> T:
-        """The value where nobody sets one."""
         return self.parse(self.text)
 
 
@@ -46,12 +45,12 @@ class Pattern(ConfigKey[T]):
 
     @property
     def ends(self) -> tuple[str, str]:
-        """What stands before and after the placeholder."""
+        """The text before and after the placeholder."""
         before, _, rest = self.name.partition("<")
         return before, rest.partition(">")[2]
 
     def placeholder_of(self, name: str) -> str | None:
-        """What ``name`` has in the placeholder's place; None where it is not of this family."""
+        """The text in the placeholder's place; None if ``name`` is not of this family."""
         before, after = self.ends
         middle = name[len(before) : len(name) - len(after)]
         return middle if name == before + middle + after and kinds.is_name(middle) else None

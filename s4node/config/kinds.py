@@ -29,7 +29,7 @@ _FOLDER_BYTES = 3072
 
 @dataclass(frozen=True)
 class Kind(Generic[T]):
-    """What values a key takes: ``word`` says it to people, ``parse`` checks and converts."""
+    """A kind of value: ``word`` describes it to people, ``parse`` checks and converts."""
 
     word: str
     parse: Callable[[str], T]
@@ -85,8 +85,7 @@ def choice(*choices: str) -> Kind[str]:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether it can be written; what came as bytes that are no UTF-8, from the command line,
-    cannot."""
+    """Return True if a text can be encoded; bytes of the command line that are not UTF-8 cannot."""
     return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
@@ -103,14 +102,14 @@ def _parse_folder(text: str) -> str:
 
 
 def is_name(text: str) -> bool:
-    """A name can stand inside a key and in a comma list; its dotted parts are not empty."""
+    """Return True for a name inside a key and a comma list; its dotted parts are not empty."""
     return re.fullmatch(r"[^\s,=<>.]+(\.[^\s,=<>.]+)*", text) is not None
 
 
 def is_file_name(text: str) -> bool:
-    """A name that is good for a file's, too: it leads nowhere, nor is it too long for that.
+    """Return True for a name that is also a safe file name: without a path, and not too long.
 
-    The letters of any alphabet are taken as they are, with the marks that belong to them.
+    The letters of any alphabet are allowed, with their marks.
     """
     return (
         re.match(r"\w", text) is not None
@@ -136,7 +135,7 @@ def _parse_names(text: str) -> tuple[str, ...]:
 
 
 def own(*words: str, example: str = "package.module:Class") -> Kind[str]:
-    """One of these words, or something of the app author's own, by where it can be imported."""
+    """One of these words, or something of the app author's own, by its import path."""
 
     def parse(text: str) -> str:
         module, _, name = text.partition(":")

@@ -1,12 +1,12 @@
-"""Paths that users give: the folders that settings name, and what commands are about.
+"""Paths that users give: the folders that settings name, and the subjects of commands.
 
 Rules
-- What is wrong with one is told as a ConfigError: which path, where it was given, what to do.
-- What cannot be looked at is not the same as what is not there.
-- The path of a setting is used in full, so that it stays what it was wherever it is handed to.
-  In full it is UTF-8, because databases, entries and messages take no other text; whether that part
-  of it was written, is the user's home or is the folder we are in makes no difference.
-- An app's file may be anywhere, except where its path is to travel: to nodes or to containers.
+- A bad path is a ConfigError: which path, where it was given, what to do.
+- A path that cannot be read is not the same as one that does not exist.
+- The path of a setting is made absolute, so that it means the same wherever it is passed. The
+  absolute path must be UTF-8, because databases, entries and messages take no other text; this
+  includes parts that come from the user's home or the current folder.
+- An app's file may be anywhere, unless its path travels: to nodes or to containers.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from s4node.errors import ConfigError
 
 
 def full_path(text: str, setting: str) -> Path:
-    """What ``setting`` names, ``~`` being the user's home; raises ConfigError if it is nowhere,
-    or not UTF-8."""
+    """The absolute path that ``setting`` names, ``~`` being the user's home; raises ConfigError if
+    there is none, or it is not UTF-8."""
     try:
         path = Path(text).expanduser().absolute()
     except (RuntimeError, OSError) as error:  # nobody's home, and from a folder that has gone
@@ -38,7 +38,7 @@ def full_path(text: str, setting: str) -> Path:
 
 
 def check_travels(path: Path | str) -> None:
-    """Raise ConfigError for a path that cannot be told to other processes."""
+    """Raise ConfigError for a path that other processes cannot be told."""
     if not is_unicode(str(path)):
         raise ConfigError(
             f"{str(path)!r} is not UTF-8, and other processes are told it; rename what is not, or "
@@ -48,7 +48,7 @@ def check_travels(path: Path | str) -> None:
 
 @contextmanager
 def looking(path: Path | str, fix: str) -> Iterator[None]:
-    """Around what looks at a path; raises ConfigError with the ``fix`` where that cannot be."""
+    """Around code that looks at a path; raises ConfigError with the ``fix`` if that fails."""
     try:
         yield
     except OSError as error:
@@ -58,12 +58,12 @@ def looking(path: Path | str, fix: str) -> Iterator[None]:
 
 
 def is_file(path: Path, fix: str) -> bool:
-    """Whether it is a file; raises ConfigError where that cannot be known."""
+    """Return True for a file; raises ConfigError if that is unknown."""
     return stat.S_ISREG(_mode(path, fix))
 
 
 def is_folder(path: Path, fix: str) -> bool:
-    """Whether it is a folder; raises ConfigError where that cannot be known."""
+    """Return True for a folder; raises ConfigError if that is unknown."""
     return stat.S_ISDIR(_mode(path, fix))
 
 

@@ -1,7 +1,7 @@
-"""Parts of the author's: what a setting names as ``package.module:Class``. Pure.
+"""The author's own parts: what a setting names as ``package.module:Class``. Pure.
 
 Rules
-- What cannot be imported or made says which setting named it, and why.
+- An error of importing or making one says which setting named it, and why.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from s4node.errors import ConfigError, described, is_signal
 
 
 def found(named: str, setting: str, what: str) -> Any:
-    """What ``named`` is; ``what`` calls it for messages. Raises ConfigError if it is nowhere."""
+    """The object that ``named`` means; ``what`` describes it in messages. Raises ConfigError if
+    there is none."""
     module, _, name = named.partition(":")
     try:
         return getattr(import_module(module), name)
@@ -27,7 +28,8 @@ def found(named: str, setting: str, what: str) -> Any:
 
 
 def made(named: str, setting: str, what: str, *arguments: Any) -> Any:
-    """``named`` called with ``arguments``; raises ConfigError if it cannot be had or raises."""
+    """The result of calling ``named`` with ``arguments``; raises ConfigError if it is missing or
+    raises."""
     maker = found(named, setting, what)
     try:
         return maker(*arguments)

@@ -1,11 +1,11 @@
-"""Properties files: lines ``key = value``, as they are written.
+r"""Properties files: lines ``key = value``, as they are written.
 
 Rules
-- A properties file is UTF-8 lines ``key = value``; ``#`` and ``!`` open a comment line; a ``\\`` at
+- A properties file is UTF-8 lines ``key = value``; ``#`` and ``!`` open a comment line; a ``\`` at
   the end of a line joins the next one to it. There are no other escapes, and ``:`` separates
   nothing, because values hold addresses.
-- Mistakes travel in line with what was understood, so that all come out in order.
-- What keys there are, and which values they take, is no affair of this module.
+- Mistakes are in line with the parsed values, so that all come out in order.
+- Which keys there are, and which values they take, is not this module's concern.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake: where it is (``line`` and ``key`` where there are any), and what to do."""
+    """One mistake: where it is (with ``line`` and ``key`` if known), and what to do."""
 
     file: str
     line: int | None
@@ -42,7 +42,6 @@ class Line(NamedTuple):
 
     @property
     def origin(self) -> str:
-        """Who wrote it: the file and its line, or ``command line``."""
         return self.file if self.number is None else f"{self.file}:{self.number}"
 
     def problem(self, text: str) -> Problem:
@@ -88,7 +87,8 @@ def parse(file: str, text: str) -> Iterator[Line | Problem]:
 
 
 def _joined_lines(text: str) -> Iterator[tuple[int, str]]:
-    """What is neither blank nor a comment, with its first line's number, continuations joined.
+    """The lines that are neither blank nor comments, with the first line's number, continuations
+    joined.
 
     A backslash is left at the end only where the file ends with it.
     """

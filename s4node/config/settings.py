@@ -28,81 +28,81 @@ CLUSTER_NAME = Setting(
 )
 CLUSTER_PARTITIONS = Setting(
     _CLUSTER, "s4.cluster.partitions", "1", kinds.whole(1, 4096),
-    "How many partition tasks share the keys of an app. It is fixed when the app first starts: "
-    "more tasks can spread over more nodes, and each costs memory and a commit of its own.",
+    "How many partition tasks share the keys of an app. Fixed when the app first starts: more "
+    "tasks spread over more nodes, and each costs memory and a commit of its own.",
 )
 CLUSTER_ADDRESS = Pattern(
     _CLUSTER, "s4.cluster.<cluster>.address", "tcp://127.0.0.1:12001", kinds.address(1),
-    "Where a node of another cluster listens. One line for every cluster that consumes an output "
+    "Where a node of another cluster listens. One line for each cluster that consumes an output "
     "stream of this one.",
     "s4.cluster.east.address",
 )
 STREAM_CONSUMERS = Pattern(
     _CLUSTER, "s4.stream.<stream>.consumers", "east, west", kinds.NAMES,
-    "The clusters that get the events of an output stream. Each of them gets every event.",
+    "The clusters that consume an output stream. Each gets every event.",
     "s4.stream.clicks.consumers",
 )
 STREAM_GRADE = Pattern(
     _CLUSTER, "s4.stream.<stream>.grade", "durable", kinds.choice("fast", "durable"),
-    "What is promised for an input stream that producers send to. With durable each event counts "
-    "once, whatever is killed, and producers keep it until it is committed; with fast they keep it "
-    "until it is processed, and a crash may take it or have it twice. Unless it is set, it is "
-    "durable where the app has stores, reads something that can be read again, or has another "
-    "durable stream.",
+    "The grade of an input stream that producers send to. With durable each event counts once, "
+    "whatever is killed, and producers keep it until it is committed; with fast they keep it "
+    "until it is processed, and a crash may lose or repeat it. The default is durable if the app "
+    "has stores, a replayable input, or another durable stream.",
     "s4.stream.clicks.grade",
 )
 HASHER = Setting(
     _CLUSTER, "s4.hasher", "crc32m", kinds.HASHER,
-    "What turns a key into a partition: crc32m, the hash of Apache S4, or a function of yours from "
-    "a key to a whole number. Producers that route by themselves must use the same one.",
+    "The hash of keys that chooses partitions: crc32m, s4 (that of Apache S4), or your own "
+    "function from a key to a whole number. Producers that route by themselves must use the same "
+    "one.",
 )
 
 CLUSTER_GATHER_TIMEOUT = Setting(
     _CLUSTER, "s4.cluster.gatherTimeout", "10000", kinds.milliseconds(0),
-    "How long the first containers of an app wait for the others that are expected, before they "
-    "share out its partitions among those that are there. Who comes later is a spare.",
+    "How long the first containers of an app wait for the other expected ones, before they share "
+    "the partitions. A later one is a spare.",
 )
 
 _COORDINATION = "Coordination: how nodes find each other"
 
 COORDINATION_FOLDER = Setting(
     _COORDINATION, "s4.coordination.folder", "~/.s4node", kinds.FOLDER,
-    "The folder in which the nodes of one machine find each other; they make it. Nodes with the "
+    "The folder in which the nodes of one machine find each other; they create it. Nodes with the "
     "same folder belong together. It must be on a disk of this machine, and yours alone.",
 )
 SESSION_TIMEOUT = Setting(
     _COORDINATION, "s4.session.timeout", "10000", kinds.milliseconds(1000),
-    "After how long the partitions of a process that gives no sign of life go to others. A process "
-    "that dies is noticed at once; this is for those that hang or are stopped.",
+    "After how long without a sign of life the partitions of a process go to others. This is for "
+    "processes that hang or are stopped; one that dies is noticed at once.",
 )
 
 _LISTENER = "Listener: what comes in"
 
 LISTENER_ADDRESS = Setting(
     _LISTENER, "s4.listener.address", "tcp://127.0.0.1:12000", kinds.address(0),
-    "Where the node listens for its peers. Only programs of the same machine reach the default; "
-    "peers are not authenticated, so open it to trusted networks only. Port 0 takes a free port.",
+    "Where the node listens for its peers. Only programs of the same machine reach the default. "
+    "Peers are not authenticated, so open it to trusted networks only. Port 0 takes a free port.",
 )
 LISTENER_ADVERTISE = Setting(
     _LISTENER, "s4.listener.advertise", "", kinds.HOST,
-    "The host by which others reach this node, such as its name in DNS. Empty is the host of "
-    "s4.listener.address. Needed by the nodes of a cluster that listen on all interfaces "
-    "(0.0.0.0), for that is no host to connect to.",
+    "The host by which others reach this node, such as its name in DNS. The default is the host "
+    "of s4.listener.address. Set it for nodes of a cluster that listen on all interfaces "
+    "(0.0.0.0), which is not a host to connect to.",
 )
 LISTENER_MAX_ENVELOPE_BYTES = Setting(
     _LISTENER, "s4.listener.maxEnvelopeBytes", "16777216", kinds.size(1024, 2**31 - 1),
-    "The longest envelope that is read. A longer one closes its connection, for this is what "
-    "bounds the memory that one peer can take.",
+    "The longest envelope that is read. A longer one closes its connection. This bounds the "
+    "memory that one peer can take.",
 )
 LISTENER_MAX_FRAME_BYTES = Setting(
     _LISTENER, "s4.listener.maxFrameBytes", "1048576", kinds.size(1024, 2**31 - 1),
-    "The longest frame that is taken. A longer one is refused with an answer to its producer, and "
-    "the connection stays.",
+    "The longest frame that is accepted. A longer one is refused with an answer to its producer, "
+    "and the connection stays.",
 )
 LISTENER_MAX_CONNECTIONS = Setting(
     _LISTENER, "s4.listener.maxConnections", "1024", kinds.whole(1),
-    "How many peers may be connected at a time; further ones are turned away. Each connection "
-    "takes a file descriptor.",
+    "How many peers may be connected at a time; further ones are turned away. Each takes a file "
+    "descriptor.",
 )
 
 _QUEUES = "Queues: their sizes count events"
@@ -132,22 +132,22 @@ def _stage_keys(stage: str) -> dict[str, tuple[Setting[Any], Pattern[Any]]]:
     of, (executor, events, size) = _STAGE_DOCS[stage], _STAGE_DEFAULTS[stage]
     rows: list[tuple[str, str, kinds.Kind[Any], str]] = [
         ("executor", executor, kinds.EXECUTOR, (
-            f"What happens when more comes than the stage of {of} can take: block makes senders "
-            "wait, shed drops the newest, throttle lets only maxRate leave and drops the newest of "
-            "what producers send behind a full queue; package.module:Class is your own.")),
+            f"What happens when the stage of {of} is full: block makes senders wait, shed drops the "
+            "newest, throttle lets only maxRate leave and drops the newest that producers send "
+            "beyond a full queue; package.module:Class is your own.")),
         ("workQueueSize", events, kinds.whole(1), (
             f"How many events the stage of {of} holds, and at most {_STAGE_BEYOND[stage]} beyond. "
-            "Credit is cut to it. More rides out longer bursts, for memory and latency.")),
+            "It bounds credit. More absorbs longer bursts, for memory and latency.")),
         ("workQueueBytes", size, kinds.size(1024, 2**53), (
-            f"How many bytes the stage of {of} holds, however few events they are. It bounds the "
-            "memory that overload can take.")),
+            f"How many bytes the stage of {of} holds. It bounds the memory that overload can "
+            "take.")),
         ("maxRate", "200000", kinds.whole(1), (
-            f"How many events a second leave the stage of {of} where its executor throttles.")),
+            f"How many events a second leave the stage of {of} if its executor throttles.")),
     ]
     if stage == "stream":
         rows.append(("parallelism", "0", kinds.whole(0, 1024), (
-            "How many handlers of a keyed stream may be outstanding in a partition, each key in "
-            "order. 0 leaves it to the app's set_parallelism(), and to 1 without that.")))
+            "How many handlers of a keyed stream may run at a time in a partition, each key in "
+            "order. 0 leaves it to the app's set_parallelism(), with 1 as its default.")))
     return {
         word: (
             Setting(_QUEUES, f"s4.{stage}.{word}", text, kind, doc),
@@ -164,17 +164,18 @@ STREAM_KEYS = (
     STREAM_CONSUMERS,
     *(pattern for keys in STAGE_KEYS.values() for _, pattern in keys.values()),
 )
-"""What may be said of streams that an app does not have, for a file may be that of several apps."""
+"""Keys that may name streams that an app does not have, because several apps may share a file."""
 SENDER_WORK_QUEUE_SIZE: Setting[int] = STAGE_KEYS["remoteSender"]["workQueueSize"][0]
 SPILL_FOLDER = Setting(
     _QUEUES, "s4.spill.folder", "", kinds.FOLDER,
     "Where events of streams that feed themselves, and of timers, wait on disk for a full stage. "
-    "Empty is the folder for temporary files. The files have no names and end with their process.",
+    "The default is the folder for temporary files. The files have no names and end with their "
+    "process.",
 )
 SENDER_MAX_FRAME_EVENTS = Setting(
     _QUEUES, "s4.sender.maxFrameEvents", "2048", kinds.whole(1),
-    "The most events that the sender puts into one frame. Larger frames cost less an event, and "
-    "hold up the other streams for longer.",
+    "The most events that the sender puts into one frame. Larger frames cost less per event, and "
+    "hold up other streams for longer.",
 )
 SENDER_MAX_FRAME_BYTES = Setting(
     _QUEUES, "s4.sender.maxFrameBytes", "262144", kinds.size(1024, 2**31 - 1),
@@ -186,31 +187,30 @@ _COMM = "Connections"
 
 COMM_TIMEOUT = Setting(
     _COMM, "s4.comm.timeout", "1000", kinds.milliseconds(1),
-    "How long connecting and shaking hands with a peer may take. Short finds a dead peer early, "
-    "long is kinder to slow networks.",
+    "How long connecting to a peer, with the handshake, may take. A short time finds a dead peer "
+    "early, a long one suits slow networks.",
 )
 COMM_VERDICT_DELAY = Setting(
     _COMM, "s4.comm.verdictDelay", "200", kinds.milliseconds(0),
-    "The longest time that a verdict may wait to travel with others. Verdicts that a producer "
-    "waits for, or that give back a quarter of its credit, never wait. Longer costs less; "
-    "producers keep their events longer.",
+    "How long a verdict may wait to be sent with others. A verdict that a producer waits for, or "
+    "that returns a quarter of its credit, never waits. Longer costs less; producers keep their "
+    "events longer.",
 )
 PRODUCER_EXPIRY = Setting(
     _COMM, "s4.producer.expiry", "3600000", kinds.milliseconds(1),
-    "A producer that was not seen for so long is forgotten. What it resends afterwards is no "
-    "longer known as a repetition, so stay above the longest break that producers may take.",
+    "After how long a producer that is not seen is forgotten. What it resends later is not "
+    "recognised as a repetition, so stay above the longest break of a producer.",
 )
 
 _APP = "The app"
 
 ADAPTER_OUTPUT_STREAM = Setting(
     _APP, "s4.adapter.output.stream", "", kinds.TEXT,
-    "The remote stream that an AdapterApp feeds. Empty for apps that are no adapters.",
+    "The remote stream that an AdapterApp feeds. Empty for apps that are not adapters.",
 )
 APP_PARAMETER = Pattern(
     _APP, "s4.app.<parameter>", "42", kinds.TEXT,
-    "A parameter of the app, which finds it as text in app.parameters, under its name without "
-    "s4.app.",
+    "A parameter of the app: text in app.parameters, under its name without s4.app.",
     "s4.app.threshold",
 )
 
@@ -218,41 +218,42 @@ _TASKS = "Tasks: which there are, and what they read"
 
 BROADCAST_INPUTS = Setting(
     _TASKS, "task.broadcast.inputs", "", kinds.PARTITIONS,
-    "Partitions that every task reads, each with progress of its own, such as log.rules#[0-1], "
-    "log.a.b#2. The first dot ends the system's name. One that is an input, too, is broadcast.",
+    "Partitions that every task reads, each with its own progress, such as log.rules#[0-1], "
+    "log.a.b#2. The first dot ends the system's name. An input that is also named here is "
+    "broadcast.",
 )
 GROUPER = Setting(
     _TASKS, "job.systemstreampartition.grouper.factory", "by-partition",
     kinds.own("by-partition", "by-ssp"),
-    "What makes tasks of partitions: by-partition makes one of partition 3 of all inputs, by-ssp "
-    "one of each partition of each input. All but by-partition are for tasks that read only "
-    "replayable inputs without keys. It cannot be changed once there is progress.",
+    "How partitions are grouped into tasks: by-partition makes one task of partition 3 of all "
+    "inputs, by-ssp one of each partition of each input. All but by-partition are for tasks that "
+    "read only replayable inputs without keys. It cannot change once there is progress.",
 )
 CONTAINER_COUNT = Setting(
     _TASKS, "job.container.count", "0", kinds.whole(0),
     "How many containers share the tasks, at most one a task: s4 run starts so many, and on a "
-    "cluster further ones are spares. 0 is the process of s4 run itself, and on a cluster all "
-    "containers that there are.",
+    "cluster further ones are spares. With 0, s4 run is one process, and a cluster uses all "
+    "containers.",
 )
 CHOOSER = Setting(
     _TASKS, "task.chooser.class", "round-robin", kinds.own("round-robin"),
-    "What chooses among a task's inputs of equal priority.",
+    "The chooser among a task's inputs of equal priority.",
 )
 BATCH_SIZE = Setting(
     _TASKS, "task.consumer.batch.size", "0", kinds.whole(0),
-    "How many events of an input are processed, as long as it has any, before another input has "
+    "How many events of an input are processed, if there are so many, before another input has "
     "its turn. 0 is one step: s4.step.maxEvents events or s4.step.maxMs, or what came at once.",
 )
 STREAM_PRIORITY = Pattern(
     _TASKS, "streams.<stream>.samza.priority", "1", kinds.whole(0),
-    "While an input of higher priority has events the others wait. It waits for a step of them at "
-    "most, s4.step.maxEvents events or s4.step.maxMs. 0 without it; above all if it bootstraps.",
+    "While an input of higher priority has events, the others wait. It waits for at most one step "
+    "of theirs, s4.step.maxEvents events or s4.step.maxMs. The default is 0; an input that "
+    "bootstraps is above all.",
     "streams.clicks.samza.priority",
 )
 STREAM_BOOTSTRAP = Pattern(
     _TASKS, "streams.<stream>.samza.bootstrap", "true", kinds.SWITCH,
-    "A task reads this input, up to what was its newest event at the start, before it processes "
-    "any other.",
+    "A task reads this input, up to its newest event at the start, before it processes any other.",
     "streams.rules.samza.bootstrap",
 )
 
@@ -260,147 +261,144 @@ _TASK_RUN = "Tasks: how they run"
 
 TASK_MAX_CONCURRENCY = Setting(
     _TASK_RUN, "task.max.concurrency", "1", kinds.whole(1, 100_000),
-    "How many events of one task may be outstanding: begun, and not yet done. With 1 each event is "
+    "How many events of one task may be in flight: begun, and not yet done. With 1 each event is "
     "done before the next begins. More overlaps what tasks wait for; see task.order.",
 )
 TASK_ORDER = Setting(
     _TASK_RUN, "task.order", "arrival", kinds.choice("arrival", "key"),
-    "How the events of a task begin where several may be outstanding: by arrival they begin as "
-    "they came and overlap, by key those of one key never overlap. Events without a key count as "
-    "of one key.",
+    "The order of a task's events when several may be in flight: with arrival they begin as they "
+    "came and overlap, with key those of one key never overlap. Events without a key count as one "
+    "key.",
 )
 THREAD_POOL_SIZE = Setting(
     _TASK_RUN, "job.container.thread.pool.size", "0", kinds.whole(0, 1024),
-    "How many threads of a container run plain tasks (process, window and timers), for those that "
-    "wait for something without being async. 0 runs them on the event loop, which costs least.",
+    "How many threads of a container run plain tasks (process, window and timers) that wait for "
+    "something without being async. 0 runs them on the event loop, which costs least.",
 )
 TASK_WINDOW_MS = Setting(
     _TASK_RUN, "task.window.ms", "0", kinds.milliseconds(0),
-    "How often a task's window() is called, while none of its events is outstanding. 0 is never.",
+    "How often a task's window() is called, while none of its events is in flight. 0 is never.",
 )
 TASK_COMMIT_MS = Setting(
     _TASK_RUN, "task.commit.ms", "60000", kinds.milliseconds(0),
-    "After how much time at the latest what a task keeps is saved, if it has changed. It is saved "
-    "as soon as others wait for it (producers of durable streams that flush, and tasks, logs and "
-    "other apps for events that leave with it; within a second for producers that do not flush), "
-    "as long as that takes less than a tenth of the task's time, and all tasks of a container "
-    "less than a quarter of a process, or a fiftieth while that works at full speed. 0 saves it "
-    "only when a task or a producer asks for it, when events wait that it has put for others, and "
-    "at the end.",
+    "The longest time between commits of a task that has changed. A commit begins as soon as "
+    "others wait for it (producers of durable streams that flush, and tasks, logs and other apps "
+    "for events that leave with it; within a second for producers that do not flush), as long as "
+    "that takes less than a tenth of the task's time, and all tasks of a container less than a "
+    "quarter of a process, or a fiftieth while it works at full speed. With 0 a task commits only "
+    "when it or a producer asks for it, when events that it has put for others wait, and at the "
+    "end.",
 )
 TASK_ASYNC_COMMIT = Setting(
     _TASK_RUN, "task.async.commit", "false", kinds.SWITCH,
-    "Whether a task's events may be outstanding, and begin, while its progress is taken. It never "
+    "A task's events may be in flight, and begin, while its progress is taken. A commit never "
     "covers more than what is done.",
 )
 TASK_CALLBACK_TIMEOUT_MS = Setting(
     _TASK_RUN, "task.callback.timeout.ms", "0", kinds.milliseconds(0),
-    "How long an event of a task that is awaited, in a thread, or to be ended by a callback may be "
-    "outstanding; and an event of PEs whose stream has parallel handlers. One that takes longer "
-    "is as one at which a handler raises: it stops the container, or is left out where "
-    "s4.stream.<stream>.onError says so. 0 is for ever.",
+    "How long an event of a task that is awaited, in a thread, or ended by a callback may be in "
+    "flight; and an event of PEs whose stream has parallel handlers. One that takes longer counts "
+    "as failed: it stops the container, or is skipped if s4.stream.<stream>.onError says so. 0 is "
+    "for ever.",
 )
 TASK_IGNORED_EXCEPTIONS = Setting(
     _TASK_RUN, "task.ignored.exceptions", "", kinds.CLASSES,
-    "Exceptions of a task's process, window and timers that are counted, by class, and otherwise "
-    "ignored: names of classes, with or without their module, subclasses included, or * for all.",
+    "Exceptions of a task's process, window and timers that are only counted, by class: names of "
+    "classes, with or without their module, subclasses included, or * for all.",
 )
 
-_INPUTS = "Inputs that can be read again"
+_INPUTS = "Replayable inputs"
 
 SYSTEM_TYPE = Pattern(
     _INPUTS, "systems.<system>.type", "log", kinds.own("log"),
-    "Makes a system known by this name. log is the log of a node; your own is called with the name "
-    "and the address. live, the sockets, is always there.",
+    "Defines a system of this name. log is the log of a node; your own class is called with the "
+    "name and the address. live, the sockets, always exists.",
     "systems.archive.type",
 )
 SYSTEM_ADDRESS = Pattern(
     _INPUTS, "systems.<system>.address", "tcp://127.0.0.1:12000", kinds.TEXT,
-    "Where the system is reached: for a log, where its node listens. The system log needs none "
-    "where this process has the log itself.",
+    "The address of the system; for a log, where its node listens. The system log needs none if "
+    "this process has the log itself.",
     "systems.archive.address",
 )
 TASK_INPUTS = Setting(
     _INPUTS, "task.inputs", "", kinds.NAMES,
-    "The inputs, each system.stream; the first dot ends the system's name. It wins over what the "
-    "app says of the streams that it names. Empty leaves all to the app.",
+    "The inputs, each system.stream; the first dot ends the system's name. It overrides the app "
+    "for the streams that it names. Empty leaves all to the app.",
 )
 OFFSET_DEFAULT = Pattern(
     _INPUTS, "streams.<stream>.samza.offset.default", "oldest", kinds.OFFSET,
     "Where an input without progress begins: at the oldest event that is there, at the newest, or "
-    "with what is upcoming, which is what happens where nobody says anything.",
+    "with the upcoming one, which is the default.",
     "streams.clicks.samza.offset.default",
 )
 SYSTEM_OFFSET_DEFAULT = Pattern(
     _INPUTS, "systems.<system>.samza.offset.default", "oldest", kinds.OFFSET,
-    "The same for all streams of a system of which nothing else is said.",
+    "The same for the other streams of a system.",
     "systems.archive.samza.offset.default",
 )
 RESET_OFFSET = Pattern(
     _INPUTS, "streams.<stream>.samza.reset.offset", "true", kinds.SWITCH,
-    "Begin where samza.offset.default says at every start of the app, whatever progress there is; "
-    "a container that takes a task over while others run goes on from its progress.",
+    "Begin at samza.offset.default at every start of the app, whatever progress there is. A "
+    "container that takes a task over while others run resumes from its progress.",
     "streams.clicks.samza.reset.offset",
 )
 ON_LOST = Pattern(
     _INPUTS, "streams.<stream>.onLost", "oldest", kinds.choice("fail", "oldest"),
-    "What happens where retention has removed events that were to be read next: fail stops the "
-    "container, as it does where nobody says anything; oldest goes on with what is left, and the "
-    "loss is counted and told.",
+    "What happens if retention has removed events that were to be read next: fail, the default, "
+    "stops the container; oldest continues with what is left, and the loss is counted and logged.",
     "streams.clicks.onLost",
 )
 DROP_UNDECODED = Setting(
     _INPUTS, "task.drop.deserialization.errors", "false", kinds.SWITCH,
-    "Whether events of an input that do not decode, or whose key is not found, are dropped and "
-    "counted. Otherwise the first one stops the container, unless task.dead.letter.stream keeps "
-    "them.",
+    "Drop and count events of an input that do not decode or have no key. Otherwise the first one "
+    "stops the container, unless there is a task.dead.letter.stream.",
 )
 DEAD_LETTERS = Setting(
     _INPUTS, "task.dead.letter.stream", "", kinds.optional(kinds.NAME),
-    "Where events go that do not decode, whose key is not found, or that are left out with onError "
-    "= dead-letter: one of the app's output streams, or system.stream. Each is a GenericEvent with "
-    "its place, reason and bytes. The input goes on; its progress waits until the event was taken "
-    "there.",
+    "The stream of dead letters: events that do not decode, have no key, or are skipped with "
+    "onError = dead-letter. One of the app's output streams, or system.stream. Each dead letter "
+    "is a GenericEvent with the event's place, reason and bytes. The input goes on; its progress "
+    "waits until the dead letter is stored.",
 )
 ON_ERROR = Pattern(
     _INPUTS, "s4.stream.<stream>.onError", "skip", kinds.choice("fail", "skip", "dead-letter"),
-    "What becomes of an event of a stream at which a handler fails, or at which the process dies "
-    "three times: fail stops the container, as it does where nobody says anything; skip leaves the "
-    "event out; dead-letter keeps it in task.dead.letter.stream. Of an event that was left out "
-    "nothing stays, neither state nor output: its task goes back to its last commit. So it takes "
-    "tasks that keep what they do.",
+    "What becomes of an event at which a handler fails, or which kills the process three times: "
+    "fail, the default, stops the container; skip skips the event; dead-letter also stores it in "
+    "task.dead.letter.stream. A skipped event leaves neither state nor output: its task goes back "
+    "to its last commit. So the tasks must keep state.",
     "s4.stream.clicks.onError",
 )
 MONITOR_PARTITIONS = Setting(
     _INPUTS, "job.coordinator.monitor-partition-change.frequency.ms", "300000",
     kinds.milliseconds(10),
-    "How often the inputs are asked for their number of partitions. One that changes stops the "
-    "container, for it moves keys.",
+    "How often the inputs are asked for their number of partitions. A change stops the container, "
+    "because it moves keys.",
 )
 
 _PROGRESS = "Progress"
 
 STATE_FOLDER = Setting(
     _PROGRESS, "s4.state.folder", "~/.s4node/state", kinds.FOLDER,
-    "The folder for what tasks keep across starts, of all clusters and apps of this machine. It "
-    "must be on a disk of this machine, and yours alone.",
+    "The folder of the tasks' state, of all clusters and apps of this machine. It must be on a "
+    "disk of this machine, and yours alone.",
 )
 STATE_URL = Setting(
     _PROGRESS, "s4.state.url", "", kinds.TEXT,
-    "Where tasks keep what they keep beside s4.state.folder, for nodes that share no folder: a URL "
-    "that fsspec knows, such as s3://bucket/s4 or file:///mnt/shared. A commit counts when it is "
-    "there, so each takes as long as that; a node without a task's folder fetches it from there.",
+    "Where state is shipped, beside s4.state.folder, for nodes that share no folder: a URL that "
+    "fsspec knows, such as s3://bucket/s4 or file:///mnt/shared. A commit counts only once it is "
+    "there; a node without a task's folder fetches it from there.",
 )
 STATE_SYNC = Setting(
     _PROGRESS, "s4.state.sync", "normal", kinds.choice("normal", "full"),
-    "What a power cut may take of what tasks keep: with full nothing that was committed, for a "
-    "wait for the disk at every commit; with normal the last commits, after which inputs are "
-    "replayed. A process that dies loses nothing with either.",
+    "What a power cut may lose of the state: with full nothing that was committed, for a wait for "
+    "the disk at every commit; with normal the last commits, after which inputs are replayed. A "
+    "process that dies loses nothing with either.",
 )
 STATE_CHECKPOINT_INTERVAL = Setting(
     _PROGRESS, "s4.state.checkpointInterval", "600000", kinds.milliseconds(0),
-    "How often, in milliseconds, a task keeps a checkpoint of its database, to go back to if that "
-    "is damaged. It shares with the database all files that have not changed since. 0 keeps none.",
+    "How often, in milliseconds, a task makes a checkpoint of its database, to go back to if that "
+    "is damaged. The two share all files that have not changed since. 0 makes none.",
 )
 STATE_CHECKPOINTS = Setting(
     _PROGRESS, "s4.state.checkpoints", "3", kinds.whole(1),
@@ -408,47 +406,47 @@ STATE_CHECKPOINTS = Setting(
 )
 STATE_CHECKPOINT_AGE = Setting(
     _PROGRESS, "s4.state.checkpointAge", "86400000", kinds.milliseconds(0),
-    "For how long checkpoints are kept, in milliseconds; the newest is kept for ever, and with 0 "
-    "all are.",
+    "How long checkpoints are kept, in milliseconds; the newest is kept for ever, and with 0 all "
+    "are.",
 )
 STATE_CHANGES_BYTES = Setting(
     _PROGRESS, "s4.state.changesBytes", "67108864", kinds.whole(1024),
-    "A task commits early when what its stores have changed since its last commit takes so many "
-    "bytes of memory.",
+    "A task commits early when the changes of its stores since its last commit take more than "
+    "this many bytes of memory.",
 )
 COMMIT_TIMEOUT = Setting(
     _PROGRESS, "task.commit.timeout.ms", "1800000", kinds.milliseconds(0),
     "How long commits of a task may fail one after another before the container stops. Until then "
-    "they are tried again, and nothing is forgotten; a crash then replays as much.",
+    "they are retried, and nothing is lost; a crash meanwhile replays as much.",
 )
 
 _STEPS = "Steps, and stopping"
 
 STEP_MAX_EVENTS = Setting(
     _STEPS, "s4.step.maxEvents", "2048", kinds.whole(1),
-    "After how many events a task gives way to timers, sockets and other tasks. Fewer is prompter, "
-    "more is faster.",
+    "After how many events a task yields to timers, sockets and other tasks. Fewer is more "
+    "responsive, more is faster.",
 )
 STEP_MAX_MS = Setting(
     _STEPS, "s4.step.maxMs", "5", kinds.milliseconds(0.1),
-    "After how much time a task gives way, if that comes before s4.step.maxEvents.",
+    "After how much time a task yields, if that comes before s4.step.maxEvents.",
 )
 WATCHDOG_MS = Setting(
     _STEPS, "s4.watchdog.ms", "100", kinds.milliseconds(0),
-    "A step that takes longer is reported with its stack: a handler blocks or computes for too "
-    "long there. 0 turns the watchdog off.",
+    "A step that takes longer is reported with its stack: a handler blocks or computes too long. "
+    "0 turns the watchdog off.",
 )
 TASK_SHUTDOWN_MS = Setting(
     _STEPS, "task.shutdown.ms", "30000", kinds.milliseconds(0),
-    "The longest time that a stopping node goes on working off what it has begun, or nobody else "
-    "has; the rest goes back to its producers. What is then left is dropped here; durable streams "
-    "have it again after the start. Events of output streams that no consumer has ruled on, and "
-    "that no task keeps, are named, and the exit status is 1.",
+    "How long a stopping node goes on processing what it has begun, or no other node has; the "
+    "rest goes back to its producers. What is left then is dropped here; durable streams replay "
+    "it after the start. Events of output streams that no consumer has acknowledged, and no task "
+    "has saved, are reported, and the exit status is 1.",
 )
 GC_THRESHOLD = Setting(
     _STEPS, "s4.gc.threshold", "100000", kinds.whole(0, 2**31 - 1),
     "How many net allocations make Python collect its youngest generation. Higher means fewer "
-    "pauses, and cycles of garbage that live longer. 0 leaves Python's own setting.",
+    "pauses, and garbage in cycles that lives longer. 0 keeps Python's own setting.",
 )
 
 _CONTAINERS = "Container processes"
@@ -460,7 +458,7 @@ CONTAINER_START_TIMEOUT = Setting(
 )
 CONTAINER_PULSE_TIMEOUT = Setting(
     _CONTAINERS, "s4.container.pulseTimeout", "10000", kinds.milliseconds(100),
-    "After how long without a sign of life a container process is taken for stuck, killed and "
+    "After how long without a sign of life a container process is considered stuck, killed and "
     "started again. Stay above the longest time that a plain handler computes.",
 )
 CONTAINER_END_TIMEOUT = Setting(
@@ -480,38 +478,39 @@ CONTAINER_MAX_RESTART_DELAY = Setting(
 )
 LIFECYCLE_LISTENERS = Setting(
     _CONTAINERS, "container.lifecycle.listeners", "", kinds.each(kinds.own()),
-    "Who is told of a container's start, step by step, and of its end: classes of yours, such as "
-    "package.module:Class.",
+    "Classes of yours that are called at each step of a container's start, and at its end, such "
+    "as package.module:Class.",
 )
 
 _LOG = "The embedded log"
 
 LOG_FOLDER = Setting(
     _LOG, "s4.log.folder", "", kinds.FOLDER,
-    "The folder of the embedded log's files; it is made if it is missing. Empty: this process has "
-    "no log. One process has a folder at a time, and it must be on a disk of this machine.",
+    "The folder of the embedded log's files; it is created if missing. Empty: this process has no "
+    "log. One process uses a folder at a time, and it must be on a disk of this machine.",
 )
 LOG_RETENTION_MS = Setting(
     _LOG, "s4.log.retention.ms", "604800000", kinds.milliseconds(0),
-    "How long a frame is kept after it was appended. 0 keeps it for ever. A stream may have a time "
-    "of its own.",
+    "How long a frame is kept after it was appended. 0 keeps it for ever. A stream may have its "
+    "own time.",
 )
 LOG_RETENTION_BYTES = Setting(
     _LOG, "s4.log.retention.bytes", "0", kinds.size(0, 2**53),
-    "How many bytes of frames a partition keeps: the oldest are deleted beyond it. 0 is no bound. "
-    "A stream may have a size of its own.",
+    "How many bytes of frames a partition keeps: beyond it the oldest are deleted. 0 has no "
+    "bound. A stream may have its own size.",
 )
 LOG_QUOTA_BYTES = Setting(
     _LOG, "s4.log.quotaBytes", "0", kinds.size(0, 2**53),
-    "How many bytes the files of the log may take up, all streams together, but for those that "
-    "were given up or that damage keeps from being opened. Nothing is deleted for it that is still "
-    "to be kept: what is appended then waits. 0 is no bound.",
+    "How many bytes the files of the log may take, all streams together, except files that were "
+    "given up or cannot be opened because of damage. It deletes nothing early: appending waits. 0 "
+    "has no bound.",
 )
 LOG_SYNC = Setting(
     _LOG, "s4.log.sync", "normal", kinds.choice("none", "normal", "full"),
-    "What a power cut may take: with full nothing that was acknowledged, for a wait for the disk "
+    "What a power cut may lose: with full nothing that was acknowledged, for a wait for the disk "
     "at every commit; with normal the last commits, some MiB a partition, while the files stay "
-    "sound. With none it may damage the files. A process that dies loses nothing with any of them.",
+    "sound. With none it may damage the files. A process that dies loses nothing with any of "
+    "them.",
 )
 
 
@@ -519,12 +518,12 @@ _METRICS = "Metrics"
 
 METRICS_REPORTERS = Setting(
     _METRICS, "metrics.reporters", "", kinds.each(kinds.own("console", "jsonl")),
-    "Who is given the metrics of a container: console prints a table, jsonl writes a JSON object a "
-    "line for the container and each of its tasks. Empty is nobody.",
+    "The reporters that get the metrics of a container: console prints a table, jsonl writes a "
+    "JSON object a line for the container and each of its tasks. Empty is none.",
 )
 METRICS_INTERVAL = Setting(
     _METRICS, "metrics.reporter.interval", "60000", kinds.milliseconds(1),
-    "The time between two reports. There is one more at the end.",
+    "The time between two reports. A last one comes at the end.",
 )
 METRICS_FILE = Setting(
     _METRICS, "metrics.reporter.jsonl.file", "", kinds.TEXT,

@@ -1,8 +1,8 @@
 """Packages of apps: made, loaded, and deployed to a cluster.
 
-``load_app`` finds the app that a command names. ``pack`` makes a package of it and loads that of a
-package; ``pickling`` takes an app's file apart, by value. ``deploy`` gives a package to the nodes.
-``cluster_snapshot`` puts together what they report.
+``load_app`` finds the app that a command names. ``pack`` makes a package of it and loads a package;
+``pickling`` pickles what an app's file defines. ``deploy`` gives a package to the nodes.
+``cluster_snapshot`` combines what they report.
 
 It may touch ``app``, ``packaged``, ``cluster``, ``config``, ``version`` and ``errors``, and the
 world: files, a node's admin socket and trio. It runs the code of apps. ``cluster_snapshot`` is

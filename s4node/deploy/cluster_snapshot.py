@@ -1,13 +1,13 @@
-"""What a cluster does at a moment, put together from what its nodes tell; pure.
+"""The state of a cluster at a moment, combined from the reports of its nodes; pure.
 
 Rules
-- Containers tell what their stages count; here the same stage of several partitions and containers
+- Containers report the counts of their stages; the same stage of several partitions and containers
   becomes one row. Counts are added up, times are the longest.
 - An event that one container passes on to the owner of its partition is decoded in both, and is
   counted where it came in from outside.
 - A rate is the difference of two snapshots; a container that started between them counts from 0.
-- The bottleneck is the fullest blocking stage furthest downstream: a stage that is full fills those
-  before it, so the last full one is what all of them wait for.
+- The bottleneck is the fullest blocking stage furthest downstream: a full stage fills those before
+  it, so all of them wait for the last full one.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Row(msgspec.Struct):
 
 
 class OutboxRow(msgspec.Struct):
-    """What tasks have put on a stream for others, and is not committed there: so many events, and
-    about so many bytes. ``consumer`` is the app that it is for, empty where it is the same."""
+    """Events that tasks have put on a stream for others who have not committed them: how many, and
+    about how many bytes. ``consumer`` is the receiving app, empty for the same app."""
 
     app: str
     stream: str
@@ -65,8 +65,8 @@ class OutboxRow(msgspec.Struct):
 
 
 class Container(msgspec.Struct, frozen=True):
-    """A container process; ``failure`` is why it ended the last time without being asked, and
-    ``failed_ms`` when (ms since 1970; 0 where it has not)."""
+    """A container process; ``failure`` is why it last ended without being asked, and ``failed_ms``
+    when (ms since 1970; 0 if it has not)."""
 
     app: str
     node: str
@@ -80,7 +80,7 @@ class Container(msgspec.Struct, frozen=True):
 
 
 class NodeRow(msgspec.Struct, frozen=True):
-    """A living node; ``problem`` is why it does not answer, if it does not."""
+    """A living node; ``problem`` is why it does not answer, or empty."""
 
     name: str
     address: str
@@ -91,8 +91,8 @@ class NodeRow(msgspec.Struct, frozen=True):
 
 
 class AppRow(msgspec.Struct, frozen=True):
-    """An app; ``state`` is what :func:`state_of` says, ``owners`` are its members' names by
-    partition, empty where nobody owns it, ``containers`` the members' addresses by node."""
+    """An app; ``state`` is from :func:`state_of`, ``owners`` are its members' names by partition
+    (empty without an owner), ``containers`` the members' addresses by node."""
 
     name: str
     version: str
@@ -104,9 +104,10 @@ class AppRow(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """A cluster at a time (seconds of a steady clock), or of it a process that is alone.
+    """A cluster at a time (seconds of a steady clock), or a process without a cluster.
 
-    ``folder`` is where its nodes find each other, empty for a process that is alone."""
+    ``folder`` is where its nodes find each other, empty without a cluster.
+    """
 
     cluster: str
     folder: str
@@ -119,13 +120,13 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What tells it apart from others of the same time."""
+        """Distinguishes it from other snapshots of the same time."""
         alone = "" if self.folder else self.nodes[0].name
         return self.cluster, self.folder, alone
 
 
 def no_node(cluster: str, others: Collection[str]) -> str:
-    """What to tell where no node of a cluster lives, but of ``others`` some do."""
+    """The message if no node of a cluster lives, but nodes of ``others`` do."""
     start = f"start one with: s4 node {cluster}"
     if others:
         start = f"nodes of {', '.join(others)} do: name it with --cluster; or {start}"
@@ -137,7 +138,7 @@ Told: TypeAlias = tuple[str, Mapping[str, int], Mapping[str, Any]]
 
 
 def rows_of(told: Iterable[Told]) -> list[Row]:
-    """The rows of what containers told: app, levels of its streams and statistics of each."""
+    """The rows of containers' reports: app, levels of its streams and statistics of each."""
     rows: dict[tuple[str, str, str], Row] = {}
     for app, levels, statistics in told:
         for stage in statistics.get("stages", ()):
@@ -160,7 +161,7 @@ def rows_of(told: Iterable[Told]) -> list[Row]:
 
 
 _DOING = {
-    "running": "starting",  # it has been let go on, and takes no part yet
+    "running": "starting",  # it has resumed, and takes no part yet
     "starting": "starting",
     "waiting": "waiting to restart",
     "stopping": "stopping",
@@ -171,10 +172,10 @@ _DOING = {
 
 
 def state_of(wanted: str, phases: Collection[str], members: Collection[str]) -> str:
-    """What is true of an app that is wanted to be in a state, as the registry has it.
+    """The state of an app, given the wanted one of the registry.
 
     ``phases`` are those of its containers, as far as nodes have answered, ``members`` the names of
-    those that take part. An app that fails at every start is wanted to run, and does not.
+    the containers that take part. An app that fails at every start is wanted to run, but does not.
     """
     if wanted != "running" or members:
         return wanted
@@ -213,9 +214,9 @@ def _rank(row: Row) -> tuple[int, int]:
 
 
 def bottleneck_of(rows: Iterable[Row]) -> str:
-    """Which stage all others wait for, in words, or else which one drops; empty where none is full.
+    """The stage that all others wait for, in words, or else one that drops; empty if none is full.
 
-    One that throttles is full by its rate.
+    A stage that throttles is full by its rate.
     """
     full = [row for row in rows if row.executor != "throttle" and row.fullest >= FULL]
     if not full:
@@ -241,7 +242,7 @@ def with_rates(now: Snapshot, before: Snapshot | None) -> Snapshot:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Whole numbers in ascending order as people write them: ``0-3, 7``."""
+    """Whole numbers in ascending order, as in ``0-3, 7``."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][-1] == number - 1:

@@ -1,12 +1,12 @@
-"""Deploying apps to a cluster, seen from the command line.
+"""Deploying apps to a cluster from the command line.
 
 Rules
-- One deployment or removal in a cluster at a time: the second is told who was first.
-- First every living node starts the new version and has it check itself; only if all of them can
-  run it, it becomes the cluster's version. Whatever fails before leaves everything as it was. What
-  fails afterwards, when the new version starts in earnest, brings the old version back: it begins
-  with what it has kept, and without what was in its memory only.
-- What it does is told on standard error as it happens.
+- One deployment or removal in a cluster at a time: a second one is told who is first.
+- First every living node starts the new version and has it check itself; it becomes the cluster's
+  version only if all of them can run it. A failure before that changes nothing. A failure
+  afterwards, when the new version really starts, brings the old version back, with its saved state
+  and without what was in its memory only.
+- Progress is printed on standard error.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ OWN_KEYS = {
 
 
 def tell(text: str) -> None:
-    """One line of what is being done."""
+    """Print one line of progress."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -89,7 +89,7 @@ class Deployed:
 
 @asynccontextmanager
 async def registry_of(config: Config, who: str) -> AsyncIterator[Registry]:
-    """The registry in the configured folder; raises ConfigError where no node has ever been."""
+    """The registry in the configured folder; raises ConfigError if no node has ever used it."""
     cluster = config[settings.CLUSTER_NAME]
     coordination = FolderCoordination(
         config[settings.COORDINATION_FOLDER], session_timeout=config[settings.SESSION_TIMEOUT]
@@ -116,7 +116,7 @@ def packages_of(config: Config) -> Store:
 
 
 async def deploy(package: Package, config: Config, partitions: int | None = None) -> Deployed:
-    """Have the cluster run ``package``; raises S4Error with why it does not."""
+    """Make the cluster run ``package``; raises S4Error with why it does not."""
     cluster, app = config[settings.CLUSTER_NAME], package.manifest.name
     data = package.encode()
     if len(data) > MAX_BYTES:
@@ -130,7 +130,7 @@ async def deploy(package: Package, config: Config, partitions: int | None = None
 
 @asynccontextmanager
 async def deploying(registry: Registry, cluster: str, what: str) -> AsyncIterator[None]:
-    """Be the only one who changes the cluster's apps; raises DeployFailed if somebody is."""
+    """Hold the cluster's lock for changing apps; raises DeployFailed if another process has it."""
     mine = f"the {what} by process {os.getpid()} on {socket.gethostname()}"
     try:
         await registry.lock(cluster, LOCK, mine)
@@ -159,7 +159,7 @@ class _Deployment:
         self._id = AppId(config[settings.CLUSTER_NAME], package.manifest.name)
 
     async def run(self, partitions: int | None) -> Deployed:
-        """All of it; see the module's rules."""
+        """Deploy; see the module's rules."""
         registry, (cluster, app), manifest = self._registry, self._id, self._manifest
         nodes = await registry.nodes(cluster)
         if not nodes:
@@ -189,7 +189,7 @@ class _Deployment:
         return Deployed(app, cluster, manifest.version, partitions, old, at)
 
     def _check_same(self, deployed: str) -> None:
-        """Raise DeployFailed where what runs under this version is something else."""
+        """Raise DeployFailed if this version runs with other contents."""
         try:
             package = decode(packages_of(self._config).get(deployed))
         except PackageError:  # nobody can tell any more
@@ -205,7 +205,7 @@ class _Deployment:
     async def _switch(
         self, nodes: dict[str, NodeInfo], before: Found[AppInfo] | None, partitions: int
     ) -> dict[str, admin.Ready]:
-        """Get the new version ready on all nodes, then put it in the place of the old one."""
+        """Prepare the new version on all nodes, then replace the old one."""
         cluster, app = self._id
         manifest = self._manifest
         tell(f"{app} {manifest.version} ({len(self._data)} bytes) to {_named(nodes)}")
@@ -284,7 +284,7 @@ class _Deployment:
                     )
 
     async def _put(self, info: AppInfo, version: int | None) -> None:
-        """Make ``info`` what the cluster runs, if nobody else has changed it meanwhile."""
+        """Make ``info`` what the cluster runs, unless another process has changed it meanwhile."""
         try:
             if version is None:
                 await self._registry.create_app(info)
@@ -297,10 +297,10 @@ class _Deployment:
             ) from error
 
     async def _take_back(self, info: AppInfo, before: AppInfo | None) -> None:
-        """The new version does not run after all."""
+        """Undo the deployment."""
         if before is not None:
             tell(
-                f"{info.name} {before.version} is brought back; what it had in memory only, and "
+                f"{info.name} {before.version} is restored; what it had in memory only, and "
                 f"had not kept, is gone"
             )
             await self._registry.set_app(before)
@@ -308,7 +308,7 @@ class _Deployment:
         await _remove(self._registry, self._config, info)
 
     async def _wait_back(self, before: AppInfo | None, nodes: int) -> None:
-        """The version that was there runs again on all nodes."""
+        """Wait until the old version runs again on all nodes."""
         path = Registry.path_of_app(self._id)
         while before is not None:
             seen = await self._registry.session.change(path)
@@ -323,7 +323,7 @@ async def _from_all(
 ) -> dict[str, admin.M]:
     """The next answer of all of them within ``seconds``, by node; raises the first failure.
 
-    ``todo`` is what they answer for.
+    ``todo`` describes what they answer for.
     """
     answers: dict[str, admin.M] = {}
     failures: list[Exception] = []

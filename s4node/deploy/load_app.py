@@ -1,13 +1,14 @@
 """Finds the app that a command names.
 
 Rules
-- ``FILE.py`` or ``package.module``, then optionally ``:name`` of an App object or class in it.
-- Without a name the module must hold exactly one: one App object, or else one App class that the
+- A target is ``FILE.py`` or ``package.module``, then optionally ``:name`` of an App object or class
+  in it.
+- Without a name the module must have exactly one: one App object, or else one App class that the
   module defines itself.
 - A file is loaded as a module of its own name, with its folder importable. So it cannot have the
-  name of one of Python's or of what s4node needs, which may be imported later: it would be taken
-  for it.
-- Whatever the app's own code raises meanwhile is told with the line of that code at which it did.
+  name of a module of Python or of what s4node needs, which may be imported later: the file would be
+  imported instead.
+- An exception of the app's code is reported with the line that raised it.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def _apps(module: ModuleType) -> list[str]:
 
 
 def made_app(found: object, target: str) -> App:
-    """``found`` if it is an App, or one of it if it is an App class; raises ConfigError."""
+    """``found`` if it is an App, or an instance if it is an App class; raises ConfigError."""
     if isinstance(found, App):
         return found
     if isinstance(found, type) and issubclass(found, App):
@@ -123,7 +124,7 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def _is_needed(name: str, path: Path) -> bool:
-    """Whether the name is of Python's own modules, or of one that s4node uses, now or later."""
+    """Return True for the name of a module of Python, or one that s4node uses, now or later."""
     if name in sys.stdlib_module_names or name in _required():
         return True
     file = getattr(sys.modules.get(name), "__file__", None) or ""
@@ -134,7 +135,7 @@ def _is_needed(name: str, path: Path) -> bool:
 
 
 def _required() -> set[str]:
-    """s4node itself, and the packages that its own metadata name; not those of extras."""
+    """s4node itself, and the packages in its metadata, without extras."""
     try:
         lines = importlib.metadata.requires("s4node") or []
     except importlib.metadata.PackageNotFoundError:  # it runs from its sources
@@ -155,7 +156,7 @@ def _module_form(path: Path) -> tuple[str, Path]:
 
 def _load_module(name: str, folder: str) -> ModuleType:
     if not all(part.isidentifier() for part in name.split(".")):
-        raise ConfigError(f"{name!r} is no app; give FILE.py or package.module")
+        raise ConfigError(f"{name!r} is not an app; give FILE.py or package.module")
     sys.path.insert(0, folder)
     with loading(name):
         try:
@@ -168,7 +169,7 @@ def _load_module(name: str, folder: str) -> ModuleType:
 
 @contextmanager
 def loading(target: str) -> Iterator[None]:
-    """Around code of the app's own; raises ConfigError for whatever that does."""
+    """Around code of the app's own; raises ConfigError for whatever it raises."""
     try:
         yield
     except S4Error:

@@ -1,15 +1,15 @@
 """Makes a package of an app, and loads the app of a package.
 
 Rules
-- ``FILE.py`` goes as a pickle of what the file defines, and as its source where that cannot be
-  pickled. ``package.module`` goes as the sources of its whole top-level package.
+- ``FILE.py`` is packaged as a pickle of what the file defines, or as its source if that cannot be
+  pickled. ``package.module`` is packaged as the sources of its whole top-level package.
 - The modules that these import, that were imported while the app was made, and that settings name
-  as ``package.module:Class`` go along as sources, from whatever folder, unless it is one in which
-  packages are installed. On the node they are found before anything else.
-- So do the files and folders that a source names which looks beside itself (``__file__``).
-- What is installed does not go along. A ``pyproject.toml`` or ``requirements.txt`` beside the app
-  declares it, and the node checks that it has it, before it loads anything.
-- Whether a target is an app is found out here, before anything is sent.
+  as ``package.module:Class`` are included as sources, from any folder in which no packages are
+  installed. On the node they are found before anything else.
+- So are the files and folders that a source names if it uses ``__file__``.
+- Installed packages are not included. A ``pyproject.toml`` or ``requirements.txt`` beside the app
+  declares them, and the node checks them before it loads anything.
+- Whether a target is an app is checked here, before anything is sent.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def pack(
 ) -> Package:
     """The package of the app that ``target`` names; raises ConfigError, PackageError.
 
-    ``settings`` go along under their keys. Without a version it gets one of its content.
+    ``settings`` are included under their keys. The default version is a hash of the content.
     """
     before = set(sys.modules)
     module, found = find_app(target)
@@ -92,7 +92,7 @@ def pack(
 def load(package: Package, folder: Path) -> App:
     """The app of a package, whose sources are written to ``folder``; runs its code.
 
-    Raises PackageError where this is another Python, or where what it needs is not here.
+    Raises PackageError if this is another Python, or a requirement is missing here.
     """
     package.check_python()
     manifest = package.manifest
@@ -154,8 +154,8 @@ def _named_in(settings: Mapping[str, str]) -> set[str]:
 
 
 def _sources_of(module: ModuleType, more: set[str]) -> tuple[Path, dict[str, bytes]]:
-    """The folder of a module's top-level package, and all of that package with what it imports
-    and the modules called ``more``."""
+    """The folder of a module's top-level package, and all of that package with what it imports and
+    the modules called ``more``."""
     top = module.__name__.partition(".")[0]
     file = Path(module.__file__ or "").resolve()
     if top == "s4node":
@@ -203,7 +203,7 @@ def _closure(start: list[Path], root: Path, more: set[str]) -> dict[str, bytes]:
 
 
 def _own_folders() -> list[Path]:
-    """Where modules are found that nobody has installed, in the order in which Python looks."""
+    """The import folders in which nothing is installed, in the order of Python's search."""
     paths = [Path(entry or ".").resolve() for entry in sys.path]
     return [path for path in paths if path.is_dir() and not _is_installed(path)]
 
@@ -220,7 +220,7 @@ def _imports(tree: ast.Module) -> set[str]:
 
 
 def _files_beside(file: Path, tree: ast.Module) -> Iterator[Path]:
-    """The files that a source which uses ``__file__`` names, and those in folders that it names."""
+    """The files that a source with ``__file__`` names, and those in folders that it names."""
     nodes = list(ast.walk(tree))
     if not any(isinstance(node, ast.Name) and node.id == "__file__" for node in nodes):
         return
@@ -254,7 +254,7 @@ def _files_in(folder: Path) -> Iterator[Path]:
 
 @cache
 def _is_installed(folder: Path) -> bool:
-    """True for a folder into which Python and its packages are installed."""
+    """Return True for a folder into which Python and its packages are installed."""
     places = {*site.getsitepackages(), site.getusersitepackages(), *sysconfig.get_paths().values()}
     places |= {sysconfig.get_config_var("DESTSHARED") or "", f"{sys.base_prefix}/lib"}
     return folder in {Path(place).resolve() for place in places if place}

@@ -1,17 +1,17 @@
 """Pickles an app with everything that its file defines, so that another process has it by value.
 
 Rules
-- What the app's file defines (classes, functions, values) goes by value; what it imports goes by
+- What the app's file defines (classes, functions, values) is pickled by value; what it imports, by
   name, and must be importable where it is loaded.
-- Names of ours go through :mod:`s4node.packaged`, which stays where it is, so that a package loads
-  after our modules have moved.
-- Annotations may be texts, and name what nothing else in the pickle refers to. So a class takes the
-  names in its annotations along, and where it is loaded a module of its name has them.
+- Names of s4node refer to :mod:`s4node.packaged`, which never moves, so that a package loads after
+  other modules have moved.
+- Annotations may be texts, and name what nothing else in the pickle refers to. So a class is
+  pickled with the names in its annotations, and where it is loaded a module of its name has them.
 - Code keeps the name of its file, which some releases of cloudpickle leave out: tracebacks need it.
-- Prototypes, streams and event types hold compiled code and decoders: what goes is how they were
-  declared, and they are made anew.
-- Apps, streams and PEs refer to each other in circles, through the names that handlers use too. So
-  streams and prototypes go as empty objects, and the app fills them last, when all is there.
+- Prototypes, streams and event types hold compiled code and decoders: their declarations are
+  pickled, and they are made anew.
+- Apps, streams and PEs refer to each other in cycles, through the names that handlers use too. So
+  streams and prototypes are pickled as empty objects, which the app fills last.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._code_files: dict[str, str] = {}
 
     def reducer_override(self, obj: Any) -> Any:
-        """How to make ``obj`` again; NotImplemented where pickle knows by itself."""
+        """How to make ``obj`` again; NotImplemented if pickle knows by itself."""
         if isinstance(obj, type | FunctionType) and (name := packaged.name_of(obj)):
             return packaged.find, (name,)
         if isinstance(obj, type):
@@ -101,13 +101,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(obj)
 
     def _reduced_code(self, code: CodeType) -> Any:
-        """As cloudpickle does it, with the name of its file, which is one text for all code."""
+        """As cloudpickle does, with the name of its file, which is one text for all code."""
         make, arguments = self.dispatch_table[CodeType](code)
         file = self._code_files.setdefault(code.co_filename, code.co_filename)
         return make, tuple(file if each == _NO_FILE else each for each in arguments)
 
     def _reduced_part(self, part: Prototype | Stream) -> Any:
-        """Only the object: what is in it comes with the app, when all objects are there."""
+        """The empty object: its contents come with the app, when all objects are there."""
         app = self._app
         known: list[object] = []
         if app is not None:
@@ -147,7 +147,7 @@ def _state_of(app: App) -> Any:
 
 
 def _reduced_element_class(cls: type[ProcessingElement], reduced: Any) -> Any:
-    """As cloudpickle does it, and with the slots, which it leaves out."""
+    """As cloudpickle does, and with the slots, which it leaves out."""
     _, _, state, _, _, set_state = reduced
     return (
         packaged.element_class,
@@ -160,7 +160,7 @@ def _reduced_element_class(cls: type[ProcessingElement], reduced: Any) -> Any:
 
 
 def _with_names(cls: type, reduced: Any) -> Any:
-    """As it is, and with what the texts among the annotations of a class name."""
+    """Unchanged, with what the texts among the annotations of a class name."""
     if not isinstance(reduced, tuple) or len(reduced) < 6:  # by name
         return reduced
     names = _names_in_texts(
@@ -182,7 +182,7 @@ def _names_in_texts(annotations: Iterable[Any], known: Mapping[str, Any]) -> dic
 
 
 def _reduced_function(function: FunctionType, reduced: Any) -> Any:
-    """As cloudpickle does it, and with the names that only annotations use."""
+    """As cloudpickle does, and with the names that only annotations use."""
     if not isinstance(reduced, tuple) or len(reduced) < 6:  # by name
         return reduced
     annotated = _names_in_texts(function.__annotations__.values(), function.__globals__)

@@ -1,11 +1,11 @@
-"""What an app needs installed: declared beside it, and checked on each node.
+"""An app's requirements: declared beside it, and checked on each node.
 
 Rules
-- ``[project] dependencies`` in a ``pyproject.toml``, or else the lines of a ``requirements.txt``,
-  beside the app's file or, for a module of a package, in the nearest folder above it that has
-  them, up to the one that has the package.
-- A requirement whose marker does not hold here is not needed. Where a requirement is a URL, the
-  distribution has to be there, in whatever version.
+- They are ``[project] dependencies`` in a ``pyproject.toml``, or else the lines of a
+  ``requirements.txt``, beside the app's file or, for a module of a package, in the nearest folder
+  above it that has them, up to the one that has the package.
+- A requirement whose marker does not hold here is ignored. For a requirement that is a URL, any
+  version of the distribution is enough.
 - s4node itself is not checked: the manifest of a package has its version.
 """
 
@@ -23,8 +23,8 @@ from s4node.errors import PackageError
 
 
 def declared(folders: Iterable[Path]) -> list[str]:
-    """The requirements in the first of ``folders`` that declares any; raises PackageError for what
-    is none."""
+    """The requirements in the first of ``folders`` that declares any; raises PackageError for
+    invalid ones."""
     return next(filter(None, map(_declared_in, folders)), [])
 
 
@@ -56,7 +56,7 @@ def _project(file: Path) -> dict[str, Any]:
 
 
 def check(what: str, requirements: list[str]) -> None:
-    """Raise PackageError with everything that ``what`` needs and this Python has not."""
+    """Raise PackageError with all requirements of ``what`` that are missing here."""
     missing = []
     for text in requirements:
         requirement = Requirement(_checked(text, what))
@@ -79,7 +79,7 @@ def _checked(text: object, place: str) -> str:
     except InvalidRequirement as error:
         why = str(error).splitlines()[0]
         raise PackageError(
-            f"{place}: {text!r} is no requirement: {why}; write it as in 'httpx>=0.27'"
+            f"{place}: {text!r} is not a requirement: {why}; write it as in 'httpx>=0.27'"
         ) from error
 
 

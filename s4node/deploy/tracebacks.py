@@ -1,9 +1,9 @@
-"""Tracebacks of what the code of others raised: an app's, or a part's that a setting names.
+"""Tracebacks of user code: an app's, or a part's that a setting names.
 
 Rules
-- Only frames of that code are shown. Ours and those of installed packages help nobody who reads
-  them: what went wrong there is in the message.
-- What our own error says in full, such as the place of a syntax error, is not shown again.
+- Only frames of user code are shown. Those of s4node and installed packages do not help: the
+  message says what went wrong there.
+- What s4node's own error says in full, such as the place of a syntax error, is not repeated.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LIBRARIES = (
 
 
 def cause_trace(error: S4Error) -> str:
-    """The traceback of what our own error was raised from; empty where no code of others was."""
+    """The traceback of the cause of an s4node error; empty without user code."""
     cause = error.__cause__
     if isinstance(cause, NotRestorable):
         cause = cause.__cause__  # what the class's migrate has raised
@@ -33,13 +33,13 @@ def cause_trace(error: S4Error) -> str:
 
 
 def others_trace(error: BaseException) -> str:
-    """The traceback of an error that is not ours; empty where no code of others was."""
+    """The traceback of an error that is not s4node's; empty without user code."""
     told = traceback.TracebackException.from_exception(error)
     return "".join(told.format()) if _reduced(told) else ""
 
 
 def others_line(error: BaseException) -> str:
-    """The last line of others' code that an error came through, as ``file:line``; or empty."""
+    """The last line of user code that an error came through, as ``file:line``; or empty."""
     lines = [
         f"{frame.filename}:{frame.lineno}"
         for frame in traceback.extract_tb(error.__traceback__)
@@ -53,7 +53,7 @@ def _is_others(frame: traceback.FrameSummary) -> bool:
 
 
 def _reduced(told: traceback.TracebackException) -> bool:
-    """Leave only the last frames of others' code, here and in what led to it; False if none."""
+    """Leave only the last frames of user code, here and in the causes; False if there are none."""
     frames = list(filter(_is_others, told.stack))
     told.stack = traceback.StackSummary.from_list(frames[-_FRAMES:])
     if told.__cause__ is not None and not _reduced(told.__cause__):

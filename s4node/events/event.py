@@ -4,8 +4,8 @@ Rules
 - An event never changes once it is sent: typed events are frozen structs, a GenericEvent freezes
   when it is put on a stream. The same object may go to several streams.
 - A typed event is an array on the wire; new fields are appended at the end with a default.
-- Every boundary passes an EventBatch; nothing in the house handles one event at a time but the
-  dispatch loop and the user's own handler.
+- Every boundary passes an EventBatch; only the dispatch loop and the user's handler process single
+  events.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ class GenericEvent:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """All attributes by name, in a dict of your own: what you change there, no event has.
+        """All attributes by name, in a dict of your own: changing it changes no event.
 
-        The values are those of the event, so leave lists and dicts among them as they are.
+        The values are those of the event, so do not change lists and dicts among them.
         """
         return self._attributes.copy()
 
@@ -122,11 +122,11 @@ class GenericEvent:
 
 
 class Receipt(Protocol):
-    """What a batch owes to where it came from."""
+    """Acknowledges a batch to its source."""
 
     @property
     def by_event(self) -> bool:
-        """Whether ``passed`` tells it anything: some hear of whole batches only."""
+        """Return True if ``passed`` means anything: some sources only hear of whole batches."""
         ...
 
     def done(self) -> None:
@@ -134,22 +134,22 @@ class Receipt(Protocol):
         ...
 
     def passed(self, first: int, end: int) -> None:
-        """The batch goes on, but its events numbered ``first <= n < end`` are fully processed.
+        """Report events numbered ``first <= n < end`` as processed while the batch goes on.
 
-        In any order, each once; ``done`` says it of all the others.
+        In any order, each once; ``done`` reports all the others.
         """
         ...
 
     def refuse(self, number: int, reason: str) -> None:
-        """The event of this number was not processed; the sender will be told why."""
+        """Report that the event of this number was not processed, and why."""
         ...
 
     def shed(self, number: int, count: int, reason: str) -> None:
-        """``count`` events from this number on were dropped for overload; the sender is told."""
+        """Report that ``count`` events from this number on were dropped for overload."""
         ...
 
     def without(self, reasons: Mapping[int, str], numbers: list[int], /) -> Receipt:
-        """Events are left out, for these reasons by their numbers: they are done with.
+        """Report events as skipped, for these reasons by their numbers.
 
         Returns the receipt of the others, which have these ``numbers``.
         """
@@ -173,13 +173,13 @@ class Receipt(Protocol):
 class EventBatch:
     """Events of one stream for one partition, in order.
 
-    ``first`` is the number of ``events[0]`` at its source, so a position is ``first + index``;
-    where a batch has holes (events refused or sent elsewhere) ``numbers`` lists every number.
-    ``receipt`` is None for batches that were emitted inside the process. ``size`` and ``bytes`` are
-    what the batch counts for in a queue; they stay when events turn out to be refused. A batch can
-    be interrupted: events before ``at`` have been worked on. ``source`` is what it is queued under
-    in its task: the stream's name, or the partition of a system that it was read from.
-    ``created_ms`` is when it was appended or sent (Unix time), 0 where nobody said so.
+    ``first`` is the number of ``events[0]`` at its source, so a position is ``first + index``; in a
+    batch with holes (events refused or sent elsewhere) ``numbers`` lists every number. ``receipt``
+    is None for batches that were emitted inside the process. ``size`` and ``bytes`` are the batch's
+    weight in a queue; they do not change when events are refused. A batch can be interrupted:
+    events before ``at`` have been processed. ``source`` is what it is queued under in its task: the
+    stream's name, or the partition of a system that it was read from. ``created_ms`` is when it was
+    appended or sent (Unix time), 0 if unknown.
     """
 
     __slots__ = (
@@ -221,10 +221,9 @@ class EventBatch:
         self.numbers = numbers
 
     def load(self) -> EventBatch | None:
-        """Have ``events`` ready; called once, right before the batch is processed.
+        """Decode ``events``; called once, right before the batch is processed.
 
-        Where that takes long a part of the batch is made ready, and the rest returned: it comes
-        next.
+        If that takes long, a part of the batch is decoded and the rest returned: it comes next.
         """
         return None
 
@@ -233,7 +232,7 @@ class EventBatch:
         return True
 
     def discard(self) -> None:
-        """It will not be processed, for all of it comes again."""
+        """Drop the batch; all of it will be replayed."""
 
     def number(self, index: int) -> int:
         """The number of ``events[index]`` at its source."""
@@ -256,17 +255,17 @@ handled: ContextVar[Handled | None] = ContextVar("handled", default=None)
 
 
 def event_id() -> str:
-    """A text that stands for the event which is being handled, the same whenever it comes again.
+    """A text that identifies the event being handled, the same whenever it is replayed.
 
-    For handlers only. After a crash an event that was not committed is handled again, and under the
-    same id: give it to whatever your handler calls outside, as the key by which that knows what it
-    has done already. Several handlers of an event, and several calls in one, need something of
-    their own beside it. Raises S4Error where there is no such event: in timers and windows, and for
-    an event that the task itself has put.
+    For handlers only. After a crash an uncommitted event is handled again, under the same id: give
+    it to whatever your handler calls outside, as the key by which the other side recognises a
+    repetition. Several handlers of an event, and several calls in one, need something of their own
+    beside it. Raises S4Error without such an event: in timers and windows, and for an event that
+    the task itself has put.
     """
     now = handled.get()
     if now is None:
-        raise S4Error("event_id() is for handlers, while they have an event at hand")
+        raise S4Error("event_id() is for handlers, while they handle an event")
     task, batch, it, index = now
     if it is not None:
         index = batch.at + index - length_hint(it) - 1
@@ -279,21 +278,21 @@ def event_id() -> str:
 
 
 def created_ms() -> int:
-    """When the event that is being handled was sent, or appended to its log: ms since 1970.
+    """When the event being handled was sent, or appended to its log: ms since 1970.
 
-    It is that of the frame that the event came in, by the clock of the machine which made that. So
-    an event that another task passes on has the time of that; one that the task has put itself
-    has 0, and so has one of a producer that gives no time. For handlers only, as event_id: raises
-    S4Error where there is no event at hand.
+    It is the time of the event's frame, by the clock of the machine that made the frame. An event
+    that another task passes on has that task's time; one that the task has put itself has 0, and so
+    has one of a producer that gives no time. For handlers only, as event_id: raises S4Error without
+    an event.
     """
     now = handled.get()
     if now is None:
-        raise S4Error("created_ms() is for handlers, while they have an event at hand")
+        raise S4Error("created_ms() is for handlers, while they handle an event")
     return now[1].created_ms
 
 
 def footprint(events: Sequence[Any]) -> int:
-    """About how many bytes of memory the events take: those of the first, times their number."""
+    """About how many bytes of memory the events take: that of the first, times their number."""
     if not events:
         return 0
     first = events[0]

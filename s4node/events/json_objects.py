@@ -2,12 +2,11 @@
 
 Rules
 - An object has the fields of an event class by name, and no others. It is decoded as a twin of the
-  class, which is an object where the class is an array, and the event is made of the twin.
-- A batch is decoded as strictly as single events are. So where it does not decode its events are
-  read one by one, and only those that are bad are refused.
-- Nothing is read that cannot be kept. The twin's type bounds the integers that a field holds
-  itself, which costs nothing. Where a class holds other values that may not be kept, the batch is
-  encoded once to see.
+  class, which is an object where the class is an array, and the event is made from the twin.
+- A batch is decoded as strictly as single events. If it does not decode, its events are read one by
+  one, and only the bad ones are refused.
+- A value that cannot be saved is refused. The twin's type bounds integers, which costs nothing. If
+  a class holds other values that may not be saveable, the batch is encoded once to check.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ _maps_decoder = msgspec.json.Decoder(list[dict[str, Any]])
 
 
 def are_objects(text: bytes, lines: int) -> bool:
-    """Return True if each of a text's lines, so many, is a JSON object without anything around it.
+    """Return True if each of a text's ``lines`` lines is a JSON object without anything around it.
 
-    It looks at all of them at once, and at less than a reader does. Where it returns False, look at
-    each line: most of them may be objects all the same.
+    It checks all of them at once, and less strictly than a reader. If it returns False, check each
+    line: most of them may be objects all the same.
     """
     if not (text[:1] == b"{" and text[-1:] == b"}" and text.count(b"}\n{") == lines - 1):
         return False  # so no line's end is within an object: there no brace follows another
@@ -60,7 +59,7 @@ def attributes_of(text: Any) -> dict[str, Any]:
 
 
 def attributes_of_all(body: bytes | memoryview) -> list[dict[str, Any]]:
-    """The same of each object of an array."""
+    """The same for each object of an array."""
     values = _maps_decoder.decode(body)
     check(values, body)
     return values
@@ -72,8 +71,8 @@ def generic_events(body: bytes | memoryview) -> list[GenericEvent]:
 
 
 class JsonObjects:
-    """Reads JSON objects as events of the class ``cls``. All raise what msgspec raises, EventError
-    for what cannot be kept, and what the class itself may raise."""
+    """Reads JSON objects as events of the class ``cls``. All methods raise what msgspec raises,
+    EventError for what cannot be saved, and what the class itself may raise."""
 
     __slots__ = ("_all", "_cls", "_doubtful", "_made", "_one")
 

@@ -1,4 +1,4 @@
-"""Reading no more than can be kept: what a commit could not save does not decode. Pure."""
+"""Decoding only what can be saved: a value that a commit could not save does not decode. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class DeepDecoder:
         self._below: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(kind)
 
     def decode(self, body: bytes | memoryview) -> Any:
-        """As the decoder of the type; raises RecursionError for what is nested too deeply."""
+        """Decode; raises RecursionError for what is nested too deeply."""
         if len(body) <= _SHALLOW:
             return self._plain.decode(body)
         try:
@@ -45,7 +45,7 @@ class DeepDecoder:
 
 
 def check(value: Any, raw: Any) -> None:
-    """Raise EventError for what was read from JSON, and msgpack does not hold."""
+    """Raise EventError for a value from JSON that msgpack cannot hold."""
     if memoryview(raw).nbytes > _SHALLOW:
         for _ in range(_DEPTH):
             value = [value]

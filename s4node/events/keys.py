@@ -60,7 +60,8 @@ KeySpec: TypeAlias = str | Sequence[str] | KeyFinder | Callable[[Any], Any]
 
 
 def check_key(key: Any) -> Key:
-    """``key`` as a :data:`Key`, lists made tuples; raises :class:`KeyFinderError` if it is none."""
+    """``key`` as a :data:`Key`, lists made tuples; raises :class:`KeyFinderError` if it is not a
+    key."""
     if type(key) in _PART_TYPES:
         return key  # type: ignore[no-any-return]
     if isinstance(key, (list, tuple)):
@@ -88,9 +89,9 @@ def key_bytes(key: Key) -> bytes:
 
 
 def identity(key: Any) -> Key:
-    """The :data:`Key` of a new instance; raises :class:`KeyFinderError` if it is none.
+    """The :data:`Key` of a new instance; raises :class:`KeyFinderError` if it is not a key.
 
-    With a single partition no key is hashed, and what has no bytes is no key there either.
+    With a single partition no key is hashed, so a key that cannot be encoded is refused here.
     """
     checked = check_key(key)
     key_bytes(checked)

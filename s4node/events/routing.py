@@ -64,7 +64,7 @@ class KeyRule:
             self.name = ""
         else:
             raise GraphError(
-                f"{spec!r} is no key: give an attribute's name, several names, a KeyFinder, or a "
+                f"{spec!r} is not a key: give an attribute name, several names, a KeyFinder, or a "
                 f"function of the event"
             )
         self.bindings = {"_find": find}
@@ -72,7 +72,7 @@ class KeyRule:
         self._check()
 
     def _check(self) -> None:
-        """Have what is found pass check_key, which most of it does by being a text."""
+        """Check keys that are not text."""
         self.bindings["_check"] = check_key
         self._expression = (
             f"(found if (found := {self._expression}).__class__ is str else _check(found))"
@@ -133,7 +133,7 @@ def router(rule: KeyRule, partitioner: Partitioner) -> Router:
 def route(
     run: Router, events: Sequence[Any], partitions: int, most_failures: int = sys.maxsize
 ) -> tuple[list[list[Any]], list[tuple[int, str]]]:
-    """Events by partition, and ``(index, reason)`` of those whose key was not found. Stops after
+    """Events by partition, and ``(index, reason)`` of those without a key. Stops after
     ``most_failures`` of those, which take long."""
     lanes: list[list[Any]] = [[] for _ in range(partitions)]
     appends = [lane.append for lane in lanes]
@@ -157,12 +157,12 @@ def failed_at(it: Any, total: int) -> int:
 
 
 def key_failure(error: BaseException) -> str:
-    """Why no key was found, in words, from what the KeyFinder raised."""
+    """Why no key was found, in words, from the KeyFinder's exception."""
     if isinstance(error, KeyFinderError):
         return str(error)
     return f"the KeyFinder raised {described(error)}"
 
 
 def is_generic(types: Sequence[type]) -> bool:
-    """Whether a stream of these types carries only GenericEvents."""
+    """Return True if a stream of these types carries only GenericEvents."""
     return tuple(types) == (GenericEvent,)

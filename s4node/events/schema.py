@@ -380,7 +380,7 @@ def class_of(declared: TypeDecl) -> type | None:
 
 
 def raws_in(body: bytes | memoryview, *, json: bool = False) -> list[msgspec.Raw]:
-    """The events of a section, not decoded; raises DecodeError if it is no array."""
+    """The events of a section, not decoded; raises DecodeError if it is not an array."""
     return (_json_list_decoder if json else _raw_decoder).decode(body)
 
 

@@ -34,7 +34,7 @@ def words(kind: inspect.Type, seen: tuple[type, ...] = ()) -> str:
         case inspect.EnumType(cls=cls):
             return f"enum({','.join(str(member.value) for member in cls)})"
         case inspect.CustomType(cls=cls):
-            raise TypeError(f"{cls.__name__} is no type that can be encoded")
+            raise TypeError(f"{cls.__name__} is not a type that can be encoded")
         case inspect.LiteralType(values=values):
             return f"literal({','.join(map(str, values))})"
     return type(kind).__name__.removesuffix("Type").lower()

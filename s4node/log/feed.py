@@ -163,7 +163,7 @@ class Feed:
                 at = await partition.offset_at(start)
             else:
                 raise StartpointError(
-                    f"{start!r} is no start; give {wire.OLDEST!r}, {wire.UPCOMING!r}, "
+                    f"{start!r} is not a start; give {wire.OLDEST!r}, {wire.UPCOMING!r}, "
                     f"{wire.POSITIONS!r}, or milliseconds since 1970"
                 )
             found.append(_Cursor(partition, at, at))

@@ -436,7 +436,7 @@ async def _offset_of(partition: LogPartition, producer: str, number: int) -> int
 
 def _whole(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= wire.MAX_NUMBER:
-        raise TypeError(f"{value!r} is no whole number, 0 or more")
+        raise TypeError(f"{value!r} is not a whole number, 0 or more")
     return value
 
 

@@ -49,7 +49,7 @@ def check_settings(wanted: StreamSettings) -> None:
     """Raises StoreError for settings that no stream can have."""
     if not (is_file_name(wanted.name) and wanted.name.isascii()):
         raise StoreError(
-            f"{wanted.name!r} is no name for a stream of the log; take up to 200 letters, digits, "
+            f"{wanted.name!r} is not a name for a log stream; take up to 200 letters, digits, "
             f"'_', '-' and '.', with a letter, digit or '_' first"
         )
     if not 1 <= wanted.partitions <= MAX_PARTITIONS:

@@ -1,4 +1,4 @@
-"""What the process itself uses."""
+"""The memory and CPU time of this process."""
 
 from __future__ import annotations
 

@@ -33,28 +33,24 @@ class Counter:
 
     @property
     def value(self) -> int:
-        """The count."""
         return self._value
 
     def increment(self, by: int = 1) -> None:
-        """Count up."""
         with self._lock:
             self._value += by
 
     def decrement(self, by: int = 1) -> None:
-        """Count down."""
         self.increment(-by)
 
     def values(self, name: str) -> Iterator[tuple[str, Value]]:
-        """What is reported."""
         yield name, self._value
 
 
 class Gauge:
-    """A value that is set, or found by a function when it is reported.
+    """A value that is set, or returned by a function when it is reported.
 
-    The function is called in the container's loop, so it must be quick; where it raises, the value
-    is a text that says so.
+    The function is called in the container's loop, so it must be quick; if it raises, the value is
+    a text that says so.
     """
 
     def __init__(self) -> None:
@@ -63,7 +59,6 @@ class Gauge:
 
     @property
     def value(self) -> Value:
-        """The value as it is now."""
         if self.function is None:
             return self._value
         try:
@@ -78,7 +73,6 @@ class Gauge:
         self._value = value
 
     def values(self, name: str) -> Iterator[tuple[str, Value]]:
-        """What is reported."""
         yield name, self.value
 
 
@@ -96,7 +90,7 @@ class Timer:
         self._lock = threading.Lock()
 
     def update(self, seconds: float) -> None:
-        """It was done once, and took so long."""
+        """Count one call of this length."""
         with self._lock:
             self.count += 1
             self.seconds += seconds
@@ -112,7 +106,6 @@ class Timer:
             self.update(time.perf_counter() - began)
 
     def values(self, name: str) -> Iterator[tuple[str, Value]]:
-        """What is reported."""
         with self._lock:
             count, seconds, longest = self.count, self.seconds, self.longest
         yield name, round(seconds / count * 1e9) if count else 0
@@ -129,20 +122,19 @@ class MetricsRegistry:
         self._lock = threading.Lock()
 
     def counter(self, name: str, group: str = GROUP) -> Counter:
-        """The counter of this name; raises MetricError where the name is another kind's."""
+        """The counter of this name; raises MetricError if another kind of metric has it."""
         return self._metric(Counter, name, group)
 
     def gauge(
         self, name: str, function: Callable[[], Value] | None = None, group: str = GROUP
     ) -> Gauge:
-        """The gauge of this name, from now on with this function if there is one."""
+        """The gauge of this name, which uses ``function`` from now on if given."""
         gauge = self._metric(Gauge, name, group)
         if function is not None:
             gauge.function = function
         return gauge
 
     def timer(self, name: str, group: str = GROUP) -> Timer:
-        """The timer of this name."""
         return self._metric(Timer, name, group)
 
     def _metric(self, kind: type[M], name: str, group: str) -> M:
@@ -158,7 +150,6 @@ class MetricsRegistry:
         return metric
 
     def snapshot(self) -> MetricsSnapshot:
-        """The values as they are now."""
         with self._lock:
             metrics = list(self._metrics.items())
         groups: dict[str, dict[str, Value]] = {}

@@ -1,9 +1,10 @@
 """Metrics reporters: where reports go.
 
 Rules
-- A reporter is started once, given reports, and stopped once; each in a thread, one call at a time.
-- What it raises is told once and counted, and stops nothing: the next report is tried again. One
-  that cannot start gets no reports.
+- A reporter is started once, gets reports, and is stopped once; each in a thread, one call at a
+  time.
+- An exception is logged once and counted, and stops nothing: the next report is tried again. A
+  reporter that cannot start gets no reports.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ class MetricsReporter(Protocol):
     """Takes reports. An author's is made with the app's parameters as its only argument."""
 
     def start(self) -> None:
-        """Open what is needed."""
+        """Open resources."""
         ...
 
     def report(self, report: MetricsReport) -> None:
-        """Tell the values; the last report comes when the container stops."""
+        """Report the values; the last report comes when the container stops."""
         ...
 
     def stop(self) -> None:
-        """Give everything back."""
+        """Release resources."""
         ...
 
 
@@ -45,19 +46,18 @@ class JsonLines:
         self._stream: TextIO | None = None
 
     def start(self) -> None:
-        """Open the file, and make the folders that it is in."""
+        """Open the file, and make its folders."""
         if self._file is not None:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             self._stream = self._file.open("a", encoding="utf-8")
 
     def report(self, report: MetricsReport) -> None:
-        """Write a line a source, in one piece."""
+        """Write a line for each source, in one piece."""
         stream = self._stream or sys.stderr
         stream.write("".join(f"{json.dumps(one)}\n" for one in _documents(report)))
         stream.flush()
 
     def stop(self) -> None:
-        """Close the file."""
         if self._stream is not None:
             self._stream.close()
 
@@ -79,13 +79,12 @@ def _documents(report: MetricsReport) -> Iterable[dict[str, object]]:
 
 
 class Console:
-    """Prints a table to stderr: a column a task, and the container's values below."""
+    """Prints a table to stderr: a column for each task, and the container's values below."""
 
     def start(self) -> None:
         """Nothing is needed."""
 
     def report(self, report: MetricsReport) -> None:
-        """Print the table."""
         sys.stderr.write(table(report))
         sys.stderr.flush()
 
@@ -97,7 +96,7 @@ _COLUMNS = 8
 
 
 def table(report: MetricsReport) -> str:
-    """A report for people: values of zero are left out, and so are empty groups."""
+    """A report for people, without zeros and empty groups."""
     at = datetime.fromtimestamp(report.time_ms / 1000, UTC).strftime("%H:%M:%S")
     seconds = (report.time_ms - report.since_ms) / 1000
     lines = [
@@ -147,7 +146,7 @@ def _text(value: Value) -> str:
 
 
 def reporters_of(config: Config) -> list[tuple[str, MetricsReporter]]:
-    """The reporters as configured, with their names; raises ConfigError for one that cannot be."""
+    """The configured reporters by name; raises ConfigError for one that cannot be made."""
     file = config[settings.METRICS_FILE]
     built_in: dict[str, MetricsReporter] = {
         "console": Console(),

@@ -1,9 +1,10 @@
-"""Reporting: takes the values every so often and gives them to the reporters.
+"""Reporting: takes the values at an interval and gives them to the reporters.
 
 Rules
-- Each reporter has a trio task and a thread of its own; a slow one misses reports, and holds up
-  neither the others nor the container.
-- The last report is of the container's end. Who takes longer for it than a second is left alone.
+- Each reporter has its own trio task and thread; a slow one misses reports, and delays neither the
+  others nor the container.
+- The last report comes at the container's end. A reporter that takes more than a second for it is
+  abandoned.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _LAST_SECONDS = 1.0
 class Reporting:
     """Reports the values of ``take`` every ``interval`` seconds, to reporters by name.
 
-    ``failures`` counts by reporter what has failed.
+    ``failures`` counts the failures of each reporter.
     """
 
     def __init__(
@@ -51,7 +52,6 @@ class Reporting:
         self._since_ms = _now_ms()
 
     def report(self) -> MetricsReport:
-        """The values as they are now."""
         return MetricsReport(
             self._job,
             self._container,

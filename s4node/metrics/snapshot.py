@@ -1,7 +1,7 @@
-"""What is reported: the values of one source at one moment. Pure.
+"""The content of a report: the values of one source at one moment. Pure.
 
 Rules
-- Names are those of Apache Samza where it has one for the thing; docs/metrics.md has them all.
+- Names are those of Apache Samza where it has one; docs/metrics.md has them all.
 - Values are plain numbers and short texts, since the start unless the name says otherwise.
 """
 
@@ -27,7 +27,7 @@ class MetricsSnapshot:
 
 @dataclass(frozen=True)
 class MetricsReport:
-    """All snapshots of a container, and whose they are.
+    """All snapshots of a container, with its names.
 
     ``time_ms`` is when they were taken, ``since_ms`` when the container started (Unix time).
     """
@@ -42,7 +42,7 @@ class MetricsReport:
 
 
 def merged(snapshots: Sequence[MetricsSnapshot]) -> tuple[MetricsSnapshot, ...]:
-    """One snapshot a source, in the order in which they come first."""
+    """One snapshot for each source, in the order of first appearance."""
     groups: dict[str, dict[str, dict[str, Value]]] = {}
     for snapshot in snapshots:
         mine = groups.setdefault(snapshot.source, {})

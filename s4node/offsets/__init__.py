@@ -1,7 +1,7 @@
 """How far each input has been processed, and where reading begins.
 
-``input_progress`` follows one task in one input; ``checkpoint`` is what a commit keeps of it.
-``startpoint`` says where a reader may be told to begin. ``task_claims`` decides who may write.
+``input_progress`` follows one task in one input; ``checkpoint`` is what a commit saves of it.
+``startpoint`` says where a reader may begin. ``task_claims`` decides which owner may write.
 ``system`` is the contract of the systems that inputs are read from.
 
 It may touch ``events``, ``config``, ``failpoints`` and ``errors``. ``job_lock``, ``sqlite_file``,

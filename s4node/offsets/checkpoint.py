@@ -1,14 +1,14 @@
-"""Checkpoints: what is kept of a task's progress, and of the job that it belongs to. Pure.
+"""Checkpoints: the saved progress of a task, and of the job that it belongs to. Pure.
 
 Rules
-- A checkpoint holds an offset for each partition that its task reads: the event to go on with.
+- A checkpoint holds an offset for each partition that its task reads: that of the next event.
 - Offsets fit the job that wrote them. What decides which task gets which event (the number of
-  tasks, grouper, hasher, keys, partitions of the inputs) is kept beside them, and a job that
-  differs is refused: it would skip events, or have keys whose past is elsewhere.
-- A startpoint that was read from is consumed: its id is kept with the offsets that are behind it,
-  until it is known to be forgotten everywhere else.
-- Inputs may come and go. What a task once read stays in its checkpoint, so that an input which
-  comes back goes on where it was.
+  tasks, grouper, hasher, keys, partitions of the inputs) is saved beside them, and a job that
+  differs is refused: it would skip events, or separate keys from their state.
+- A startpoint that was read from is consumed: its id is saved with the offsets after it, until it
+  is known to be forgotten everywhere else.
+- Inputs may come and go. What a task once read stays in its checkpoint, so that an input that
+  returns resumes where it was.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KEY_ENCODING = "utf8-msgpack/4096"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The progress of a task: the offset to go on with by ``(system, stream, partition)``.
+    """The progress of a task: the next offset by ``(system, stream, partition)``.
 
     ``written_ms`` is when it was written (Unix time). ``consumed`` are ids of startpoints.
     """
@@ -36,12 +36,12 @@ class Checkpoint:
     consumed: frozenset[str] = frozenset()
 
     def over(self, before: Checkpoint) -> Checkpoint:
-        """This one, with what only ``before`` knows."""
+        """This one, plus what only ``before`` has."""
         offsets = {**before.offsets, **self.offsets}
         return Checkpoint(offsets, self.written_ms, self.consumed | before.consumed)
 
     def without(self, startpoints: Collection[str]) -> Checkpoint:
-        """This one, where nobody can meet these startpoints any more."""
+        """This one, without startpoints that are forgotten everywhere else."""
         return replace(self, consumed=self.consumed.difference(startpoints))
 
     @classmethod
@@ -50,7 +50,7 @@ class Checkpoint:
     ) -> Checkpoint:
         """From positions by their places, such as ``log.clicks[0]``.
 
-        Raises CheckpointError if one is no place.
+        Raises CheckpointError if one is not a place.
         """
         offsets = {}
         for place, offset in positions.items():
@@ -58,13 +58,12 @@ class Checkpoint:
             stream, bracket, partition = rest.removesuffix("]").rpartition("[")
             if not (dot and bracket and partition.isdigit()):
                 raise CheckpointError(
-                    f"a position was kept of {place!r}, which is no system.stream[partition]"
+                    f"a position was saved of {place!r}, which is not system.stream[partition]"
                 )
             offsets[system, stream, int(partition)] = offset
         return cls(offsets, written_ms, frozenset(consumed))
 
     def positions(self) -> dict[str, int]:
-        """The offsets by their places."""
         return {f"{at[0]}.{at[1]}[{at[2]}]": offset for at, offset in self.offsets.items()}
 
 
@@ -73,8 +72,8 @@ class JobGuard:
     """What the offsets of a job depend on.
 
     ``counts`` are the partitions of the inputs by ``system.stream``; those that are ``rerouted``
-    may get more, for each of their events goes to the task of its key wherever it is read. Those
-    that did are ``grown``, with how many they had at first.
+    may get more, because each of their events goes to the task of its key wherever it is read.
+    Those that did are ``grown``, with how many they had at first.
     """
 
     tasks: int
@@ -86,14 +85,14 @@ class JobGuard:
     grown: Mapping[str, int] = field(default_factory=dict)
 
     def check(self, before: JobGuard, place: str, mending: str) -> None:
-        """Raise CheckpointError with every reason why what ``before`` wrote at a place cannot be
-        gone on from; ``mending`` is the other way out."""
+        """Raise CheckpointError with every reason why this job cannot resume from what ``before``
+        wrote at a place; ``mending`` is the alternative."""
         if problems := self.problems(before):
             listed = "\n".join(f"- {problem}" for problem in problems)
             raise CheckpointError(f"{place} does not fit this job:\n{listed}\n{mending}")
 
     def problems(self, before: JobGuard) -> list[str]:
-        """Why what ``before`` wrote cannot be gone on from, in words; empty if it can."""
+        """Why this job cannot resume from what ``before`` wrote, in words; empty if it can."""
         found = []
         regrouped = self.grouper != before.grouper
         if self.tasks != before.tasks and not regrouped:  # else that is why
@@ -129,7 +128,7 @@ class JobGuard:
         return found
 
     def _as_many(self, before: JobGuard) -> str:
-        """How to have as many tasks as before, grouped as they were."""
+        """How to get as many tasks as before, grouped as they were."""
         if self.grouper != settings.GROUPER.default:  # only by partition there may be more
             inputs = ", ".join(f"{name} ({count})" for name, count in before.counts.items())
             return f"have it read all inputs and partitions that it read before: {inputs}"
@@ -147,17 +146,18 @@ class JobGuard:
         return ", and ".join(found)
 
     def over(self, before: JobGuard) -> JobGuard:
-        """This one, with the inputs that only ``before`` knows."""
+        """This one, plus the inputs that only ``before`` has."""
         counts = {**before.counts, **self.counts}
         return replace(self, counts=counts, grown=before.grown_to(self.counts))
 
     def grown_to(self, counts: Mapping[str, int]) -> dict[str, int]:
-        """Which inputs have grown by the time they have these ``counts``, and what they had."""
+        """Which inputs have grown if they have these ``counts``, and what they had."""
         now = {name: had for name, had in self.counts.items() if counts.get(name, had) > had}
         return {**now, **self.grown}
 
     def to_row(self) -> dict[str, Any]:
-        """As it is written; what may get more partitions is the program's, not the file's."""
+        """The saved form; which inputs may get more partitions is known to the program, not the
+        file."""
         return {
             "tasks": self.tasks,
             "grouper": self.grouper,
@@ -169,7 +169,7 @@ class JobGuard:
 
     @classmethod
     def of(cls, row: Any) -> JobGuard:
-        """From what was written; raises CheckpointError if it is nothing of that kind."""
+        """From the saved form; raises CheckpointError if it is not one."""
         try:
             counts = {str(name): int(count) for name, count in row["counts"].items()}
             grown = {str(name): int(count) for name, count in row["grown"].items()}
@@ -182,4 +182,4 @@ class JobGuard:
                 grown=grown,
             )
         except (TypeError, ValueError, KeyError, AttributeError) as error:
-            raise CheckpointError(f"what was kept is no job ({error!r})") from error
+            raise CheckpointError(f"what was saved is not a job ({error!r})") from error

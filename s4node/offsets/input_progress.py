@@ -1,8 +1,8 @@
 """How far a task has processed one partition of an input. Pure.
 
 Rules
-- ``safe`` is the offset to go on at after a crash: everything below is fully processed, dropped on
-  purpose, or kept elsewhere; it never passes anything else.
+- ``safe`` is the offset at which a restart resumes: everything below is fully processed, dropped on
+  purpose, or saved elsewhere; it never passes anything else.
 - A batch is completed piece by piece: an event counts as soon as its task says so, whatever happens
   to the rest of its batch.
 - The events of a batch may be processed by several tasks; the batch still counts here, once each of
@@ -28,10 +28,10 @@ Refused = Callable[["InputReceipt", int, str], None]
 class InputProgress:
     """The progress of one task in ``ssp``, read from ``start`` on.
 
-    ``committed`` is the offset that a restart would go on at, None while there is none.
-    ``on_refused`` is told of events that a task, whichever it was, could not process, ``on_safe``
-    of the new ``safe`` after each batch or piece of one, if somebody wants to know. ``startpoints``
-    are the ids of those that its ``start`` comes from, until that is committed.
+    ``committed`` is the offset at which a restart would resume, None while there is none.
+    ``on_refused`` is called with events that a task, whichever it was, could not process,
+    ``on_safe`` with the new ``safe`` after each batch or piece of one, if set. ``startpoints`` are
+    the ids of those that its ``start`` comes from, until that is committed.
     """
 
     __slots__ = (
@@ -57,7 +57,6 @@ class InputProgress:
 
     @property
     def safe(self) -> int:
-        """Everything below is done."""
         return self._low.safe
 
     def complete(self, first: int, end: int) -> None:
@@ -70,7 +69,7 @@ class InputProgress:
 def taken(
     progress: Mapping[SystemStreamPartition, InputProgress],
 ) -> tuple[dict[SystemStreamPartition, int], frozenset[str]]:
-    """What a commit takes of a task at this moment: offsets, and startpoints that are consumed."""
+    """What a commit takes of a task at this moment: offsets, and consumed startpoints."""
     consumed: set[str] = set()
     for each in progress.values():
         if each.startpoints:
@@ -79,10 +78,10 @@ def taken(
 
 
 class Pieces:
-    """What the numbers ``first <= n < end`` owe to those who count them.
+    """Counts the numbers ``first <= n < end`` as done, piece by piece.
 
-    They are done when each of ``parts`` is, and piece by piece before that. There is one part until
-    who cuts them says otherwise. A subclass says where they are counted.
+    They are all done when each of ``parts`` is. There is one part until the batch is cut. A
+    subclass says where they are counted.
     """
 
     __slots__ = ("_early", "_held", "end", "first", "parts")
@@ -101,7 +100,7 @@ class Pieces:
         raise NotImplementedError
 
     def done(self) -> None:
-        """One part is fully processed; with the last, all that was not said before is."""
+        """One part is fully processed; the last one completes all numbers that are left."""
         self.parts -= 1
         if self.parts:
             return
@@ -114,7 +113,7 @@ class Pieces:
             self.count(at, self.end)
 
     def passed(self, first: int, end: int) -> None:
-        """These numbers are done already, but for those that are held."""
+        """These numbers are done already, except those that are held."""
         for number in sorted(n for n in self._held if first <= n < end) if self._held else ():
             self._completed(first, number)
             first = number + 1
@@ -129,18 +128,18 @@ class Pieces:
                 self._early.append((first, end))
 
     def hold(self, number: int) -> None:
-        """This number is not done before ``release``, whatever the task says."""
+        """Do not count this number before ``release``, whatever the task says."""
         self.parts += 1
         self._held.add(number)
 
     def release(self, number: int) -> None:
-        """A number that was held is done; its task may yet say so, too."""
+        """A held number is done; its task may yet say so, too."""
         self._completed(number, number + 1)
         self.done()
 
 
 class InputReceipt(Pieces):
-    """What the offsets ``first <= n < end`` of an input owe to the progress.
+    """Counts the offsets ``first <= n < end`` of an input in its progress.
 
     ``batch`` holds their events.
     """
@@ -153,48 +152,41 @@ class InputReceipt(Pieces):
         self.batch = batch
 
     def count(self, first: int, end: int) -> None:
-        """These offsets are done."""
         self.progress.complete(first, end)
 
     def part(self, numbers: Sequence[int]) -> InputPart:
-        """For the part that holds these offsets, in order."""
+        """The receipt of the part that holds these offsets, in order."""
         return InputPart(self, numbers)
 
     def refuse(self, number: int, reason: str) -> None:
-        """An event cannot be processed."""
         self.progress.on_refused(self, number, reason)
 
     def shed(self, number: int, count: int, reason: str) -> None:
-        """Events were dropped for overload, by another member of the app."""
+        """Events were dropped for overload, by another container of the app."""
         for each in range(number, number + count):
             self.refuse(each, reason)
 
     def without(self, reasons: Mapping[int, str], numbers: list[int], /) -> InputPart:
-        """Events are left out and done with; returns the receipt of those of these ``numbers``."""
+        """Skip events; returns the receipt of those of these ``numbers``."""
         for number in sorted(reasons):
             self.passed(number, number + 1)
         return InputPart(self, numbers)
 
     @property
     def home(self) -> tuple[str, str, int]:
-        """Where the events were read."""
         return self.progress.ssp
 
     @property
     def origin(self) -> str:
-        """What has the offsets."""
         return self.progress.origin
 
     def describe(self, number: int) -> str:
-        """The offset, for messages."""
         return f"{number}"
 
 
 class PartReceipt:
-    """What a part of a batch owes to the receipt of the ``whole``: these ``numbers`` and no others.
-
-    All else is the whole's to say.
-    """
+    """Reports a part of a batch, these ``numbers`` and no others, to the receipt of the
+    ``whole``."""
 
     __slots__ = ("_numbers", "_whole")
 
@@ -205,7 +197,6 @@ class PartReceipt:
         self._numbers = numbers
 
     def done(self) -> None:
-        """The part is fully processed."""
         self._whole.done()
 
     def passed(self, first: int, end: int) -> None:
@@ -214,29 +205,23 @@ class PartReceipt:
             self._whole.passed(start, stop)
 
     def refuse(self, number: int, reason: str) -> None:
-        """An event cannot be processed."""
         self._whole.refuse(number, reason)
 
     def shed(self, number: int, count: int, reason: str) -> None:
-        """Events were dropped for overload."""
         self._whole.shed(number, count, reason)
 
     def without(self, reasons: Mapping[int, str], numbers: list[int], /) -> Receipt:
-        """Events are left out and done with; returns the receipt of the others."""
         return self._whole.without(reasons, numbers)
 
     @property
     def home(self) -> tuple[str, str, int]:
-        """Where the events came from."""
         return self._whole.home
 
     @property
     def origin(self) -> str:
-        """What has the numbers."""
         return self._whole.origin
 
     def describe(self, number: int) -> str:
-        """The event's position, for messages."""
         return self._whole.describe(number)
 
 

@@ -1,14 +1,14 @@
 """Whether a job has containers that run on this machine.
 
 Rules
-- Each container of a job holds the job's file ``.running`` shared for as long as it lives; the
-  kernel lets go of it when the process is gone, however it ended.
-- Who comes, and who looks, holds ``.gate`` meanwhile, for a moment: so nobody is taken for another.
+- Each container of a job holds a shared lock on the job's file ``.running`` for as long as it
+  lives; the kernel releases it when the process is gone, however it ended.
+- A process that enters or looks holds ``.gate`` for a moment, so that it is not taken for another.
 - A job starts with the first of its containers: it alone does what belongs to a start, while others
-  that begin at the same time wait at the gate. So does a container that begins while somebody needs
-  the job not to run.
+  that begin at the same time wait at the gate. So does a container that begins while another
+  process needs the job not to run.
 - A start has a name of its own, which the first container writes into ``.running``: what holds for
-  one start only is kept with that name.
+  one start only is saved with that name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class JobLock:
         self._fd: int | None = None
 
     def enter(self, at_start: Callable[[], None]) -> str:
-        """Be there from now on; call ``at_start`` first if no other container is. Returns the name
+        """Enter the job; call ``at_start`` first if no other container is there. Returns the name
         of the job's start. Blocks."""
         with _locked(self._folder / _GATE):
             self._fd = _opened(self._folder / _RUNNING)
@@ -46,14 +46,14 @@ class JobLock:
             return os.pread(self._fd, 2 * _NAME_BYTES, 0).decode()
 
     def leave(self) -> None:
-        """Be there no longer; a second time does nothing."""
+        """Leave the job; a second time does nothing."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
 
 
 def runs(folder: Path) -> bool:
-    """Whether a container of the job runs."""
+    """Return True if a container of the job runs."""
     try:
         with stopped(folder):
             return False
@@ -63,7 +63,7 @@ def runs(folder: Path) -> bool:
 
 @contextmanager
 def stopped(folder: Path) -> Iterator[None]:
-    """Keep the job from starting; raises JobRuns where it runs."""
+    """Keep the job from starting; raises JobRuns if it runs."""
     if not (folder / _GATE).exists():  # it never ran; who looks leaves nothing behind
         yield
         return
@@ -104,6 +104,6 @@ def _opened(path: Path) -> int:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise ProgressUnwritten(
-            f"progress cannot be kept in {path.parent} ({error}); fix its permissions, or set "
+            f"progress cannot be saved in {path.parent} ({error}); fix its permissions, or set "
             f"s4.state.folder to another folder"
         ) from error

@@ -1,8 +1,8 @@
-"""The low watermark: up to where everything is done, whatever the order of completion.
+"""The low watermark: the number below which everything is done, in whatever order it was.
 
 Rules
 - Ranges of numbers are completed each once; ``safe`` never goes back and never passes a hole.
-- A completed range behind a hole waits; when the hole closes, all that is contiguous is released.
+- A completed range after a hole waits; when the hole closes, all that is contiguous is released.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 Rules
 - Events complete in any order, each once; one is released when all that began before it are.
-- The release stops behind an event that asks for a commit, until the commit has been taken: so it
-  covers exactly that event. What has completed behind it is released right after, without waiting
-  for anything else.
+- The release stops after an event that asks for a commit, until the commit has been taken: so it
+  covers exactly that event. Events that completed after it are then released at once.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ class OrderedRelease(Generic[E]):
         return len(self._order)
 
     def begin(self, event: E) -> None:
-        """An event has its place behind the others."""
+        """Append an event."""
         self._order.append(event)
 
     def complete(self, event: E, stops: bool = False) -> list[E]:
-        """The event is done; returns what is released by that. It ``stops`` what follows it."""
+        """The event is done; returns what that releases. It ``stops`` what follows it."""
         assert event not in self._ended
         self._ended[event] = stops
         return self._released()
 
     def resume(self) -> list[E]:
-        """The commit has been taken; returns what is released by that."""
+        """The commit has been taken; returns what that releases."""
         self.stopped = False
         return self._released()
 

@@ -1,4 +1,5 @@
-"""What is kept of the producers of a durable stream: how far their numbers are committed. Pure."""
+"""The saved state of the producers of a durable stream: how far their numbers are committed.
+Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ Producer: TypeAlias = tuple[str, str]
 class KeptProducer(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A producer's lane in one task, as of a commit.
 
-    ``number`` is the one to go on with. ``fence`` is the highest that a task's owner has told,
-    ``seen_ms`` when something last came (Unix time). ``untold`` are refusals that the producer may
-    not have heard of: number, count, reason, and whether they were shed.
+    ``number`` is the next one. ``fence`` is the highest of a task's owners, ``seen_ms`` when
+    something last came (Unix time). ``untold`` are refusals that the producer may not have heard
+    of: number, count, reason, and whether they were shed.
     """
 
     number: int
@@ -30,11 +31,11 @@ KeptProducers: TypeAlias = Mapping[Producer, KeptProducer | None]
 
 
 def row_of(producer: Producer) -> bytes:
-    """The producer's place in its table; streams' names have no zero."""
+    """The row key of a producer; streams' names have no zero."""
     return f"{producer[0]}\0{producer[1]}".encode()
 
 
 def producer_of(row: bytes) -> Producer:
-    """The producer of a place in the table."""
+    """The producer of a row key."""
     stream, _, name = row.decode().partition("\0")
     return stream, name

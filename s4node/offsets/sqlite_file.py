@@ -1,15 +1,13 @@
 """A small SQLite database that several processes of one machine share.
 
 Rules
-- Plain blocking calls; who may not block makes them from a thread, one at a time. What is written
-  is there for every later process, after a crash of this one as well; a power cut may take the last
-  writes.
-- A file says whose it is and in which format; one of another program or another format is refused.
-- Where the file may not be written it is opened to be read, and leaves nothing behind; what would
-  write is a passing trouble.
-- What a passing trouble may be (full disk, another's lock, lost rights) raises ``unwritten`` of its
-  form: nothing has happened, and it can be tried again. Damage and another format raise
-  ``damaged``.
+- Calls block, one at a time; use a thread where blocking is not allowed. What is written is there
+  for every later process, after a crash of this one as well; a power cut may lose the last writes.
+- A file has its application and format; one of another program or another format is refused.
+- A file that may not be written is opened read-only, and leaves nothing behind; a write then is a
+  temporary error.
+- A temporary error (full disk, another's lock, lost rights) raises the form's ``unwritten``:
+  nothing has happened, and it can be retried. Damage and another format raise ``damaged``.
 """
 
 from __future__ import annotations
@@ -31,10 +29,10 @@ _PATIENCE_SECONDS = 2.0
 
 
 class Form(NamedTuple):
-    """What kind of file it is.
+    """The kind of a file.
 
-    ``application`` is the number by which SQLite says whose file it is. ``what`` is kept in it, in
-    words for messages, and ``fix`` says what to do about a damaged one.
+    ``application`` is the number by which SQLite says whose file it is. ``what`` describes the
+    content in messages, and ``fix`` says what to do about a damaged file.
     """
 
     file: str
@@ -48,7 +46,7 @@ class Form(NamedTuple):
 
 
 class SqliteFile(Database):
-    """The database of this form in ``folder``, both made where missing."""
+    """The database of this form in ``folder``, both made if missing."""
 
     def __init__(self, folder: Path, form: Form) -> None:
         self.path = folder / form.file
@@ -60,7 +58,7 @@ class SqliteFile(Database):
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise form.unwritten(
-                f"{form.what} cannot be kept in {folder} ({error}); fix its permissions, or set "
+                f"{form.what} cannot be saved in {folder} ({error}); fix its permissions, or set "
                 f"s4.state.folder to another folder"
             ) from error
         super().__init__(self.path, patience=_PATIENCE_SECONDS)
@@ -68,7 +66,6 @@ class SqliteFile(Database):
             self._prepare()
 
     def _open_to_read(self) -> None:
-        """Open the file to be read."""
         beside = self.path.with_name(f"{self.path.name}-wal")
         # without one nobody has it open, and nothing can be put beside it
         mode = "ro" if beside.exists() else "ro&immutable=1"
@@ -114,11 +111,11 @@ class SqliteFile(Database):
             raise self._damaged(error) from error
 
     def _damaged(self, error: Exception) -> S4Error:
-        """What to raise where something in the file cannot be read."""
+        """The error for a file with an unreadable part."""
         return self._form.damaged(f"{self.path} is damaged ({error}); {self._form.fix}")
 
     def explain(self, error: sqlite3.Error) -> Exception:
-        """What it is to somebody who starts nodes."""
+        """The error for people who start nodes."""
         if isinstance(error, sqlite3.OperationalError):
             if not _writable(self.path.parent, self.path):
                 return self._form.unwritten(
@@ -126,12 +123,12 @@ class SqliteFile(Database):
                     f"its permissions and its folder's, or set s4.state.folder to a copy of it"
                 )
             return self._form.unwritten(
-                f"{self._form.what} cannot be kept in {self.path} ({error}); make room on the "
+                f"{self._form.what} cannot be saved in {self.path} ({error}); make room on the "
                 f"disk, or fix the permissions"
             )
         return self._damaged(error) if isinstance(error, sqlite3.DatabaseError) else error
 
 
 def _writable(folder: Path, file: Path) -> bool:
-    """Whether this process may write the file, and put others beside it."""
+    """Return True if this process may write the file, and create others beside it."""
     return os.access(folder, os.W_OK) and os.access(file, os.W_OK)

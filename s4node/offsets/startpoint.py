@@ -1,11 +1,11 @@
 """Startpoints: where in an input's partition reading begins. Pure.
 
 Rules
-- An offset is a whole number from 0 on; each event of a partition has its own, in order. What is
-  to be read next is a position: the offset of the next event, which may not exist yet.
-- Its number, or time, is one that frames and databases hold: what is none is told where the
-  startpoint is made or read, not by a start that cannot ask for it.
-- A startpoint is a wish; the input turns it into an offset, or says why it cannot.
+- An offset is a whole number from 0 on; each event of a partition has its own, in order. A position
+  is the offset of the event to be read next, which may not exist yet.
+- The number, or time, must fit into frames and databases; one that does not is an error where the
+  startpoint is made or read, not at a start that cannot ask for it.
+- A startpoint is a request; the input turns it into an offset, or says why it cannot.
 """
 
 from __future__ import annotations
@@ -36,43 +36,34 @@ def _check(what: str, number: int, least: int) -> None:
 
 
 class StartpointVisitor(Protocol, Generic[I_contra, O_co]):
-    """Makes something of a startpoint, by its kind; see Startpoint.apply."""
+    """Handles a startpoint by its kind; see Startpoint.apply."""
 
-    def oldest(self, given: I_contra, startpoint: Oldest, /) -> O_co:
-        """Of the first event that is still there."""
-        ...
+    def oldest(self, given: I_contra, startpoint: Oldest, /) -> O_co: ...
 
-    def upcoming(self, given: I_contra, startpoint: Upcoming, /) -> O_co:
-        """Of what comes from now on."""
-        ...
+    def upcoming(self, given: I_contra, startpoint: Upcoming, /) -> O_co: ...
 
-    def timestamp(self, given: I_contra, startpoint: Timestamp, /) -> O_co:
-        """Of the first event from a time on."""
-        ...
+    def timestamp(self, given: I_contra, startpoint: Timestamp, /) -> O_co: ...
 
-    def specific(self, given: I_contra, startpoint: Specific, /) -> O_co:
-        """Of an offset."""
-        ...
+    def specific(self, given: I_contra, startpoint: Specific, /) -> O_co: ...
 
 
 class Oldest(msgspec.Struct, frozen=True, tag="oldest", tag_field="kind"):
     """The first event that is still there."""
 
     def apply(self, given: I, visitor: StartpointVisitor[I, O]) -> O:
-        """What the visitor makes of it."""
         return visitor.oldest(given, self)
 
 
 class Upcoming(msgspec.Struct, frozen=True, tag="upcoming", tag_field="kind"):
-    """What comes from now on."""
+    """The next event that is appended."""
 
     def apply(self, given: I, visitor: StartpointVisitor[I, O]) -> O:
-        """What the visitor makes of it."""
         return visitor.upcoming(given, self)
 
 
 class Timestamp(msgspec.Struct, frozen=True, tag="timestamp", tag_field="kind"):
-    """The first event that was appended at or after ``millis`` (Unix time); else what comes."""
+    """The first event that was appended at or after ``millis`` (Unix time); else the upcoming
+    one."""
 
     millis: Number
 
@@ -80,7 +71,6 @@ class Timestamp(msgspec.Struct, frozen=True, tag="timestamp", tag_field="kind"):
         _check("timestamp", self.millis, -LARGEST)
 
     def apply(self, given: I, visitor: StartpointVisitor[I, O]) -> O:
-        """What the visitor makes of it."""
         return visitor.timestamp(given, self)
 
 
@@ -93,7 +83,6 @@ class Specific(msgspec.Struct, frozen=True, tag="specific", tag_field="kind"):
         _check("offset", self.offset, 0)
 
     def apply(self, given: I, visitor: StartpointVisitor[I, O]) -> O:
-        """What the visitor makes of it."""
         return visitor.specific(given, self)
 
 
@@ -101,20 +90,20 @@ Startpoint = Oldest | Upcoming | Timestamp | Specific
 
 
 def startpoint_of(start: object) -> Startpoint:
-    """A startpoint, or that of an offset; raises StartpointError for anything else."""
+    """The startpoint itself, or that of an offset; raises StartpointError for anything else."""
     if isinstance(start, int):
         return Specific(start)
     if not isinstance(start, Startpoint):
         shown = repr(start) if isinstance(start, type) else f"{start!r} ({type(start).__name__})"
         raise StartpointError(
-            f"{shown} is no place to begin at; give an offset (an int), or Oldest(), Upcoming(), "
+            f"{shown} is not a place to begin at; give an offset (an int), Oldest(), Upcoming(), "
             f"Timestamp(millis) or Specific(offset)"
         )
     return start
 
 
 def check_places(start: Mapping[int, int]) -> None:
-    """Raise StartpointError for what is no dict of offsets by partition."""
+    """Raise StartpointError for what is not a dict of offsets by partition."""
     if not start:
         raise StartpointError("a dict of offsets by partition names no partition")
     for partition, offset in start.items():
@@ -139,5 +128,5 @@ class _Words:
 
 
 def describe(startpoint: Startpoint) -> str:
-    """It in words, such as ``offset 42``."""
+    """The startpoint in words, such as ``offset 42``."""
     return startpoint.apply(None, _Words())

@@ -1,16 +1,16 @@
-"""Which requested startpoint holds for which task, and when it is done with. Pure.
+"""Which requested startpoint holds for which task, and when it is done. Pure.
 
 Rules
-- A startpoint is requested for a partition of an input, for all tasks that read it or for one. Of
-  two the one that was requested later holds; of two of the same moment the one for the task.
-- A request that is older than the expiry is no longer taken. It is never in the way of another.
-- When a job starts, requests are fanned out: each task has its own pending startpoints. A task
-  that has one pending for a partition keeps it until a later one is requested, so that another
-  start between does not lose it.
+- A startpoint is requested for a partition of an input, for all tasks that read it or for one. The
+  later request holds; of two at the same moment the one for the task.
+- A request that is older than the expiry is ignored. It never hides another.
+- When a job starts, requests are fanned out: each task has its own pending startpoints. A task that
+  has one pending for a partition keeps it until a later one is requested, so that another start
+  between does not lose it.
 - A pending startpoint has an id. A task turns it into an offset once, and commits that with the id
-  before it reads anything; from then on it is over, wherever it is still written.
-- What a task or the settings say of a start of the job holds once a start, too: that has an id made
-  of the start's name, which is kept as long as that start lasts.
+  before it reads anything; from then on it is consumed, wherever it is still written.
+- A position that a task or the settings give for a start of the job also holds once: its id is made
+  of the start's name, and is saved as long as that start lasts.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _START = "start "
 
 
 def id_of_start(start: str, place: Place) -> str:
-    """The id of what a start of the job says of a partition."""
+    """The id of a position that is given for a start of the job."""
     return f"{_START}{start} {place[0]}.{place[1]}[{place[2]}]"
 
 
 def ids_of_start(ids: Iterable[str], start: str = "") -> frozenset[str]:
-    """Those that belong to this start of the job, or without one to any."""
+    """The ids that belong to this start of the job, or without one to any."""
     return frozenset(each for each in ids if each.startswith(f"{_START}{start}"))
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A startpoint that somebody wants. ``task`` is empty for all tasks that read the partition."""
+    """A requested startpoint. ``task`` is empty for all tasks that read the partition."""
 
     id: str
     system: str
@@ -54,17 +54,16 @@ class Request(msgspec.Struct, frozen=True):
 
     @property
     def place(self) -> Place:
-        """The partition that it is for."""
         return self.system, self.stream, self.partition
 
     @property
     def rank(self) -> tuple[int, bool]:
-        """Of two requests for a partition of a task the higher holds."""
+        """Of two requests for a partition of a task the higher one holds."""
         return self.created_ms, bool(self.task)
 
 
 class Fanned(msgspec.Struct, frozen=True):
-    """What a start makes of the requests: the new ``pending`` ones, and the ``spent`` ids."""
+    """The result of a fan-out: the new ``pending`` ones, and the ``spent`` ids."""
 
     pending: dict[str, tuple[Request, ...]]
     spent: frozenset[str]
@@ -78,8 +77,8 @@ def fan_out(
 ) -> Fanned:
     """Give each task the startpoint that holds for each of its partitions.
 
-    ``spent`` are the requests that were looked at for some task, the losers among them; those
-    that nobody reads, or that have expired, stay where they are.
+    ``spent`` are the requests that were considered for some task, also the losers; those that no
+    task reads, or that have expired, stay where they are.
     """
     alive = [request for request in requests if now_ms - request.created_ms < EXPIRY_MS]
     result: dict[str, tuple[Request, ...]] = {}
@@ -99,6 +98,6 @@ def fan_out(
 
 
 def without(pending: Iterable[Request], consumed: Iterable[str]) -> tuple[Request, ...]:
-    """What is still to be done of a task's pending startpoints."""
+    """A task's pending startpoints without the consumed ones."""
     over = set(consumed)
     return tuple(request for request in pending if request.id not in over)

@@ -1,13 +1,13 @@
 """The startpoints of a job in a SQLite database, shared by the processes of one machine.
 
 Rules
-- It is apart from progress: a request for a startpoint touches no checkpoint. It can be used
-  whether the job runs or not.
-- What is asked for waits in ``request``, one row a partition and task. What a start of the job
-  made of it waits in ``pending``, by task, until the task has consumed it. Both change in one
+- It is separate from progress: a request touches no checkpoint. It can be used whether the job runs
+  or not.
+- A request waits in ``request``, one row for each partition and task. What a start of the job made
+  of it waits in ``pending``, by task, until the task has consumed it. Both change in one
   transaction, so a crash leaves either.
 - Of two requests the one that was written later is the later one, whatever the clock did between.
-- A job for which nobody ever asked has no such file.
+- A job without any request has no such file.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _FORM = Form(
 
 
 class StartpointStore(SqliteFile):
-    """The database ``startpoints.sqlite`` in the job's ``folder``, both made where missing."""
+    """The database ``startpoints.sqlite`` in the job's ``folder``, both made if missing."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, _FORM)
@@ -66,9 +66,9 @@ class StartpointStore(SqliteFile):
     def put(
         self, places: Iterable[Place], startpoint: Startpoint, now_ms: int, task: str = ""
     ) -> list[Request]:
-        """Ask for a startpoint for these partitions, in all tasks that read them or in one.
+        """Request a startpoint for these partitions, in all tasks that read them or in one.
 
-        It takes the place of what was asked for the same partition and task before.
+        It replaces an earlier request for the same partition and task.
         """
         written = []
         with self.transaction():
@@ -85,20 +85,20 @@ class StartpointStore(SqliteFile):
         return written
 
     def requests(self) -> list[Request]:
-        """What is asked for and waits for a start of the job; what has expired, too."""
+        """The requests that wait for a start of the job, expired ones too."""
         with self.transaction(write=False):
             return self._requests()
 
     def pending(self) -> list[tuple[str, Request]]:
-        """What tasks have been given and have not consumed, each with its task."""
+        """The pending startpoints, each with its task."""
         with self.transaction(write=False):
             return self._waiting()
 
     def delete(self, places: Collection[Place] | None = None, task: str | None = None) -> int:
-        """Forget what is asked for these partitions (all, if None) and pending for them.
+        """Delete the requests for these partitions (all, if None) and their pending startpoints.
 
-        With a ``task``, what is asked for that task alone, and pending for it; what is asked for
-        all tasks stays. Returns how many were forgotten.
+        With a ``task``, delete the requests for that task alone, and what is pending for it.
+        Returns how many were deleted.
         """
         gone = 0
         with self.transaction():
@@ -133,7 +133,7 @@ class StartpointStore(SqliteFile):
         return fanned
 
     def take(self, task: str, consumed: Collection[str]) -> tuple[Request, ...]:
-        """What is pending for a task; what it has ``consumed`` already is removed."""
+        """The pending startpoints of a task; those it has ``consumed`` are removed."""
         with self.transaction():
             mine = [request for owner, request in self._waiting() if owner == task]
             for request in mine:
@@ -161,7 +161,7 @@ class StartpointStore(SqliteFile):
 
 
 def existing(folder: Path) -> StartpointStore | None:
-    """The job's store, if anybody ever asked for a startpoint."""
+    """The job's store, if it exists."""
     return StartpointStore(folder) if (folder / FILE).exists() else None
 
 

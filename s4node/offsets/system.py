@@ -1,15 +1,15 @@
-"""The contract of systems: where streams of events live that can be read again.
+"""The contract of systems: places whose streams of events can be read again.
 
 Rules
 - A stream has partitions, numbered from 0; their number never changes while it is read. A
-  partition's events are numbered by offsets without order among partitions.
+  partition's events are numbered by offsets; partitions have no order among each other.
 - A reader gives the batches of one partition in order, each event once, from the offset it was
-  opened at: neither skipping one that is there, nor one that comes later.
+  opened at: it skips neither an event that is there nor one that comes later.
 - Reading is pulled: a reader fetches ahead a bounded amount and then waits for ``read``. While it
   is paused it fetches nothing.
-- What goes away is waited for: every method goes on when it is back, ``read`` where it was. What
-  can never be given raises: InputLost (the events were there and are gone), UnknownStream.
-- Not every input can be read again: one that is fed over live sockets is a Source and no System.
+- A system that goes away is waited for: every method resumes when it is back, ``read`` where it
+  was. What can never be given raises: InputLost (the events are gone), UnknownStream.
+- Not every input can be read again: one that is fed over live sockets is a Source and not a System.
 - Everything is called in one trio program, while ``run`` runs.
 """
 
@@ -38,8 +38,8 @@ class SystemStreamPartition(NamedTuple):
 class Bounds:
     """The offsets of a partition: of the ``oldest`` event that is there, and the ``upcoming`` one.
 
-    They are equal where it is empty. ``end`` is the offset at which the stream ends for good, None
-    where it does not.
+    They are equal if it is empty. ``end`` is the offset at which the stream ends for good, None if
+    it does not.
     """
 
     oldest: int
@@ -48,7 +48,7 @@ class Bounds:
 
 
 class EndOfStream:
-    """What ``read`` gives when the partition has ended for good."""
+    """What ``read`` returns when the partition has ended for good."""
 
 
 END_OF_STREAM = EndOfStream()
@@ -58,11 +58,11 @@ class InputBatch(EventBatch):
     """Events of a replayable input: ``first`` is the offset of the first, ``created_ms`` when it
     was appended (Unix time).
 
-    Events that are yet to be decoded are counted by ``size``; ``load`` decodes them into
-    ``events``, and what does not decode is in ``undecoded``: offset, reason, and raw bytes. There
-    the batch has holes, and ``numbers``. ``loaded`` is for a reader that shares it among tasks.
-    ``routing`` is ``hasher:key`` where each of the events was put into the partition of its key by
-    that rule, as in the frames of the wire; else empty.
+    Events that are not decoded yet are counted by ``size``; ``load`` decodes them into ``events``,
+    and what does not decode is in ``undecoded``: offset, reason, and raw bytes. There the batch has
+    holes, and ``numbers``. ``loaded`` is for a reader that shares it among tasks. ``routing`` is
+    ``hasher:key`` if each of the events was put into the partition of its key by that rule, as in
+    the frames of the wire; else empty.
     """
 
     __slots__ = ("loaded", "routing", "undecoded")
@@ -89,18 +89,18 @@ class PartitionReader(Protocol):
 
     @property
     def position(self) -> int:
-        """The offset of the event that ``read`` gives next."""
+        """The offset of the event that ``read`` returns next."""
         ...
 
     @property
     def lag(self) -> int | None:
-        """Events from ``position`` to the end as it was last known; None before anything is."""
+        """Events from ``position`` to the last known end; None before it is known."""
         ...
 
     async def read(self) -> InputBatch | EndOfStream:
         """The next batch, once there is one; cancelling loses nothing.
 
-        Raises InputLost where the next event is no longer there.
+        Raises InputLost if the next event is no longer there.
         """
         ...
 
@@ -108,17 +108,15 @@ class PartitionReader(Protocol):
         """Fetch nothing more until ``resume``; what has been fetched can still be read."""
         ...
 
-    def resume(self) -> None:
-        """Fetch again."""
-        ...
+    def resume(self) -> None: ...
 
     async def aclose(self) -> None:
-        """Stop reading and give everything back."""
+        """Stop reading and release everything."""
         ...
 
 
 class Source(Protocol):
-    """Where streams come from. ``name`` is what they are called by: ``name.stream``."""
+    """Where streams come from: ``name.stream``."""
 
     name: str
 
@@ -129,24 +127,25 @@ class Source(Protocol):
     async def resolve(self, ssp: SystemStreamPartition, startpoint: Startpoint) -> int:
         """The offset that a startpoint means now.
 
-        Raises StartpointError where it means none: beyond the end, before the oldest, or a kind of
-        startpoint that the system cannot find.
+        Raises StartpointError if there is none: beyond the end, before the oldest, or a kind of
+        startpoint that the system does not support.
         """
         ...
 
 
 class System(Source, Protocol):
-    """A place where streams live that can be read again. Made without any waiting."""
+    """A place whose streams can be read again. Making one does not wait."""
 
     async def run(self, *, task_status: Any = ...) -> None:
         """Serve until cancelled, started at once in a nursery; it may be run again afterwards.
 
-        What cannot be reached is waited for by the other methods, not here. Readers end with it.
+        The other methods wait for a system that cannot be reached, not this one. Readers end with
+        it.
         """
         ...
 
     async def wait_reachable(self, wanted: bool = True) -> None:
-        """Return once the system can be reached, or with False, once it cannot."""
+        """Return once the system can be reached (``wanted``), or once it cannot."""
         ...
 
     async def bounds(self, ssp: SystemStreamPartition) -> Bounds:
@@ -158,9 +157,9 @@ class System(Source, Protocol):
     ) -> PartitionReader:
         """Read a partition from ``offset`` on; events come as objects of these types.
 
-        Where GenericEvent is the only type, events of any type come as GenericEvents. An offset
-        beyond the upcoming one raises StartpointError; one that is not there any more is InputLost
-        when it is read.
+        If GenericEvent is the only type, events of any type come as GenericEvents. An offset beyond
+        the upcoming one raises StartpointError; one that is not there any more is InputLost when it
+        is read.
         """
         ...
 
@@ -171,9 +170,9 @@ class System(Source, Protocol):
         ...
 
     async def append_once(self, stream: str, partition: int, event: object, name: str) -> bool:
-        """Append an event that is to be there once, however often it is appended under this name.
+        """Append an event at most once under this name.
 
-        Returns whether it was not there before. What retention has removed is not there, but is not
-        appended again, for as long as the system remembers the name.
+        Returns True if it was not there before. An event that retention has removed is not appended
+        again, for as long as the system remembers the name.
         """
         ...

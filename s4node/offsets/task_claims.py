@@ -1,17 +1,16 @@
-"""Who may write the progress of an app's tasks: a SQLite database that the processes share.
+"""Which owner may write the progress of an app's tasks: a SQLite database that processes share.
 
 Rules
-- One row a task. Who wants to write its progress and state claims it first; a claim fences all
-  earlier ones, which raise TaskFenced from then on, whenever their process wakes up. A claim by an
+- One row a task. An owner claims the task before it writes progress and state; a claim fences all
+  earlier ones, which raise TaskFenced from then on, whenever their process resumes. A claim by an
   older epoch of the same coordination is refused.
 - Offsets and state are in a database of the task's own, in a folder of the claim; see state/epochs.
 - A job has one *run* after the other. The next begins when one has ended: all tasks are done, and
   the last container has stopped in order. That a task is done holds for the run, which neither a
   crash nor an upgrade ends.
-- Plain blocking calls, one transaction each; who may not block calls them from a thread, one at a
-  time.
-- What a passing trouble may be (full disk, another's lock, lost rights) raises ProgressUnwritten:
-  nothing has happened, and it can be tried again. Damage and a newer format are CheckpointError.
+- Calls block, one transaction each, one at a time; use a thread where blocking is not allowed.
+- A temporary error (full disk, another's lock, lost rights) raises ProgressUnwritten: nothing has
+  happened, and it can be retried. Damage and a newer format are CheckpointError.
 """
 
 from __future__ import annotations
@@ -47,18 +46,18 @@ _FORM = Form(
     FORMAT,
     _SCHEMA,
     "progress",
-    "put a copy of it back, or delete it: what the tasks keep is in folders beside it",
+    "put a copy of it back, or delete it: the state of the tasks is in folders beside it",
     ProgressUnwritten,
     CheckpointError,
 )
 
 
 class Claim(NamedTuple):
-    """The right to write a task's progress, as long as nobody has claimed it since.
+    """The right to write a task's progress, until another owner claims it.
 
-    ``commit`` is the number of the last one that was about to be written before, 0 where none was.
-    ``linked`` says that others know what some of them said: they have had events that left with
-    them, or were told that theirs are safe, and do not keep those any more.
+    ``commit`` is the number of the last commit that was about to be written before, 0 without one.
+    ``linked`` says that others depend on its commits: they have received events that left with
+    them, or an acknowledgement, and do not keep those events any more.
     """
 
     task: str
@@ -68,7 +67,7 @@ class Claim(NamedTuple):
 
 
 class TaskClaims(SqliteFile):
-    """The database ``progress.sqlite`` in ``folder``, both made where missing."""
+    """The database ``progress.sqlite`` in ``folder``, both made if missing."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, _FORM)
@@ -76,7 +75,7 @@ class TaskClaims(SqliteFile):
     # -- the job -----------------------------------------------------------------------------
 
     def admit(self, job: JobGuard) -> int:
-        """Let the job go on from what is here, and remember what it is like; returns its run.
+        """Let the job resume from what is here, and save what it is like; returns its run.
 
         Raises CheckpointError with every reason why it cannot.
         """
@@ -99,7 +98,7 @@ class TaskClaims(SqliteFile):
         return int(run)
 
     def end_run(self, run: int, tasks: Iterable[str]) -> bool:
-        """Have the next start begin another run, if all of these tasks are done in this one."""
+        """Make the next start another run, if all of these tasks are done in this one."""
         with self.transaction():
             rows = self.execute("SELECT name FROM task WHERE done = ?", (run,)).fetchall()
             if not {name for (name,) in rows}.issuperset(tasks):
@@ -108,7 +107,7 @@ class TaskClaims(SqliteFile):
         return True
 
     def job(self) -> JobGuard | None:
-        """What the job was like that wrote here."""
+        """The job that wrote here."""
         with self.transaction(write=False):
             row = self.execute("SELECT guard FROM job").fetchone()
         return None if row is None else JobGuard.of(self._parsed(row[0]))
@@ -116,10 +115,10 @@ class TaskClaims(SqliteFile):
     # -- tasks -------------------------------------------------------------------------------
 
     def claim(self, task: str, origin: str, epoch: int, above: int = 0) -> Claim:
-        """Become the one who writes a task's progress, with a fence higher than ``above``.
+        """Become the owner that writes a task's progress, with a fence higher than ``above``.
 
-        ``origin`` names the coordination that gave the task away in ``epoch``. Raises TaskFenced
-        where a later epoch of the same coordination has claimed it already.
+        ``origin`` names the coordination that assigned the task in ``epoch``. Raises TaskFenced if
+        a later epoch of the same coordination has claimed it already.
         """
         with self.transaction():
             row = self.execute(
@@ -147,10 +146,10 @@ class TaskClaims(SqliteFile):
         linked: bool = False,
         done: int = 0,
     ) -> None:
-        """Say that a task's progress is written now, with this ``commit`` about to be written;
-        once ``linked``, it remains so. ``done`` is the run in which the task is, 0 for none.
+        """Record that a task's progress is written now, with this ``commit`` about to be written;
+        once ``linked``, it remains so. ``done`` is the run in which the task is done, 0 for none.
 
-        Raises TaskFenced where another has claimed it since.
+        Raises TaskFenced if another owner has claimed it since.
         """
         with self.transaction():
             renewed = self.execute(
@@ -162,7 +161,7 @@ class TaskClaims(SqliteFile):
             raise _taken_over(claim)
 
     def check(self, claim: Claim) -> None:
-        """Raise TaskFenced where another has claimed the task since."""
+        """Raise TaskFenced if another owner has claimed the task since."""
         with self.transaction(write=False):
             found = self.execute(
                 "SELECT 1 FROM task WHERE name = ? AND fence = ?", (claim.task, claim.fence)
@@ -171,7 +170,7 @@ class TaskClaims(SqliteFile):
             raise _taken_over(claim)
 
     def tasks(self) -> dict[str, int]:
-        """The tasks that somebody has claimed, and when each has last written (Unix time, ms)."""
+        """The claimed tasks, and when each has last written (Unix time, ms)."""
         with self.transaction(write=False):
             return dict(self.execute("SELECT name, written_ms FROM task").fetchall())
 

@@ -1,9 +1,10 @@
-"""What commands find of the container of this process, and what it answers them.
+"""Lets commands find the container of this process, and answers them.
 
 Rules
-- A container that is alone answers for itself; for others their node or ``s4 run --nodes`` does.
-- Its settings are those by which a command sees what it sees: with the folder of its state in full,
-  and the log at its address.
+- A container without a supervisor answers for itself; for others their node or ``s4 run --nodes``
+  does.
+- Its entry has the settings that a command needs to see the same state: an absolute folder of its
+  state, and the address of the log.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ def streams_of(app: App) -> tuple[list[str], list[str]]:
 
 
 def levels_of(app: App) -> dict[str, int]:
-    """By stream, how many others lie before it on the way from an input."""
+    """The distance of each stream from an input."""
     starts = [stream.name for stream in app.streams.values() if isinstance(stream, InputStream)]
     return dataflow.levels(dataflow.edges(app), starts)
 
 
 @asynccontextmanager
 async def listed(container: Container, begin: Begin | None = None) -> AsyncIterator[None]:
-    """Have commands find the container while the block lasts; one without ``begin`` is alone."""
+    """Let commands find the container during the block; without ``begin`` it has no supervisor."""
     with running_entry() as entry:
         place = entry.admin if begin is None else None
         entry.write(_running(container, begin, place))

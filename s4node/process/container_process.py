@@ -4,12 +4,12 @@ Run as ``python -m s4node.process.container_process LINE``.
 
 Rules
 - ``LINE`` is the number of an inherited socket: see :mod:`s4node.cluster.node.supervisor_protocol`.
-- The line is read in a thread of its own, so that the end of the supervisor is noticed even while a
-  handler blocks the loop: then there is one drain's time left, and the process ends without more.
+- A thread reads the line, so that the end of the supervisor is noticed even while a handler blocks
+  the loop: the process then ends after at most the time of one drain.
 - Pulses come from the loop, so that they stop when it does. What the socket does not take at once
-  leaves as soon as it takes more, for the next message waits behind it.
-- Why it failed goes over the line, for the supervisor to tell; it is printed only where there is no
-  supervisor left.
+  is sent as soon as it takes more; the next message waits.
+- The reason of a failure goes over the line, for the supervisor to report; it is printed only if
+  the supervisor is gone.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Line:
         self._drain_seconds = 0.0
 
     def begin(self) -> supervisor_protocol.Begin:
-        """The first message. Ends the process if there is none, for then nobody wants it."""
+        """The first message. Ends the process if there is none."""
         message = self._read()
         if not isinstance(message, supervisor_protocol.Begin):
             os._exit(0)
@@ -77,14 +77,14 @@ class Line:
         return message
 
     def attach(self, on_stop: Callable[[], None], drain_seconds: float) -> None:
-        """From now on a stop is passed on to ``on_stop``, in trio; before, it ends the process."""
+        """Pass a stop on to ``on_stop``, in trio, from now on; before, a stop ends the process."""
         with self._lock:
             self._on_stop = on_stop
             self._drain_seconds = drain_seconds
             self._token = trio.lowlevel.current_trio_token()
 
     def detach(self) -> None:
-        """Trio ends; a stop is nothing that has to be passed on any more."""
+        """Trio ends; ignore a stop from now on."""
         with self._lock:
             self._on_stop = lambda: None
 
@@ -94,8 +94,8 @@ class Line:
         self._send()
 
     def pulse(self, statistics: dict[str, object]) -> None:
-        """Send a pulse, unless the one before has not been taken yet. Without its statistics where
-        they are more than a line may hold: that it lives is what counts."""
+        """Send a pulse, unless the last one has not been sent yet; without its statistics if they
+        are larger than a line may be."""
         if self._unsent:
             return
         line = supervisor_protocol.encode(supervisor_protocol.Pulse(statistics))
@@ -113,7 +113,7 @@ class Line:
             self._send()
 
     def flush(self) -> bool:
-        """Wait until everything is sent; False if there is nobody, or who is does not read."""
+        """Wait until everything is sent; False if the supervisor is gone or does not read."""
         poll = select.poll()
         poll.register(self._socket, select.POLLOUT)
         while self._unsent and poll.poll(_LAST_WORDS_SECONDS * 1000) and self._send():
@@ -149,7 +149,7 @@ class Line:
         return supervisor_protocol.to_container(self._queue.pop(0))
 
     def _listen(self) -> None:
-        """Until the line's end, which comes after a stop as well: who asked for it may die."""
+        """Read until the line's end, which also comes after a stop if the supervisor dies."""
         while (message := self._read()) is not None:
             if isinstance(message, supervisor_protocol.Go):
                 with self._lock:
@@ -195,14 +195,14 @@ def main() -> NoReturn:
         line.say(failed)
         if not line.flush():
             print(f"{failed.trace}s4: {failed.error}", file=sys.stderr)
-    with suppress(OSError):  # it has been told, or there was worse to tell
+    with suppress(OSError):  # already reported, or a more serious error was
         sys.stdout.flush()
     sys.stderr.flush()
-    exit_record.exit_now(status)  # threads of the app that never end do not hold it up
+    exit_record.exit_now(status)  # does not wait for threads of the app
 
 
 def failure(error: BaseException) -> supervisor_protocol.Failed:
-    """What is told about the exception that ended a container."""
+    """The message about the exception that ended a container."""
     found = [leaf for leaf in leaves(error) if not isinstance(leaf, trio.Cancelled)] or [error]
     ours = [leaf for leaf in found if isinstance(leaf, S4Error)]
     leaf = (ours or found)[0]
@@ -219,7 +219,7 @@ def failure(error: BaseException) -> supervisor_protocol.Failed:
 def _load(begin: supervisor_protocol.Begin) -> App:
     app = _packaged(begin) if begin.package else load_app(begin.target)
     if begin.adapter and not isinstance(app, AdapterApp):
-        raise ConfigError(f"{begin.target} is no AdapterApp; run it without --adapter")
+        raise ConfigError(f"{begin.target} is not an AdapterApp; run it without --adapter")
     return app
 
 
@@ -271,7 +271,7 @@ async def _run(line: Line, begin: supervisor_protocol.Begin, app: App, config: C
 
 
 def _say_done(line: Line, stopping: trio.Event) -> None:
-    """Say that it is not to be started again, where that was not the supervisor's own wish."""
+    """Say that the container is done, unless the supervisor has stopped it."""
     if not stopping.is_set():
         line.say(supervisor_protocol.Done())
         line.flush()
@@ -281,7 +281,7 @@ def _say_done(line: Line, stopping: trio.Event) -> None:
 async def _enrolled(
     container: Container, begin: supervisor_protocol.Begin, config: Config
 ) -> AsyncIterator[None]:
-    """Make the container a member of its cluster, where it is to be one."""
+    """Make the container a member of its cluster, if it belongs to one."""
     if not begin.coordination:
         yield
         return
@@ -325,7 +325,7 @@ async def _pulses(line: Line, container: Container, seconds: float) -> None:
 
 @contextmanager
 def _signals(stop: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM drains, as the line's stop does; Ctrl-C is the supervisor's affair."""
+    """SIGTERM drains, as the line's stop does; Ctrl-C is handled by the supervisor."""
     token = trio.lowlevel.current_trio_token()
     before = signal.signal(signal.SIGTERM, lambda *_: token.run_sync_soon(stop))
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,8 +1,8 @@
-"""What a process says of an error at its end, and its exit status.
+"""The last message of a process about an error, and its exit status.
 
 Rules
-- Where nobody reads our output it ends quietly; where that cannot be written, it says so in a line.
-  Only errors of standard output itself are taken for this, whatever the process is for.
+- A process whose output is closed ends quietly; one whose output cannot be written says so. Only
+  errors of standard output itself count as this.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from s4node.process import stdio
 
 
 def exit_status(error: BaseException) -> int:
-    """Print our own errors and return the exit status; raises what is not ours."""
+    """Print an s4node error and return the exit status; raises all other errors."""
     found = leaves(error)
     for leaf in found:
         if isinstance(leaf, S4Error):
@@ -32,7 +32,7 @@ def exit_status(error: BaseException) -> int:
 
 
 def _tell_output(error: BaseException) -> None:
-    """Say why there is no output, unless nobody reads it; what is left of it is thrown away."""
+    """Say why output cannot be written, unless nobody reads it; the rest of it is discarded."""
     stdio.discard()
     if not isinstance(error, BrokenPipeError):
         print(f"s4: {stdio.unwritten(error)}", file=sys.stderr)

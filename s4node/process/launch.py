@@ -1,10 +1,11 @@
 """``s4 run APP --nodes N``: an app in several container processes on this machine.
 
 Rules
-- The containers find each other through a folder that lasts as long as the command does. What one
-  that was killed has left behind is removed by the next. Who looks there finds the app, too.
-- Clients come to one address, the launcher's door, which leads them to the containers. The log, if
-  there is one, is at that address, too: one process has its folder, and containers come and go.
+- The containers find each other through a folder that lasts as long as the command. Leftovers of a
+  killed command are removed by the next one. Commands find the app through the folder, too.
+- Clients come to one address, the launcher's redirector, which sends them to the containers. The
+  log, if there is one, is at that address, too: one process has its folder, while containers come
+  and go.
 - A container that dies is started again, as a spare: by then others have its partitions. One whose
   tasks are done is not, and the command ends when all are.
 - An app that cannot start at all ends the command, with the reason.
@@ -39,8 +40,8 @@ from s4node.process.stand_in import StandIn
 
 @dataclass(frozen=True)
 class Launched:
-    """An app that runs: where its door is, its input streams, its containers by name, and the
-    folder through which they find each other."""
+    """A running app: the address of its redirector, its input streams, its containers by name, and
+    the folder through which they find each other."""
 
     app: str
     address: str
@@ -62,7 +63,7 @@ def launch(target: str, nodes: int, config: Config, on_ready: Callable[[Launched
 
 
 async def _wait_ready(process: ContainerProcess) -> None:
-    """Return when it is ready, or was and is done already."""
+    """Return when the process is ready, or has been and is done."""
     try:
         await process.wait_ready()
     except ContainerFailed:
@@ -83,7 +84,7 @@ class _Launcher:
         self._supervisor: Supervisor
 
     async def run(self, on_ready: Callable[[Launched], None]) -> int:
-        """All of it; returns the exit status."""
+        """Run the app; returns the exit status."""
         stopped = False
         async with trio.open_nursery() as nursery:
             with (
@@ -181,7 +182,8 @@ class _Launcher:
             await changed.wait()
 
     def _lookup(self, stream: str, reads: bool) -> list[str] | str:
-        """For the door: the containers, if their app takes ``stream``, or for who reads it."""
+        """For the redirector: the containers, if their app takes ``stream`` (or puts on it, for
+        readers)."""
         prepared = [each.prepared for each in self._supervisor.processes if each.prepared]
         known = {name for each in prepared for name in each.inputs}
         if reads or stream in known or not known:  # none has said yet what it takes

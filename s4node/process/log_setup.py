@@ -1,13 +1,13 @@
 """Logging: one stream of messages, for people at a terminal or one JSON object a line.
 
 Rules
-- Logs go to stderr, always; stdout belongs to what a command prints.
+- Logs always go to stderr; stdout belongs to what a command prints.
 - ``configure`` is called once, when the process starts. Loggers keep the level and format of their
-  first use, which is what makes a disabled call cost next to nothing.
-- Several processes share one terminal or pipe, so whatever an app prints leaves a line at a time,
-  and each line in one piece.
+  first use, so that a disabled call costs next to nothing.
+- Several processes share one terminal or pipe, so an app's prints leave a line at a time, each line
+  in one piece.
 - Log what happens to a batch, a connection or a task, never to one event.
-- Tracebacks come without local variables: those hold people's events.
+- Tracebacks have no local variables: those hold people's events.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _LEVELS = {
 def configure(level: str = "info", format: str = "auto") -> None:  # noqa: A002 - as the key has it
     """Set up logging for this process; the arguments are the values of the two logger keys.
 
-    Warnings that libraries log through Python's ``logging`` come out in the same stream. Raises
-    ConfigError where an argument is none of the choices.
+    Warnings that libraries log through Python's ``logging`` go to the same stream. Raises
+    ConfigError if an argument is not one of the choices.
     """
     config = Config.of({LOGGER_LEVEL.name: level, LOGGER_FORMAT.name: format})
     threshold = _LEVELS[config[LOGGER_LEVEL]]
@@ -48,11 +48,10 @@ def configure(level: str = "info", format: str = "auto") -> None:  # noqa: A002 
 
 
 def print_whole_lines() -> None:
-    """Have each printed line leave at once and in one piece.
+    """Write each printed line at once and in one piece.
 
-    Into a pipe Python gathers some kilobytes first, which nobody sees until then and a kill takes
-    along; where PYTHONUNBUFFERED is set it writes a line's end separately, and the lines of several
-    processes mix.
+    Into a pipe Python buffers some kilobytes first, which a kill loses; with PYTHONUNBUFFERED it
+    writes a line's end separately, and the lines of several processes mix.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # not where it is an app's own
@@ -60,7 +59,7 @@ def print_whole_lines() -> None:
 
 
 class _ToStructlog(logging.Handler):
-    """Hands what libraries log through ``logging`` to structlog."""
+    """Passes what libraries log through ``logging`` to structlog."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

@@ -1,12 +1,12 @@
 """Runs a container as a process: signals, logs, exit status.
 
 Rules
-- The first SIGTERM or Ctrl-C stops in order (drain within ``task.shutdown.ms``); Ctrl-C behind that
+- The first SIGTERM or Ctrl-C stops in order (drain within ``task.shutdown.ms``); Ctrl-C after that
   stops at once, and says so. A further SIGTERM is the same request: tools send it twice.
-- A handler that never gives way keeps the process from all of that. So it is ended from outside of
-  the loop, also when the time for draining is over.
-- Exit status 0 after an orderly stop, 1 when the app failed or a stop left events that nobody
-  keeps, 2 when it could not start, 130 when it was stopped at once.
+- A handler that blocks the loop prevents all of that. So threads end the process, also when the
+  time for draining is over.
+- Exit status 0 after an orderly stop, 1 when the app failed or a stop lost events, 2 when it could
+  not start, 130 when it was stopped at once.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ async def _serve(app: App, config: Config, on_ready: Callable[[Container], None]
 
 
 class Running(Protocol):
-    """What a process is for: it runs until it is told to stop."""
+    """What a process runs until it is told to stop."""
 
     ready: trio.Event
 
@@ -76,15 +76,13 @@ class Running(Protocol):
         """Begin an orderly stop, at the end of which ``run`` returns."""
         ...
 
-    async def run(self) -> None:
-        """All of it."""
-        ...
+    async def run(self) -> None: ...
 
 
 async def run_until_signal(
     what: Running, on_ready: Callable[[], None], seconds: float = math.inf
 ) -> int:
-    """Run it until it ends or a signal stops it, for which it has so many seconds; returns the exit
+    """Run it until it ends or a signal stops it, for at most ``seconds``; returns the exit
     status."""
     status = 130
     async with trio.open_nursery() as nursery:
@@ -102,7 +100,7 @@ async def _announce(ready: trio.Event, on_ready: Callable[[], None]) -> None:
 
 
 def tune_gc(config: Config) -> None:
-    """Let the garbage collector look at what comes and goes, not at what was made at the start."""
+    """Make the garbage collector skip objects that were made at the start."""
     threshold = config[settings.GC_THRESHOLD]
     if threshold:
         gc.collect()
@@ -114,11 +112,11 @@ def tune_gc(config: Config) -> None:
 def stop_on_signals(
     stop: Callable[[], None], scope: trio.CancelScope, seconds: float = math.inf
 ) -> Iterator[None]:
-    """Let the first signal ``stop`` in order, and Ctrl-C behind that cancel ``scope``.
+    """Let the first signal ``stop`` in order, and a later Ctrl-C cancel ``scope``.
 
-    A handler that never gives way keeps trio from hearing of it, so the process also ends by
-    threads of their own, unless it has ended by itself: after Ctrl-C behind the first signal, and
-    where the loop stands still when so many seconds are over.
+    A handler that blocks the loop keeps trio from hearing of it, so threads also end the process,
+    unless it has ended by itself: after Ctrl-C following the first signal, and if the loop is
+    blocked when ``seconds`` are over.
     """
     token = trio.lowlevel.current_trio_token()
     stopping = cut = False
@@ -152,7 +150,7 @@ def _stop(stop: Callable[[], None], number: int) -> None:
 
 
 def _after(seconds: float, function: Callable[..., object], *arguments: object) -> None:
-    """Call it after so many seconds in a thread of its own, which keeps nobody from ending."""
+    """Call ``function`` after ``seconds``, in a thread that does not keep the process alive."""
     if seconds < threading.TIMEOUT_MAX:
         timer = threading.Timer(seconds, function, arguments)
         timer.daemon = True
@@ -160,7 +158,7 @@ def _after(seconds: float, function: Callable[..., object], *arguments: object) 
 
 
 def _end_if_stuck(token: trio.lowlevel.TrioToken) -> None:
-    """End the process once trio answers no more."""
+    """End the process if trio does not answer."""
     while True:
         alive = threading.Event()
         try:

@@ -1,8 +1,8 @@
 """What ``s4 status``, ``s4 top`` and ``s4 apps`` find of an app under ``s4 run --nodes``.
 
 Rules
-- Each container looks as if it were on a node of its own; the launcher answers for all of them.
-- It is there to be looked at: who wants to deploy there, or to undeploy, is told whose it is.
+- Each container is shown as if on its own node; the launcher answers for all of them.
+- It is read-only: deploying or undeploying there is refused, and names the owner.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _AGAIN_SECONDS = 1.0
 
 
 class StandIn:
-    """Stands in for the nodes of an app's containers, in the containers' own folder.
+    """Answers for the nodes of an app's containers, in the containers' own folder.
 
     ``address`` is where programs outside ask for them.
     """
@@ -55,7 +55,7 @@ class StandIn:
         self._holder = f"'s4 run' of {app}, process {os.getpid()} on {socket.gethostname()},"
 
     async def run(self, task_status: trio.TaskStatus[None]) -> None:
-        """Be known, and answer, until cancelled; started once it is known."""
+        """Register and answer, until cancelled; started once it is registered."""
         coordination = FolderCoordination(
             self._folder, session_timeout=self._config[settings.SESSION_TIMEOUT]
         )

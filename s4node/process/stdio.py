@@ -1,12 +1,12 @@
-"""The three standard streams of a process of ours, whatever it was started with.
+"""The three standard streams of a process, whatever it was started with.
 
 Rules
-- ``provide`` comes first in a process. From then on all three are there: input that was closed is
-  empty, output that was closed is a pipe that nobody reads, and messages go nowhere.
-- An error of writing standard output names it as its file, and nothing else does: that is how
-  ``is_unwritten`` tells it from the errors of other files, sockets and disks.
-- What cannot be said on standard error is left unsaid: it fails nothing.
-- Characters that the output's encoding does not have are written as JSON has them, ``\\u00e4``.
+- ``provide`` comes first in a process. Then all three exist: input that was closed is empty, output
+  that was closed is a pipe that nobody reads, and messages are discarded.
+- An error of writing standard output names it as its file, and nothing else does: so
+  ``is_unwritten`` distinguishes it from the errors of other files, sockets and disks.
+- A message that cannot be written to standard error is dropped, and fails nothing.
+- Characters that the output's encoding lacks are written as in JSON, ``\u00e4``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ESCAPES = "s4node.escapes"
 
 
 def provide() -> bool:
-    """Have three standard streams; returns whether standard output was closed.
+    """Provide three standard streams; returns True if standard output was closed.
 
     Streams that something else has put there already, such as a test's, stay as they are.
     """
@@ -53,22 +53,22 @@ def provide() -> bool:
 
 
 def is_unwritten(error: BaseException) -> bool:
-    """Whether it says that standard output could not be written."""
+    """Return True if the error is of writing standard output."""
     return isinstance(error, OSError) and error.filename == _OUTPUT
 
 
 def unwritten(error: BaseException) -> str:
-    """What is said of such an error."""
+    """The message for such an error."""
     return f"the output cannot be written: {error}; make room there, or have it written elsewhere"
 
 
 def unread() -> BrokenPipeError:
-    """What is raised where nobody reads standard output any longer, before any of it is written."""
+    """The error that is raised if nobody reads standard output, before any of it is written."""
     return BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE), _OUTPUT)
 
 
 def discard() -> None:
-    """From now on throw standard output away, with what of it could not be written yet."""
+    """Discard standard output from now on, with what could not be written yet."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)

@@ -6,5 +6,5 @@ events of a parallel stream may begin.
 
 It may touch ``events``, ``config`` and ``errors``. Every module is pure: time is an argument.
 
-Begin with ``stage``. Then read ``executors``: an ``Executor`` is what a user may write as well.
+Begin with ``stage``. Then read ``executors``: a user may write an ``Executor``, too.
 """

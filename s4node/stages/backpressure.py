@@ -1,13 +1,13 @@
 """The order of processing: which streams' events may be processed while stages are full. Pure.
 
 Rules
-- There is an edge S -> Y where handlers of S put on Y. Edges are found in the app before it runs
-  where that is possible, and learned from what batches were seen to put.
-- A batch of S may run unless a stage of Y is full, for some edge S -> Y. So whatever is full is
-  worked off before more is put into it, and nothing waits for what it must drain itself.
+- There is an edge S -> Y if handlers of S put on Y. Edges are found in the app before it runs if
+  possible, and learned from what batches put.
+- A batch of S may run unless a stage of Y is full, for some edge S -> Y. So a full stage is drained
+  before more is put into it, and no stream waits for what it must drain itself.
 - Streams that reach each other feed themselves. An edge between two of them holds nothing up, or
-  they would wait for each other for ever: what they put always finds room, and beyond the capacity
-  waits on disk. What leads into them from outside is held until they are below their capacity.
+  they would wait for each other for ever: their puts always find room, and beyond the capacity wait
+  on disk. Streams that lead into them are held until they are below their capacity.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from s4node.app.cycles import components, cycle_through
 
 
 class Edges:
-    """Who puts on what, and the groups of streams that feed themselves."""
+    """The edges, and the groups of streams that feed themselves."""
 
     __slots__ = ("_groups", "known", "targets")
 
@@ -32,7 +32,7 @@ class Edges:
         self._regroup()
 
     def learn(self, source: str, target: str) -> bool:
-        """Learn an edge; True if it was not known."""
+        """Learn an edge; True if it is new."""
         if (source, target) in self.known:
             return False
         self._add(source, target)
@@ -45,15 +45,14 @@ class Edges:
 
     @property
     def groups(self) -> set[frozenset[str]]:
-        """All groups of streams that feed themselves."""
         return set(self._groups.values())
 
     def holding(self, source: str) -> set[str]:
-        """The streams whose being full holds ``source`` up."""
+        """The streams that hold ``source`` up when they are full."""
         return self.targets.get(source, set()) - self.group(source)
 
     def cycle(self, stream: str) -> list[str]:
-        """A shortest way from the stream back to itself, both ends included; empty if none."""
+        """A shortest path from the stream back to itself, both ends included; empty if none."""
         group = self.group(stream)
         return [*cycle_through(stream, group, self.targets), stream] if group else []
 
@@ -79,7 +78,7 @@ class Order:
         self._stuck: set[str] = set()
 
     def learn(self, source: str, target: str) -> bool:
-        """Learn an edge; True if it was not known."""
+        """Learn an edge; True if it is new."""
         new = self.edges.learn(source, target)
         if new:
             self._hold()
@@ -94,7 +93,7 @@ class Order:
                 self._hold()
 
     def emptied(self, stream: str, place: Hashable) -> bool:
-        """It has room again; True if somebody who was held may go on."""
+        """It has room again; True if a stream that was held may go on."""
         places = self._full.get(stream, set())
         places.discard(place)
         if places or stream not in self._full:
@@ -110,7 +109,6 @@ class Order:
         self._hold()
 
     def unstick(self, stream: str) -> None:
-        """End that."""
         self._stuck.discard(stream)
         self._hold()
 

@@ -2,17 +2,17 @@
 
 Rules
 - A limit is a number of the producer's own sequence: it may send events below it. A limit never
-  goes back, so a verdict that comes late does no harm.
-- The producers that are active share the stage's capacity evenly, in events and in bytes by what
-  their events have weighed; each may always have one event under way. A producer that has just
-  joined is active; one that sends nothing for a while is not, and needs no share.
-- What partitions have in common, such as the deserializer, is shared as well, but each may have a
-  quarter: of many lanes most have little in flight, and small shares make small frames. What comes
-  beyond its capacity all the same is left to its producers.
+  goes back, so a late verdict does no harm.
+- Active producers share the stage's capacity evenly, in events and, by the weight of their earlier
+  events, in bytes; each may always have one event in flight. A producer that has just joined is
+  active; one that sends nothing for a while is not, and has no share.
+- A stage common to several partitions, such as the deserializer, is shared as well, but each may
+  have a quarter: of many lanes most have little in flight, and small shares make small frames.
+  Frames beyond its capacity are left to their producers.
 - A limit grows by a quarter of the share or not at all: small grants would make small frames.
-- While a stage that withholds is over capacity, a producer with events under way gets no more, and
-  one without gets its share: a producer that was held back is remembered and served when there is
-  room again. A stage that drops instead holds nobody back.
+- While a stage that withholds is over capacity, a producer with events in flight gets no more, and
+  one without gets its share: a held producer is remembered and served when there is room again. A
+  stage that drops instead holds no producer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ UNKNOWN_WEIGHT = 1024
 class Credit(Generic[P]):
     """The credit of one stage among the producers ``P`` (hashable).
 
-    ``upstream`` are further stages that the same events take up, such as the deserializer.
+    ``upstream`` are further stages that the same events pass, such as the deserializer.
     """
 
     __slots__ = ("_before", "_held", "_members", "_recent", "_stages", "withholds")
@@ -54,7 +54,7 @@ class Credit(Generic[P]):
         self.active(producer)
 
     def leave(self, producer: P) -> None:
-        """A producer is gone; the others share what it had."""
+        """A producer is gone; the others share its credit."""
         self._sharing(-(producer in self._recent or producer in self._before))
         for group in (self._members, self._recent, self._before):
             group.discard(producer)
@@ -67,18 +67,19 @@ class Credit(Generic[P]):
             self._sharing(producer not in self._before)
 
     def tick(self) -> None:
-        """A period is over: who was active neither in it nor in the next needs no share."""
+        """A period is over: a producer that was active neither in it nor in the next has no
+        share."""
         self._sharing(-len(self._before - self._recent))
         self._before, self._recent = self._recent, set()
 
     def _sharing(self, more: int) -> None:
-        """So many more producers share the stages."""
+        """Add so many producers to those that share the stages."""
         for stage in self._stages:
             stage.sharers += more
 
     @property
     def full(self) -> bool:
-        """Whether the stage withholds credit now."""
+        """Return True if the stage withholds credit now."""
         if self.withholds:
             for stage in self._stages:
                 if stage.withheld:
@@ -91,7 +92,7 @@ class Credit(Generic[P]):
         return self.share_of(0)
 
     def share_of(self, weight: float) -> int:
-        """As ``share``, for a producer whose events weigh so many bytes each."""
+        """The ``share`` of a producer whose events weigh so many bytes each."""
         weight = weight or UNKNOWN_WEIGHT
         share = self._stages[0].share(weight, max(1, self._stages[0].sharers))
         for stage in self._stages[1:]:
@@ -99,7 +100,7 @@ class Credit(Generic[P]):
         return max(1, share)
 
     def limit(self, producer: P, done: int, limit: int, weight: float = 0.0) -> int:
-        """The producer's new limit, given the number up to which it is done with."""
+        """The producer's new limit, given the number up to which it is done."""
         if limit > done and self.full:
             self._held[producer] = None
             return limit
@@ -109,11 +110,11 @@ class Credit(Generic[P]):
 
     @property
     def holding(self) -> bool:
-        """Whether somebody was held back."""
+        """Return True if a producer is held."""
         return bool(self._held)
 
     def release(self) -> KeysView[P]:
-        """The producers that were held back, once there is room; empty before that."""
+        """The held producers, once there is room; empty before that."""
         released: dict[P, None] = {}
         if self._held and not self.full:
             released, self._held = self._held, released

@@ -1,18 +1,19 @@
-"""Executors: what a stage does when more comes than it can take. Pure.
+"""Executors: what a stage does when it is full. Pure.
 
 Rules
-- An executor decides twice: how many of the events that come are admitted (``room``), and how many
-  of those that wait may leave now (``allowance``). It sees how full its stage is and the time.
-- Of what comes at once the oldest are admitted; the rest is dropped, counted, and its sender told.
-- One that ``withholds`` drops nothing: where it has no room, producers get no credit, sources and
-  tasks wait, and a frame that came all the same is left to its producer, which sends it again.
+- An executor decides twice: how many of the arriving events are admitted (``room``), and how many
+  of the waiting ones may leave now (``allowance``). It sees how full its stage is and the time.
+- Of events that arrive together the oldest are admitted; the rest is dropped, counted, and reported
+  to the sender.
+- One that ``withholds`` drops nothing: without room, producers get no credit, sources and tasks
+  wait, and a frame that arrives all the same is left to its producer, which sends it again.
 - Blocking withholds. Shedding drops what does not fit. Throttling lets ``max_rate`` events a second
-  leave, and drops what producers send that does not fit behind them.
+  leave, and drops what producers send beyond a full queue.
 - What the app itself puts is dropped only by an executor that never makes tasks wait. Any other
   takes all of it, also of a timer, which cannot wait.
-- On a durable stream throttling withholds, too, and whatever drops is refused.
-- Another policy is a subclass of :class:`Executor`, named as ``package.module:Class``. Where it
-  raises, or answers what is no number, the app stops: nobody knows what the stage may take.
+- On a durable stream throttling withholds, too, and an executor that drops is refused.
+- Your own policy is a subclass of :class:`Executor`, named as ``package.module:Class``. If it
+  raises, or returns what is not a number, the app stops: the stage's capacity is unknown.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ SUBSCRIBER = "subscriber"
 
 @dataclass(frozen=True)
 class StageSettings:
-    """What is configured for one stage of one stream: events, bytes, events a second."""
+    """The settings of one stage of one stream: events, bytes, events a second."""
 
     stage: str = STREAM
     stream: str = ""
@@ -57,38 +58,32 @@ class StageSettings:
 
 
 class Load(Protocol):
-    """How full a stage is: events and bytes in it, and how many it is meant to hold."""
+    """How full a stage is: its events and bytes, and its capacity."""
 
     @property
-    def depth(self) -> int:
-        """Events in the stage."""
-        ...
+    def depth(self) -> int: ...
 
     @property
     def bytes(self) -> int:
-        """Their bytes."""
+        """The bytes of these events."""
         ...
 
     @property
-    def capacity(self) -> int:
-        """The most events."""
-        ...
+    def capacity(self) -> int: ...
 
     @property
-    def max_bytes(self) -> int:
-        """The most bytes."""
-        ...
+    def max_bytes(self) -> int: ...
 
     @property
     def withheld(self) -> bool:
-        """Whether producers get no more credit for now."""
+        """Return True if producers get no more credit for now."""
         ...
 
 
 class Executor:
     """The base of the policies, which admits all and lets all leave.
 
-    ``reason`` is told to the senders of what is dropped, and names the drops in statistics.
+    ``reason`` is reported to the senders of dropped events, and names the drops in statistics.
     """
 
     withholds = False
@@ -105,7 +100,7 @@ class Executor:
         return events
 
     def room_for_put(self, load: Load, events: int, size: int, now: float) -> int:
-        """As room, for what the app itself puts: all of it where tasks are made to wait."""
+        """The ``room`` for what the app itself puts: all of it if tasks are made to wait."""
         if self.withholds or self.waits_from <= 1:
             return events
         return max(0, min(events, self.room(load, events, size, now)))
@@ -115,15 +110,15 @@ class Executor:
         return UNLIMITED
 
     def left(self, events: int) -> None:
-        """So many events have left."""
+        """``events`` events have left."""
 
     def next_at(self, now: float) -> float:
-        """When there is an allowance again, where there is none now."""
+        """When there is an allowance again, if there is none now."""
         return math.inf
 
 
 def fitting(load: Load, events: int, size: int) -> int:
-    """How many of ``events`` of ``size`` bytes together fit into what is left of a stage.
+    """How many of ``events`` of ``size`` bytes together fit into the room of a stage.
 
     Bytes fit all or not at all: a frame that is not decoded cannot be cut.
     """
@@ -133,7 +128,7 @@ def fitting(load: Load, events: int, size: int) -> int:
 
 
 def whole(load: Load, events: int, size: int) -> int:
-    """All of ``events`` where the stage is below its capacity, or none."""
+    """All of ``events`` if the stage is below its capacity, or none."""
     if not load.depth:
         return events
     over = load.withheld or load.bytes + size > load.max_bytes
@@ -143,9 +138,9 @@ def whole(load: Load, events: int, size: int) -> int:
 class Block(Executor):
     """Drops nothing: the sender waits.
 
-    Credit keeps producers within the capacity. Where more was promised than is there now (many
-    producers woke up at once, or events grew), a frame is left to its producer, unless the stage
-    is below its capacity: so it holds that, and one frame more.
+    Credit keeps producers within the capacity. If more was promised than fits now (many producers
+    woke up at once, or events grew), a frame is left to its producer, unless the stage is below its
+    capacity: so it holds its capacity and one frame more.
     """
 
     withholds = True
@@ -157,7 +152,7 @@ class Block(Executor):
 
 
 class Shed(Executor):
-    """Drops the newest where they do not fit."""
+    """Drops the newest events that do not fit."""
 
     reason = "shed: the stage is full"
 
@@ -171,10 +166,10 @@ _ROUNDING = 1e-6
 
 
 class Throttle(Executor):
-    """Lets ``max_rate`` events a second leave; drops the newest where they do not fit.
+    """Lets ``max_rate`` events a second leave; drops the newest that do not fit.
 
-    Tasks and sources wait for a token once the stage is half full, so that only what producers send
-    is dropped. The bucket holds the tokens of a tenth of a second, so that a busy stage leaves in
+    Tasks and sources wait for a token once the stage is half full, so that only events of producers
+    are dropped. The bucket holds the tokens of a tenth of a second, so that a busy stage leaves in
     batches.
     """
 
@@ -208,13 +203,13 @@ class Throttle(Executor):
         self._tokens -= events
 
     def next_at(self, now: float) -> float:
-        """When some hundredth of a second's tokens have gathered."""
+        """When the tokens of some hundredth of a second have gathered."""
         wanted = min(self._depth, max(1.0, self._rate / 100))
         return now + max(0.0, wanted - self._tokens) / self._rate
 
 
 class LosslessThrottle(Throttle):
-    """Throttles what may not be dropped: where there is no room, producers wait."""
+    """Throttles a stream that may not drop: without room, producers wait."""
 
     withholds = True
 
@@ -227,7 +222,7 @@ BUILT_IN: dict[str, type[Executor]] = {"block": Block, "shed": Shed, "throttle":
 
 
 def executor_of(settings: StageSettings) -> Executor:
-    """The executor that ``settings`` name; raises ConfigError if it cannot be had."""
+    """The executor that ``settings`` name; raises ConfigError if there is none."""
     executor = _named(settings)
     if settings.lossless and settings.executor == "throttle":
         executor = LosslessThrottle(settings)
@@ -249,7 +244,7 @@ def _named(settings: StageSettings) -> Executor:
     found = plugins.found(named, setting, "executor")
     if not (isinstance(found, type) and issubclass(found, Executor)):
         raise ConfigError(
-            f"executor {named!r} of {setting} is no subclass of s4node.Executor; derive it from "
+            f"executor {named!r} of {setting} is not a subclass of s4node.Executor; derive it from "
             f"that"
         )
     made: Executor = plugins.made(named, setting, "executor", settings)
@@ -261,21 +256,21 @@ def _named(settings: StageSettings) -> Executor:
 
 
 def _events(answer: Any) -> int:
-    """A number of events; raises TypeError if ``answer`` is none."""
+    """A number of events; raises TypeError if ``answer`` is not one."""
     if isinstance(answer, float) and answer == math.inf:
         return UNLIMITED
     return operator.index(answer)
 
 
 def _time(answer: Any) -> float:
-    """A time; raises TypeError if ``answer`` is none."""
+    """A time; raises TypeError if ``answer`` is not one."""
     if not isinstance(answer, numbers.Real):
         raise TypeError
     return float(answer)
 
 
 def _nothing(answer: Any) -> None:
-    """Whatever it gives, nobody looks at it."""
+    """Ignore the answer."""
 
 
 _ANSWERS: dict[str, tuple[Callable[[Any], Any], str]] = {
@@ -291,7 +286,7 @@ _ANSWERS: dict[str, tuple[Callable[[Any], Any], str]] = {
 def _checked(
     method: Callable[..., Any], blamed: str, wanted: tuple[Callable[[Any], Any], str]
 ) -> Callable[..., Any]:
-    """A method of an author's executor; its faults say where it was named."""
+    """A method of an author's executor; its errors say which setting named it."""
     of_answer, words = wanted
 
     def called(*arguments: Any, **named: Any) -> Any:

@@ -1,9 +1,9 @@
-"""Which events of a parallel stream may be begun: several at a time, each key in order. Pure.
+"""Which events of a parallel stream may begin: several at a time, each key in order. Pure.
 
 Rules
-- At most ``limit`` events are outstanding, never two of one key.
-- Events of a key are begun in the order in which they were added. An event that waits for its key
-  stops no event of another.
+- At most ``limit`` events are in flight, never two of one key.
+- Events of a key begin in the order in which they were added. An event that waits for its key stops
+  no event of another.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ class KeyOrder(Generic[E]):
         self.outstanding = 0
         self.waiting = 0
         self._fresh: deque[tuple[Hashable, E]] = deque()
-        self._behind: dict[Hashable, deque[E]] = {}  # of each key that has an event outstanding
+        self._behind: dict[Hashable, deque[E]] = {}  # of each key that has an event in flight
         self._freed: deque[Hashable] = deque()
 
     @property
     def keys(self) -> KeysView[Hashable]:
-        """The keys of which an event is outstanding, or was just now."""
+        """The keys with an event in flight, now or a moment ago."""
         return self._behind.keys()
 
     def add(self, key: Hashable, event: E) -> None:
-        """Here is one more event."""
+        """Add an event."""
         self._fresh.append((key, event))
         self.waiting += 1
 
     @property
     def ready(self) -> bool:
-        """Whether an event may be begun now."""
+        """Return True if an event may begin now."""
         if self.outstanding >= self.limit:
             return False
         while not self._freed and self._fresh and (key := self._fresh[0][0]) in self._behind:
@@ -48,7 +48,7 @@ class KeyOrder(Generic[E]):
         return bool(self._freed or self._fresh)
 
     def begin(self) -> tuple[Hashable, E] | None:
-        """Begin an event that may be begun now; None if there is none."""
+        """Begin an event; None if none may begin now."""
         if self.outstanding >= self.limit:
             return None
         if self._freed:
@@ -69,7 +69,7 @@ class KeyOrder(Generic[E]):
         return event
 
     def end(self, key: Hashable) -> None:
-        """The key's outstanding event has ended."""
+        """The key's event has ended."""
         self.outstanding -= 1
         if self._behind[key]:
             self._freed.append(key)

@@ -1,12 +1,12 @@
-"""A stage: a bounded queue of batches in front of something that works on them. Pure.
+"""A stage: a bounded queue of batches in front of something that processes them. Pure.
 
 Rules
 - Sizes count events, not batches; bytes are counted beside them.
-- A stage never refuses what it is given: its feeder asks its executor first. Being over
-  capacity is possible for a moment (batches are not cut to fit) and stops further credit.
-- What the app itself has put on a stream leaves before what came from outside.
-- Where a stream feeds itself, what its own app puts on it goes to the ``overflow`` once the stage
-  is full, and comes back in order: there is always room for it, and memory stays bounded.
+- A stage never refuses a batch: its feeder asks its executor first. Being over capacity is possible
+  for a moment (batches are not cut to fit) and stops further credit.
+- Events that the app itself has put on a stream leave before events from outside.
+- If a stream feeds itself, what its own app puts on it goes to the ``overflow`` once the stage is
+  full, and comes back in order: there is always room for it, and memory stays bounded.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from s4node.stages.executors import Executor, StageSettings, executor_of
 
 @dataclass(frozen=True)
 class StageStatistics:
-    """What went through a stage.
+    """The counts of a stage.
 
-    Counts are events. ``depth`` is what is in the stage now, ``in_flight`` that part of it which is
-    being worked on, ``spilled`` that part which waits on disk. ``waited_last`` is how
-    many seconds the last batch to be taken had waited. ``partition`` is None for a stage of a whole
-    container. ``shed`` counts by reason.
+    Counts are events. ``depth`` is what is in the stage now, ``in_flight`` the part that is being
+    processed, ``spilled`` the part that waits on disk. ``waited_last`` is how many seconds the last
+    batch to be taken had waited. ``partition`` is None for a stage of a whole container. ``shed``
+    counts by reason.
     """
 
     stage: str
@@ -47,19 +47,15 @@ class StageStatistics:
 
 
 class Overflow(Protocol):
-    """A queue without a bound for batches that the app has put."""
+    """An unbounded queue for batches that the app has put."""
 
-    def append(self, batch: EventBatch) -> None:
-        """Put a batch behind the others."""
-        ...
+    def append(self, batch: EventBatch) -> None: ...
 
     def pop(self) -> EventBatch | None:
         """The oldest batch, or None."""
         ...
 
-    def clear(self) -> None:
-        """Forget all."""
-        ...
+    def clear(self) -> None: ...
 
 
 _FEEDBACK_GRANT = 2048
@@ -78,7 +74,7 @@ def put_back(waiting: deque[B], rest: B) -> None:
 
 
 class Gauge:
-    """How full a stage is and what went through it, apart from any queue."""
+    """The load and the counts of a stage, apart from any queue."""
 
     __slots__ = (
         "_waited_last",
@@ -128,7 +124,7 @@ class Gauge:
             self.highest = self.depth
 
     def waited(self, seconds: float) -> None:
-        """A batch has been taken after so long."""
+        """A batch was taken after so many seconds."""
         self._waited_last = seconds
 
     def went(self, events: int, size: int) -> None:
@@ -142,37 +138,36 @@ class Gauge:
 
     @property
     def full(self) -> bool:
-        """Whether as many events or bytes are here as the stage is meant to hold."""
+        """Return True if the stage holds as many events or bytes as its capacity."""
         return self.depth >= self.capacity or self.bytes >= self.max_bytes
 
     @property
     def grant(self) -> int:
-        """How many events producers may have between sending and processed, all together."""
+        """How many events all producers together may have between sending and processed."""
         return self.capacity
 
     def share(self, weight: float, parts: int) -> int:
-        """What one of so many has of it, in events that weigh so many bytes each."""
+        """One of ``parts`` shares of it, in events that weigh so many bytes each."""
         return min(self.grant // parts, int(self.max_bytes / (parts * weight)))
 
     @property
     def withheld(self) -> bool:
-        """Whether producers get no more credit for now."""
+        """Return True if producers get no more credit for now."""
         return self.full
 
     @property
     def holds(self) -> bool:
-        """Whether tasks and sources of this process are to wait before they put more."""
+        """Return True if tasks and sources of this process are to wait before they put more."""
         return self.depth >= self.capacity * self.executor.waits_from or (
             self.bytes >= self.max_bytes * self.executor.waits_from
         )
 
     @property
     def roomy(self) -> bool:
-        """Whether a quarter of the stage is free: time to let go on what found it too full."""
+        """Return True if a quarter of the stage is free, so that held streams may resume."""
         return self.depth * 4 <= self.capacity * 3 and self.bytes * 4 <= self.max_bytes * 3
 
     def statistics(self) -> StageStatistics:
-        """Counts since the start."""
         return StageStatistics(
             self.settings.stage,
             self.settings.stream,
@@ -226,7 +221,7 @@ class Stage(Gauge):
         self._inner.append(batch)
 
     def take(self, now: float = 0.0) -> EventBatch | None:
-        """The next batch, or None. Its events count as being here until ``passed``."""
+        """The next batch, or None. Its events count as in the stage until ``passed``."""
         if self._inner:
             batch = self._inner.popleft()
         elif self.spilled:
@@ -240,34 +235,34 @@ class Stage(Gauge):
         return batch
 
     def put_back(self, rest: EventBatch) -> None:
-        """The rest of a batch that was taken; those of others from outside come first."""
+        """Return the rest of a taken batch; other sources' events from outside go first."""
         self.in_flight -= rest.size
         put_back(self._outer, rest)
 
     def resume(self, overflow: Overflow, events: int) -> None:
-        """So many events are in the overflow, from an earlier life."""
+        """The overflow has this many events from an earlier process."""
         self.overflow = overflow
         self.came(events, 0)
         self.spilled += events
 
     @property
     def waiting(self) -> list[EventBatch]:
-        """What came from outside and nobody has taken."""
+        """Batches from outside that have not been taken."""
         return list(self._outer)
 
     @property
     def own(self) -> list[EventBatch]:
-        """What the app itself has put and nobody has taken, apart from the overflow."""
+        """Batches of the app itself that have not been taken, without the overflow."""
         return list(self._inner)
 
     def passed(self, events: int, size: int = 0) -> None:
-        """``events`` of a taken batch have been worked on, with ``size`` of its bytes."""
+        """``events`` of a taken batch have been processed, with ``size`` of its bytes."""
         self.depth -= events
         self.in_flight -= events
         self.bytes -= size
 
     def give_back(self, wanted: Callable[[EventBatch], bool]) -> None:
-        """Forget the batches of this kind that have not been taken."""
+        """Drop the batches of this kind that have not been taken."""
         kept = [batch for batch in self._outer if not wanted(batch)]
         for batch in self._outer:
             if wanted(batch):
@@ -276,7 +271,7 @@ class Stage(Gauge):
         self._outer = deque(kept)
 
     def clear(self) -> None:
-        """Forget all that is here, and all that was taken: it will come again."""
+        """Drop everything, also what was taken: it will be replayed."""
         for batch in self._outer:
             batch.discard()
         self._inner.clear()
@@ -287,16 +282,16 @@ class Stage(Gauge):
 
     @property
     def grant(self) -> int:
-        """As for any stage; one that feeds itself takes whole frames from the other nodes.
+        """The same as a gauge's; a stage that feeds itself takes whole frames from other nodes.
 
-        What does not fit into its memory is on disk there or here, and in frames of a few events it
-        would be on its way for ever.
+        What does not fit into its memory waits on disk, here or there, and in frames of a few
+        events it would be in transit for ever.
         """
         return self.capacity if self.overflow is None else max(self.capacity, _FEEDBACK_GRANT)
 
     @property
     def withheld(self) -> bool:
-        """As for any stage; what has spilled is no reason to keep the other nodes waiting."""
+        """The same as a gauge's, but spilled events are not a reason to make other nodes wait."""
         if self.overflow is None:
             return self.full
         return self.depth - self.spilled >= self.grant or self.bytes >= self.max_bytes

@@ -6,5 +6,5 @@ sockets of a node that has a log. ``live`` stands for sockets, which cannot be r
 It may touch ``net.client``, ``net.transport``, ``net.wire``, ``offsets``, ``events``, ``config``
 and ``errors``, and the world: sockets, clocks and trio.
 
-Begin with ``memory``: it is the smallest system that keeps the whole contract.
+Begin with ``memory``: it is the smallest system that fulfils the whole contract.
 """

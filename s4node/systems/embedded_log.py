@@ -1,11 +1,11 @@
 """The embedded log as a system: streams of a node's log, over its sockets.
 
 Rules
-- One connection for all that is read at an address. It is made again whenever it is lost, and
-  everything goes on where it was: nothing is missed, nothing comes twice.
-- A reader has a window of events ahead of what was taken from it; it is decoded when it is about to
-  be processed.
-- Who appends here has a number for each frame, so that what is sent again is there once.
+- All reads at an address share one connection. It is made again whenever it is lost, and everything
+  resumes: nothing is missed or repeated.
+- A reader fetches a window of events ahead of its position; they are decoded right before they are
+  processed.
+- An append has a producer number for each frame, so that what is sent again is there once.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ _APPEND_BYTES = 262_144
 class EmbeddedLog:
     """The log of the node at ``address``, by the name ``name``. See the contract, ``System``.
 
-    Its methods wait for a node that is away, or, where ``timeout`` is given, raise
-    ConnectionRefused after so many seconds.
+    Its methods wait for a node that is away, or, with ``timeout``, raise ConnectionRefused after so
+    many seconds.
     """
 
     def __init__(self, name: str, address: str, *, timeout: float = math.inf) -> None:
@@ -75,7 +75,7 @@ class EmbeddedLog:
         self._kinds: dict[type, EventType] = {}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Carry until cancelled; readers end with it."""
+        """Serve until cancelled; readers end with it."""
         try:
             await self._link.run(task_status)
         finally:
@@ -91,12 +91,11 @@ class EmbeddedLog:
     # -- reading -----------------------------------------------------------------------------
 
     async def partitions(self, stream: str) -> int:
-        """How many partitions the stream has."""
         return len((await self.describe(stream))["partitions"])
 
     async def bounds(self, ssp: SystemStreamPartition) -> Bounds:
-        """The oldest and the upcoming offset as of now; raises StoreCorrupt where the node cannot
-        open the partition's file."""
+        """The oldest and the upcoming offset as of now; raises StoreCorrupt if the node cannot open
+        the partition's file."""
         partitions = (await self.describe(ssp.stream))["partitions"]
         if not 0 <= ssp.partition < len(partitions):
             raise UnknownStream(
@@ -108,7 +107,6 @@ class EmbeddedLog:
         return Bounds(found["oldest"], found["upcoming"])
 
     async def resolve(self, ssp: SystemStreamPartition, startpoint: Startpoint) -> int:
-        """The offset that a startpoint means now."""
         bounds = await self.bounds(ssp)
         match startpoint:
             case Oldest():
@@ -179,14 +177,13 @@ class EmbeddedLog:
         return offsets[0]
 
     async def append_once(self, stream: str, partition: int, event: object, name: str) -> bool:
-        """Append an event that is to be there once, however often it is appended under this name;
-        whether it was not there before."""
+        """Append an event at most once under this name; returns True if it was not there before."""
         return await self.append_encoded(stream, partition, self._encoded([event]), name)
 
     async def append_encoded(
         self, stream: str, partition: int, encoded: Mapping[str, Any], name: str
     ) -> bool:
-        """As append_once, for an event as it goes over the wire: its types, sections and body."""
+        """The same for an event as it goes over the wire: its types, sections and body."""
         asked = {
             "stream": stream,
             "partition": partition,
@@ -215,7 +212,7 @@ class EmbeddedLog:
     # -- the log itself ------------------------------------------------------------------------
 
     async def streams(self) -> dict[str, Any]:
-        """All streams, as ``describe`` gives one, and ``trouble``: why appending waits, if so."""
+        """All streams, each as from ``describe``, and ``trouble``: why appending waits, if so."""
         return await self.ask("list", {})
 
     async def describe(self, stream: str) -> dict[str, Any]:
@@ -231,9 +228,9 @@ class EmbeddedLog:
         retention_ms: int | None = None,
         retention_bytes: int | None = None,
     ) -> dict[str, Any]:
-        """Make a stream; one that is there with the same settings is fine.
+        """Create a stream; an existing one with the same settings is fine.
 
-        Retention that is None is the log's own. Raises StoreError for what no stream can have.
+        Retention that is None is the log's own. Raises StoreError for invalid settings.
         """
         asked = {
             "stream": stream,
@@ -264,7 +261,7 @@ class EmbeddedLog:
         return {int(number): oldest for number, oldest in found["oldest"].items()}
 
     async def ask(self, question: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The node's answer to a question; for what is asked again, it makes no difference."""
+        """The node's answer to a question that may be asked again without harm."""
         return await self._link.ask(question, arguments, self._timeout)
 
     # -- inside --------------------------------------------------------------------------------
@@ -296,7 +293,7 @@ class _Batch(InputBatch):
         self._arrived: Arrived | None = arrived
 
     def load(self) -> None:
-        """Decode; what does not decode is left out, and told."""
+        """Decode; what does not decode is reported as ``undecoded``."""
         arrived, self._arrived = self._arrived, None
         assert arrived is not None, "a batch is loaded once"
         data = arrived.data
@@ -346,14 +343,12 @@ class _Reader:
 
     @property
     def lag(self) -> int | None:
-        """Events from ``position`` to the end as it was last heard."""
         place = self.reading.places.get(self.ssp.partition)
         if place is None or place.upcoming is None:
             return None
         return max(0, place.upcoming - self.position)
 
     async def read(self) -> InputBatch | EndOfStream:
-        """The next batch, once there is one."""
         await trio.lowlevel.checkpoint()
         while not self._arrived:
             if self._ended:
@@ -370,7 +365,7 @@ class _Reader:
         return _Batch(self.ssp, arrived)
 
     def _refused(self, error: S4Error) -> S4Error:
-        """What the node has against being read; that it knows no such stream, in our words."""
+        """Why the node refuses the reader; for an unknown stream with advice."""
         if not isinstance(error, ConnectionRefused):
             return error
         return UnknownStream(
@@ -380,21 +375,18 @@ class _Reader:
         )
 
     def pause(self) -> None:
-        """Give no more credit until ``resume``."""
         self.reading.pause()
 
     def resume(self) -> None:
-        """Give credit again."""
         self.reading.resume()
 
     async def aclose(self) -> None:
-        """Stop reading."""
         await trio.lowlevel.checkpoint()
         self.end()
         self._log._closed(self)
 
     def heard(self) -> None:
-        """Something may have come."""
+        """Something may have arrived."""
         if self._arrived or self.reading.error is not None:
             self._news.unpark_all()
 

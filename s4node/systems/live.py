@@ -1,9 +1,8 @@
-"""Live sockets as a source: streams that producers feed, and nobody can read again.
+"""Live sockets as a source: streams of producers, which cannot be read again.
 
 Rules
 - Every live stream has as many partitions as the app has tasks: producers find the right one.
-- There is nothing before what comes: any other startpoint is refused. What a producer still keeps
-  it sends again by itself.
+- Only the upcoming startpoint is possible. What a producer still keeps it sends again by itself.
 """
 
 from __future__ import annotations
@@ -27,14 +26,13 @@ class LiveSource:
     _partitions: int
 
     async def partitions(self, stream: str) -> int:
-        """As many as there are tasks."""
         if stream not in self._streams:
             known = ", ".join(self._streams) or "none"
             raise UnknownStream(f"no live input stream {stream!r}; the app has: {known}")
         return self._partitions
 
     async def resolve(self, ssp: SystemStreamPartition, startpoint: Startpoint) -> int:
-        """0, for what comes next is all there is; raises StartpointError for anything else."""
+        """0, the upcoming event; raises StartpointError for any other startpoint."""
         await self.partitions(ssp.stream)
         if isinstance(startpoint, Upcoming):
             return 0

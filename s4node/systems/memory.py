@@ -1,10 +1,10 @@
-"""A system that lives in the memory of this process: what tests read from and write to.
+"""A system in the memory of this process: what tests read from and write to.
 
 Rules
-- Events are kept as they would be on a disk: encoded, with the declaration of their type. So they
-  are read as any version of their type, and may be what nobody can decode.
-- What a test does to it (trim, end, go away) is seen by readers as they would see it of a server.
-- It is a place and no connection: what was appended stays when it is run again.
+- Events are stored as on a disk: encoded, with the declaration of their type. So they are read as
+  any version of their type, and may be undecodable.
+- What a test does to it (trim, end, go away) looks to readers as from a server.
+- It is a place, not a connection: what was appended stays when it is run again.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Partition:
 
 
 class MemorySystem:
-    """Streams in memory. ``reads`` counts what readers were given, by partition."""
+    """Streams in memory. ``reads`` counts what readers got, by partition."""
 
     def __init__(self, name: str = "memory", address: str = "") -> None:
         self.name = name
@@ -68,14 +68,13 @@ class MemorySystem:
     # -- what a test does to it ----------------------------------------------------------------
 
     def create(self, stream: str, partitions: int) -> None:
-        """Make a stream, or give one that there is another number of partitions."""
+        """Create a stream, or change the number of partitions of an existing one."""
         known = self._streams.setdefault(stream, [])
         del known[partitions:]
         known += [_Partition() for _ in range(partitions - len(known))]
         self._changed.unpark_all()
 
     def delete(self, stream: str) -> None:
-        """The stream is no more."""
         del self._streams[stream]
         self._changed.unpark_all()
 
@@ -100,7 +99,7 @@ class MemorySystem:
         return home.upcoming - 1
 
     def trim(self, stream: str, partition: int, below: int) -> None:
-        """Retention: what is below this offset goes."""
+        """Retention: remove what is below this offset."""
         home = self._streams[stream][partition]
         gone = min(max(0, below - home.oldest), len(home.kept))
         del home.kept[:gone]
@@ -108,13 +107,13 @@ class MemorySystem:
         self._changed.unpark_all()
 
     def end(self, stream: str, partition: int) -> None:
-        """Nothing more comes, ever."""
+        """End a partition for good."""
         home = self._streams[stream][partition]
         home.end = home.upcoming
         self._changed.unpark_all()
 
     def routed(self, stream: str, routing: str) -> None:
-        """Say of a stream that its events are in the partitions of their keys by this rule."""
+        """Declare that a stream's events are in the partitions of their keys by this rule."""
         for home in self._streams[stream]:
             home.routing = routing
 
@@ -124,14 +123,12 @@ class MemorySystem:
         self._changed.unpark_all()
 
     def come_back(self) -> None:
-        """Be there again."""
         self._away = False
         self._changed.unpark_all()
 
     # -- the contract --------------------------------------------------------------------------
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
-        """See :class:`~s4node.offsets.system.System`."""
         task_status.started()
         await trio.sleep_forever()
 
@@ -142,18 +139,15 @@ class MemorySystem:
             await self._changed.park()
 
     async def partitions(self, stream: str) -> int:
-        """How many partitions the stream has."""
         await self.wait_reachable()
         return len(self._stream(stream))
 
     async def bounds(self, ssp: SystemStreamPartition) -> Bounds:
-        """The oldest and the upcoming offset as of now."""
         await self.wait_reachable()
         home = self.home(ssp)
         return Bounds(home.oldest, home.upcoming, home.end)
 
     async def resolve(self, ssp: SystemStreamPartition, startpoint: Startpoint) -> int:
-        """The offset that a startpoint means now."""
         await self.wait_reachable()
         home = self.home(ssp)
         match startpoint:
@@ -172,7 +166,6 @@ class MemorySystem:
         return home.upcoming
 
     async def open(self, ssp: SystemStreamPartition, offset: int, types: Sequence[type]) -> _Reader:
-        """Read a partition from ``offset`` on."""
         await self.wait_reachable()
         home = self.home(ssp)
         if offset > home.upcoming:
@@ -184,13 +177,11 @@ class MemorySystem:
     async def append(
         self, stream: str, partition: int, events: Sequence[object], created_ms: int | None = None
     ) -> int:
-        """Append events; returns the offset of the first."""
         await self.wait_reachable()
         self.home(SystemStreamPartition(self.name, stream, partition))
         return self.put(stream, partition, *events, created_ms=created_ms)
 
     async def append_once(self, stream: str, partition: int, event: object, name: str) -> bool:
-        """Append an event unless that was done under this name; whether it was not."""
         await self.wait_reachable()
         if (stream, partition, name) in self._names:
             return False
@@ -214,12 +205,11 @@ class MemorySystem:
         await self._changed.park()
 
     def tell(self) -> None:
-        """Something has changed."""
+        """Wake everything that waits for a change."""
         self._changed.unpark_all()
 
     @property
     def away(self) -> bool:
-        """Whether it is out of reach."""
         return self._away
 
     def _stream(self, stream: str) -> list[_Partition]:
@@ -295,11 +285,9 @@ class _Reader:
 
     @property
     def lag(self) -> int | None:
-        """Events from ``position`` to the end."""
         return max(0, self._system.home(self.ssp).upcoming - self.position)
 
     async def read(self) -> InputBatch | EndOfStream:
-        """The next batch, once there is one."""
         await trio.lowlevel.checkpoint()
         while True:
             if self._system.away:
@@ -325,14 +313,11 @@ class _Reader:
         return batch
 
     def pause(self) -> None:
-        """Give nothing more until ``resume``."""
         self._paused = True
 
     def resume(self) -> None:
-        """Give events again."""
         self._paused = False
         self._system.tell()
 
     async def aclose(self) -> None:
-        """Stop reading."""
         await trio.lowlevel.checkpoint()

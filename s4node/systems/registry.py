@@ -1,9 +1,9 @@
-"""The systems that are configured, made by name.
+"""The configured systems, made by name.
 
 Rules
-- ``live`` is always there and is no system that can be read again; ``log`` is there without being
-  named where this process has a log or knows where one is.
-- A system is made when an input or an output names it, once.
+- ``live`` always exists and cannot be read again; ``log`` exists without settings if this process
+  has a log or knows where one is.
+- A system is made once, when an input or an output names it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _provided: Callable[[str], System] | None = None
 
 @contextmanager
 def replaced(provided: Callable[[str], System]) -> Iterator[None]:
-    """Have these systems by name inside of the block, whatever is configured."""
+    """Use these systems by name inside the block, whatever is configured."""
     global _provided
     before, _provided = _provided, provided
     try:
@@ -49,7 +49,7 @@ class Systems:
         for name in (*self._types, *self._addresses):
             if "." in name or name == LIVE:
                 raise ConfigError(
-                    f"systems.{name}.type: {name!r} is no name for a system; leave the dots out"
+                    f"systems.{name}.type: {name!r} is not a name for a system; leave the dots out"
                     + (", and live to the sockets" if name == LIVE else "")
                 )
         for name in self._addresses:
@@ -60,7 +60,7 @@ class Systems:
 
     @property
     def names(self) -> list[str]:
-        """All that may be named."""
+        """All known names."""
         return [LIVE, *self._types]
 
     def __getitem__(self, name: str) -> System:

@@ -1,10 +1,10 @@
 """AppTest: an app in memory, on a clock that the test moves.
 
 Rules
-- Every call returns when the app has come to rest: all is processed but for what waits for time,
-  for room, or for the world outside.
-- What makes a node's app fail is raised by the call during which it happens.
-- A name that does not exist is answered with those that do.
+- Every call returns when the app is idle: everything is processed except what waits for time, for
+  room, or for the world outside.
+- An error that stops a node's app is raised by the current call.
+- An unknown name is an error with the known ones.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class AppTest(Generic[A]):
     ``app`` is an App or its class. ``parameters`` are what the app finds in ``app.parameters``;
     ``settings`` are any others, by their keys and as texts. An App that declares its graph in
     ``on_init`` can be run once; give the class, or a new object for each test. Leaving the ``with``
-    block stops the app in order: it works off what waits, then ``on_close`` is called.
+    block stops the app in order: it processes what waits, then ``on_close`` is called.
     """
 
     def __init__(
@@ -101,10 +101,10 @@ class AppTest(Generic[A]):
     def send(self, stream: str, *events: Any, partition: int | None = None) -> None:
         """Send events from outside to an input stream, or right to an internal one, in order.
 
-        They go to the ``partition``, or where the stream's key says, or in turn to each. An input
-        from a system has as many partitions as the app, each numbered from 0. What the app refuses
-        is in :attr:`refused`; what a blocking stage has no room for stays in :meth:`waiting`.
-        Raises EventError for a type that the stream does not carry.
+        They go to the ``partition``, or to that of their key, or in turn to each. An input from a
+        system has as many partitions as the app, each numbered from 0. Events that the app refuses
+        are in :attr:`refused`; those for which a blocking stage has no room stay in
+        :meth:`waiting`. Raises EventError for a type that the stream does not carry.
         """
         self._running()
         self._sender(stream).send(events, partition)
@@ -119,41 +119,41 @@ class AppTest(Generic[A]):
         self._runtime.settle()
 
     def advance(self, seconds: float) -> None:
-        """Move the clock, and do on the way all that falls due, in the order of its time."""
+        """Move the clock, and run what falls due on the way, in the order of its time."""
         self._running()
         if seconds < 0:
             raise ValueError(f"{seconds} seconds; time does not go back")
         self._runtime.advance(seconds)
 
     def overflow(self, stream: str) -> None:
-        """Have the stream's stage full from now on, as if what stands behind it were stuck.
+        """Make the stream's stage full from now on, as if what follows it were stuck.
 
-        The PEs of an input or internal stream get nothing more: what is sent to an input waits with
-        its sender, and while something waits on an internal stream no input is taken. Nobody takes
-        from an output stream: the tasks, which could put on it, stop. ``pressure`` is 1 and
-        ``send_nowait`` raises WouldBlock.
+        The PEs of an input or internal stream get nothing more: events sent to an input wait at
+        their sender, and while something waits on an internal stream no input is taken. For an
+        output stream the consumer is stuck: the tasks, which could put on it, stop. ``pressure`` is
+        1 and ``send_nowait`` raises WouldBlock.
         """
         self._running()
         self._known(stream)
         self._runtime.overflow(stream)
 
     def relieve(self, stream: str) -> None:
-        """End an :meth:`overflow`: what waits goes on."""
+        """End an :meth:`overflow`: waiting events go on."""
         self._running()
         self._known(stream)
         self._runtime.relieve(stream)
 
     def fail(self, pe: str | type[ProcessingElement], key: Key | None, error: Exception) -> None:
-        """Have a PE's instance raise at its next event, in place of its handler."""
+        """Make a PE's instance raise at its next event, in place of its handler."""
         self._running()
         self._runtime.failures.plan(self._prototype(pe).name, key, error)
 
     def crash(self) -> None:
-        """Kill the app's process, and start it again: it goes on from what it has committed.
+        """Kill the app's process, and start it again: it resumes from its last commit.
 
-        No hook is called at that end. Who sends from outside connects again, for which the clock
-        moves a little, and sends again what had no verdict.
-        Give AppTest the class of an app that declares its graph in ``on_init``.
+        No hook is called at that end. Senders from outside reconnect, for which the clock moves a
+        little, and resend what had no verdict. Give AppTest the class of an app that declares its
+        graph in ``on_init``.
         """
         self._running()
         self._runtime.crash()
@@ -173,16 +173,16 @@ class AppTest(Generic[A]):
 
     @property
     def now(self) -> float:
-        """The time in seconds; it begins at 0 and is what ``app.clock()`` tells."""
+        """The time in seconds; it begins at 0 and is what ``app.clock()`` returns."""
         return self._runtime.world.now if self._made else 0.0
 
     def output(self, stream: str) -> list[Any]:
-        """All that the app has put on a stream so far, in order; not only on output streams."""
+        """All that the app has put on a stream so far, in order; also for internal streams."""
         self._known(stream)
         return list(self._runtime.put[stream])
 
     def take_output(self, stream: str) -> list[Any]:
-        """As output, and forgets it: the next call gives what has come since this one."""
+        """The output since the last call of this method."""
         self._known(stream)
         kept = self._runtime.put[stream]
         taken = kept.copy()
@@ -202,11 +202,11 @@ class AppTest(Generic[A]):
         *,
         partition: int | None = None,
     ) -> Any:
-        """The PE's instance of ``key``; looking is no use of it for the PE's cache. What is saved
-        and not in memory is a copy.
+        """The PE's instance of ``key``; looking does not count as a use in the PE's cache. The
+        state of an instance that is not in memory is a copy.
 
-        Name the PE by its class, or by its name where several have that class. A singleton has the
-        key None and an instance in each partition. Raises LookupError if there is none.
+        Name the PE by its class, or by its name if several have that class. A singleton has the key
+        None and an instance in each partition. Raises LookupError if there is none.
         """
         prototype = self._prototype(pe)
         for task in self._runtime.tasks:
@@ -222,17 +222,17 @@ class AppTest(Generic[A]):
         """The object that the factory of a TaskApp has made for a partition."""
         processor = self._runtime.tasks[partition].processor
         if not isinstance(processor, StreamTaskProcessor):
-            raise S4Error(f"app {self.app.name!r} is no TaskApp; look at its PEs with state()")
+            raise S4Error(f"app {self.app.name!r} is not a TaskApp; look at its PEs with state()")
         return processor.task
 
     def committed(self, stream: str, partition: int = 0) -> int | None:
-        """The offset at which a restart would go on with an input from a system; None before the
-        first commit of the partition's task."""
+        """The offset at which a restart would resume an input from a system; None before the first
+        commit of the partition's task."""
         return self._input(stream).progress(partition).committed
 
     @property
     def asked_to_stop(self) -> bool:
-        """Whether the tasks have asked for the end, or all their inputs have ended."""
+        """Return True if the tasks have asked for the end, or all their inputs have ended."""
         return self._runtime.container.parts.loop.stopped_itself
 
     @property
@@ -244,17 +244,17 @@ class AppTest(Generic[A]):
         return dict(found)
 
     def keys(self, pe: str | type[ProcessingElement]) -> list[Key]:
-        """The keys that the PE has instances of, by partition and then as they came."""
+        """The keys of the PE's instances, by partition and then as they came."""
         name = self._prototype(pe).name
         return [key for task in self._runtime.tasks for key in task.instances[name]]
 
     def waiting(self, stream: str) -> list[Any]:
-        """Events that were sent and that the stream's stage has no room for yet."""
+        """Events that were sent and for which the stream's stage has no room yet."""
         return self._sender(stream).waiting
 
     @property
     def refused(self) -> list[Refused]:
-        """What was sent and will not be processed, and why, stream by stream."""
+        """Events that will not be processed, and why, stream by stream."""
         senders = self._runtime.senders.values()
         return [refused for sender in senders for refused in sender.refused]
 
@@ -273,7 +273,7 @@ class AppTest(Generic[A]):
             raise S4Error(f"app {self.app.name!r} {state}")
 
     def _look(self, task: Task, name: str, key: Key | None) -> object:
-        """The instance of a key in memory, or what is saved of it, unless all is closed."""
+        """The instance of a key in memory, or its saved state, unless all is closed."""
         if self._runtime.ended or not isinstance(task.processor, PeProcessor):
             return dict.get(task.instances[name], key)
         return task.processor.instance_of(name, key)

@@ -29,7 +29,7 @@ class Failures:
         self._planned.setdefault((pe, key), deque()).append(error)
 
     def wrap(self, prototype: Prototype) -> None:
-        """Have the prototype's handlers raise what is planned."""
+        """Make the prototype's handlers raise what is planned."""
         table = prototype.on_event
         self._wrapped.append((table, table.declared))
         table.declared = {

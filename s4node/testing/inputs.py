@@ -1,7 +1,7 @@
 """The systems that an app under test reads from and writes to: all in memory.
 
 Rules
-- A stream is there as soon as it is asked for, with as many partitions as the app has.
+- A stream exists as soon as it is used, with as many partitions as the app has.
 - It outlives the app, as a log does.
 """
 
@@ -20,7 +20,6 @@ class Inputs:
         self._systems: dict[str, Memory] = {}
 
     def system(self, name: str) -> System:
-        """The system of this name."""
         return self.of(name)
 
     def of(self, name: str) -> Memory:
@@ -38,7 +37,6 @@ class Memory(MemorySystem):
         self._inputs = inputs
 
     def count(self, stream: str) -> int:
-        """How many partitions a stream has."""
         return len(self._stream(stream))
 
     async def resolve(self, ssp: SystemStreamPartition, startpoint: Startpoint) -> int:

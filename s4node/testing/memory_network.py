@@ -1,11 +1,11 @@
-"""Connections in memory: what a test has in the place of TCP.
+"""Connections in memory: a test's replacement for TCP.
 
 Rules
-- All that happens is an entry in one list, by time and then by the order in which it was asked for;
-  so envelopes of one pipe stay in order, and the same delays give the same run.
-- Who dials has the host that :data:`host` says; where it listens, the host of the address. A cut
-  host reaches nobody: its pipes break, and what was on its way is lost. Who dials it tries again.
-- A pipe takes a bounded number of envelopes that nobody has received.
+- Every action is an entry in one list, by time and then in the order of requests; so envelopes of
+  one pipe stay in order, and the same delays give the same run.
+- A caller has the host that :data:`host` says; a listener, the host of its address. A host that is
+  cut reaches nobody: its pipes break, and what is in transit is lost. Callers retry.
+- A pipe holds a bounded number of envelopes that have not been received.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class MemoryNetwork:
         self._news = trio.lowlevel.ParkingLot()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Carry, until cancelled."""
+        """Deliver, until cancelled."""
         task_status.started()
         while True:
             now = trio.current_time()
@@ -63,7 +63,6 @@ class MemoryNetwork:
                 end.lose()
 
     def heal(self, name: str) -> None:
-        """Put it back."""
         self.cut_off.discard(name)
 
     # -- the contract ------------------------------------------------------------------------
@@ -78,14 +77,14 @@ class MemoryNetwork:
         return [place]
 
     def dial(self, address: str, max_bytes: int, on_change: Callable[[bool], None]) -> _End:
-        """A connection that is made now, and made again whenever it is lost."""
+        """A connection that is made now, and again whenever it is lost."""
         del max_bytes  # what is sent here is checked where it is read
         end = _End(self, host.get(), on_change)
         end.dials(*host_and_port(address))
         return end
 
     async def probe(self, address: str, seconds: float) -> str:
-        """What is wrong with what listens at ``address``; raises OSError if nothing does."""
+        """The problem of what listens at ``address``; raises OSError if nothing does."""
         await trio.lowlevel.checkpoint()
         if self.place(host.get(), *host_and_port(address)) is None:
             raise ConnectionRefusedError(111, f"nobody at {address} within {seconds:g} s")
@@ -94,21 +93,21 @@ class MemoryNetwork:
     # -- inside ------------------------------------------------------------------------------
 
     def place(self, name: str, there: str, port: int) -> MemoryPlace | None:
-        """Where somebody at the host ``name`` arrives who dials; None if that leads nowhere."""
+        """The listener that a caller at the host ``name`` reaches; None if there is none."""
         cut = self.cut_off & {name, there}
         return None if cut and name != there else self._places.get((there, port))
 
     def gone(self, place: MemoryPlace) -> None:
-        """Nobody listens there any more."""
+        """A listener has stopped."""
         self._places.pop((place.host, place.port), None)
 
     def after(self, at: float, action: Callable[[], None]) -> None:
-        """Do it when the time has come, behind all that comes at the same time."""
+        """Run ``action`` at that time, after all that comes at the same time."""
         heapq.heappush(self._due, (at, next(self._turn), action))
         self._news.unpark()
 
     def made(self, end: _End) -> None:
-        """An end of a pipe has come, or has been closed if it is there already."""
+        """An end of a pipe was made, or closed if it is known already."""
         if end in self._ends:
             del self._ends[end]
         else:
@@ -116,7 +115,7 @@ class MemoryNetwork:
 
 
 class MemoryPlace:
-    """Where somebody listens."""
+    """A listener."""
 
     def __init__(self, network: MemoryNetwork, name: str, port: int) -> None:
         self.host = name
@@ -133,19 +132,18 @@ class MemoryPlace:
         return self._callers.popleft()
 
     def arrive(self, end: _End) -> None:
-        """Somebody has come."""
+        """A caller has come."""
         self._callers.append(_Caller(self._network, self.host, end))
         self._came.unpark()
 
     def close(self) -> None:
-        """Take no more."""
         self._network.gone(self)
         for caller in self._callers:
             caller.refuse()
 
 
 class _Caller:
-    """Somebody who has come, and is not served yet."""
+    """A caller that has not been accepted yet."""
 
     def __init__(self, network: MemoryNetwork, name: str, end: _End) -> None:
         self.name = f"{end.host or 'test'}:0"
@@ -154,7 +152,7 @@ class _Caller:
         self._end = end
 
     def take(self, max_bytes: int, on_change: Callable[[bool], None]) -> _End:
-        """The connection; raises StageBroken if there is none any more."""
+        """The connection; raises StageBroken if it is gone."""
         del max_bytes
         if self._end.closed:
             raise StageBroken("who dialled has gone")
@@ -163,7 +161,6 @@ class _Caller:
         return ours
 
     def refuse(self) -> None:
-        """Close it."""
         self._end.dial_later()
 
 
@@ -214,7 +211,7 @@ class _End:
         self._network.after(trio.current_time() + pause, self._arrive)
 
     def joins(self, other: _End) -> None:
-        """Both are connected from soon on."""
+        """Connect both ends soon."""
         self.far = other.host
         self._peer, other._peer = other, self
         self._after(lambda: self._came(other))
@@ -242,7 +239,6 @@ class _End:
             self.dial_later()
 
     async def close(self) -> None:
-        """End it."""
         if self.closed:
             return
         self.closed = True
@@ -256,7 +252,7 @@ class _End:
         await trio.lowlevel.cancel_shielded_checkpoint()
 
     def _after(self, action: Callable[[], None]) -> None:
-        """Do it when what was sent before has arrived."""
+        """Run ``action`` when what was sent before has arrived."""
         self._next_at = max(self._next_at, trio.current_time() + self._network.delay())
         self._network.after(self._next_at, action)
 
@@ -290,7 +286,7 @@ class _End:
         return True
 
     def answered(self) -> None:
-        """What was received is a peer's: dial again at once if it is lost."""
+        """The peer has answered: dial again at once if the connection is lost."""
         self._tries = 0
 
     async def wait_readable(self) -> None:

@@ -1,8 +1,8 @@
 """An app's container during a test, and the programs that send to it.
 
 Rules
-- The container is that of a node, whole: what it does at a start, at a stop and after a crash is
-  what a node does. Others are its time, its threads and its network; see ``world``.
+- The container is a node's, unchanged, at starts, stops and after crashes. Only its time, its
+  threads and its network differ; see ``world``.
 - A call returns when nothing more happens at this time.
 - The app has no consumers: what it puts on any stream is kept in ``put``.
 """
@@ -41,9 +41,9 @@ _DRAIN_SECONDS = 10.0
 
 
 class Runtime:
-    """Runs an app that ``make`` makes; every call returns when the app has come to rest.
+    """Runs an app that ``make`` makes; every call returns when the app is idle.
 
-    What makes a node's app fail is raised by the call during which it happens.
+    An error that stops a node's app is raised by the current call.
     """
 
     def __init__(self, make: Callable[[], App], values: dict[str, str]) -> None:
@@ -112,7 +112,7 @@ class Runtime:
             self.ended = True
 
     def stop(self) -> None:
-        """Stop in order, as a node does, when what was sent is done."""
+        """Stop in order, as a node does, when everything that was sent is done."""
         for name in list(self.overflowing):
             self.relieve(name)
         grace = self.config[settings.TASK_SHUTDOWN_MS]
@@ -150,7 +150,7 @@ class Runtime:
 
     @property
     def _busy(self) -> bool:
-        """Whether something waits to be processed, or some handler has not ended."""
+        """Return True if something waits to be processed, or some handler has not ended."""
         return any(sender.busy for sender in self.senders.values()) or not (
             self.container.parts.loop.idle and not self.container.parts.partitions.waiting
         )
@@ -158,23 +158,23 @@ class Runtime:
     # -- what a test does --------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Come to rest."""
+        """Wait until the app is idle."""
         self.world.settle()
         self._check()
 
     def advance(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
-        """Move the clock, doing on the way what falls due."""
+        """Move the clock, and run what falls due on the way."""
         self.world.advance(seconds, until)
         self._check()
 
     def _check(self) -> None:
-        """Raise what the app has failed with meanwhile."""
+        """Raise the app's failure, if any."""
         if self.world.failures:
             self.failed = True
             raise self.world.failures[0]
 
     def overflow(self, name: str) -> None:
-        """Have the stream's stage full from now on."""
+        """Make the stream's stage full from now on."""
         self.overflowing.add(name)
         order = self.container.parts.pipeline.order
         if isinstance(self.app.streams[name], OutputStream):
@@ -186,7 +186,7 @@ class Runtime:
                 stage.capacity = 1
 
     def relieve(self, name: str) -> None:
-        """End an overflow: what waits goes on."""
+        """End an overflow: waiting events go on."""
         self.overflowing.discard(name)
         order = self.container.parts.pipeline.order
         if isinstance(self.app.streams[name], OutputStream):
@@ -208,7 +208,6 @@ class Runtime:
 
     @property
     def tasks(self) -> list[Task]:
-        """The tasks, by partition."""
         return [task for _, task in sorted(self.container.tasks.items())]
 
     async def client(self) -> Client:
@@ -229,7 +228,7 @@ class Runtime:
 
 
 def _folder() -> str | None:
-    """Where files are in memory; None where there is no such place."""
+    """A folder in memory for files; None if there is none."""
     return _SHARED if os.access(_SHARED, os.W_OK | os.X_OK) else None
 
 
@@ -238,13 +237,13 @@ def _stages(task: Task, name: str) -> list[Any]:
 
 
 class _Listener:
-    """Is told when there are parts of the container, and no task has been started."""
+    """Called when the parts of the container exist, and no task has been started."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
     def on_step(self, step: str) -> None:
-        """See what is put, by tasks and by sources."""
+        """Watch what tasks and sources put."""
         if step != "readers":
             return
         runtime = self._runtime
@@ -274,13 +273,13 @@ class _Onlooker:
 
 
 def check(stream: Stream, events: Sequence[Any]) -> None:
-    """Raise EventError for what cannot travel."""
+    """Raise EventError for an event that cannot be encoded."""
     for kind in stream.types:
         kind.encode([event for event in events if type(event) is kind.cls])
 
 
 class _Carrier:
-    """Takes what the app's sources send to where it goes, and keeps it."""
+    """Passes on what the app's sources send, and keeps it."""
 
     def __init__(self, runtime: Runtime, stream: Stream, carrier: Carrier) -> None:
         self._runtime = runtime
@@ -289,12 +288,11 @@ class _Carrier:
 
     @property
     def pressure(self) -> float:
-        """1 while the test makes the stream overflow; otherwise as it is."""
+        """1 while the test makes the stream overflow; otherwise the real one."""
         full = self._stream.name in self._runtime.overflowing
         return max(1.0, self.inner.pressure) if full else self.inner.pressure
 
     async def send(self, events: Sequence[Any]) -> int:
-        """Take events once there is room."""
         while self._stream.name in self._runtime.overflowing:
             await self._runtime.room.park()
         dropped = await self.inner.send(events)
@@ -302,7 +300,6 @@ class _Carrier:
         return dropped
 
     def send_nowait(self, events: Sequence[Any]) -> int:
-        """Take events if there is room."""
         if self._stream.name in self._runtime.overflowing:
             raise WouldBlock(f"stream {self._stream.name!r} is full")
         dropped = self.inner.send_nowait(events)

@@ -1,10 +1,10 @@
 """What a test sends: over the network to live inputs, to systems, and right to internal streams.
 
 Rules
-- Events go through their wire format, so what cannot travel fails here as it does with a real node.
-- The events of a stream go to the partition that the test names, or where its key says, or in turn
-  to each.
-- What a test makes overflow waits here, as with a producer that has no credit.
+- Events go through their wire format, so what cannot be encoded fails here as with a real node.
+- The events of a stream go to the partition that the test names, or to that of their key, or in
+  turn to each.
+- Events for a stage that a test has made overflow wait here, as with a producer without credit.
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ class Running(Protocol):
     ended: bool
 
     @property
-    def tasks(self) -> list[Task]:
-        """The tasks, by partition."""
-        ...
+    def tasks(self) -> list[Task]: ...
 
     async def client(self) -> Client:
         """The program that sends from outside."""
@@ -64,36 +62,34 @@ class Sender:
 
     @property
     def stream(self) -> Stream:
-        """The stream itself."""
         return self._runtime.app.streams[self.name]
 
     @property
     def partitions(self) -> int:
-        """How many partitions it has."""
         return len(self._runtime.tasks)
 
     @property
     def waiting(self) -> list[Any]:
-        """Events that the app has no room for yet."""
+        """Events for which the app has no room yet."""
         return [event for _, event in self._held]
 
     @property
     def busy(self) -> bool:
-        """Whether something that was sent is not processed."""
+        """Return True if something that was sent is not processed."""
         return bool(self._held)
 
     @property
     def connected(self) -> bool:
-        """Whether what is sent can arrive."""
+        """Return True if what is sent can arrive."""
         return True
 
     @property
     def refused(self) -> list[Refused]:
-        """What will not be processed."""
+        """Events that will not be processed."""
         return self._refused
 
     def hurry(self) -> None:
-        """Ask for what is due to us."""
+        """Ask for verdicts."""
 
     def send(self, events: Sequence[Any], partition: int | None = None) -> None:
         """Send events, in order; raises EventError for what the stream does not carry."""
@@ -105,7 +101,7 @@ class Sender:
         self.go_on()
 
     def go_on(self) -> None:
-        """Send what waits, if it may go."""
+        """Send what waits, if there is room."""
         if self._held and self.name not in self._runtime.overflowing:
             held, self._held = self._held, []
             self._runtime.world.run(lambda: self._hand_over(held))
@@ -156,23 +152,20 @@ class LiveSender(Sender):
 
     @property
     def waiting(self) -> list[Any]:
-        """Events that the app has no room for yet."""
         lanes = self._opened._outbox.lanes if self._opened is not None else ()
         return [*(event for lane in lanes for event in lane.pending), *super().waiting]
 
     @property
     def connected(self) -> bool:
-        """Whether what is sent can arrive."""
         return self._opened is None or all(lane.open for lane in self._opened._outbox.lanes)
 
     @property
     def busy(self) -> bool:
-        """Whether something that was sent is not processed, or committed."""
+        """Return True if something that was sent is not processed, or not committed."""
         return bool(self._held or (self._opened is not None and self._opened._outbox.unsettled))
 
     @property
     def refused(self) -> list[Refused]:
-        """What will not be processed."""
         if self._opened is None:
             return self._refused
         if not self._runtime.ended and self._opened._outbox.unsettled:
@@ -185,14 +178,14 @@ class LiveSender(Sender):
         return self._refused
 
     def _event(self, partition: int, number: int) -> Any:
-        """What was sent under a number; the first is not always 0."""
+        """The event of a number; the first is not always 0."""
         assert self._opened is not None
         lane, sent = self._opened._outbox.lanes[partition], self._sent[partition]
         first = self._first.setdefault(partition, lane.next_number + len(lane.pending) - len(sent))
         return sent[number - first]
 
     def hurry(self) -> None:
-        """Ask for what is due to us: the end of the test waits for it."""
+        """Ask for verdicts: the end of the test waits for them."""
         if self._opened is not None:
             self._runtime.world.call(self._opened._emitter.hurry)
 
@@ -207,7 +200,6 @@ class InputSender(Sender):
 
     @property
     def partitions(self) -> int:
-        """How many partitions the system has of it."""
         return self._system.count(self.name)
 
     async def _hand_over(self, placed: list[tuple[int, Any]]) -> None:
@@ -216,11 +208,11 @@ class InputSender(Sender):
             self._system.put(self.name, partition, event)
 
     def end(self, partition: int) -> None:
-        """One partition of it ends for good."""
+        """End one partition for good."""
         self._runtime.world.call(self._system.end, self.name, partition)
 
     def progress(self, partition: int) -> InputProgress:
-        """How far the task that reads a partition has come."""
+        """The progress of the task that reads a partition."""
         replay = self._runtime.container.replay
         assert replay is not None
         ssp = SystemStreamPartition(self._system.name, self.name, partition)

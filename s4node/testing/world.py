@@ -2,7 +2,7 @@
 
 Rules
 - It runs in the test's own thread, and only while the test waits for it; so a debugger, ``capsys``
-  and tracebacks work as usual. A test may be async: its own loop stands meanwhile.
+  and tracebacks work as usual. A test may be async: its own loop stands still meanwhile.
 - Calls that may block are inline, and connections in memory. So when trio has no task to run, and
   nothing is in transit at this time, nothing happens before time moves or the world outside acts.
 - The clocks, threads, names and connections of the whole process are the test's while it waits: no
@@ -49,8 +49,8 @@ _EPOCH = 1_700_000_000.0
 class World:
     """Runs async functions while the test waits; ``now`` is the time in seconds.
 
-    ``delay(random)`` is how many seconds something takes in the network. What is left to chance,
-    trio's order of tasks too, goes by the ``seed``.
+    ``delay(random)`` is how many seconds something takes in the network. The ``seed`` decides
+    everything random, trio's order of tasks too.
     """
 
     def __init__(self, delay: Callable[[Random], float] = lambda _: 0.0, seed: int = 0) -> None:
@@ -76,7 +76,7 @@ class World:
         self._pump(lambda: self._nursery is not None)
 
     def run(self, function: Callable[[], Awaitable[T]]) -> T:
-        """Run an async function to its end; returns or raises what it did."""
+        """Run an async function to its end; returns its result or raises its exception."""
         results: list[T] = []
         errors: list[BaseException] = []
 
@@ -95,7 +95,7 @@ class World:
         return results[0]
 
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a plain function inside of the run; returns or raises what it did."""
+        """Call a plain function inside the run; returns its result or raises its exception."""
 
         async def called() -> T:
             return function(*arguments)
@@ -103,7 +103,7 @@ class World:
         return self.run(called)
 
     def start_soon(self, function: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
-        """Run an async function beside the others; what it raises is kept in ``failures``."""
+        """Run an async function beside the others; its exception is kept in ``failures``."""
 
         async def job() -> None:
             try:
@@ -121,12 +121,12 @@ class World:
         self.run(self._rest)
 
     def advance(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
-        """Move the time on, from one moment at which something is due to the next; no further than
-        to where it happens, after ``settle``, that ``until`` is true."""
+        """Move the time on, from one due moment to the next; stop early if ``until`` is true after
+        a ``settle``."""
         self.run(lambda: self._advance(self.now + seconds, until))
 
     def give_time(self, seconds: float) -> None:
-        """Let sockets and threads get on for so many real seconds, or until something happens."""
+        """Let sockets and threads run for so many real seconds, or until something happens."""
         with self._inside():
             try:
                 call = self._calls.get(timeout=seconds)
@@ -182,7 +182,7 @@ class World:
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
-        """The world is this one; trio's run, if any, is ours in the place of the test's."""
+        """Activate this world; trio's run, if any, is replaced meanwhile."""
         context = scheduler.GLOBAL_RUN_CONTEXT.__dict__
         theirs = dict(context)
         chance = scheduler._r, scheduler._ALLOW_DETERMINISTIC_SCHEDULING
@@ -215,8 +215,6 @@ class World:
 
 
 class _Clock(trio.abc.Clock):
-    """Trio's time as the test has it."""
-
     def __init__(self, world: World) -> None:
         self._world = world
 
@@ -224,9 +222,8 @@ class _Clock(trio.abc.Clock):
         """Nothing to start."""
 
     def current_time(self) -> float:
-        """The test's time."""
         return self._world.now
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
-        """Real time has no part in it: now, or not before the test moves on."""
+        """Without real time: 0 if due, else for ever."""
         return 0.0 if deadline <= self._world.now else math.inf

@@ -91,7 +91,7 @@ def test_a_good_graph_has_nothing_to_report() -> None:
     check(app)
 
 
-GIVE_A_KEY = "give an attribute's name, several names, a KeyFinder, or a function of the event"
+GIVE_A_KEY = "give an attribute name, several names, a KeyFinder, or a function of the event"
 MEND_IT = "give the stream a key or call set_singleton() on the PE"
 
 
@@ -118,7 +118,7 @@ def test_all_mistakes_are_reported_together() -> None:
         "stream 'out' is keyed by 'nobody', which Nothing does not have; it has no fields",
         "stream 'twins' has 2 event types named 'Order'; set event_name on one",
         "stream 'odd': key 'not a name' is not an attribute's name",
-        f"stream 'worse': 5 is no key: {GIVE_A_KEY}",
+        f"stream 'worse': 5 is not a key: {GIVE_A_KEY}",
         f"stream 'lonely' has no key, so 'Count#2' would never get an instance; {MEND_IT}",
         "PE 'Idle' has neither on_event nor on_time",
     ]
@@ -225,7 +225,7 @@ def test_stream_names_are_letters_digits_and_three_signs(name: Any) -> None:
     app = App("shop")
     with pytest.raises(GraphError) as caught:
         app.create_stream(name)
-    assert str(caught.value) == f"{name!r} is no stream name; use letters, digits and . _ -"
+    assert str(caught.value) == f"{name!r} is not a stream name; use letters, digits and . _ -"
     for good in ("a", "A9", "_x", "9", "a.b-c_d"):
         app.create_output_stream(good)
 

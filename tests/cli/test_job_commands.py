@@ -145,13 +145,13 @@ def s4(kept: Path) -> S4:
         ("set notes memory.clicks[0] --oldest --all-partitions", 2,
          "'memory.clicks[0]' and --all-partitions do not fit; write 'memory.clicks'"),
         ("set notes clicks[0] --oldest", 2,
-         "'clicks[0]' is no partition of an input; write it as 'log.clicks[0]'"),
+         "'clicks[0]' is not a partition of an input; write it as 'log.clicks[0]'"),
         (f"set notes memory.clicks[{'9' * 5000}] --oldest", 2,
-         "9]' is no partition of an input; write it as 'log.clicks[0]'"),
+         "9]' is not a partition of an input; write it as 'log.clicks[0]'"),
         ("set notes 'log.evs2[0' --oldest", 2,
          "'log.evs2[0' has no closing bracket; write it as 'log.evs2[0]'"),
         *((f"set notes '{no}' --oldest", 2,
-           f"'{no}' is no partition of an input; write it as 'log.clicks[0]'")
+           f"'{no}' is not a partition of an input; write it as 'log.clicks[0]'")
           for no in ("memory.clicks[", "memory.clicks[x", "memory.clicks[x]", "memory.clicks0]",
                      "memory.a[b[0", "memory.a[b][0]", "memory.clicks]0[", "clicks[0")),
         ("delete notes 'memory.clicks[1'", 2,
@@ -165,8 +165,8 @@ def s4(kept: Path) -> S4:
          ("task 'Partition 0' of app 'notes' does not read memory.clicks[1], 'Partition 1' does; "
          "name that one, or leave --task out")),
         ("set notes memory.clicks[0] --timestamp yesterday", 2,
-         "--timestamp: 'yesterday' is no time; write it as 2026-01-31T08:00:00Z"),
-        ("set notes memory.clicks[0] --timestamp 1969-01-01T00:00:00Z", 2, "is no time"),
+         "--timestamp: 'yesterday' is not a time; write 2026-01-31T08:00:00Z"),
+        ("set notes memory.clicks[0] --timestamp 1969-01-01T00:00:00Z", 2, "is not a time"),
         (f"set notes memory.clicks[0] --timestamp {'0' * 5000}4611686018427387904", 2,
          "4611686018427387904 is too large; the largest is 4611686018427387903"),
         ("set notes memory.clicks[0] --offset 99999999999999999999999", 2,
@@ -400,7 +400,7 @@ async def test_an_import_goes_where_the_state_is_shipped_to(s4: S4, kept: Path) 
     exported = (await s4("checkpoint export counting")).stdout.encode()
     done = await s4("checkpoint import counting -", exported)
     assert done.returncode == 2
-    assert f"what counting keeps is shipped to file://{kept}/shipped/default/coun" in done.stderr
+    assert f"the state of counting is shipped to file://{kept}/shipped/default/coun" in done.stderr
     command = f"checkpoint import counting - -p s4.state.url={url['s4.state.url']}"
     assert (await s4(command, exported)).returncode == 0
     await count(url)  # it starts
@@ -561,14 +561,14 @@ async def test_who_looks_without_the_url_is_told_that_there_may_be_more(nodes: N
         lines = done.stdout.splitlines() if "state" in command else [done.stdout]
         assert all(json.loads(line) for line in lines)
         assert done.stderr == (
-            f"s4: what two keeps is shipped to {nodes.url}/default/two; this is what "
-            f"{nodes.folder}/x/default/two has, and may be older. -p s4.state.url={nodes.url} "
+            f"s4: the state of two is shipped to {nodes.url}/default/two; this is that of "
+            f"{nodes.folder}/x/default/two, and may be older. -p s4.state.url={nodes.url} "
             f"shows what is there\n"
         )
     done = await nodes.s4("state get two tz", "x", shipped=False)
     older, nothing = done.stderr.splitlines()
-    assert older.startswith("s4: what two keeps is shipped to ")
-    assert nothing.startswith("s4: nothing is kept of 'tz'; s4 state scan two shows what is")
+    assert older.startswith("s4: the state of two is shipped to ")
+    assert nothing.startswith("s4: there is no state of 'tz'; s4 state scan two shows what is")
     assert await nodes.counts("x", shipped=False) == {"ta": 10, "tb": 10}
     await nodes.run("y", 0)
     (nodes.folder / "shipped").rename(nodes.folder / "away")
@@ -655,7 +655,7 @@ VIEWS = OFFSET.replace("clicks", "views").replace("-1", "1")
           for wrong in (MUCH, MUCH + "9" * 9, MUCH.replace("n\": 0", "n\": 18446744073709551615"))),
         ('{"format": 1, "x": ' + "[" * 100_000, 2,
          "- is not what s4 checkpoint export prints: maximum recursion depth exceeded"),
-        ('{"format": 1, "tasks": {}, "job": {}}', 1, "what was kept is no job"),
+        ('{"format": 1, "tasks": {}, "job": {}}', 1, "what was saved is not a job"),
     ],
 )  # fmt: skip
 async def test_an_import_that_does_not_fit_changes_nothing(
@@ -721,9 +721,7 @@ async def test_an_import_is_refused_while_the_job_runs_and_a_startpoint_says_tha
         assert "runs at this moment; stop all of its containers first" in done.stderr
         done = await s4("startpoint set notes memory.clicks[0] --oldest")
         assert done.returncode == 0
-        assert (
-            "notes runs, and goes on as it is: this takes effect at its next start" in done.stderr
-        )
+        assert "notes runs and is not moved: this takes effect at its next start" in done.stderr
     assert (await s4("checkpoint import notes -", exported.encode())).returncode == 0
 
 

@@ -26,17 +26,17 @@ from s4node.cli.main import main
         ("tail clicks --from 1 --partition 2", 1, "has partitions 0 to 1, not 2"),
         ("tail clicks --from 9 --partition 0", 1, "clicks[0] has no offset 9: it has 0 to 1"),
         (f"tail clicks --from {'0' * 5000}9 --partition 0", 1, "clicks[0] has no offset 9: it has"),
-        ("tail clicks --from yesterday", 2, ("'yesterday' is no start; write oldest, newest, "
+        ("tail clicks --from yesterday", 2, ("'yesterday' is not a start; write oldest, newest, "
          "upcoming, an offset, or ms:MILLISECONDS since 1970")),
-        ("tail clicks --from ms:now", 2, "'ms:now' is no start; write oldest, newest, upcoming, "),
-        ("tail clicks --from \u0661", 2, "'\u0661' is no start; write oldest, newest, upcoming, "),
+        ("tail clicks --from ms:now", 2, "'ms:now' is not a start; write oldest, newest, "),
+        ("tail clicks --from \u0661", 2, "'\u0661' is not a start; write oldest, newest, "),
         ("tail clicks --count \u0661", 2, "'\u0661' is not a whole number, 1 or more"),
         ("tail clicks --partition x", 2, "'x' is not a whole number, 0 or more"),
         ("trim clicks", 2, "one of the arguments --to-offset --older-than-ms --everything"),
         ("trim clicks --to-offset 1", 1, "say which one with --partition"),
         ("trim clicks --to-offset 5 --partition 0", 1, "has offsets 0 to 1, not 5"),
         ("create live", 1, "app 'some' has a stream 'live' already; choose another name"),
-        ("create a/b", 1, "'a/b' is no name for a stream of the log"),
+        ("create a/b", 1, "'a/b' is not a name for a log stream"),
         ("create clicks --partitions 3 --key user --retention-ms 5000", 1, ("stream 'clicks' "
          "exists with other settings: partitions 2, not 3; key none, not user; retention as the "
          "node says, not 5000 ms; ask for those it has, or take another name")),

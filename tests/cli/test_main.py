@@ -349,7 +349,7 @@ async def test_a_node_with_an_app_has_the_name_that_it_is_given(folder: Path) ->
         assert [line["node"] for line in logs(node) if line["event"] == "running"] == ["east"]
     done = await run_s4(*words, "two words", *settings, cwd=folder)
     assert done.returncode == 2
-    assert done.stderr.startswith("s4: 'two words' is no name for a node; ")
+    assert done.stderr.startswith("s4: 'two words' is not a name for a node; ")
 
 
 async def test_a_node_with_an_app_is_alone_and_takes_no_folder(folder: Path) -> None:
@@ -366,7 +366,7 @@ async def test_a_node_with_an_app_is_alone_and_takes_no_folder(folder: Path) -> 
 async def test_what_is_no_adapter_cannot_be_run_as_one(folder: Path) -> None:
     done = await run_s4("adapter", "lines", "--app", "hello.py", cwd=folder)
     assert done.returncode == 2
-    assert done.stderr == "s4: hello.py is no AdapterApp; run it with 's4 run' or 's4 node'\n"
+    assert done.stderr == "s4: hello.py is not an AdapterApp; run it with 's4 run' or 's4 node'\n"
 
 
 # -- help, logs, configuration --------------------------------------------------------------------
@@ -575,7 +575,7 @@ def test_python_dash_m_is_the_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("app", "said"),
     [
-        ("", "'' is no app; give FILE.py or package.module"),
+        ("", "'' is not an app; give FILE.py or package.module"),
         ("lost.py", "needs a module that is not installed: No module named 'nowhere_at_all'"),
         ("gone.py", "on_init of app 'gone' raised SystemExit: 5; the app cannot run"),
     ],

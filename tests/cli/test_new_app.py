@@ -106,7 +106,7 @@ async def test_a_name_that_is_no_app_s_is_refused(name: str, tmp_path: Path) -> 
     refused = await run_s4("new-app", "--", name, cwd=tmp_path)
 
     assert refused.returncode == 2
-    assert f"{name!r} is no name for an app; use a small letter" in refused.stderr
+    assert f"{name!r} is not a name for an app; use a small letter" in refused.stderr
     assert names_in(tmp_path) == []
 
 

@@ -140,7 +140,7 @@ async def test_of_an_app_that_runs_and_keeps_nothing_that_is_told(folder: Path) 
         done = await run_s4("state", "scan", "clicks", cwd=folder)
     assert done.returncode == 2
     assert done.stderr == (
-        "s4: app 'clicks' of cluster 'default' runs, and keeps nothing: its inputs are live "
+        "s4: app 'clicks' of cluster 'default' runs, and keeps no state: its inputs are live "
         "streams of the grade fast; s4.stream.NAME.grade = durable has it keep its state\n"
     )
 

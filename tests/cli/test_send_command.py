@@ -56,11 +56,11 @@ async def test_lines_that_are_no_events_are_told_and_the_others_go_on(folder: Pa
         assert done.returncode == 1
         assert done.stdout == ""
         for told in (
-            "line 2 is no JSON object: ",
-            "line 4 is no JSON object: ",
-            "line 8 is no JSON object: ",
-            "line 10 is no JSON object: ",
-            "line 11 is no JSON object: ",
+            "line 2 is not a JSON object: ",
+            "line 4 is not a JSON object: ",
+            "line 8 is not a JSON object: ",
+            "line 10 is not a JSON object: ",
+            "line 11 is not a JSON object: ",
             "Click does not decode: Expected `int`, got `str` - at `$.n`",
             "Click does not decode: Object missing required field `n`",
             "Click does not decode: Object contains unknown field `unknown`",
@@ -77,7 +77,7 @@ async def test_lines_are_counted_however_long_they_are(folder: Path) -> None:
     lines = b'{"user": "ann", "n": 1}\n' * 20_000
     async with node_process("divide.py", cwd=folder) as node:
         done = await send(folder, node, "clicks", lines + long + b"rubbish\n" + lines)
-    assert "line 20002 is no JSON object: " in done.stderr
+    assert "line 20002 is not a JSON object: " in done.stderr
     assert "a Click takes 1000038 bytes, over the frame limit" in done.stderr
     assert done.stderr.endswith("\nclicks: 40000 admitted, 1 unsent, 1 bad lines\n")
 
@@ -88,7 +88,7 @@ async def test_an_object_over_two_lines_is_none_though_another_line_has_two(fold
     async with node_process("divide.py", cwd=folder) as node:
         done = await send(folder, node, "clicks", lines)
     for number in (2, 3, 4):
-        assert f"line {number} is no JSON object: " in done.stderr
+        assert f"line {number} is not a JSON object: " in done.stderr
     assert done.stderr.endswith("\nclicks: 2 admitted, 3 bad lines\n")
 
 
@@ -171,7 +171,7 @@ async def test_a_byte_order_mark_is_skipped_at_the_beginning_and_nowhere_else(
     async with node_process("divide.py", cwd=folder) as node:
         lines = b'\xef\xbb\xbf{"user": "ann", "n": 50}\n\xef\xbb\xbf{"user": "ann", "n": 25}\n'
         done = await send(folder, node, "clicks", lines)
-        assert done.stderr.startswith("line 2 is no JSON object: ")
+        assert done.stderr.startswith("line 2 is not a JSON object: ")
         assert done.stderr.endswith("\nclicks: 1 admitted, 1 bad lines\n")
         await until(lambda: node.stdout == ["2"])
         only_a_mark = await send(folder, node, "clicks", b"\xef\xbb\xbf")

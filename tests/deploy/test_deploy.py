@@ -326,7 +326,7 @@ async def test_a_name_that_leads_elsewhere_or_a_bad_version_is_told_before_a_nod
 ) -> None:
     file = write_app(folder, "counter", "v1")
     done = await s4_of(folder, "deploy", file, *given, ok=False)
-    assert " is no name for an app" in done.stderr or " is no version of app" in done.stderr
+    assert " is not a name for an app" in done.stderr or " is no version of app" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (folder / "shared").exists()
 
@@ -361,7 +361,7 @@ async def test_the_partitions_of_a_deployed_app_stay(folder: Path) -> None:
         assert "app 'counter' has 2 partitions, which cannot become 3" in done.stderr
         address = ("-p", "s4.listener.address=tcp://127.0.0.1:1234")
         done = await s4_of(folder, "deploy", file, *address)
-        assert "s4.listener.address is not taken along" in done.stderr
+        assert "s4.listener.address is not deployed" in done.stderr
 
 
 async def test_a_node_with_another_python_is_told_before_anything_is_sent(folder: Path) -> None:
@@ -431,7 +431,7 @@ async def test_a_node_s_name_is_one_word_that_can_be_printed(folder: Path, name:
     where = ("--folder", folder / "shared", "-p", f"s4.listener.address={ANY_PORT}")
     done = await run_s4("node", "shop", "--name", name, *where, cwd=folder)
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"{name!r} is no name for a node; take one word" in done.stderr
+    assert f"{name!r} is not a name for a node; take one word" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -745,10 +745,10 @@ async def test_a_package_whose_name_leads_elsewhere_is_not_unpacked_wherever_it_
             ask = admin.AskDeploy(len(data), 1, 1)
             place = (await admin_sockets(folder))["one"]
             async with admin.asking("one", place, ask, data) as caller:
-                with pytest.raises(S4Error, match="is no name for an app"):
+                with pytest.raises(S4Error, match="is not a name for an app"):
                     await caller.answer(admin.Prepared)
         await put_into_the_folder(folder, "fine", package_named("../escaped"))
-        await until(lambda: "'../escaped' is no name for an app" in one.errors)
+        await until(lambda: "'../escaped' is not a name for an app" in one.errors)
         assert escaped(folder) == []
 
 

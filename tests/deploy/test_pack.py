@@ -355,7 +355,7 @@ def test_a_requirement_is_held_to_its_version_and_marker(requirement: str, fits:
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("requirements.txt", "msgspec\n?!\n", "requirements.txt:2: '?!' is no requirement"),
+        ("requirements.txt", "msgspec\n?!\n", "requirements.txt:2: '?!' is not a requirement"),
         ("pyproject.toml", "[project\n", "pyproject.toml cannot be read: "),
         ("pyproject.toml", "project = 1\n", "pyproject.toml cannot be read: "),
     ],
@@ -522,11 +522,11 @@ def manifest(**changes: object) -> bytes:
             r"has a file 'sources/a\x00b', which leads elsewhere; name it otherwise",
         ),
         (zipped(a=b"1", b=b"2").replace(b"b", b"a"), "it has a file twice"),
-        (zipped(**{archive.MANIFEST: manifest(name="../x")}), "'../x' is no name for an app"),
-        (zipped(**{archive.MANIFEST: manifest(name="/x")}), "is no name for an app"),
-        (zipped(**{archive.MANIFEST: manifest(name="..")}), "is no name for an app"),
-        (zipped(**{archive.MANIFEST: manifest(name="")}), "'' is no name for an app"),
-        (zipped(**{archive.MANIFEST: manifest(name="a\n")}), "is no name for an app"),
+        (zipped(**{archive.MANIFEST: manifest(name="../x")}), "'../x' is not a name for an app"),
+        (zipped(**{archive.MANIFEST: manifest(name="/x")}), "is not a name for an app"),
+        (zipped(**{archive.MANIFEST: manifest(name="..")}), "is not a name for an app"),
+        (zipped(**{archive.MANIFEST: manifest(name="")}), "'' is not a name for an app"),
+        (zipped(**{archive.MANIFEST: manifest(name="a\n")}), "is not a name for an app"),
         (zipped(**{archive.MANIFEST: manifest(version="1\n")}), r"'1\n' is no version of app 'a'"),
     ],
 )
@@ -580,18 +580,18 @@ ESCAPES = "from s4node import App\nclass Fine(App):\n    pass\nescapes = App('..
 @pytest.mark.parametrize(
     ("app", "given", "words"),
     [
-        ("Fine", {"name": "../../x"}, "'../../x' is no name for an app that is deployed"),
-        ("Fine", {"name": "/x"}, "'/x' is no name for an app"),
-        ("Fine", {"name": "x" * 300}, "'... (300 characters) is no name for an app"),
-        ("Fine", {"name": "ä" * 150}, "is no name for an app"),
-        ("Fine", {"name": "x\ny"}, r"'x\ny' is no name for an app"),
-        ("Fine", {"name": "a b"}, "'a b' is no name for an app"),
-        ("Fine", {"name": "\u0308a"}, "is no name for an app"),
+        ("Fine", {"name": "../../x"}, "'../../x' is not a name for an app that is deployed"),
+        ("Fine", {"name": "/x"}, "'/x' is not a name for an app"),
+        ("Fine", {"name": "x" * 300}, "'... (300 characters) is not a name for an app"),
+        ("Fine", {"name": "ä" * 150}, "is not a name for an app"),
+        ("Fine", {"name": "x\ny"}, r"'x\ny' is not a name for an app"),
+        ("Fine", {"name": "a b"}, "'a b' is not a name for an app"),
+        ("Fine", {"name": "\u0308a"}, "is not a name for an app"),
         ("Fine", {"version": "1\n2"}, "is no version of app 'Fine'"),
         ("Fine", {"version": "\x1b[31m1"}, r"'\x1b[31m1' is no version of app 'Fine'"),
         ("Fine", {"version": " "}, "is no version of app 'Fine'"),
         ("Fine", {"version": "1" * 201}, "'... (201 characters) is no version of app 'Fine'"),
-        ("escapes", {}, "'../escapes' is no name for an app"),
+        ("escapes", {}, "'../escapes' is not a name for an app"),
     ],
 )
 def test_a_name_that_leads_elsewhere_and_a_version_no_line_can_show_are_refused_where_packaged(

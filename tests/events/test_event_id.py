@@ -57,7 +57,7 @@ class Later(ProcessingElement):
         self.app.ids.append((event.user, event_id()))
 
     def on_time(self) -> None:
-        with pytest.raises(S4Error, match="while they have an event at hand"):
+        with pytest.raises(S4Error, match="while they handle an event"):
             event_id()
         self.app.timed = True
 

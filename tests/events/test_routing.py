@@ -86,7 +86,7 @@ def test_what_is_no_key_says_what_would_be(spec: Any) -> None:
     with pytest.raises(GraphError) as caught:
         KeyRule(spec)
     assert str(caught.value) == (
-        f"{spec!r} is no key: give an attribute's name, several names, a KeyFinder, or a function "
+        f"{spec!r} is not a key: give an attribute name, several names, a KeyFinder, or a function "
         f"of the event"
     )
 

@@ -484,9 +484,9 @@ async def test_what_is_sent_again_after_a_restart_is_appended_once(tmp_path: Pat
         ("describe", {}, "StoreError", "the arguments of 'describe' are no good"),
         ("describe", {"stream": ["x"]}, "StoreError", "the arguments of 'describe' are no good"),
         ("describe", {"stream": "taps"}, "UnknownStream", "Create it with: s4 log create taps"),
-        ("create", {"stream": "a/b"}, "StoreError", "'a/b' is no name"),
+        ("create", {"stream": "a/b"}, "StoreError", "'a/b' is not a name"),
         ("create", {"stream": "x", "partitions": 0}, "StoreError", "1 to 4096 partitions, not 0"),
-        ("create", {"stream": "x", "partitions": "2"}, "StoreError", "'2' is no whole number"),
+        ("create", {"stream": "x", "partitions": "2"}, "StoreError", "'2' is not a whole number"),
         ("create", {"stream": "x", "key": "a b"}, "GraphError", "'a b' is not an attribute's name"),
         ("create", {"stream": "live"}, "StoreError", "app 'some' has a stream 'live' already"),
         ("create", {"stream": "clicks", "partitions": 9}, "StoreError", "with other settings"),
@@ -504,7 +504,7 @@ async def test_what_is_sent_again_after_a_restart_is_appended_once(tmp_path: Pat
                     "sections": [[1, 1, 1]], "body": b"\x90", "types": [["Click", 5.0, []]]},
          "StoreError", "Expected `int`, got `float`"),
         ("offset", {"stream": "clicks", "partition": 0, "millis": 2**64 - 1}, "StoreError",
-         "is no whole number"),
+         "is not a whole number"),
     ],
 )  # fmt: skip
 async def test_bad_questions_are_answered_with_what_is_wrong(
@@ -558,7 +558,7 @@ async def test_garbage_from_producers_and_readers_harms_nobody(tmp_path: Path) -
             )
             answer = await peer.receive_until(lambda h: isinstance(h, wire.Hello))
             assert isinstance(answer, wire.Hello)
-            assert "[1] is no start" in answer.error
+            assert "[1] is not a start" in answer.error
         assert await log.append("clicks", 0, [Click("joe")]) == 0
 
 

@@ -270,7 +270,7 @@ async def test_a_stream_is_made_once_and_keeps_its_settings(tmp_path: Path) -> N
 @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "a b", "ü", "x" * 201, "-x"])
 async def test_a_name_that_no_folder_should_have_is_refused(tmp_path: Path, name: str) -> None:
     async with open_log(LogSettings(tmp_path / "log")) as log:
-        with pytest.raises(StoreError, match="no name for a stream"):
+        with pytest.raises(StoreError, match="not a name for a log stream"):
             await log.create(name, 1)
     assert [path.name for path in (tmp_path / "log").iterdir()] == ["lock"]
 

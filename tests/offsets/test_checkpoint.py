@@ -24,7 +24,7 @@ def test_a_checkpoint_is_read_from_positions_by_place() -> None:
 
 @pytest.mark.parametrize("place", ["", "log", "log.a", "log.a[]", "a[1]", "log.a[x]"])
 def test_a_position_of_no_place_is_damage(place: str) -> None:
-    with pytest.raises(CheckpointError, match=r"is no system.stream\[partition\]"):
+    with pytest.raises(CheckpointError, match=r"is not system.stream\[partition\]"):
         Checkpoint.at({place: 1}, 0)
 
 

@@ -32,8 +32,8 @@ def test_an_offset_is_a_startpoint_too() -> None:
         ({0: 5.5}, "partition 0: offset 5.5 is a float; give an int"),
         ({0: -1}, "partition 0: offset -1 is none; they go from 0"),
         ({-1: 5}, "partition -1 is none; they go from 0"),
-        ("oldest", r"'oldest' \(str\) is no place to begin at"),
-        (Oldest, "Oldest'> is no place to begin at"),
+        ("oldest", r"'oldest' \(str\) is not a place to begin at"),
+        (Oldest, "Oldest'> is not a place to begin at"),
         (True, "offset True is a bool"),
     ],
 )

@@ -161,7 +161,7 @@ def test_a_newer_format_and_another_program_s_file_are_refused(tmp_path: Path) -
 def test_a_folder_that_cannot_be_made_is_told_and_can_be_tried_again(tmp_path: Path) -> None:
     folder = tmp_path / "taken"
     folder.write_text("a file is in the way")
-    with pytest.raises(ProgressUnwritten, match=r"cannot be kept.*s4.state.folder"):
+    with pytest.raises(ProgressUnwritten, match=r"cannot be saved.*s4.state.folder"):
         TaskClaims(folder / "below")
     folder.unlink()
     TaskClaims(folder / "below").close()
@@ -202,5 +202,5 @@ def test_progress_that_cannot_be_kept_is_told_without_a_traceback(
         TaskClaims(tmp_path)
     assert exit_status(raised.value) == 1
     told = capsys.readouterr().err
-    assert told.startswith(f"s4: progress cannot be kept in {tmp_path / FILE} (")
+    assert told.startswith(f"s4: progress cannot be saved in {tmp_path / FILE} (")
     assert told.count("\n") == 1

@@ -180,7 +180,7 @@ def test_an_own_executor_is_named_by_module_and_class() -> None:
     [
         ("no.such.module:Class", "cannot be imported: ModuleNotFoundError"),
         (f"{__name__}:Missing", "cannot be imported: AttributeError"),
-        (f"{__name__}:NOT_AN_EXECUTOR", "is no subclass of s4node.Executor"),
+        (f"{__name__}:NOT_AN_EXECUTOR", "is not a subclass of s4node.Executor"),
         (f"{__name__}:Broken", "cannot be made: RuntimeError: no"),
     ],
 )

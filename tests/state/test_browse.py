@@ -67,7 +67,7 @@ def test_a_key_is_taken_as_scan_shows_it_in_text_and_in_json(s4: S4, key: str) -
 
     ended, _, err = s4(f"state get notes {'[' * 100_000}")
     assert ended == 1
-    assert "nothing is kept of '[[[" in err
+    assert "there is no state of '[[[" in err
 
 
 def test_a_row_is_a_line_whatever_is_in_its_key(s4: S4, job: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_task_that_is_damaged_is_named_and_hides_no_other(s4: S4, job: Path) -
     _, out, err = s4("state get notes joe")
     assert out == ""
     assert err.startswith(said)
-    assert "nothing is kept of 'joe' in the other tasks" in err
+    assert "there is no state of 'joe' in the other tasks" in err
     for command in ("checkpoint export notes", "checkpoint import notes none.json"):
         ended, out, err = s4(command)  # what lacks a task is not carried anywhere
         assert (ended, out) == (1, "")

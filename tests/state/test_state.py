@@ -667,7 +667,7 @@ async def test_stores_without_an_input_that_can_be_read_again_are_refused() -> N
     app = TaskApp("tally", Tally)
     app.create_input_stream("words")
     app.create_store("counts", key=str, value=int)
-    with dies(GraphError, match="has the stores 'counts' and no input that can be read again"):
+    with dies(GraphError, match="has the stores 'counts' but no replayable input"):
         async with running(app, {"s4.stream.words.grade": "fast"}):
             pass
 
@@ -757,7 +757,7 @@ async def test_what_is_kept_can_be_shown_of_an_app_that_runs(
         assert {row["key"]: row["value"]["count"] for row in rows} == {"joe": 2, "ann": 1}
         done = await run_s4("state", "scan", "counting", "--table", "Sum", *state, cwd=tmp_path)
         assert done.returncode == 1
-        assert "keeps no 'Sum'; it keeps: CountAndTell" in done.stderr
+        assert "has no 'Sum'; it has: CountAndTell" in done.stderr
 
 
 # -- real processes, killed at any moment ----------------------------------------------------------

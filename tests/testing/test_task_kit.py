@@ -191,7 +191,7 @@ def test_a_task_is_looked_at_where_there_is_one_only() -> None:
     app = App("notes")
     app.create_input_stream("clicks", app.create_pe(Note), key="user")
     with AppTest(app) as test:
-        with pytest.raises(S4Error, match="is no TaskApp"):
+        with pytest.raises(S4Error, match="is not a TaskApp"):
             test.task()
         with pytest.raises(S4Error, match="'clicks' is not read from a system"):
             test.end("clicks")

@@ -1,11 +1,11 @@
 """How ``s4 status`` and ``s4 top`` show a snapshot to people.
 
 Rules
-- What matters most comes first: a terminal that is too low cuts off the end.
-- A table that is too wide leaves columns out, the empty ones first, then those that say least.
-  Words are never broken into pieces.
-- Long texts stand below the tables; where it is shown again and again they are one line each.
-- Names and reasons are others' words: what of them would break a line or colour it is quoted.
+- The most important comes first: a low terminal cuts off the end.
+- A table that is too wide leaves columns out, the empty ones first, then the least important. Words
+  are never broken into pieces.
+- Long texts stand below the tables; in a live display they are one line each.
+- Characters of foreign names and reasons that would break a line or colour it are quoted.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ _SHORTEST = 20
 
 
 def console() -> Console:
-    """Where it goes."""
     from rich.console import Console
 
     class Plain(Console):
-        """Fails as a print does where its reader has gone, not with an exit of its own."""
+        """Fails as a print does when its reader is gone, not with an exit of its own."""
 
         def on_broken_pipe(self) -> None:
             raise  # it is called where the error is handled
@@ -43,12 +42,12 @@ def console() -> Console:
 
 
 def show(console: Console, snapshots: Sequence[Snapshot], *, live: bool = False) -> None:
-    """Print them once."""
     console.print(rendered(snapshots, console.width, live=live))
 
 
 def rendered(snapshots: Sequence[Snapshot], width: int, *, live: bool = False) -> RenderableType:
-    """The snapshots for ``width`` columns; ``live`` is with rates, and without what has no end."""
+    """The snapshots for ``width`` columns; ``live`` has rates, and leaves out what grows without
+    end."""
     from rich.console import Group
 
     return Group(*(_rendered(each, width, live=live) for each in snapshots))
@@ -127,13 +126,13 @@ def _rendered(snapshot: Snapshot, width: int, *, live: bool) -> RenderableType:
 
 
 def _clock(millis: int) -> str:
-    """A time on this machine's clock, to the second; with its day where that is not today."""
+    """A time on this machine's clock, to the second; with its day unless that is today."""
     at, now = time.localtime(millis / 1000), time.localtime()
     return time.strftime("%H:%M:%S" if at[:3] == now[:3] else "%Y-%m-%d %H:%M:%S", at)
 
 
 def _owned(app: AppRow) -> str:
-    """Which members own which partitions."""
+    """The partitions of each owner."""
     if not any(app.owners):
         return f"{app.partitions}, owned by nobody"
     by: dict[str, list[int]] = {}
@@ -180,8 +179,8 @@ def _table(
     long: str = "",
     folds: bool = False,
 ) -> RenderableType:
-    """As many of the columns as fit: those of ``spare`` go in this order. What the column ``long``
-    has no room for goes on in the next line, where it ``folds``."""
+    """As many columns as fit: those of ``spare`` are dropped in this order. The column ``long``
+    wraps into further lines if it ``folds``."""
     from rich.cells import cell_len
     from rich.markup import escape
     from rich.table import Table
@@ -192,7 +191,7 @@ def _table(
     widths = {title: max(map(cell_len, (title, *texts))) for title, texts in columns.items()}
 
     def room() -> int:
-        """What is left for ``long`` beside the others, or for nothing."""
+        """The width left for ``long`` beside the others."""
         others = [widths[title] + _GAP for title in columns if title != long]
         return width - sum(others) + (0 if long else _GAP)
 

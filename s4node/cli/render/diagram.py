@@ -64,15 +64,12 @@ class Edge:
 
 @dataclass(frozen=True)
 class Diagram:
-    """An app as it is drawn."""
-
     app: str
     pes: tuple[PE, ...]
     streams: tuple[Edge, ...]
     cycles: tuple[tuple[str, ...], ...]
 
     def as_json(self) -> dict[str, Any]:
-        """The diagram as plain values."""
         return asdict(self)
 
     def of_kind(self, kind: str) -> list[Edge]:
@@ -110,9 +107,9 @@ def diagram_of(app: App) -> Diagram:
 
 
 def _order(app: App, puts: dict[str, set[str]]) -> list[str]:
-    """The PEs as events reach them: depth first, and as declared where that leaves a choice.
+    """The PEs in the order in which events reach them: depth first, then as declared.
 
-    What only goes round in a circle begins with the PE that was declared first.
+    A cycle begins with the PE that was declared first.
     """
     behind = {name: [t.name for t in stream.targets] for name, stream in app.streams.items()}
     fed = {t for name in app.prototypes for put in puts[name] for t in behind[put]}
@@ -146,7 +143,7 @@ def _order(app: App, puts: dict[str, set[str]]) -> list[str]:
 def _leaving_room(
     roots: list[str], puts: dict[str, set[str]], behind: dict[str, list[str]]
 ) -> list[str]:
-    """Roots last to first; those that another root reaches are no roots of their own."""
+    """The roots, last to first, without those that another root reaches."""
     reached: set[str] = set()
     kept: list[str] = []
     for root in roots:
@@ -163,7 +160,7 @@ def _leaving_room(
 
 
 def _next(app: App, put: set[str], behind: dict[str, list[str]]) -> Iterator[str]:
-    """The PEs behind some streams, the last declared first."""
+    """The PEs that some streams lead to, the last declared first."""
     streams = [name for name in app.streams if name in put]
     return iter([pe for name in reversed(streams) for pe in reversed(behind[name])])
 

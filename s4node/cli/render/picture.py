@@ -68,7 +68,7 @@ class _Box:
 
     @property
     def height(self) -> int:
-        """Rows, the two of the frame included."""
+        """Rows, including the two of the frame."""
         left = sum(1 + bool(details) for _, details in self.inputs)
         return 2 + max(len(self.texts), left, len(self.takes) + len(self.puts))
 
@@ -110,7 +110,7 @@ class _Canvas:
         self._rows: list[list[str]] = []
 
     def write(self, row: int, column: int, text: str) -> None:
-        """Put text there, over what was there."""
+        """-"""
         while len(self._rows) <= row:
             self._rows.append([])
         line = self._rows[row]
@@ -118,7 +118,6 @@ class _Canvas:
         line[column : column + len(text)] = text
 
     def at(self, row: int, column: int) -> str:
-        """The character there."""
         line = self._rows[row] if row < len(self._rows) else []
         return line[column] if column < len(line) else " "
 

@@ -123,7 +123,7 @@ def check_name(name: str) -> None:
     others."""
     if not (is_name(name) and name.isprintable()):
         raise ConfigError(
-            f"{name!r} is no name for a node; take one word without commas that can be printed "
+            f"{name!r} is not a name for a node; take one word without commas that can be printed "
             f"(s4 node --name)"
         )
 

@@ -76,7 +76,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         cannot be shown on a line."""
         if not is_file_name(self.name):
             raise PackageError(
-                f"{_shown(self.name)} is no name for an app that is deployed; take letters, "
+                f"{_shown(self.name)} is not a name for an app that is deployed; take letters, "
                 f"digits, '_', '-' and '.', 200 bytes at most, with a letter, digit or '_' first "
                 f"(s4 deploy --name gives it another one)"
             )

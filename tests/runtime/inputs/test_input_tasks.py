@@ -242,11 +242,11 @@ async def test_a_task_says_in_init_where_it_begins_whatever_was_committed(
         (ssp("clicks", 0), 6, "offset 6"),
         (ssp("views", 0), 0, "does not read it; it reads memory.clicks"),
         (SystemStreamPartition("live", "clicks", 0), Oldest(), "no live input stream"),
-        (ssp("clicks", 0), "5", r"'5' \(str\) is no place to begin at; give an offset \(an int\)"),
-        (ssp("clicks", 0), None, r"None \(NoneType\) is no place to begin at"),
-        (ssp("clicks", 0), 7.5, r"7.5 \(float\) is no place to begin at"),
+        (ssp("clicks", 0), "5", r"'5' \(str\) is not a place to begin at; give an offset"),
+        (ssp("clicks", 0), None, r"None \(NoneType\) is not a place to begin at"),
+        (ssp("clicks", 0), 7.5, r"7.5 \(float\) is not a place to begin at"),
         (ssp("clicks", 0), True, "offset True is a bool; give an int"),
-        (ssp("clicks", 0), Oldest, "Oldest'> is no place to begin at"),
+        (ssp("clicks", 0), Oldest, "Oldest'> is not a place to begin at"),
     ],
 )
 async def test_a_start_that_cannot_be_stops_the_container(

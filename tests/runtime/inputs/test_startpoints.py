@@ -163,7 +163,7 @@ def test_a_damaged_store_and_one_that_cannot_be_written_are_told(tmp_path: Path)
         StartpointStore(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(
-        StartpointError, match=r"cannot be kept in .*set s4.state.folder to another"
+        StartpointError, match=r"cannot be saved in .*set s4.state.folder to another"
     ):
         StartpointStore(tmp_path / "file" / "inside")
 

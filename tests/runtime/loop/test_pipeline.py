@@ -961,7 +961,7 @@ def test_a_parallelism_is_a_whole_number_from_one_on() -> None:
     stream = App("app").create_input_stream("clicks", key="user", types=Click)
     stream.set_parallelism(4)
     assert stream.parallelism == 4
-    with pytest.raises(GraphError, match="parallelism of 0"):
+    with pytest.raises(GraphError, match="parallelism 0"):
         stream.set_parallelism(0)
 
 

@@ -548,7 +548,7 @@ async def test_what_is_no_dead_letter_is_said(tmp_path: Path) -> None:
             await until(lambda: it.counted() == it.truth())
         for words, told in {
             ("show", "counts", "0:99"): "counts has no dead letter 0:99",
-            ("show", "counts", "first"): "'first' is no id of a dead letter",
+            ("show", "counts", "first"): "'first' is not the id of a dead letter",
             ("list", "none"): "no app 'none' of cluster 'default'",
             ("list", "counts", "-p", "task.dead.letter.stream="): "is not set",
         }.items():
