@@ -132,9 +132,9 @@ def _stage_keys(stage: str) -> dict[str, tuple[Setting[Any], Pattern[Any]]]:
     of, (executor, events, size) = _STAGE_DOCS[stage], _STAGE_DEFAULTS[stage]
     rows: list[tuple[str, str, kinds.Kind[Any], str]] = [
         ("executor", executor, kinds.EXECUTOR, (
-            f"What happens when the stage of {of} is full: block makes senders wait, shed drops the "
-            "newest, throttle lets only maxRate leave and drops the newest that producers send "
-            "beyond a full queue; package.module:Class is your own.")),
+            f"What happens when the stage of {of} is full: block makes senders wait, shed drops "
+            "the newest, throttle lets only maxRate leave and drops the newest that producers "
+            "send beyond a full queue; package.module:Class is your own.")),
         ("workQueueSize", events, kinds.whole(1), (
             f"How many events the stage of {of} holds, and at most {_STAGE_BEYOND[stage]} beyond. "
             "It bounds credit. More absorbs longer bursts, for memory and latency.")),
@@ -363,7 +363,7 @@ DEAD_LETTERS = Setting(
 )
 ON_ERROR = Pattern(
     _INPUTS, "s4.stream.<stream>.onError", "skip", kinds.choice("fail", "skip", "dead-letter"),
-    "What becomes of an event at which a handler fails, or which kills the process three times: "
+    "What becomes of an event at which a handler fails, or the process dies three times: "
     "fail, the default, stops the container; skip skips the event; dead-letter also stores it in "
     "task.dead.letter.stream. A skipped event leaves neither state nor output: its task goes back "
     "to its last commit. So the tasks must keep state.",
