@@ -21,7 +21,7 @@ class ConfigError(S4Error):
 
 
 class LoadError(ConfigError):
-    """The app's own code raises when it is loaded; ``trace`` is its traceback, or empty."""
+    """The app's own code raised while it was loaded; ``trace`` is its traceback, or empty."""
 
     def __init__(self, message: str, trace: str) -> None:
         super().__init__(message)
@@ -33,7 +33,7 @@ class GraphError(S4Error):
 
 
 class FrameError(S4Error):
-    """A frame or envelope breaks the wire format. Never raised itself: see its two subclasses."""
+    """A frame or envelope breaks the wire format. Only its two subclasses are raised."""
 
 
 class LocalFrameError(FrameError):
@@ -49,16 +49,16 @@ class EventError(S4Error):
 
 
 class KeyFinderError(S4Error):
-    """A KeyFinder raised, returned nothing, or returned what cannot be a key."""
+    """A KeyFinder raised, returned nothing, or returned what is not a key."""
 
 
 class ProcessingError(S4Error):
     """A PE's handler raised; ``__cause__`` is the user's own exception.
 
-    Attributes name the place: ``app``, ``pe`` (class name), ``key`` (None where no instance was
+    Attributes name the place: ``app``, ``pe`` (class name), ``key`` (None if no instance was
     reached) and ``position`` (a text such as ``clicks[0]@spark-1:4711``). ``at`` is the batch that
-    the event is in, and its index there; None where it was not an event. What is not raised
-    ``of_event`` cannot be left out.
+    the event is in, and its index there; None if it was not an event. An error that was not raised
+    ``of_event`` cannot be skipped.
     """
 
     at: tuple[object, int] | None = None
@@ -77,7 +77,7 @@ class ProcessingError(S4Error):
         if of_event:
             place = f"event at {position}"
             leave_out = (
-                ", or have s4.stream.<stream>.onError leave such events out (which takes grade = "
+                ", or have s4.stream.<stream>.onError skip such events (which takes grade = "
                 "durable where they come over sockets)"
             )
         if isinstance(cause, NotRestorable):  # before any handler was called
@@ -97,7 +97,7 @@ class ProcessingError(S4Error):
 
 
 def _mending(what: str, cls: str, cause: BaseException) -> str:
-    """What to do about what a handler, or another method of the app, has raised."""
+    """The advice for an exception of a handler, or of another method of the app."""
     why, fix = described(cause), f"fix the {what}"
     _, undeclared, rest = why.partition(f"{cls!r} object has no attribute '")
     if isinstance(cause, AttributeError) and undeclared and what == "handler":
@@ -121,7 +121,7 @@ def _mending(what: str, cls: str, cause: BaseException) -> str:
 class TaskError(ProcessingError):
     """A task's method raised; ``__cause__`` is the user's own exception.
 
-    ``task`` and ``hook`` name them; ``position`` is empty where there was no event.
+    ``task`` and ``hook`` name them; ``position`` is empty if there was no event.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class TaskError(ProcessingError):
 
 
 class SourceError(S4Error):
-    """What an app has started with ``start_soon`` raised; ``__cause__`` is the user's exception.
+    """A function started with ``start_soon`` raised; ``__cause__`` is the user's exception.
 
     Attributes name the place: ``app`` and ``source``, the function's name.
     """
@@ -169,7 +169,7 @@ class CallbackError(S4Error):
 class EventTimeout(CallbackError, ProcessingError):  # noqa: N818
     """An event was not ended within ``task.callback.timeout.ms``; ``position`` says which.
 
-    It is left out as one at which a handler raises, where ``onError`` says so.
+    It is skipped like one at which a handler raises, if ``onError`` says so.
     """
 
     def __init__(self, app: str, task: str, position: str, seconds: float) -> None:
@@ -178,7 +178,7 @@ class EventTimeout(CallbackError, ProcessingError):  # noqa: N818
             self,
             f"task {task!r} of app {app!r}: nobody has ended the event at {position} within "
             f"{seconds:g} s. The container stops here: call its callback in every case, raise "
-            f"task.callback.timeout.ms, or have s4.stream.<stream>.onError leave such events out",
+            f"task.callback.timeout.ms, or have s4.stream.<stream>.onError skip such events",
         )
         self.app = app
         self.pe = ""
@@ -196,11 +196,11 @@ class ConnectionRefused(S4Error):  # noqa: N818 - the field's words, not excepti
 
 
 class StageClosed(S4Error):  # noqa: N818
-    """You closed this stage, stream or client, and then used it."""
+    """You used this stage, stream or client after closing it."""
 
 
 class StageBroken(S4Error):  # noqa: N818
-    """What this stage feeds is gone for good; what was not admitted is still with the sender.
+    """What this stage feeds is gone for good; the sender still has what was not admitted.
 
     ``fact`` is the message without its last sentence, the ``advice`` to a program.
     """
@@ -211,7 +211,7 @@ class StageBroken(S4Error):  # noqa: N818
 
 
 class SpillError(S4Error):
-    """Events that must find room could not be kept on disk; the app stops before losing any."""
+    """Events that must find room could not be written to disk; the app stops before losing any."""
 
 
 class UnknownStream(S4Error):  # noqa: N818
@@ -219,7 +219,7 @@ class UnknownStream(S4Error):  # noqa: N818
 
 
 class StartpointError(S4Error):
-    """A startpoint means no offset of its input, or cannot be kept."""
+    """A startpoint means no offset of its input, or cannot be saved."""
 
 
 class InputLost(S4Error):  # noqa: N818
@@ -227,8 +227,8 @@ class InputLost(S4Error):  # noqa: N818
 
 
 class EventsLost(S4Error):  # noqa: N818
-    """A container has stopped with events that nobody keeps: on output streams that nobody took, or
-    on the app's own streams, and not processed."""
+    """A container has stopped with events that are lost: on output streams without an
+    acknowledgement, or on the app's own streams, and not processed."""
 
 
 class DecodeError(S4Error):
@@ -240,15 +240,15 @@ class StoreError(S4Error):
 
 
 class StoreCorrupt(StoreError):  # noqa: N818
-    """A file of a store is damaged; what is in it cannot be relied on."""
+    """A file of a store is damaged; its content is not reliable."""
 
 
 class CheckpointError(S4Error):
-    """Progress cannot be read or written, or does not fit the job that is to go on from it."""
+    """Progress cannot be read or written, or does not fit the job that is to resume from it."""
 
 
 class StateError(S4Error):
-    """A key or value that a store cannot hold, or a store that is used where there is none."""
+    """A key or value that a store cannot hold, or a store that does not exist."""
 
 
 class NotSaveable(StateError):  # noqa: N818
@@ -264,10 +264,10 @@ class NotSaveable(StateError):  # noqa: N818
 
 
 class NotRestorable(StateError):  # noqa: N818
-    """What was saved of the instance of ``pe`` for ``key`` does not come back.
+    """The saved instance of ``pe`` for ``key`` cannot be restored.
 
-    ``fact`` is the message without the ``mending``, what to do about it. Where the class's
-    ``migrate`` has raised, ``__cause__`` is the user's own exception.
+    ``fact`` is the message without the ``mending``, the advice. If the class's ``migrate`` has
+    raised, ``__cause__`` is the user's own exception.
     """
 
     def __init__(self, pe: str, key: object, fact: str, mending: str) -> None:
@@ -279,11 +279,11 @@ class NotRestorable(StateError):  # noqa: N818
 
 
 class ProgressUnwritten(CheckpointError):  # noqa: N818
-    """Progress could not be written for now: nothing has happened, and it can be tried again."""
+    """Progress could not be written for now: nothing has happened, and it can be retried."""
 
 
 class JobRuns(S4Error):  # noqa: N818
-    """What was asked for can only be done while no container of the job runs."""
+    """The request is only possible while no container of the job runs."""
 
 
 class TaskFenced(S4Error):  # noqa: N818
@@ -291,11 +291,12 @@ class TaskFenced(S4Error):  # noqa: N818
 
 
 class LifecycleError(S4Error):
-    """A listener of the container's life, or an app's ``on_close``, raised; that is the cause."""
+    """A lifecycle listener, or an app's ``on_close``, raised; that is the cause."""
 
 
 class ContainerStopped(S4Error):  # noqa: N818
-    """The container was stopped at once rather than in order; never raised, told to listeners."""
+    """The container was stopped at once rather than in order; never raised, only passed to
+    listeners."""
 
 
 class MetricError(S4Error):
@@ -307,7 +308,7 @@ class WouldBlock(S4Error):  # noqa: N818
 
 
 class DeployFailed(S4Error):  # noqa: N818
-    """The cluster does not run what it was to run; the old version, if any, still does."""
+    """The cluster does not run the new version; the old one, if any, still runs."""
 
 
 class NodeUnreachable(S4Error):  # noqa: N818
@@ -315,7 +316,7 @@ class NodeUnreachable(S4Error):  # noqa: N818
 
 
 class CoordinationError(S4Error):
-    """What the nodes share cannot be read or written, or says that this one may not join."""
+    """The nodes' shared data cannot be read or written, or does not allow this one to join."""
 
 
 class NoEntry(CoordinationError):  # noqa: N818
@@ -335,7 +336,7 @@ class BadVersion(CoordinationError):  # noqa: N818
 
 
 class NameTaken(CoordinationError):  # noqa: N818
-    """A node or member of this name lives already; the message tells which."""
+    """A node or member of this name lives already; the message says which."""
 
 
 class SessionLost(CoordinationError):  # noqa: N818
@@ -356,7 +357,7 @@ class ContainerFailed(S4Error):  # noqa: N818
 
 
 def described(error: BaseException) -> str:
-    """An exception of user code in words: its class, and what it says unless saying that fails."""
+    """An exception of user code in words: its class, and its message unless that fails."""
     try:
         text = str(error)
     except Exception:
@@ -365,13 +366,13 @@ def described(error: BaseException) -> str:
 
 
 def on_one_line(text: str) -> str:
-    """A text of others, such as a reason, as it is printed where a line is one thing: newlines and
-    what else would move a terminal's cursor or change its colours are quoted, as ``\\n``."""
+    """Foreign text, such as a reason, for a line of its own: newlines and other characters that
+    would move a terminal's cursor or change its colours are quoted, as ``\n``."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def unspillable(app: str, stream: str, why: EventError) -> SpillError:
-    """What stops an app of which an event has to wait on disk and cannot be encoded."""
+    """The error that stops an app with an event that has to wait on disk and cannot be encoded."""
     return SpillError(
         f"an event of stream {stream!r} of app {app!r} finds no room in memory, for the stream "
         f"feeds itself, and cannot be kept on disk: {why}. Check it where it is put"
@@ -379,10 +380,10 @@ def unspillable(app: str, stream: str, why: EventError) -> SpillError:
 
 
 def is_signal(error: BaseException) -> bool:
-    """Whether it tells code to end, rather than that this has failed; so do groups with such a one.
+    """Return True if the exception tells code to end; also for groups that contain one.
 
     Anything else that user code raises is a failure of that code, ``SystemExit``, too: an app's
-    handler is not who ends a node.
+    handler does not end a node.
     """
     return any(
         isinstance(leaf, (KeyboardInterrupt, GeneratorExit)) or _name(leaf) == "trio.Cancelled"

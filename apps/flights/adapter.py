@@ -10,7 +10,6 @@ class Convert(ProcessingElement):
     """Makes flights of rows. It has no state, so one instance in a partition does."""
 
     def on_event(self, row: Row) -> None:
-        """Send one row on."""
         self.app.remote_stream.put(
             Flight(
                 row.carrier,
@@ -27,7 +26,6 @@ class FlightsAdapter(AdapterApp):
     """From the stream "rows" to the stream that ``s4.adapter.output.stream`` names."""
 
     def on_init(self) -> None:
-        """Declare the way in and the way out."""
         self.remote_stream_key_finder = "route"
         self.remote_stream_types = (Flight,)
         convert = self.create_pe(Convert)

@@ -29,7 +29,6 @@ class DelayStatistics(ProcessingElement):
     reported: int = 0
 
     def on_event(self, flight: Flight) -> None:
-        """Count one flight."""
         self.flights += 1
         if flight.dep_delay is None:
             self.cancelled += 1
@@ -82,7 +81,6 @@ class FlightsApp(App):
     """Input stream "flights", output stream "reports"."""
 
     def on_init(self) -> None:
-        """Declare the graph."""
         reports = self.create_output_stream("reports", types=Report)
         carrier = self.create_pe(DelayStatistics, name="carrier")
         aircraft = self.create_pe(DelayStatistics, name="aircraft")

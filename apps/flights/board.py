@@ -20,7 +20,6 @@ class Collect(ProcessingElement):
     """Keeps the latest report of each key."""
 
     def on_event(self, report: Report) -> None:
-        """Take one report."""
         assert isinstance(self.app, Board)
         self.app.figures[report.kind][report.key] = Figures(
             report.flights,
@@ -39,7 +38,6 @@ class Board(App):
     figures: dict[str, dict[str, Figures]]
 
     def on_init(self) -> None:
-        """Declare the graph."""
         self.figures = {kind: {} for kind in KINDS}
         collect = self.create_pe(Collect)
         collect.set_singleton()

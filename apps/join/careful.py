@@ -1,6 +1,6 @@
 """Careful: one ``try`` and ``except`` for all tasks of an app, by wrapping them.
 
-A task is what has a task's methods, so what several tasks have in common is a task around each.
+Anything with a task's methods is a task, so a task can wrap another.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ class Refused(Event):
 
 
 class Careful:
-    """Puts what its task refuses with a ValueError on the stream "refused", and goes on."""
+    """Puts what its task refuses with a ValueError on the stream "refused", and continues."""
 
     def __init__(self, task: Any) -> None:
         self.task = task

@@ -1,1 +1,1 @@
-"""Writes a stream anew, by another key and with another number of partitions."""
+"""Rewrites a stream, by another key and with another number of partitions."""

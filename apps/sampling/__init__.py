@@ -1,1 +1,1 @@
-"""An executor of one's own: under load a stage keeps a sample of its events."""
+"""An executor of your own: under load a stage keeps a sample of its events."""

@@ -1,7 +1,7 @@
 """Benchmarks: what ``s4 bench`` measures, each against a limit taken in the same run.
 
 A file is one benchmark, or a part that several share: ``workload`` makes the events, ``roles`` has
-what the started processes do, ``process`` starts them, ``result`` holds a measurement.
+the work of the started processes, ``process`` starts them, ``result`` holds a measurement.
 
 It may touch every room below it, and the world: processes, sockets, disks and clocks. No other room
 but ``cli`` imports it.

@@ -1,8 +1,8 @@
 """async-io: events that each await a simulated remote call of 1 to 200 ms, in one container.
 
-Ten tasks with 1, 10 and 100 events outstanding each. The limit is Little's law: what is
-outstanding, divided by the mean latency of the calls. Measured is what ends between the first and
-the last tenth of the run.
+Ten tasks with 1, 10 and 100 events in flight each. The limit is Little's law: the events in flight,
+divided by the mean latency of the calls. The figure counts what ends between the first and the last
+tenth of the run.
 """
 
 from __future__ import annotations
@@ -68,7 +68,6 @@ class Remote:
         self._ended = ended
 
     async def process(self, envelope: Envelope, _to: Collector, _of: Coordinator) -> None:
-        """Wait as long as the call takes."""
         await trio.sleep(envelope.message.seconds)
         self._ended.append(time.perf_counter())
 
@@ -86,7 +85,7 @@ class Calls(TaskApp):
 
 
 def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
-    """A row for each number outstanding and order."""
+    """A row for each number in flight and order."""
     log_setup.configure("warning", "auto")
     seconds = 1.5 if quick else 12.0
     results = []

@@ -32,7 +32,7 @@ BENCHMARKS = {
     "state": "stores beside bare rocksdict, and a count of 10,000,000 keys in 512 MB",
     "durable-latency": "a hop that counts once, to another app or task, and the wait for verdicts",
     "loop": "the event loop's own cost an event and a batch, with 1, 10 and 100 tasks",
-    "async-io": "tasks that await calls of 1-200 ms: 10, 100, 1,000 outstanding, in both orders",
+    "async-io": "tasks that await calls of 1-200 ms: 10, 100, 1,000 in flight, in both orders",
     "keys": "1,000 to 1,000,000 live keys: time an event and bytes a key",
 }
 
@@ -42,7 +42,6 @@ STAGES = {"overload": "each policy in turn"}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of ``s4 bench``."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="what to measure")
     parser.add_argument("--all", dest="everything", action="store_true", help="measure everything")
     parser.add_argument(

@@ -1,10 +1,10 @@
-"""commit: what it costs to keep state: a keyed count from the log with a commit every second,
-beside the same that keeps nothing but its offsets.
+"""commit: the cost of keeping state: a keyed count from the log with a commit every second,
+compared with the same count that saves only its offsets.
 
-One log is filled for both; they read it in turns, each from the beginning, in a process of its own.
-Rates are from the moment on when each key is there. ``pause_ms`` is the longest time between two
-turns of the loop that processed events; ``bytes_an_event`` is what commits wrote, and
-``disk_bytes_an_event`` what the system had to write to the disk for it, compactions included.
+One log is filled for both; they read it in turns, each from the beginning, in its own process.
+Rates begin when every key exists. ``pause_ms`` is the longest time between two turns of the loop
+that processed events; ``bytes_an_event`` is what commits wrote, and ``disk_bytes_an_event`` what
+the system wrote to the disk for it, compactions included.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The roles of the benchmarks of state: who fills a log with keys, and who counts them from it.
+"""The roles of the benchmarks of state: one fills a log with keys, one counts them.
 
-A log gets an event for each key first, so that all are there, and then events for keys drawn by a
-law. The counting container says what it has processed when, and the longest pause between two turns
+A log first gets an event for each key, so that all exist, and then events for keys drawn by a law.
+The counting container reports what it has processed when, and the longest pause between two turns
 of its loop in which events were processed.
 """
 
@@ -73,9 +73,10 @@ def filling(task: dict[str, Any], say: Callable[..., None]) -> None:
 
 
 def counting(task: dict[str, Any], say: Callable[..., None]) -> None:
-    """Counts from where it was until so many events are counted in this life, then stops in order.
+    """Counts from where it was until so many events are counted in this process, then stops in
+    order.
 
-    Without ``state`` nothing but offsets is kept. Pauses count once ``skip`` events are counted.
+    Without ``state`` only offsets are saved. Pauses count once ``skip`` events are counted.
     """
     if not task["state"]:
         Task.keep = lambda *_: None  # type: ignore[method-assign]
@@ -171,7 +172,7 @@ def _written() -> int:
 
 
 def kept_counts(folder: Path) -> tuple[int, int]:
-    """The keys of which something is kept, and the events that were counted, over all tasks."""
+    """The keys with saved state, and the number of counted events, over all tasks."""
     keys = events = 0
     for task in (folder_of(str(folder), "default", NAME) / "tasks").iterdir():
         with epochs.copied(task) as database:
@@ -182,7 +183,7 @@ def kept_counts(folder: Path) -> tuple[int, int]:
 
 
 def forget_pages(folder: Path) -> None:
-    """Have what the files of a folder hold in memory dropped; it is on disk."""
+    """Drop the files of a folder from the page cache."""
     os.sync()
     for path in folder.rglob("*"):
         if path.is_file():

@@ -1,12 +1,12 @@
 """durable-latency: how long an event takes over one durable hop, and until its verdict.
 
-A producer sends 1,000 events a second on a durable stream. A PE puts each on a stream that leads
-to another task of the container, or to another app of as many partitions in the same process; there
-a PE looks at the clock. So the time of a hop includes a commit of the task that sends. Another
-producer sends one event at a time, on a stream of its own, and waits until that is committed
-(``verdict``). ``cores`` is what the process of the apps used while events came; ``task.commit.ms``
-is as it is by default. The store at a URL is one in a folder; ``round_trip_ms`` is what a commit
-needs of it at the least.
+A producer sends 1,000 events a second on a durable stream. A PE puts each on a stream that leads to
+another task of the container, or to another app with as many partitions in the same process; a PE
+there reads the clock. So the time of a hop includes a commit of the sending task. Another producer
+sends one event at a time, on its own stream, and waits until it is committed (``verdict``).
+``cores`` is what the process of the apps used while events came; ``task.commit.ms`` has its
+default. The store at a URL is one in a folder; ``round_trip_ms`` is what a commit needs of it at
+least.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ ROWS = (("app", 1, False), ("app", 16, False), ("task", 16, False), ("app", 1, T
 
 
 class Spark(Event):
-    """What starts it."""
+    """The event that starts a hop."""
 
     key: str
     number: int
 
 
 class Probe(Event):
-    """Nothing comes of it but a verdict."""
+    """An event of which only the verdict matters."""
 
     key: str
 
 
 class Hop(Event):
-    """What goes from task to task: where and when it was put."""
+    """The event that goes from task to task: where and when it was put."""
 
     key: str
     task: int
@@ -66,7 +66,7 @@ class Hop(Event):
 
 
 def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
-    """A row for each way of a hop."""
+    """A row for each kind of hop."""
     return [_row(to, partitions, url, 1.0 if quick else 15.0, say) for to, partitions, url in ROWS]
 
 
@@ -220,7 +220,7 @@ def hopping(task: dict[str, Any], say: Callable[..., None]) -> None:
 
 
 def _round_trip_ms(url: str) -> float:
-    """What a commit needs of a store at the least: to put an object there, and to list a folder."""
+    """What a commit needs of a store at least: to put an object there, and to list a folder."""
     files = RemoteFiles(url, Path("bench") / "round-trip")
     files.fs.makedirs(files.root, exist_ok=True)
     took = []

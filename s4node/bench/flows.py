@@ -1,8 +1,9 @@
-"""The apps of the benchmarks with streams inside, and the process that runs one as a member.
+"""The apps of the benchmarks with internal streams, and the process that runs one of their
+containers.
 
 Rules
-- A member says its address when it owns its partitions; on ``{"stop": false}`` it tells what it has
-  counted so far, on ``{}`` it ends.
+- A member reports its address when it owns its partitions; on ``{"stop": false}`` it reports its
+  counts so far, on ``{}`` it ends.
 """
 
 from __future__ import annotations
@@ -59,7 +60,6 @@ class Split(ProcessingElement):
     words: Stream
 
     def on_event(self, sentence: Sentence) -> None:
-        """Take a sentence apart."""
         put = self.words.put
         for word in sentence.text.split():
             put(Word(word))
@@ -71,7 +71,6 @@ class Count(ProcessingElement):
     n: int = 0
 
     def on_event(self, _: Word | Baton) -> None:
-        """Count one."""
         self.n += 1
 
 
@@ -91,7 +90,6 @@ class Relay(ProcessingElement):
     onward: Stream
 
     def on_event(self, baton: Baton) -> None:
-        """Pass it on."""
         self.onward.put(baton)
 
 

@@ -1,7 +1,7 @@
-"""A system whose events are made when they are read: as many as wanted, the same at each reading.
+"""A system whose events are generated when they are read: as many as wanted, always the same.
 
-Its address is ``KEYS/EVENTS``: an event for each key first, so that all are there, and from then on
-keys without a pattern. It has one partition of any stream.
+Its address is ``KEYS/EVENTS``: first an event for each key, so that all exist, then keys without a
+pattern. Every stream has one partition.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ class _Batch(InputBatch):
         self.routing = "crc32m:key"
 
     def load(self) -> None:
-        """Make the events."""
         keys = self._keys
         self.events = [
             Reading(key_of(offset, keys), 1, offset)
@@ -85,36 +84,29 @@ class _Reader:
 
 
 class Generated:
-    """See the module."""
-
     def __init__(self, name: str, address: str) -> None:
         self.name = name
         self._keys, self._events = map(int, address.split("/"))
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
-        """See :class:`~s4node.offsets.system.System`."""
         task_status.started()
         await trio.sleep_forever()
 
     async def wait_reachable(self, wanted: bool = True) -> None:
-        """It always is."""
         await trio.lowlevel.checkpoint()
         if not wanted:
             await trio.sleep_forever()
 
     async def partitions(self, _: str) -> int:
-        """One."""
         await trio.lowlevel.checkpoint()
         return 1
 
     async def bounds(self, _: SystemStreamPartition) -> Bounds:
-        """All are there."""
         await trio.lowlevel.checkpoint()
         end = self._keys + self._events
         return Bounds(0, end, end)
 
     async def resolve(self, ssp: SystemStreamPartition, startpoint: Startpoint) -> int:
-        """The beginning, or an offset."""
         await trio.lowlevel.checkpoint()
         match startpoint:
             case Oldest():
@@ -124,11 +116,9 @@ class Generated:
         raise StartpointError(f"{ssp} has no {startpoint}; begin at the oldest or at an offset")
 
     async def open(self, ssp: SystemStreamPartition, offset: int, _: Sequence[type]) -> _Reader:
-        """Read from ``offset`` on."""
         await trio.lowlevel.checkpoint()
         return _Reader(ssp, offset, self._keys, self._events)
 
     async def append(self, stream: str, *_: object) -> int:
-        """Refused."""
         await trio.lowlevel.checkpoint()
         raise StartpointError(f"nothing can be appended to {self.name}.{stream}; it is generated")

@@ -1,11 +1,11 @@
 """log-append: what 1 and 16 producer processes append to a stream of the log, over sockets.
 
-The limit is bare SQLite in a process of its own: inserts into a file of the same layout and
-pragmas, of rows as large as the log's were in the run before, as many in a commit as the log's
-writer takes. It neither encodes nor receives nor acknowledges anything.
+The limit is bare SQLite in its own process: inserts into a file of the same layout and pragmas, of
+rows as large as the log's in the run before, as many in a commit as the log's writer takes. It
+neither encodes nor receives nor acknowledges anything.
 
-Each producer is a process, as in earnest, and sends as fast as it may. All begin at once; every
-event is acknowledged, and the log's own count is compared with theirs.
+Each producer is a process and sends as fast as it may. All begin at once; every event is
+acknowledged, and the log's own count is compared with theirs.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _limit(system: dict[str, Any], seconds: float) -> float:
 
 
 def log_node(task: dict[str, Any], say: Callable[..., None], listen: Callable[[], Any]) -> None:
-    """A node's door with a log; says at the end what is in its stream."""
+    """A node's redirector with a log; reports at the end what is in its stream."""
 
     async def main() -> None:
         config = Config.of(
@@ -177,7 +177,8 @@ async def _frames(path: Path) -> int:
 
 
 def appending(task: dict[str, Any], say: Callable[..., None], listen: Callable[[], Any]) -> None:
-    """Sends as fast as it may, for so many seconds from the word on; says what became of it."""
+    """Sends as fast as it may, for so many seconds from the start message on; reports the
+    outcome."""
 
     async def main() -> None:
         keys = workload.words()[:_CHUNK]

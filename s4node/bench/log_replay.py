@@ -84,7 +84,7 @@ def _replay(partitions: int, seconds: float) -> dict[str, Any]:
 
 
 def replayed(task: dict[str, Any], say: Callable[..., None], listen: Callable[[], Any]) -> None:
-    """A node's door with a log; says its address, and goes at a message."""
+    """A node's redirector with a log; reports its address, and ends at a message."""
 
     async def main() -> None:
         config = Config.of(
@@ -107,8 +107,8 @@ def replayed(task: dict[str, Any], say: Callable[..., None], listen: Callable[[]
 
 
 def replaying(task: dict[str, Any], say: Callable[..., None]) -> None:
-    """A container that reads the log from the oldest event; says how long it took, and what it
-    counted."""
+    """A container that reads the log from the oldest event; reports how long it took, and its
+    counts."""
 
     async def main() -> None:
         app = App("log-replay")

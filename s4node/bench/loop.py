@@ -1,7 +1,7 @@
 """loop: what the event loop itself costs an event and a batch, with 1, 10 and 100 tasks.
 
-The limit is a bare loop that calls the same ``process`` with the same arguments. What is beyond it
-is the loop's own: making envelopes, choosing, the gate, counting, and telling the input.
+The limit is a bare loop that calls the same ``process`` with the same arguments. The rest is the
+loop's own: making envelopes, choosing, the gate, counting, and reporting to the input.
 """
 
 from __future__ import annotations
@@ -37,13 +37,10 @@ class Number(Event):
 
 
 class Sum:
-    """Adds up."""
-
     def __init__(self) -> None:
         self.total = 0
 
     def process(self, envelope: Envelope, _to: Collector, _of: Coordinator) -> None:
-        """Add one number."""
         self.total += envelope.message.number
 
 
@@ -59,7 +56,6 @@ class Sums(TaskApp):
         return self.sums[-1]
 
     def on_init(self) -> None:
-        """One input."""
         self.create_input_stream("numbers", types=Number)
 
 
@@ -132,11 +128,11 @@ class _Feed:
 
     @property
     def safe(self) -> int:
-        """How far the task has told us that it is."""
+        """How far the task has reported to be."""
         return self._progress.safe
 
     def offer(self) -> bool:
-        """Offer a batch if there is none; whether it did."""
+        """Offer a batch if there is none; True if it did."""
         if not self.left or self.task.backlog.stages[self._ssp].depth > self._size:
             return False
         batch = InputBatch(self._ssp, self._next, self._size, 0, 0)

@@ -45,7 +45,7 @@ class Package(Event):
 
 
 class Slow(ProcessingElement):
-    """Takes its time."""
+    """A PE that waits for each event."""
 
     count: int = 0
 

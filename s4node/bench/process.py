@@ -1,4 +1,4 @@
-"""The processes of a benchmark: started, told what to do, and asked for what they saw.
+"""The processes of a benchmark: started, given tasks, and asked for results.
 
 Rules
 - Each role is a Python process of its own; it gets its task as one JSON line on standard input and
@@ -34,7 +34,6 @@ class Role:
         self.tell(task)
 
     def tell(self, message: Mapping[str, Any]) -> None:
-        """Send the role a message."""
         assert self._process.stdin is not None
         print(json.dumps(message), file=self._process.stdin, flush=True)
 

@@ -1,8 +1,8 @@
-"""recovery: how soon a container that is started again is as fast as it was before.
+"""recovery: how soon a restarted container is as fast as it was before.
 
-A keyed count reads half of a log and stops in order; then what memory holds of its files is dropped
-and it begins again with the other half. ``seconds`` are from the start of the process until it
-has processed events at 0.9 of its former rate for a fifth of a second; ``ratio`` compares that with
+A keyed count reads half of a log and stops in order; then the page cache of its files is dropped
+and it begins again with the other half. ``seconds`` are from the start of the process until it has
+processed events at 0.9 of its former rate for a fifth of a second; ``ratio`` compares that with
 1,000 keys of state. ``checked`` also says that nothing was replayed.
 """
 

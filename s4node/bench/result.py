@@ -41,5 +41,4 @@ def _rounded(value: Any) -> Any:
 
 
 def middle(values: list[float]) -> float:
-    """The median."""
     return float(median(values))

@@ -106,7 +106,7 @@ def _many_keys(keys: int, drawn: int, cached: int) -> Result:
 
 
 def _sampled(folder: Path, keys: int, drawn: int) -> bool:
-    """Whether some keys have been counted right."""
+    """Return True if some keys have been counted right."""
     wanted = {key_of(offset, keys) for offset in range(min(_SAMPLED, keys))}
     truth = Counter(wanted)
     truth.update(
@@ -146,7 +146,7 @@ def stored(task: dict[str, Any], say: Callable[..., None]) -> None:
 
 
 class _Side:
-    """Who puts a number for each key, and gets them again."""
+    """A store that puts a number for each key, and gets them again."""
 
     def put_all(self, keys: list[str]) -> None:
         """A row a call."""
@@ -161,7 +161,6 @@ class _Side:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Give the folder back."""
         raise NotImplementedError
 
     def calls(self, keys: list[str]) -> Iterator[tuple[str, Callable[[], int | None]]]:

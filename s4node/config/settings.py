@@ -80,7 +80,7 @@ _LISTENER = "Listener: what comes in"
 
 LISTENER_ADDRESS = Setting(
     _LISTENER, "s4.listener.address", "tcp://127.0.0.1:12000", kinds.address(0),
-    "Where the node listens for its peers. Only programs of the same machine reach the default. "
+    "Where the node listens for its peers; only programs of the same machine reach the default. "
     "Peers are not authenticated, so open it to trusted networks only. Port 0 takes a free port.",
 )
 LISTENER_ADVERTISE = Setting(
@@ -296,9 +296,9 @@ TASK_ASYNC_COMMIT = Setting(
 )
 TASK_CALLBACK_TIMEOUT_MS = Setting(
     _TASK_RUN, "task.callback.timeout.ms", "0", kinds.milliseconds(0),
-    "How long an event of a task that is awaited, in a thread, or ended by a callback may be in "
-    "flight; and an event of PEs whose stream has parallel handlers. One that takes longer counts "
-    "as failed: it stops the container, or is skipped if s4.stream.<stream>.onError says so. 0 is "
+    "How long an event of a task that is awaited, in a thread, or ended by a callback may take; "
+    "and an event of PEs whose stream has parallel handlers. One that takes longer counts as "
+    "failed: it stops the container, or is skipped if s4.stream.<stream>.onError says so. 0 is "
     "for ever.",
 )
 TASK_IGNORED_EXCEPTIONS = Setting(
@@ -356,8 +356,8 @@ DROP_UNDECODED = Setting(
 )
 DEAD_LETTERS = Setting(
     _INPUTS, "task.dead.letter.stream", "", kinds.optional(kinds.NAME),
-    "The stream of dead letters: events that do not decode, have no key, or are skipped with "
-    "onError = dead-letter. One of the app's output streams, or system.stream. Each dead letter "
+    "The stream of dead letters (events that do not decode, have no key, or are skipped with "
+    "onError = dead-letter): one of the app's output streams, or system.stream. Each dead letter "
     "is a GenericEvent with the event's place, reason and bytes. The input goes on; its progress "
     "waits until the dead letter is stored.",
 )

@@ -30,7 +30,7 @@ def test_a_position_of_no_place_is_damage(place: str) -> None:
 
 def test_a_job_is_read_as_it_was_written() -> None:
     assert JobGuard.of(JOB.to_row()) == JOB
-    with pytest.raises(CheckpointError, match="is no job"):
+    with pytest.raises(CheckpointError, match="is not a job"):
         JobGuard.of({"tasks": 4})
 
 
