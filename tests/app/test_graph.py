@@ -40,43 +40,6 @@ class Nothing(Event):
     pass
 
 
-class Purchase(Event):
-    event_name = "Order"
-    user: str
-
-
-class Count(ProcessingElement):
-    seen: list[Any] = []  # noqa: RUF012
-
-    def on_event(self, event: Click) -> None:
-        self.seen.append(event)
-
-
-class Generic(ProcessingElement):
-    seen: list[Any] = []  # noqa: RUF012
-
-    def on_event(self, event: GenericEvent) -> None:
-        self.seen.append(event)
-
-
-class Timed(ProcessingElement):
-    def on_time(self) -> None: ...
-
-
-class Idle(ProcessingElement):
-    pass
-
-
-def problems(app: App) -> list[str]:
-    """The mistakes that are reported, all of them together."""
-    with pytest.raises(GraphError) as caught:
-        check(app)
-    first, *lines = str(caught.value).split("\n")
-    assert first == f"app {app.name!r} cannot run:"
-    assert all(line.startswith("  - ") for line in lines)
-    return [line.removeprefix("  - ") for line in lines]
-
-
 # --- declaring -----------------------------------------------------------------------------------
 
 
@@ -700,3 +663,43 @@ def test_a_key_that_was_forgotten_starts_anew() -> None:
     task.triggers["Triggered"].forget("a")
     task.run("clicks", *clicks("a", 3, 4, 5))
     assert fired(task, "a") == ["5"]
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+class Purchase(Event):
+    event_name = "Order"
+    user: str
+
+
+class Count(ProcessingElement):
+    seen: list[Any] = []  # noqa: RUF012
+
+    def on_event(self, event: Click) -> None:
+        self.seen.append(event)
+
+
+class Generic(ProcessingElement):
+    seen: list[Any] = []  # noqa: RUF012
+
+    def on_event(self, event: GenericEvent) -> None:
+        self.seen.append(event)
+
+
+class Timed(ProcessingElement):
+    def on_time(self) -> None: ...
+
+
+class Idle(ProcessingElement):
+    pass
+
+
+def problems(app: App) -> list[str]:
+    """The mistakes that are reported, all of them together."""
+    with pytest.raises(GraphError) as caught:
+        check(app)
+    first, *lines = str(caught.value).split("\n")
+    assert first == f"app {app.name!r} cannot run:"
+    assert all(line.startswith("  - ") for line in lines)
+    return [line.removeprefix("  - ") for line in lines]

@@ -17,45 +17,6 @@ from s4node.events.event import GenericEvent
 from s4node.runtime.task.pe_state import PeState
 
 
-class Logged(ProcessingElement):
-    log: Any = None
-    fragile: bool = False
-
-    def on_event(self, event: GenericEvent) -> None: ...
-
-    def on_create(self) -> None:
-        if self.fragile:
-            raise ZeroDivisionError
-        LOG.append(("create", self.key))
-
-    def on_remove(self) -> None:
-        LOG.append(("remove", self.key))
-
-
-LOG: list[tuple[str, Any]] = []
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def instances_of(size: int = 0, idle: float = 0.0, **state: Any) -> tuple[Instances, Clock]:
-    LOG.clear()
-    app = App("shop")
-    pe = app.create_pe(Logged)
-    for name, value in state.items():
-        setattr(pe, name, value)
-    if size or idle:
-        pe.set_pe_cache(size, idle)
-    app.freeze()
-    clock = Clock()
-    return make_instances(app.prototypes["Logged"][0], 0, clock), clock
-
-
 def test_reading_a_key_makes_its_instance_once() -> None:
     instances, _ = instances_of()
     assert type(instances) is Instances
@@ -268,3 +229,45 @@ def test_a_bounded_map_is_a_list_of_keys_by_last_use(
                 assert instances.next_expiry == min(model.values()) + idle
         assert set(instances) == set(model)
         assert LOG.count(("create", key)) - LOG.count(("remove", key)) == (key in model)
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+class Logged(ProcessingElement):
+    log: Any = None
+    fragile: bool = False
+
+    def on_event(self, event: GenericEvent) -> None: ...
+
+    def on_create(self) -> None:
+        if self.fragile:
+            raise ZeroDivisionError
+        LOG.append(("create", self.key))
+
+    def on_remove(self) -> None:
+        LOG.append(("remove", self.key))
+
+
+LOG: list[tuple[str, Any]] = []
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def instances_of(size: int = 0, idle: float = 0.0, **state: Any) -> tuple[Instances, Clock]:
+    LOG.clear()
+    app = App("shop")
+    pe = app.create_pe(Logged)
+    for name, value in state.items():
+        setattr(pe, name, value)
+    if size or idle:
+        pe.set_pe_cache(size, idle)
+    app.freeze()
+    clock = Clock()
+    return make_instances(app.prototypes["Logged"][0], 0, clock), clock

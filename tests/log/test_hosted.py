@@ -16,8 +16,37 @@ from s4node.stages.executors import DESERIALIZER, UNLIMITED, StageSettings
 from s4node.stages.stage import Gauge
 from tests.harness import data_frame
 
+
+def test_a_lane_s_own_part_comes_when_the_others_are_on_the_disk() -> None:
+    stream, own, other = hosted()
+    send(stream, 0)
+    send(stream, 2)
+    assert [len(each.asked) for each in (own, other)] == [0, 2]
+    other.answer(Appended(0, 1, 2))
+    assert [frame.first for frame, _ in own.asked] == [0]
+    own.answer(Appended(0, 1, 2))
+    assert stream.admission.lanes["a", OWN].safe == 2
+
+
+def test_what_a_closed_log_did_not_take_is_passed_over_by_nothing() -> None:
+    stream, own, other = hosted()
+    send(stream, 0)
+    send(stream, 2)
+    other.answer(StoreError("the log is closed"))
+    other.answer(Appended(0, 1, 4))
+    send(stream, 4)
+    other.answer(Appended(1, 1, 6))
+    assert own.asked == []
+    assert stream.admission.lanes["a", OWN].safe == 0
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
 OWN, OTHER = 0, 1
+
 PLACES = Partitioner(2)
+
 USERS = [
     next(f"u{n}" for n in range(99) if PLACES.partition_of(f"u{n}") == p) for p in (OWN, OTHER)
 ]
@@ -69,26 +98,3 @@ def send(stream: HostedStream, first: int) -> None:
     header, body = data_frame("clicks", "a", first, events, partition=OWN)
     assert isinstance(header, wire.Data)
     assert stream.on_data(header, memoryview(body), "line", 0.0) == ""
-
-
-def test_a_lane_s_own_part_comes_when_the_others_are_on_the_disk() -> None:
-    stream, own, other = hosted()
-    send(stream, 0)
-    send(stream, 2)
-    assert [len(each.asked) for each in (own, other)] == [0, 2]
-    other.answer(Appended(0, 1, 2))
-    assert [frame.first for frame, _ in own.asked] == [0]
-    own.answer(Appended(0, 1, 2))
-    assert stream.admission.lanes["a", OWN].safe == 2
-
-
-def test_what_a_closed_log_did_not_take_is_passed_over_by_nothing() -> None:
-    stream, own, other = hosted()
-    send(stream, 0)
-    send(stream, 2)
-    other.answer(StoreError("the log is closed"))
-    other.answer(Appended(0, 1, 4))
-    send(stream, 4)
-    other.answer(Appended(1, 1, 6))
-    assert own.asked == []
-    assert stream.admission.lanes["a", OWN].safe == 0

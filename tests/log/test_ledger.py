@@ -11,38 +11,6 @@ from s4node.events.schema import TypeDecl
 from s4node.log.ledger import Appended, Incoming, Known, Ledger, part_name, part_of, unfit
 from s4node.net.wire.frame import Section
 
-CLICK = TypeDecl("Click", 7, (("user", "str", True),))
-VIEW = TypeDecl("View", 8, (("page", "str", True),))
-
-
-def frame(
-    producer: str,
-    first: int,
-    count: int,
-    end: int | None = None,
-    numbers: tuple[int, ...] | None = None,
-    kind: TypeDecl = CLICK,
-) -> Incoming:
-    """A frame whose body's bytes stand for its events."""
-    return Incoming(
-        producer,
-        first,
-        count,
-        b"x" * count,
-        (Section(kind.fingerprint, count, count),),
-        types={CLICK.fingerprint: CLICK, VIEW.fingerprint: VIEW},
-        end=end,
-        numbers=numbers,
-    )
-
-
-def appended(
-    ledger: Ledger, *frames: Incoming, now_ms: int = 1000
-) -> list[Appended | StoreCorrupt]:
-    plan = ledger.plan(frames, now_ms)
-    ledger.settle(plan)
-    return plan.answers
-
 
 def test_offsets_are_given_out_one_after_another_over_all_producers() -> None:
     ledger = Ledger()
@@ -183,3 +151,40 @@ def test_no_producer_that_is_taken_has_the_name_of_a_part(producer: str, lane: i
 @pytest.mark.parametrize("producer", ["a\t", "a\t00000", "a\t" + "9" * 5000, "a\t\u0663", "a\t7\n"])
 def test_only_digits_of_a_partition_make_an_id_that_of_a_part(producer: str) -> None:
     assert not unfit(producer)
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+CLICK = TypeDecl("Click", 7, (("user", "str", True),))
+
+VIEW = TypeDecl("View", 8, (("page", "str", True),))
+
+
+def frame(
+    producer: str,
+    first: int,
+    count: int,
+    end: int | None = None,
+    numbers: tuple[int, ...] | None = None,
+    kind: TypeDecl = CLICK,
+) -> Incoming:
+    """A frame whose body's bytes stand for its events."""
+    return Incoming(
+        producer,
+        first,
+        count,
+        b"x" * count,
+        (Section(kind.fingerprint, count, count),),
+        types={CLICK.fingerprint: CLICK, VIEW.fingerprint: VIEW},
+        end=end,
+        numbers=numbers,
+    )
+
+
+def appended(
+    ledger: Ledger, *frames: Incoming, now_ms: int = 1000
+) -> list[Appended | StoreCorrupt]:
+    plan = ledger.plan(frames, now_ms)
+    ledger.settle(plan)
+    return plan.answers

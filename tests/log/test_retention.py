@@ -21,32 +21,6 @@ from s4node.log.retention import (
     tight,
 )
 
-NOW = 1_000_000
-PAGE = 16_384
-
-
-def held(rows: list[Row], below: int = 0, oldest: int = 0, **disk: int) -> Held:
-    """What a partition with these rows holds."""
-    return Held(
-        oldest=rows[0].start if rows else oldest,
-        size=sum(row.size for row in rows),
-        oldest_ms=rows[0].appended_ms if rows else 0,
-        several=len(rows) > 1,
-        last_ms=disk.get("last_ms", rows[-1].appended_ms if rows else 0),
-        below=below,
-        file=disk.get("file", 0),
-        free=disk.get("free", 0),
-        wal=disk.get("wal", 0),
-    )
-
-
-ROWS = [
-    Row(0, 10, NOW - 500, 100),
-    Row(10, 20, NOW - 400, 100),
-    Row(20, 30, NOW - 300, 100),
-    Row(30, 40, NOW - 200, 100),
-]
-
 
 @pytest.mark.parametrize(
     ("keep", "below", "gone"),
@@ -247,3 +221,34 @@ def test_a_quota_admits_a_front_part_and_more_room_never_admits_less(
     assert count <= admitted(weights, free, used, quota + FIXED_BYTES)
     assert count <= admitted(weights, free + PAGE, used, quota)
     assert used + sum(weights[:count]) <= quota or count == 0
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+NOW = 1_000_000
+
+PAGE = 16_384
+
+
+def held(rows: list[Row], below: int = 0, oldest: int = 0, **disk: int) -> Held:
+    """What a partition with these rows holds."""
+    return Held(
+        oldest=rows[0].start if rows else oldest,
+        size=sum(row.size for row in rows),
+        oldest_ms=rows[0].appended_ms if rows else 0,
+        several=len(rows) > 1,
+        last_ms=disk.get("last_ms", rows[-1].appended_ms if rows else 0),
+        below=below,
+        file=disk.get("file", 0),
+        free=disk.get("free", 0),
+        wal=disk.get("wal", 0),
+    )
+
+
+ROWS = [
+    Row(0, 10, NOW - 500, 100),
+    Row(10, 20, NOW - 400, 100),
+    Row(20, 30, NOW - 300, 100),
+    Row(30, 40, NOW - 200, 100),
+]

@@ -26,39 +26,6 @@ class Tap(Event):
     where: tuple[int, int]
 
 
-CLICK, TAP, GENERIC = EventType(Click), EventType(Tap), EventType(GenericEvent)
-READERS: dict[int, TypeReader] = {
-    CLICK.fingerprint: OpenType(CLICK.declaration),
-    TAP.fingerprint: OpenType(TAP.declaration),
-    GENERIC.fingerprint: GENERIC,
-}
-OWN: dict[int, TypeReader] = {kind.fingerprint: kind for kind in (CLICK, TAP, GENERIC)}
-
-
-def frame_of(events: list[Any], first: int = 0) -> tuple[wire.Data, memoryview]:
-    """A frame with a section for each class, in order of first appearance."""
-    classes = list(dict.fromkeys(map(type, events)))
-    kinds = {Click: CLICK, Tap: TAP, GenericEvent: GENERIC}
-    bodies = [kinds[cls].encode([e for e in events if type(e) is cls]) for cls in classes]
-    sections = tuple(
-        wire.Section(kinds[cls].fingerprint, sum(type(e) is cls for e in events), len(body))
-        for cls, body in zip(classes, bodies, strict=True)
-    )
-    order = bytes(classes.index(type(e)) for e in events) if len(classes) > 1 else b""
-    data = wire.Data("clicks", 0, "p", first, len(events), sections, order=order)
-    return data, memoryview(b"".join(bodies))
-
-
-def read_back(part: Part) -> list[Any]:
-    header = wire.Data(
-        "clicks", part.partition, "p", 0, len(part.numbers), part.sections, order=part.order
-    )
-    assert wire.check_sections(header, memoryview(part.body)) == ""
-    events, refusals = FrameDecoder(OWN).decode(header, memoryview(part.body))
-    assert refusals == []
-    return events
-
-
 users = st.sampled_from(["ann", "joe", "zoe", "Zoë"])
 events_of_any_type = st.lists(
     st.one_of(
@@ -134,3 +101,41 @@ def test_json_stays_json_and_is_checked_against_the_type() -> None:
 def test_raw_events_make_an_array_of_any_length(count: int) -> None:
     assert msgspec.msgpack.decode(array_of([b"\x05"] * count)) == [5] * count
     assert msgspec.json.decode(array_of([b"5"] * count, json=True)) == [5] * count
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+CLICK, TAP, GENERIC = EventType(Click), EventType(Tap), EventType(GenericEvent)
+
+READERS: dict[int, TypeReader] = {
+    CLICK.fingerprint: OpenType(CLICK.declaration),
+    TAP.fingerprint: OpenType(TAP.declaration),
+    GENERIC.fingerprint: GENERIC,
+}
+
+OWN: dict[int, TypeReader] = {kind.fingerprint: kind for kind in (CLICK, TAP, GENERIC)}
+
+
+def frame_of(events: list[Any], first: int = 0) -> tuple[wire.Data, memoryview]:
+    """A frame with a section for each class, in order of first appearance."""
+    classes = list(dict.fromkeys(map(type, events)))
+    kinds = {Click: CLICK, Tap: TAP, GenericEvent: GENERIC}
+    bodies = [kinds[cls].encode([e for e in events if type(e) is cls]) for cls in classes]
+    sections = tuple(
+        wire.Section(kinds[cls].fingerprint, sum(type(e) is cls for e in events), len(body))
+        for cls, body in zip(classes, bodies, strict=True)
+    )
+    order = bytes(classes.index(type(e)) for e in events) if len(classes) > 1 else b""
+    data = wire.Data("clicks", 0, "p", first, len(events), sections, order=order)
+    return data, memoryview(b"".join(bodies))
+
+
+def read_back(part: Part) -> list[Any]:
+    header = wire.Data(
+        "clicks", part.partition, "p", 0, len(part.numbers), part.sections, order=part.order
+    )
+    assert wire.check_sections(header, memoryview(part.body)) == ""
+    events, refusals = FrameDecoder(OWN).decode(header, memoryview(part.body))
+    assert refusals == []
+    return events

@@ -16,32 +16,6 @@ if TYPE_CHECKING:
     from s4node import ClientStream
 
 
-async def send(stream: ClientStream, users: list[str], total: int, seed: int) -> None:
-    """Send ``total`` clicks of changing users and sizes, in bursts of changing length."""
-    chance = random.Random(seed)
-    n = 0
-    while n < total:
-        burst = min(chance.choice([1, 1, 10, 300]), total - n)
-        clicks = [
-            Click(users[i % len(users)], i, "x" * chance.choice([0, 0, 50, 500]))
-            for i in range(n, n + burst)
-        ]
-        if burst == 1:
-            await stream.send(clicks[0])
-        else:
-            await stream.send_many(clicks)
-        n += burst
-        if chance.random() < 0.2:
-            await trio.lowlevel.checkpoint()
-
-
-def expected(users: list[str], total: int) -> dict[str, list[int]]:
-    return {user: list(range(i, total, len(users))) for i, user in enumerate(users)}
-
-
-USERS = [f"user{n}" for n in range(7)]
-
-
 # -- connections that are cut ---------------------------------------------------------------------
 
 
@@ -336,3 +310,32 @@ async def test_a_connection_that_stalls_without_an_end_costs_nothing_but_time(si
         assert await stream.flush() == []
         assert stream.counts["admitted"] == sent
     assert len(app.seen) == sent
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+async def send(stream: ClientStream, users: list[str], total: int, seed: int) -> None:
+    """Send ``total`` clicks of changing users and sizes, in bursts of changing length."""
+    chance = random.Random(seed)
+    n = 0
+    while n < total:
+        burst = min(chance.choice([1, 1, 10, 300]), total - n)
+        clicks = [
+            Click(users[i % len(users)], i, "x" * chance.choice([0, 0, 50, 500]))
+            for i in range(n, n + burst)
+        ]
+        if burst == 1:
+            await stream.send(clicks[0])
+        else:
+            await stream.send_many(clicks)
+        n += burst
+        if chance.random() < 0.2:
+            await trio.lowlevel.checkpoint()
+
+
+def expected(users: list[str], total: int) -> dict[str, list[int]]:
+    return {user: list(range(i, total, len(users))) for i, user in enumerate(users)}
+
+
+USERS = [f"user{n}" for n in range(7)]

@@ -39,50 +39,6 @@ if TYPE_CHECKING:
     from s4node import Container
 
 
-def open_files() -> int:
-    """How many file descriptors this process has open."""
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
-class Node:
-    """A running app that notes clicks, and a check that it still works."""
-
-    def __init__(self) -> None:
-        self.seen: list[int] = []
-        self.checks = 0
-        self.app = NotingApp(types=Click | Buy, seen=self.seen, note=lambda _, event: event.n)
-        self.container: Container
-
-    async def works(self) -> None:
-        """A client of its own gets an event through."""
-        async with Client(self.container.address) as client:
-            stream = await client.stream("clicks")
-            self.checks += 1
-            await stream.send(Click("well", 4711 + self.checks))
-            assert await stream.flush() == []
-        assert self.seen.count(4711 + self.checks) == 1
-
-
-@pytest.fixture
-async def node(nursery: trio.Nursery) -> AsyncIterator[Node]:
-    """A node; it must still work when the test has done its worst."""
-    node = Node()
-    settings = {"s4.comm.timeout": "200"}
-    async with running(node.app, settings, partitions=2) as node.container:
-        yield node
-        await node.works()
-
-
-def counts(node: Node) -> dict[str, int]:
-    return node.container.statistics().peers
-
-
-async def error_of(peer: RawPeer) -> str:
-    """The next error that the node tells a peer."""
-    frame = await peer.receive_until(lambda frame: getattr(frame, "error", ""))
-    return str(frame.error)
-
-
 GOOD = wire.encode_frame(
     wire.Hello("raw", "1", "clicks", (EventType(Click).declaration,), "", 2, (wire.Position(0, 0),))
 )
@@ -790,3 +746,50 @@ async def test_a_node_out_of_file_descriptors_turns_peers_away_and_recovers(tmp_
         await until(lambda: node.stdout == ["7"])
         node.signal(signal.SIGTERM)
         assert await node.wait() == 0
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+def open_files() -> int:
+    """How many file descriptors this process has open."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+class Node:
+    """A running app that notes clicks, and a check that it still works."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+        self.checks = 0
+        self.app = NotingApp(types=Click | Buy, seen=self.seen, note=lambda _, event: event.n)
+        self.container: Container
+
+    async def works(self) -> None:
+        """A client of its own gets an event through."""
+        async with Client(self.container.address) as client:
+            stream = await client.stream("clicks")
+            self.checks += 1
+            await stream.send(Click("well", 4711 + self.checks))
+            assert await stream.flush() == []
+        assert self.seen.count(4711 + self.checks) == 1
+
+
+@pytest.fixture
+async def node(nursery: trio.Nursery) -> AsyncIterator[Node]:
+    """A node; it must still work when the test has done its worst."""
+    node = Node()
+    settings = {"s4.comm.timeout": "200"}
+    async with running(node.app, settings, partitions=2) as node.container:
+        yield node
+        await node.works()
+
+
+def counts(node: Node) -> dict[str, int]:
+    return node.container.statistics().peers
+
+
+async def error_of(peer: RawPeer) -> str:
+    """The next error that the node tells a peer."""
+    frame = await peer.receive_until(lambda frame: getattr(frame, "error", ""))
+    return str(frame.error)

@@ -24,40 +24,6 @@ from s4node.state.job import task_folder
 from s4node.state.task_state import TaskState
 from s4node.store_spec import StoreSpec
 
-SEEN = StoreSpec("seen", tuple[str, int], int)
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Path:
-    """What an app of two tasks has left: ``("k", n)`` of each task's ``n`` in a store."""
-    folder = tmp_path / "state" / "default" / "notes"
-    store = TaskClaims(folder)
-    store.admit(JobGuard(2, "by-partition", "crc32m", {"memory.clicks": 2}))
-    for number in range(2):
-        claim = store.claim(f"Partition {number}", "", 0)
-        database = epochs.claim(task_folder(folder, claim.task), claim.fence, Database)
-        state = TaskState(database, crc32m, fence=claim.fence)
-        state.store(SEEN).put(("k", number), 7 + number)
-        state.begin_commit({f"memory.clicks[{number}]": 5})
-        state.write()
-        state.end_commit(written=True)
-        state.close()
-    store.close()
-    return folder
-
-
-@pytest.fixture
-def s4(job: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    def run(command: str, state: Path = job.parent.parent) -> tuple[int, str, str]:
-        ended = main([*shlex.split(command), "-p", f"s4.state.folder={state}"])
-        told = capsys.readouterr()
-        return ended, told.out, told.err
-
-    return run
-
-
-S4 = Callable[..., tuple[int, str, str]]
-
 
 @pytest.mark.parametrize("key", ['["k",1]', '["k", 1]', "('k', 1)"])
 def test_a_key_is_taken_as_scan_shows_it_in_text_and_in_json(s4: S4, key: str) -> None:
@@ -225,3 +191,41 @@ def test_what_a_killed_owner_wrote_last_is_seen_where_nothing_can_be_written(job
             store.claim("Partition 3", "", 0)
         store.close()
     assert "Partition 2" in TaskClaims(folder).tasks()
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+SEEN = StoreSpec("seen", tuple[str, int], int)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """What an app of two tasks has left: ``("k", n)`` of each task's ``n`` in a store."""
+    folder = tmp_path / "state" / "default" / "notes"
+    store = TaskClaims(folder)
+    store.admit(JobGuard(2, "by-partition", "crc32m", {"memory.clicks": 2}))
+    for number in range(2):
+        claim = store.claim(f"Partition {number}", "", 0)
+        database = epochs.claim(task_folder(folder, claim.task), claim.fence, Database)
+        state = TaskState(database, crc32m, fence=claim.fence)
+        state.store(SEEN).put(("k", number), 7 + number)
+        state.begin_commit({f"memory.clicks[{number}]": 5})
+        state.write()
+        state.end_commit(written=True)
+        state.close()
+    store.close()
+    return folder
+
+
+@pytest.fixture
+def s4(job: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def run(command: str, state: Path = job.parent.parent) -> tuple[int, str, str]:
+        ended = main([*shlex.split(command), "-p", f"s4.state.folder={state}"])
+        told = capsys.readouterr()
+        return ended, told.out, told.err
+
+    return run
+
+
+S4 = Callable[..., tuple[int, str, str]]

@@ -29,44 +29,6 @@ from s4node.state import epochs
 pytestmark = pytest.mark.slow
 
 
-def folders(it: Bench) -> list[Path]:
-    """Those of the tasks."""
-    return sorted((it.folder / "state" / "default" / "counting" / "tasks").iterdir())
-
-
-def done(it: Bench) -> int:
-    return sum(it.offsets("counting").values())
-
-
-def sound(it: Bench) -> int:
-    """How many events are committed; 0 while the state is damaged."""
-    try:
-        return done(it)
-    except StoreCorrupt:
-        return 0
-
-
-async def all_is_counted(it: Bench, flow: Flow, process: NodeProcess) -> None:
-    """Let it end, and look what was counted."""
-    await flow.end()
-    await until(lambda: done(it) == flow.total, "all is committed")
-    process.signal(signal.SIGTERM)
-    assert await process.wait() == 0
-    expected = Counter(f"user-{n % USERS}" for n in range(flow.total))
-    found = kept_instances(it.folder / "state" / "default" / "counting")
-    assert {key: each["clicks"] for key, each in found.items()} == expected
-    assert sum(each["wrong"] for each in found.values()) == 0
-
-
-async def committing(it: Bench, more: int = 400) -> None:
-    """Wait until so many more events are committed."""
-    before = done(it)
-    await until(lambda: done(it) >= before + more, "it commits")
-
-
-KEEPING = ("-p", "s4.state.checkpointInterval=100")
-
-
 @pytest.mark.parametrize("damage", ["cut", "wrong bit"])
 async def test_a_damaged_log_of_commits_loses_commits_but_no_event(
     tmp_path: Path, damage: str
@@ -344,3 +306,44 @@ async def test_a_task_that_others_have_heard_of_is_not_set_back_alone(
         found = kept_instances(tmp_path / "state" / "default" / "counting")
         assert sum(found[str(digit)]["clicks"] for digit in range(10)) == 4000
         assert sum(found[f"user-{n}"]["clicks"] for n in range(USERS)) == 4000
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+def folders(it: Bench) -> list[Path]:
+    """Those of the tasks."""
+    return sorted((it.folder / "state" / "default" / "counting" / "tasks").iterdir())
+
+
+def done(it: Bench) -> int:
+    return sum(it.offsets("counting").values())
+
+
+def sound(it: Bench) -> int:
+    """How many events are committed; 0 while the state is damaged."""
+    try:
+        return done(it)
+    except StoreCorrupt:
+        return 0
+
+
+async def all_is_counted(it: Bench, flow: Flow, process: NodeProcess) -> None:
+    """Let it end, and look what was counted."""
+    await flow.end()
+    await until(lambda: done(it) == flow.total, "all is committed")
+    process.signal(signal.SIGTERM)
+    assert await process.wait() == 0
+    expected = Counter(f"user-{n % USERS}" for n in range(flow.total))
+    found = kept_instances(it.folder / "state" / "default" / "counting")
+    assert {key: each["clicks"] for key, each in found.items()} == expected
+    assert sum(each["wrong"] for each in found.values()) == 0
+
+
+async def committing(it: Bench, more: int = 400) -> None:
+    """Wait until so many more events are committed."""
+    before = done(it)
+    await until(lambda: done(it) >= before + more, "it commits")
+
+
+KEEPING = ("-p", "s4.state.checkpointInterval=100")

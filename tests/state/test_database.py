@@ -14,39 +14,6 @@ from s4node.state.database import PIECE_ROWS, Database
 from s4node.state.rows import FIRST_TABLE, REDO, TASK_GROUP, prefix
 
 PIECES = 3
-ROWS = PIECES * PIECE_ROWS - 5
-GONE = range(0, ROWS, 1000)  # of the second commit
-
-COMMITS = f"""
-import sys
-from pathlib import Path
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from test_database import commit
-from s4node.state.database import Database
-database = Database(Path(sys.argv[1]))
-commit(database, 1)
-commit(database, 2)
-"""
-
-
-def row(number: int) -> bytes:
-    return prefix(number % 7, FIRST_TABLE) + b"%08d" % number
-
-
-def commit(database: Database, life: int) -> None:
-    """Write all rows; the second commit removes some instead."""
-    values = [None if life == 2 and n in GONE else b"%d" % life for n in range(ROWS)]
-    database.write([row(n) for n in range(ROWS)], values)
-
-
-def lives(database: Database) -> set[bytes | None]:
-    """What the rows say that are not among ``GONE``, and that nothing else is left."""
-    found = database.get_many([row(n) for n in range(ROWS)])
-    gone = {found[n] for n in GONE}
-    kept = {value for n, value in enumerate(found) if n not in GONE}
-    assert gone == ({None} if kept == {b"2"} else kept)
-    assert database.chunk(prefix(TASK_GROUP, REDO), prefix(TASK_GROUP, REDO + 1), 10) == []
-    return kept
 
 
 @pytest.mark.parametrize(
@@ -121,3 +88,42 @@ def test_on_a_full_disk_a_commit_of_many_rows_is_whole_or_nothing(tmp_path: Path
     possible = {"written, read 2", "failed, read 1", "failed, in part 2"}
     assert outcomes <= possible
     assert {"written, read 2", "failed, read 1"} <= outcomes, outcomes
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+ROWS = PIECES * PIECE_ROWS - 5
+
+GONE = range(0, ROWS, 1000)  # of the second commit
+
+COMMITS = f"""
+import sys
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_database import commit
+from s4node.state.database import Database
+database = Database(Path(sys.argv[1]))
+commit(database, 1)
+commit(database, 2)
+"""
+
+
+def row(number: int) -> bytes:
+    return prefix(number % 7, FIRST_TABLE) + b"%08d" % number
+
+
+def commit(database: Database, life: int) -> None:
+    """Write all rows; the second commit removes some instead."""
+    values = [None if life == 2 and n in GONE else b"%d" % life for n in range(ROWS)]
+    database.write([row(n) for n in range(ROWS)], values)
+
+
+def lives(database: Database) -> set[bytes | None]:
+    """What the rows say that are not among ``GONE``, and that nothing else is left."""
+    found = database.get_many([row(n) for n in range(ROWS)])
+    gone = {found[n] for n in GONE}
+    kept = {value for n, value in enumerate(found) if n not in GONE}
+    assert gone == ({None} if kept == {b"2"} else kept)
+    assert database.chunk(prefix(TASK_GROUP, REDO), prefix(TASK_GROUP, REDO + 1), 10) == []
+    return kept

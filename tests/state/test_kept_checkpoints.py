@@ -20,60 +20,6 @@ from s4node.state.task_state import TaskState
 from s4node.store_spec import StoreSpec
 from tests.harness import nobody
 
-COUNTS = StoreSpec("counts", str, int)
-NOW = 1_700_000_000.0
-
-
-class Owner:
-    """Who has a task, and commits the number ``n`` for 200 keys each time."""
-
-    def __init__(self, folder: Path, epoch: int) -> None:
-        self.folder = folder
-        self.epoch = epoch
-        self.own = folder / str(epoch)
-        self.state = TaskState(claim(folder, epoch, Database), crc32m, fence=epoch)
-        self.counts = self.state.store(COUNTS)
-
-    def commit(self, n: int) -> None:
-        self.counts.put_many({f"key-{key}": n for key in range(200)})
-        self.state.begin_commit({"log.clicks[0]": n})
-        self.state.write()
-        self.state.end_commit(written=True)
-
-    def keep(self, now: float = NOW) -> None:
-        epochs.keep(self.folder, self.epoch, self.state.database, self.state.last[1], now)
-
-    def die(self) -> None:
-        self.state.close()
-
-    def crash(self) -> None:
-        """As after a kill, where nobody closed what is in the folder."""
-        shutil.copytree(self.own, self.folder / "crashed")
-        self.state.close()
-        shutil.rmtree(self.own)
-        (self.folder / "crashed").rename(self.own)
-
-    @property
-    def found(self) -> tuple[set[int], dict[str, int], int]:
-        """The numbers, the position that goes with them, and how many commits there were."""
-        return set(dict(self.counts.all()).values()), self.state.positions(), self.state.last[1]
-
-
-def at(n: int, commits: int = 0) -> tuple[set[int], dict[str, int], int]:
-    return {n}, {"log.clicks[0]": n}, commits or n
-
-
-def flip(path: Path, part: float = 0.5) -> None:
-    """Another bit in the middle of a file, in all folders that share it."""
-    data = bytearray(path.read_bytes())
-    with path.open("r+b") as file:
-        file.seek(int(len(data) * part))
-        file.write(bytes([data[int(len(data) * part)] ^ 0x10]))
-
-
-def log_of(folder: Path) -> Path:
-    return max(folder.glob("*.log"), key=lambda path: path.stat().st_size)
-
 
 def test_a_damaged_database_is_gone_on_from_at_its_last_checkpoint_and_that_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -312,3 +258,62 @@ def test_a_folder_that_may_only_be_read_is_told_with_the_fix(tmp_path: Path) -> 
     with nobody(tmp_path), pytest.raises(StateError, match=told):
         claim(folder / "tasks" / "t", 1, Database)
     folder.chmod(0o755)
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+COUNTS = StoreSpec("counts", str, int)
+
+NOW = 1_700_000_000.0
+
+
+class Owner:
+    """Who has a task, and commits the number ``n`` for 200 keys each time."""
+
+    def __init__(self, folder: Path, epoch: int) -> None:
+        self.folder = folder
+        self.epoch = epoch
+        self.own = folder / str(epoch)
+        self.state = TaskState(claim(folder, epoch, Database), crc32m, fence=epoch)
+        self.counts = self.state.store(COUNTS)
+
+    def commit(self, n: int) -> None:
+        self.counts.put_many({f"key-{key}": n for key in range(200)})
+        self.state.begin_commit({"log.clicks[0]": n})
+        self.state.write()
+        self.state.end_commit(written=True)
+
+    def keep(self, now: float = NOW) -> None:
+        epochs.keep(self.folder, self.epoch, self.state.database, self.state.last[1], now)
+
+    def die(self) -> None:
+        self.state.close()
+
+    def crash(self) -> None:
+        """As after a kill, where nobody closed what is in the folder."""
+        shutil.copytree(self.own, self.folder / "crashed")
+        self.state.close()
+        shutil.rmtree(self.own)
+        (self.folder / "crashed").rename(self.own)
+
+    @property
+    def found(self) -> tuple[set[int], dict[str, int], int]:
+        """The numbers, the position that goes with them, and how many commits there were."""
+        return set(dict(self.counts.all()).values()), self.state.positions(), self.state.last[1]
+
+
+def at(n: int, commits: int = 0) -> tuple[set[int], dict[str, int], int]:
+    return {n}, {"log.clicks[0]": n}, commits or n
+
+
+def flip(path: Path, part: float = 0.5) -> None:
+    """Another bit in the middle of a file, in all folders that share it."""
+    data = bytearray(path.read_bytes())
+    with path.open("r+b") as file:
+        file.seek(int(len(data) * part))
+        file.write(bytes([data[int(len(data) * part)] ^ 0x10]))
+
+
+def log_of(folder: Path) -> Path:
+    return max(folder.glob("*.log"), key=lambda path: path.stat().st_size)

@@ -33,39 +33,6 @@ from s4node.state.task_state import TaskState
 from s4node.systems.embedded_log import EmbeddedLog
 from s4node.systems.memory import MemorySystem
 
-
-@pytest.fixture
-def settings(settings: dict[str, str]) -> dict[str, str]:
-    return {**settings, "task.commit.ms": "0"}
-
-
-@asynccontextmanager
-async def crashing(app: App, settings: dict[str, str]) -> AsyncIterator[Container]:
-    """A container that ends at once, without a last commit."""
-    values = {
-        "s4.listener.address": ANY_PORT,
-        "s4.cluster.partitions": "1",
-        "s4.watchdog.ms": "0",
-        **settings,
-    }
-    container = Container(app, Config.of(values))
-    with trio.fail_after(20):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(container.run)
-            await container.ready.wait()
-            yield container
-            nursery.cancel_scope.cancel()
-
-
-async def commit(container: Container) -> None:
-    """Have all tasks commit, and wait until nothing of them is uncommitted."""
-    committer, tasks = container.replay.committer, container.tasks.values()
-    for task in tasks:
-        task.want_commit()
-        container.parts.loop.wake(task)
-    await until(lambda: not any(t.gate.commit_due or committer.changed(t) for t in tasks))
-
-
 # -- PEs ------------------------------------------------------------------------------------------
 
 
@@ -906,3 +873,38 @@ def _reached(kept: Path, wanted: dict[str, int]) -> bool:
     for positions in kept_positions(kept).values():
         found |= positions
     return found == wanted
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def settings(settings: dict[str, str]) -> dict[str, str]:
+    return {**settings, "task.commit.ms": "0"}
+
+
+@asynccontextmanager
+async def crashing(app: App, settings: dict[str, str]) -> AsyncIterator[Container]:
+    """A container that ends at once, without a last commit."""
+    values = {
+        "s4.listener.address": ANY_PORT,
+        "s4.cluster.partitions": "1",
+        "s4.watchdog.ms": "0",
+        **settings,
+    }
+    container = Container(app, Config.of(values))
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(container.run)
+            await container.ready.wait()
+            yield container
+            nursery.cancel_scope.cancel()
+
+
+async def commit(container: Container) -> None:
+    """Have all tasks commit, and wait until nothing of them is uncommitted."""
+    committer, tasks = container.replay.committer, container.tasks.values()
+    for task in tasks:
+        task.want_commit()
+        container.parts.loop.wake(task)
+    await until(lambda: not any(t.gate.commit_due or committer.changed(t) for t in tasks))

@@ -17,62 +17,6 @@ from s4node.state.task_state import TaskState
 from s4node.store_spec import StoreSpec
 
 
-class Number:
-    """Stands for a PE instance: a counter."""
-
-    def __init__(self, key: Key) -> None:
-        self.key = key
-        self.value = 0
-        self._mark: object = None
-
-
-class Life:
-    """A task from its start on, as a container would use its state."""
-
-    def __init__(self, folder: Path) -> None:
-        self.state = TaskState(Database(folder), crc32m)
-        self.live: dict[Key, Number] = {}
-        self.saved = self.state.saved("Count", self.live, self)
-        self.store = self.state.store(StoreSpec("seen", str, int))
-
-    def encode(self, instance: Number) -> bytes:
-        return str(instance.value).encode()
-
-    def encode_all(self, instances: list[Number]) -> list[bytes]:
-        return [self.encode(instance) for instance in instances]
-
-    def obtain(self, key: Key) -> Number:
-        """An instance that is not in memory."""
-        number = self.live[key] = Number(key)
-        for data in self.saved.find([key]).values():
-            number.value = int(data)
-        return number
-
-    def count(self, *keys: Key) -> None:
-        """Process a batch, one event a key, as the dispatch does."""
-        for key in keys:
-            number = self.live.get(key) or self.obtain(key)
-            if number._mark is not self.saved.mark:
-                self.saved.touch_one(number)
-            number.value += 1
-
-    def count_prepared(self, *keys: Key) -> None:
-        """As count, where all are touched before."""
-        for key in keys:
-            if key not in self.live:
-                self.obtain(key)
-        self.saved.touch(keys)
-        for key in keys:
-            self.live[key].value += 1
-
-    def commit(self, positions: dict[str, int]) -> None:
-        self.state.begin_commit(positions)
-        while self.state.encode(2):
-            pass
-        self.state.write()
-        self.state.end_commit(written=True)
-
-
 def test_a_commit_is_stores_instances_and_positions_together(tmp_path: Path) -> None:
     first = Life(tmp_path / "t")
     first.count("joe", "ann", "joe")
@@ -377,3 +321,62 @@ def test_any_time_to_live_can_be_kept(tmp_path: Path, ttl: float) -> None:
     life.now += 10
     assert ("a" in life.found()) == (ttl > 1)
     life.database.close()
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+class Number:
+    """Stands for a PE instance: a counter."""
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.value = 0
+        self._mark: object = None
+
+
+class Life:
+    """A task from its start on, as a container would use its state."""
+
+    def __init__(self, folder: Path) -> None:
+        self.state = TaskState(Database(folder), crc32m)
+        self.live: dict[Key, Number] = {}
+        self.saved = self.state.saved("Count", self.live, self)
+        self.store = self.state.store(StoreSpec("seen", str, int))
+
+    def encode(self, instance: Number) -> bytes:
+        return str(instance.value).encode()
+
+    def encode_all(self, instances: list[Number]) -> list[bytes]:
+        return [self.encode(instance) for instance in instances]
+
+    def obtain(self, key: Key) -> Number:
+        """An instance that is not in memory."""
+        number = self.live[key] = Number(key)
+        for data in self.saved.find([key]).values():
+            number.value = int(data)
+        return number
+
+    def count(self, *keys: Key) -> None:
+        """Process a batch, one event a key, as the dispatch does."""
+        for key in keys:
+            number = self.live.get(key) or self.obtain(key)
+            if number._mark is not self.saved.mark:
+                self.saved.touch_one(number)
+            number.value += 1
+
+    def count_prepared(self, *keys: Key) -> None:
+        """As count, where all are touched before."""
+        for key in keys:
+            if key not in self.live:
+                self.obtain(key)
+        self.saved.touch(keys)
+        for key in keys:
+            self.live[key].value += 1
+
+    def commit(self, positions: dict[str, int]) -> None:
+        self.state.begin_commit(positions)
+        while self.state.encode(2):
+            pass
+        self.state.write()
+        self.state.end_commit(written=True)

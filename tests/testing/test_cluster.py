@@ -22,13 +22,32 @@ from s4node.errors import S4Error, leaves
 from s4node.testing.memory_network import host
 from s4node.testing.world import World
 
+
+def test_a_cluster_counts_exactly_through_a_cut_and_a_failover(folder: Path) -> None:
+    scenario(folder / "warm", 0)
+    began = time.process_time()
+    assert len(scenario(folder / "one", 1)) > 100
+    assert time.process_time() - began < 1  # not real time: other processes have their share of it
+
+
+def test_the_same_seed_gives_the_same_trace_and_another_one_another(folder: Path) -> None:
+    first, second = scenario(folder / "one", 7), scenario(folder / "two", 7)
+    assert first == second
+    assert first != scenario(folder / "three", 8)
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
 USERS = [f"user-{n}" for n in range(12)]
+
 SETTINGS = {
     "s4.cluster.partitions": "6",
     "s4.stream.clicks.grade": "durable",
     "s4.watchdog.ms": "0",
     "task.commit.ms": "200",
 }
+
 SESSION_SECONDS = 2.0
 
 
@@ -244,16 +263,3 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="s4-test-", dir=shared) as made:
         yield Path(made)
-
-
-def test_a_cluster_counts_exactly_through_a_cut_and_a_failover(folder: Path) -> None:
-    scenario(folder / "warm", 0)
-    began = time.process_time()
-    assert len(scenario(folder / "one", 1)) > 100
-    assert time.process_time() - began < 1  # not real time: other processes have their share of it
-
-
-def test_the_same_seed_gives_the_same_trace_and_another_one_another(folder: Path) -> None:
-    first, second = scenario(folder / "one", 7), scenario(folder / "two", 7)
-    assert first == second
-    assert first != scenario(folder / "three", 8)

@@ -11,44 +11,6 @@ from s4node.errors import ConfigError, ProcessingError
 from s4node.testing import AppTest
 
 DURABLE = {"s4.stream.clicks.grade": "durable"}
-USERS = [f"user-{n}" for n in range(20)]
-
-
-class Click(Event):
-    user: str
-    n: int = 0
-
-
-class Count(ProcessingElement):
-    users: Stream
-    clicks: int = 0
-
-    def on_event(self, click: Click) -> None:
-        if click.n < 0:
-            raise ValueError(f"{click.n} clicks")
-        self.clicks += 1
-        self.users.put(click)
-
-
-class Sum(ProcessingElement):
-    seen: int = 0
-
-    def on_event(self, click: Click) -> None:
-        self.seen += 1
-
-
-class Counting(App):
-    """clicks -> Count of each user -> users -> Sum of each n."""
-
-    def on_init(self) -> None:
-        self.closed = False
-        count, total = self.create_pe(Count), self.create_pe(Sum)
-        count.users = self.create_stream("users", total, key="n")
-        self.create_input_stream("clicks", count, key="user")
-        self.create_output_stream("left-out", types=GenericEvent)
-
-    def on_close(self) -> None:
-        self.closed = True
 
 
 @pytest.mark.parametrize("partitions", [1, 4])
@@ -193,3 +155,46 @@ def test_a_test_costs_milliseconds(settings: dict[str, str], most: float) -> Non
             assert test.state(Count, "joe").clicks == 1
         found.append(time.process_time() - began)
     assert min(found) < most
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+USERS = [f"user-{n}" for n in range(20)]
+
+
+class Click(Event):
+    user: str
+    n: int = 0
+
+
+class Count(ProcessingElement):
+    users: Stream
+    clicks: int = 0
+
+    def on_event(self, click: Click) -> None:
+        if click.n < 0:
+            raise ValueError(f"{click.n} clicks")
+        self.clicks += 1
+        self.users.put(click)
+
+
+class Sum(ProcessingElement):
+    seen: int = 0
+
+    def on_event(self, click: Click) -> None:
+        self.seen += 1
+
+
+class Counting(App):
+    """clicks -> Count of each user -> users -> Sum of each n."""
+
+    def on_init(self) -> None:
+        self.closed = False
+        count, total = self.create_pe(Count), self.create_pe(Sum)
+        count.users = self.create_stream("users", total, key="n")
+        self.create_input_stream("clicks", count, key="user")
+        self.create_output_stream("left-out", types=GenericEvent)
+
+    def on_close(self) -> None:
+        self.closed = True

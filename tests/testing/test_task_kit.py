@@ -14,52 +14,6 @@ from s4node.errors import CallbackError, S4Error, TaskError
 from s4node.testing import AppTest
 
 
-class Click(Event):
-    user: str
-    number: int = 0
-
-
-class Total(Event):
-    clicks: int
-
-
-class Count:
-    """Counts clicks, and sends how many there were at each window."""
-
-    def __init__(self) -> None:
-        self.clicks = 0
-        self.ended = False
-
-    def process(self, envelope: Envelope, collector: Collector, coordinator: Coordinator) -> None:
-        self.clicks += 1
-        if envelope.message.user == "commit":
-            coordinator.commit()
-        elif envelope.message.user == "stop":
-            coordinator.shutdown()
-        elif envelope.message.user == "odd":
-            raise ValueError("odd")
-
-    def window(self, collector: Collector, coordinator: Coordinator) -> None:
-        collector.send("totals", Total(self.clicks))
-
-    def on_end_of_stream(self, collector: Collector, coordinator: Coordinator) -> None:
-        self.ended = True
-
-    def close(self) -> None:
-        self.clicks = -1
-
-
-class Counting(TaskApp):
-    def __init__(self, factory: Any = Count) -> None:
-        super().__init__("counting", factory, inputs=["log.clicks"], outputs=["totals"])
-
-    def on_init(self) -> None:
-        self.create_input_stream("clicks", types=Click)
-
-
-WINDOWS = {"task.window.ms": "1000"}
-
-
 def test_events_have_offsets_by_partition_and_go_in_turn_or_where_the_test_says() -> None:
     seen: list[tuple[int, int, int]] = []
 
@@ -236,3 +190,52 @@ def test_a_task_goes_on_after_a_crash_where_it_has_committed() -> None:
         test.crash()
         assert test.committed("clicks") == 2
         assert test.task().clicks == 1
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+class Click(Event):
+    user: str
+    number: int = 0
+
+
+class Total(Event):
+    clicks: int
+
+
+class Count:
+    """Counts clicks, and sends how many there were at each window."""
+
+    def __init__(self) -> None:
+        self.clicks = 0
+        self.ended = False
+
+    def process(self, envelope: Envelope, collector: Collector, coordinator: Coordinator) -> None:
+        self.clicks += 1
+        if envelope.message.user == "commit":
+            coordinator.commit()
+        elif envelope.message.user == "stop":
+            coordinator.shutdown()
+        elif envelope.message.user == "odd":
+            raise ValueError("odd")
+
+    def window(self, collector: Collector, coordinator: Coordinator) -> None:
+        collector.send("totals", Total(self.clicks))
+
+    def on_end_of_stream(self, collector: Collector, coordinator: Coordinator) -> None:
+        self.ended = True
+
+    def close(self) -> None:
+        self.clicks = -1
+
+
+class Counting(TaskApp):
+    def __init__(self, factory: Any = Count) -> None:
+        super().__init__("counting", factory, inputs=["log.clicks"], outputs=["totals"])
+
+    def on_init(self) -> None:
+        self.create_input_stream("clicks", types=Click)
+
+
+WINDOWS = {"task.window.ms": "1000"}

@@ -16,101 +16,6 @@ from s4node.net.wire import frame as wire
 from s4node.offsets.startpoint import Oldest, Specific, Upcoming
 
 
-class Click(Event):
-    n: int
-
-
-CLICK = EventType(Click)
-LOG = {wire.LOG: True}
-
-
-OLDEST = Oldest()
-
-
-def a_reading(start: Any = OLDEST, window: int = 100) -> tuple[Reading, list[Arrived | Lost]]:
-    arrived: list[Arrived | Lost] = []
-    reading = Reading(
-        "clicks",
-        "r",
-        [Click],
-        start,
-        window=window,
-        window_bytes=1 << 20,
-        others=False,
-        deliver=arrived.append,
-    )
-    return reading, arrived
-
-
-def welcome(*positions: wire.Position, headers: Any = LOG, partitions: int = 0) -> wire.Hello:
-    return wire.Hello(
-        "node",
-        "",
-        "clicks",
-        (CLICK.declaration,),
-        "crc32m:",
-        partitions or len(positions) or 1,
-        positions,
-        headers=headers,
-    )
-
-
-def data(
-    first: int, count: int, partition: int = 0, **headers: Any
-) -> tuple[wire.Data, memoryview]:
-    body = CLICK.encode([Click(n) for n in range(first, first + count)])
-    sections = (wire.Section(CLICK.fingerprint, count, len(body)),)
-    header = wire.Data("clicks", partition, "r", first, count, sections, headers=headers)
-    return header, memoryview(body)
-
-
-def said(reading: Reading) -> list[wire.Header]:
-    frames = wire.read_envelope(wire.envelope(reading.take_said()), 1 << 20)
-    return [frame.header for frame in frames if isinstance(frame, wire.Frame)]
-
-
-def hello(reading: Reading) -> wire.Hello:
-    (frame,) = wire.read_envelope(wire.envelope([reading.hello()]), 1 << 20)
-    assert isinstance(frame.header, wire.Hello)
-    return frame.header
-
-
-def numbers(arrived: list[Arrived | Lost]) -> list[int]:
-    found = []
-    for one in arrived:
-        assert isinstance(one, Arrived)
-        events, refusals = one.reading.decoder.decode(one.data, one.body)
-        assert refusals == []
-        found += [event.n for event in events[one.first - one.data.first :]]
-    return found
-
-
-class Node:
-    """A log with one partition, as its node sends it: any row size, never beyond the credit."""
-
-    def __init__(self, total: int, row: int) -> None:
-        self.total, self.row = total, row
-        self.at = self.limit = 0
-
-    def hear(self, header: wire.Header) -> None:
-        if isinstance(header, wire.Hello):
-            self.at, self.limit = 0, 0
-            if header.headers[wire.START] == wire.POSITIONS:
-                (position,) = header.positions
-                self.at, self.limit = position.number, position.limit
-        elif isinstance(header, wire.Verdict):
-            self.limit = max(self.limit, header.rulings[0].limit)
-
-    def send(self, reading: Reading) -> bool:
-        if self.at >= min(self.limit, self.total):
-            return False
-        first = self.at // self.row * self.row  # whole rows, from before the position on
-        count = min(self.row, self.total - first)
-        assert reading.on_data(*data(first, count)) == ""
-        self.at = first + count
-        return True
-
-
 @given(
     total=st.integers(1, 200),
     row=st.integers(1, 30),
@@ -236,3 +141,101 @@ def test_one_offset_for_several_partitions_is_refused() -> None:
     reading, _ = a_reading(Specific(3))
     reading.on_hello(welcome(wire.Position(0, 3, 103, 9), partitions=4))
     assert "has 4 partitions, each with offsets of its own" in str(reading.error)
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+class Click(Event):
+    n: int
+
+
+CLICK = EventType(Click)
+
+LOG = {wire.LOG: True}
+
+OLDEST = Oldest()
+
+
+def a_reading(start: Any = OLDEST, window: int = 100) -> tuple[Reading, list[Arrived | Lost]]:
+    arrived: list[Arrived | Lost] = []
+    reading = Reading(
+        "clicks",
+        "r",
+        [Click],
+        start,
+        window=window,
+        window_bytes=1 << 20,
+        others=False,
+        deliver=arrived.append,
+    )
+    return reading, arrived
+
+
+def welcome(*positions: wire.Position, headers: Any = LOG, partitions: int = 0) -> wire.Hello:
+    return wire.Hello(
+        "node",
+        "",
+        "clicks",
+        (CLICK.declaration,),
+        "crc32m:",
+        partitions or len(positions) or 1,
+        positions,
+        headers=headers,
+    )
+
+
+def data(
+    first: int, count: int, partition: int = 0, **headers: Any
+) -> tuple[wire.Data, memoryview]:
+    body = CLICK.encode([Click(n) for n in range(first, first + count)])
+    sections = (wire.Section(CLICK.fingerprint, count, len(body)),)
+    header = wire.Data("clicks", partition, "r", first, count, sections, headers=headers)
+    return header, memoryview(body)
+
+
+def said(reading: Reading) -> list[wire.Header]:
+    frames = wire.read_envelope(wire.envelope(reading.take_said()), 1 << 20)
+    return [frame.header for frame in frames if isinstance(frame, wire.Frame)]
+
+
+def hello(reading: Reading) -> wire.Hello:
+    (frame,) = wire.read_envelope(wire.envelope([reading.hello()]), 1 << 20)
+    assert isinstance(frame.header, wire.Hello)
+    return frame.header
+
+
+def numbers(arrived: list[Arrived | Lost]) -> list[int]:
+    found = []
+    for one in arrived:
+        assert isinstance(one, Arrived)
+        events, refusals = one.reading.decoder.decode(one.data, one.body)
+        assert refusals == []
+        found += [event.n for event in events[one.first - one.data.first :]]
+    return found
+
+
+class Node:
+    """A log with one partition, as its node sends it: any row size, never beyond the credit."""
+
+    def __init__(self, total: int, row: int) -> None:
+        self.total, self.row = total, row
+        self.at = self.limit = 0
+
+    def hear(self, header: wire.Header) -> None:
+        if isinstance(header, wire.Hello):
+            self.at, self.limit = 0, 0
+            if header.headers[wire.START] == wire.POSITIONS:
+                (position,) = header.positions
+                self.at, self.limit = position.number, position.limit
+        elif isinstance(header, wire.Verdict):
+            self.limit = max(self.limit, header.rulings[0].limit)
+
+    def send(self, reading: Reading) -> bool:
+        if self.at >= min(self.limit, self.total):
+            return False
+        first = self.at // self.row * self.row  # whole rows, from before the position on
+        count = min(self.row, self.total - first)
+        assert reading.on_data(*data(first, count)) == ""
+        self.at = first + count
+        return True

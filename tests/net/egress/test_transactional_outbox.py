@@ -20,139 +20,7 @@ from s4node.net.wire import frame as wire
 from s4node.net.wire.decoder import FrameDecoder
 from s4node.state.rows import OUTBOX, Changes, task_row
 
-ADDRESS = "tcp://there:1"
 PARTITIONS = 3
-
-
-class Click(Event):
-    number: int
-    what: Any = None
-
-
-class Older(Event):
-    number: int
-
-    event_name = "Click"
-
-
-class Other(Event):
-    number: str
-
-    event_name = "Click"
-
-
-class Database:
-    """The rows that were written."""
-
-    def __init__(self) -> None:
-        self.rows: dict[bytes, bytes] = {}
-
-    def write(self, rows: Sequence[bytes], values: Sequence[bytes | None]) -> None:
-        for row, value in zip(rows, values, strict=True):
-            if value is None:
-                self.rows.pop(row, None)
-            else:
-                self.rows[row] = value
-
-    @property
-    def outbox(self) -> list[tuple[bytes, bytes]]:
-        start = len(task_row(OUTBOX, b""))
-        return [(row[start:], value) for row, value in sorted(self.rows.items())]
-
-
-class Life:
-    """A task's process, from a start to a crash."""
-
-    def __init__(
-        self,
-        database: Database,
-        frame: int = 4,
-        cls: type = Click,
-        partitions: int = PARTITIONS,
-        life: str = "",
-    ) -> None:
-        self.database = database
-        self.changes = Changes()
-        outbox = Outbox(
-            "digits", "~c/a/Partition 0#1", types=[cls], max_frame_events=frame, committed=True
-        )
-        if partitions:
-            outbox.open_lanes(partitions, wire.ROUTED)
-        self.outbox = outbox
-        rows = ways_of(database.outbox)
-        assert rows.keys() <= {"digits"}
-        self.dispatches = TransactionalOutbox(
-            outbox, self.changes, "digits", read=database.rows.get, life=life, app="counts"
-        )
-        self.own = self.dispatches.restore(rows.get("digits", ()))
-        routes = Routes(outbox)
-        self.route = routes.to(ADDRESS)
-        routes.assign([ADDRESS] * PARTITIONS, 0)
-        self.committing = False
-
-    def begin(self, own: Sequence[Any] = ()) -> None:
-        self.dispatches.begin(own)
-        self.changes.begin()
-        self.committing = True
-
-    def end(self, *, written: bool) -> None:
-        while self.dispatches.encode():
-            self.dispatches.validate()
-        if written:
-            self.database.write(*self.changes.leave())
-            self.changes.written()
-        else:
-            self.changes.failed()
-        self.dispatches.end(written=written)
-        self.committing = False
-
-    def commit(self, own: Sequence[Any] = ()) -> None:
-        self.begin(own)
-        self.end(written=True)
-
-
-class Receiver:
-    """Takes frames as an owner of all partitions does, and commits now and then."""
-
-    def __init__(self) -> None:
-        self.taken: list[list[int]] = [[] for _ in range(PARTITIONS)]
-        self.committed = [0] * PARTITIONS
-
-    def open(self, life: Life) -> None:
-        """Answer the hello of a new connection; what was not committed is forgotten."""
-        life.route.disconnected()
-        life.route.hello()
-        for partition, committed in enumerate(self.committed):
-            del self.taken[partition][committed:]
-        positions = tuple(
-            wire.Position(partition, number, number + 1000, number)
-            for partition, number in enumerate(self.committed)
-        )
-        life.route.on_hello(
-            wire.Hello("there", "1", "digits", partitions=PARTITIONS, positions=positions)
-        )
-        assert not life.outbox.error
-
-    def receive(self, life: Life) -> None:
-        decoder = FrameDecoder({kind.fingerprint: kind for kind in (EventType(Click),)})
-        for data in life.route.frames(1_000_000):
-            for frame in wire.read_envelope(wire.envelope([data]), 1_000_000):
-                assert isinstance(frame, wire.Frame)
-                if not isinstance(frame.header, wire.Data):
-                    continue
-                events, refusals = decoder.decode(frame.header, frame.body)
-                assert not refusals
-                taken = self.taken[frame.header.partition]
-                assert frame.header.first <= len(taken), "a hole"
-                taken += [event.number for event in events[len(taken) - frame.header.first :]]
-
-    def commit(self, life: Life) -> None:
-        self.committed = [len(taken) for taken in self.taken]
-        rulings = tuple(
-            wire.Ruling(partition, wire.ADMITTED, number, number + 1000, number)
-            for partition, number in enumerate(self.committed)
-        )
-        life.route.on_verdict(wire.Verdict("digits", life.outbox.producer, rulings))
 
 
 MOVES = st.lists(
@@ -531,3 +399,140 @@ def test_an_event_that_cannot_be_spilled_is_named_with_its_stream_and_app() -> N
     life.dispatches.spill([Click(1), Click(2, object())])
     with pytest.raises(SpillError, match=r"stream 'digits' of app 'counts' .* a Click cannot"):
         life.begin()
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+ADDRESS = "tcp://there:1"
+
+
+class Click(Event):
+    number: int
+    what: Any = None
+
+
+class Older(Event):
+    number: int
+
+    event_name = "Click"
+
+
+class Other(Event):
+    number: str
+
+    event_name = "Click"
+
+
+class Database:
+    """The rows that were written."""
+
+    def __init__(self) -> None:
+        self.rows: dict[bytes, bytes] = {}
+
+    def write(self, rows: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+        for row, value in zip(rows, values, strict=True):
+            if value is None:
+                self.rows.pop(row, None)
+            else:
+                self.rows[row] = value
+
+    @property
+    def outbox(self) -> list[tuple[bytes, bytes]]:
+        start = len(task_row(OUTBOX, b""))
+        return [(row[start:], value) for row, value in sorted(self.rows.items())]
+
+
+class Life:
+    """A task's process, from a start to a crash."""
+
+    def __init__(
+        self,
+        database: Database,
+        frame: int = 4,
+        cls: type = Click,
+        partitions: int = PARTITIONS,
+        life: str = "",
+    ) -> None:
+        self.database = database
+        self.changes = Changes()
+        outbox = Outbox(
+            "digits", "~c/a/Partition 0#1", types=[cls], max_frame_events=frame, committed=True
+        )
+        if partitions:
+            outbox.open_lanes(partitions, wire.ROUTED)
+        self.outbox = outbox
+        rows = ways_of(database.outbox)
+        assert rows.keys() <= {"digits"}
+        self.dispatches = TransactionalOutbox(
+            outbox, self.changes, "digits", read=database.rows.get, life=life, app="counts"
+        )
+        self.own = self.dispatches.restore(rows.get("digits", ()))
+        routes = Routes(outbox)
+        self.route = routes.to(ADDRESS)
+        routes.assign([ADDRESS] * PARTITIONS, 0)
+        self.committing = False
+
+    def begin(self, own: Sequence[Any] = ()) -> None:
+        self.dispatches.begin(own)
+        self.changes.begin()
+        self.committing = True
+
+    def end(self, *, written: bool) -> None:
+        while self.dispatches.encode():
+            self.dispatches.validate()
+        if written:
+            self.database.write(*self.changes.leave())
+            self.changes.written()
+        else:
+            self.changes.failed()
+        self.dispatches.end(written=written)
+        self.committing = False
+
+    def commit(self, own: Sequence[Any] = ()) -> None:
+        self.begin(own)
+        self.end(written=True)
+
+
+class Receiver:
+    """Takes frames as an owner of all partitions does, and commits now and then."""
+
+    def __init__(self) -> None:
+        self.taken: list[list[int]] = [[] for _ in range(PARTITIONS)]
+        self.committed = [0] * PARTITIONS
+
+    def open(self, life: Life) -> None:
+        """Answer the hello of a new connection; what was not committed is forgotten."""
+        life.route.disconnected()
+        life.route.hello()
+        for partition, committed in enumerate(self.committed):
+            del self.taken[partition][committed:]
+        positions = tuple(
+            wire.Position(partition, number, number + 1000, number)
+            for partition, number in enumerate(self.committed)
+        )
+        life.route.on_hello(
+            wire.Hello("there", "1", "digits", partitions=PARTITIONS, positions=positions)
+        )
+        assert not life.outbox.error
+
+    def receive(self, life: Life) -> None:
+        decoder = FrameDecoder({kind.fingerprint: kind for kind in (EventType(Click),)})
+        for data in life.route.frames(1_000_000):
+            for frame in wire.read_envelope(wire.envelope([data]), 1_000_000):
+                assert isinstance(frame, wire.Frame)
+                if not isinstance(frame.header, wire.Data):
+                    continue
+                events, refusals = decoder.decode(frame.header, frame.body)
+                assert not refusals
+                taken = self.taken[frame.header.partition]
+                assert frame.header.first <= len(taken), "a hole"
+                taken += [event.number for event in events[len(taken) - frame.header.first :]]
+
+    def commit(self, life: Life) -> None:
+        self.committed = [len(taken) for taken in self.taken]
+        rulings = tuple(
+            wire.Ruling(partition, wire.ADMITTED, number, number + 1000, number)
+            for partition, number in enumerate(self.committed)
+        )
+        life.route.on_verdict(wire.Verdict("digits", life.outbox.producer, rulings))

@@ -18,90 +18,6 @@ if TYPE_CHECKING:
 
     from s4node import Container
 
-LARGE = 2**64
-"""What msgpack has no integer for."""
-
-TOO_LARGE = "a Total cannot be encoded: can't serialize ints < -2**63 or > 2**64 - 1"
-
-
-class Click(Event):
-    user: str
-    n: int = 0
-    size: int = 0
-    bad: bool = False
-
-
-class Total(Event):
-    user: str
-    n: int
-    text: str = ""
-    friend: str = ""
-
-
-class Double(ProcessingElement):
-    totals: OutputStream | Stream
-
-    def on_event(self, click: Click) -> None:
-        self.totals.put(Total(click.user, click.n * 2, "x" * click.size, click.user[::-1]))
-        if click.bad:
-            raise ValueError(click.n)
-
-
-class Keep(ProcessingElement):
-    seen: list[int] = []  # noqa: RUF012 - copied for each instance
-
-    def on_event(self, total: Total) -> None:
-        self.seen.append(total.n)
-
-
-def putting() -> App:
-    app = OnePE(Double)
-    app.pe.totals = app.create_output_stream("totals", types=Total)
-    return app
-
-
-def consuming() -> App:
-    return OnePE(Keep, "totals")
-
-
-def both() -> App:
-    app = OnePE(Double)
-    app.pe.totals = app.create_stream("totals", app.create_pe(Keep), key="friend")
-    return app
-
-
-def seen(*containers: Container) -> dict[str, list[int]]:
-    """What was kept, by key."""
-    return {
-        instance.key: instance.seen  # type: ignore[attr-defined]
-        for container in containers
-        for task in container.tasks.values()
-        for instance in task.instances["Keep"].values()
-    }
-
-
-def unsendable(*containers: Container) -> Counter[tuple[str, str]]:
-    """How many events could not be sent, by stage and stream."""
-    found: Counter[tuple[str, str]] = Counter()
-    for container in containers:
-        for stage, streams in container.statistics().unsendable.items():
-            found.update({(stage, stream): count for stream, count in streams.items()})
-    return found
-
-
-def metric(container: Container, name: str) -> Any:
-    return next(
-        snapshot.groups[group][name]
-        for snapshot in container.metrics()
-        for group in snapshot.groups
-        if name in snapshot.groups[group]
-    )
-
-
-def told(logs: Sequence[Any]) -> list[tuple[str, str]]:
-    """The streams and reasons of the warnings."""
-    return [(line["stream"], line["reason"]) for line in logs if "cannot be sent" in line["event"]]
-
 
 async def test_a_subscriber_is_told_that_it_missed_what_cannot_be_encoded() -> None:
     with capture_logs() as logs:
@@ -358,3 +274,91 @@ async def test_what_a_task_has_put_for_itself_comes_or_is_counted_when_it_goes_b
             assert unsendable(node) == {("sender", "hops"): 1}
     ((stream, reason),) = told(logs)
     assert (stream, reason[:25]) == ("hops", "a Hop cannot be encoded: ")
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+LARGE = 2**64
+"""What msgpack has no integer for."""
+
+TOO_LARGE = "a Total cannot be encoded: can't serialize ints < -2**63 or > 2**64 - 1"
+
+
+class Click(Event):
+    user: str
+    n: int = 0
+    size: int = 0
+    bad: bool = False
+
+
+class Total(Event):
+    user: str
+    n: int
+    text: str = ""
+    friend: str = ""
+
+
+class Double(ProcessingElement):
+    totals: OutputStream | Stream
+
+    def on_event(self, click: Click) -> None:
+        self.totals.put(Total(click.user, click.n * 2, "x" * click.size, click.user[::-1]))
+        if click.bad:
+            raise ValueError(click.n)
+
+
+class Keep(ProcessingElement):
+    seen: list[int] = []  # noqa: RUF012 - copied for each instance
+
+    def on_event(self, total: Total) -> None:
+        self.seen.append(total.n)
+
+
+def putting() -> App:
+    app = OnePE(Double)
+    app.pe.totals = app.create_output_stream("totals", types=Total)
+    return app
+
+
+def consuming() -> App:
+    return OnePE(Keep, "totals")
+
+
+def both() -> App:
+    app = OnePE(Double)
+    app.pe.totals = app.create_stream("totals", app.create_pe(Keep), key="friend")
+    return app
+
+
+def seen(*containers: Container) -> dict[str, list[int]]:
+    """What was kept, by key."""
+    return {
+        instance.key: instance.seen  # type: ignore[attr-defined]
+        for container in containers
+        for task in container.tasks.values()
+        for instance in task.instances["Keep"].values()
+    }
+
+
+def unsendable(*containers: Container) -> Counter[tuple[str, str]]:
+    """How many events could not be sent, by stage and stream."""
+    found: Counter[tuple[str, str]] = Counter()
+    for container in containers:
+        for stage, streams in container.statistics().unsendable.items():
+            found.update({(stage, stream): count for stream, count in streams.items()})
+    return found
+
+
+def metric(container: Container, name: str) -> Any:
+    return next(
+        snapshot.groups[group][name]
+        for snapshot in container.metrics()
+        for group in snapshot.groups
+        if name in snapshot.groups[group]
+    )
+
+
+def told(logs: Sequence[Any]) -> list[tuple[str, str]]:
+    """The streams and reasons of the warnings."""
+    return [(line["stream"], line["reason"]) for line in logs if "cannot be sent" in line["event"]]

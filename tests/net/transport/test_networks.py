@@ -12,70 +12,7 @@ from harness import free_port, until
 from s4node.net.transport.network import Network, Pipe, Tcp
 from s4node.testing.memory_network import MemoryNetwork
 
-MOST = 1 << 20
-HOST = "127.0.0.1"
-
 both = pytest.mark.parametrize("make", [Tcp, MemoryNetwork])
-
-
-class Ends:
-    """A place that serves all who come, and one who dials it."""
-
-    def __init__(self) -> None:
-        self.near: Pipe
-        self.served: list[Pipe] = []
-        self.told: list[bool] = []  # to who dials
-        self.told_there: list[bool] = []
-
-    @property
-    def far(self) -> Pipe:
-        """The end of who came last."""
-        return self.served[-1]
-
-    async def serve(self, network: Network, port: int, status: trio.TaskStatus[int]) -> None:
-        [place] = await network.listen(HOST, port)
-        status.started(place.port)
-        try:
-            while True:
-                caller = await place.accept()
-                if caller is not None:
-                    self.served.append(caller.take(MOST, self.told_there.append))
-        finally:
-            place.close()
-
-
-@asynccontextmanager
-async def connected(make: Callable[[], Network]) -> AsyncIterator[Ends]:
-    network, ends = make(), Ends()
-    async with trio.open_nursery() as nursery:
-        if isinstance(network, MemoryNetwork):
-            await nursery.start(network.run)
-        port: int = await nursery.start(lambda task_status: ends.serve(network, 0, task_status))
-        ends.near = network.dial(f"tcp://{HOST}:{port}", MOST, ends.told.append)
-        await until(lambda: ends.told and ends.told_there, "both are told")
-        yield ends
-        for end in (ends.near, *ends.served):
-            await end.close()
-        nursery.cancel_scope.cancel()
-
-
-async def received(end: Pipe, count: int) -> list[bytes]:
-    """So many envelopes."""
-    found: list[bytes] = []
-    with trio.fail_after(10):
-        while len(found) < count:
-            await end.wait_readable()
-            data = end.receive_nowait()
-            if data is not None:
-                found.append(data)
-    return found
-
-
-async def sent(end: Pipe, envelopes: list[bytes]) -> None:
-    with trio.fail_after(10):
-        for each in envelopes:
-            while not end.send_nowait(each):
-                await end.wait_writable()
 
 
 @both
@@ -161,3 +98,71 @@ async def test_a_host_that_is_cut_off_reaches_nobody_until_it_is_back() -> None:
         assert ends.told == [True, False]
         network.heal(HOST)
         await until(lambda: ends.told == [True, False, True])
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+MOST = 1 << 20
+
+HOST = "127.0.0.1"
+
+
+class Ends:
+    """A place that serves all who come, and one who dials it."""
+
+    def __init__(self) -> None:
+        self.near: Pipe
+        self.served: list[Pipe] = []
+        self.told: list[bool] = []  # to who dials
+        self.told_there: list[bool] = []
+
+    @property
+    def far(self) -> Pipe:
+        """The end of who came last."""
+        return self.served[-1]
+
+    async def serve(self, network: Network, port: int, status: trio.TaskStatus[int]) -> None:
+        [place] = await network.listen(HOST, port)
+        status.started(place.port)
+        try:
+            while True:
+                caller = await place.accept()
+                if caller is not None:
+                    self.served.append(caller.take(MOST, self.told_there.append))
+        finally:
+            place.close()
+
+
+@asynccontextmanager
+async def connected(make: Callable[[], Network]) -> AsyncIterator[Ends]:
+    network, ends = make(), Ends()
+    async with trio.open_nursery() as nursery:
+        if isinstance(network, MemoryNetwork):
+            await nursery.start(network.run)
+        port: int = await nursery.start(lambda task_status: ends.serve(network, 0, task_status))
+        ends.near = network.dial(f"tcp://{HOST}:{port}", MOST, ends.told.append)
+        await until(lambda: ends.told and ends.told_there, "both are told")
+        yield ends
+        for end in (ends.near, *ends.served):
+            await end.close()
+        nursery.cancel_scope.cancel()
+
+
+async def received(end: Pipe, count: int) -> list[bytes]:
+    """So many envelopes."""
+    found: list[bytes] = []
+    with trio.fail_after(10):
+        while len(found) < count:
+            await end.wait_readable()
+            data = end.receive_nowait()
+            if data is not None:
+                found.append(data)
+    return found
+
+
+async def sent(end: Pipe, envelopes: list[bytes]) -> None:
+    with trio.fail_after(10):
+        for each in envelopes:
+            while not end.send_nowait(each):
+                await end.wait_writable()

@@ -26,54 +26,6 @@ def system() -> MemorySystem:
     return fresh(ADDRESS)
 
 
-@pytest.fixture
-def settings(tmp_path: Path) -> dict[str, str]:
-    return {
-        "systems.memory.type": "input_systems:memory",
-        "systems.memory.address": ADDRESS,
-        "s4.state.folder": str(tmp_path / "state"),
-        "systems.memory.samza.offset.default": "oldest",
-        "task.commit.ms": "20",
-    }
-
-
-class Calls:
-    """What was called of tasks, by their names."""
-
-    def __init__(self) -> None:
-        self.started: Counter[str] = Counter()
-        self.processed: Counter[str] = Counter()
-        self.ended: Counter[str] = Counter()
-
-
-class Counting:
-    """Says that it is done at an event with the number LAST."""
-
-    def __init__(self, calls: Calls) -> None:
-        self.calls = calls
-        self.name = ""
-
-    def init(self, config: Any, context: Any) -> None:
-        self.name = context.task_name
-        self.calls.started[self.name] += 1
-
-    def process(self, envelope: Any, collector: Any, coordinator: Any) -> None:
-        self.calls.processed[self.name] += 1
-        if envelope.message.number == LAST:
-            coordinator.shutdown()
-
-    def on_end_of_stream(self, collector: Any, coordinator: Any) -> None:
-        self.calls.ended[self.name] += 1
-
-
-def counting(calls: Calls) -> TaskApp:
-    return TaskApp("counting", lambda: Counting(calls), inputs=["memory.clicks"])
-
-
-def name(partition: int) -> str:
-    return f"Partition {partition}"
-
-
 def end(system: MemorySystem, partition: int) -> None:
     system.end("clicks", partition)
     system.tell()
@@ -81,13 +33,6 @@ def end(system: MemorySystem, partition: int) -> None:
 
 def last(system: MemorySystem, partition: int) -> None:
     system.put("clicks", partition, GenericEvent(number=LAST))
-
-
-async def owned(all_nodes: Nodes) -> tuple[list[int], list[int]]:
-    """The partitions of the first container and of the second, two each."""
-    first, second = all_nodes.containers.values()
-    await until(lambda: len(first.tasks) == len(second.tasks) == 2)
-    return list(first.tasks), list(second.tasks)
 
 
 BOTH = pytest.mark.parametrize("finish", [end, last], ids=["its inputs end", "it says so"])
@@ -159,3 +104,61 @@ async def test_a_job_that_has_ended_itself_begins_anew_when_it_is_started_again(
         async with running(counting(calls), settings):
             await until(lambda: calls.processed.total() == life + 1)  # noqa: B023 - this one's
     assert calls.started == {name(0): 2}
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, str]:
+    return {
+        "systems.memory.type": "input_systems:memory",
+        "systems.memory.address": ADDRESS,
+        "s4.state.folder": str(tmp_path / "state"),
+        "systems.memory.samza.offset.default": "oldest",
+        "task.commit.ms": "20",
+    }
+
+
+class Calls:
+    """What was called of tasks, by their names."""
+
+    def __init__(self) -> None:
+        self.started: Counter[str] = Counter()
+        self.processed: Counter[str] = Counter()
+        self.ended: Counter[str] = Counter()
+
+
+class Counting:
+    """Says that it is done at an event with the number LAST."""
+
+    def __init__(self, calls: Calls) -> None:
+        self.calls = calls
+        self.name = ""
+
+    def init(self, config: Any, context: Any) -> None:
+        self.name = context.task_name
+        self.calls.started[self.name] += 1
+
+    def process(self, envelope: Any, collector: Any, coordinator: Any) -> None:
+        self.calls.processed[self.name] += 1
+        if envelope.message.number == LAST:
+            coordinator.shutdown()
+
+    def on_end_of_stream(self, collector: Any, coordinator: Any) -> None:
+        self.calls.ended[self.name] += 1
+
+
+def counting(calls: Calls) -> TaskApp:
+    return TaskApp("counting", lambda: Counting(calls), inputs=["memory.clicks"])
+
+
+def name(partition: int) -> str:
+    return f"Partition {partition}"
+
+
+async def owned(all_nodes: Nodes) -> tuple[list[int], list[int]]:
+    """The partitions of the first container and of the second, two each."""
+    first, second = all_nodes.containers.values()
+    await until(lambda: len(first.tasks) == len(second.tasks) == 2)
+    return list(first.tasks), list(second.tasks)

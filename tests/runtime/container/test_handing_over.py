@@ -28,59 +28,6 @@ from s4node.state.key_value_store import KeyValueStore
 from s4node.state.task_state import TaskState
 from s4node.systems.memory import MemorySystem
 
-
-class Two:
-    """``old`` has all partitions until ``hand_over`` makes ``new``."""
-
-    def __init__(self, all_nodes: Nodes, nursery: trio.Nursery, partitions: int) -> None:
-        self.partitions = partitions
-        self.old = all_nodes.containers["n0"]
-        self.new: Container
-        self._nodes = all_nodes
-        self._nursery = nursery
-
-    async def begin(self) -> None:
-        """Have the last partition handed over; returns when its task begins nothing more."""
-        self.new = await self._nodes.start("n1", self._nursery)
-        last, tasks = self.partitions - 1, self.old.tasks
-        await until(lambda: last not in tasks or tasks[last]._retired)
-
-    async def end(self) -> None:
-        """Return when that is done."""
-        last = self.partitions - 1
-        await until(lambda: last in self.new.tasks)
-        assert last not in self.old.tasks
-
-    async def hand_over(self) -> None:
-        """Begin and end."""
-        await self.begin()
-        await self.end()
-
-    async def processed(self, system: MemorySystem) -> None:
-        """Return when all that is in the clicks was processed, by whichever of the two."""
-        for partition in range(self.partitions):
-            upcoming = (await system.bounds(ssp(partition))).upcoming
-
-            def done(partition: int = partition, end: int = upcoming) -> bool:
-                owner = self.new if partition in self.new.tasks else self.old
-                mine = owner.replay.consumers.progress.get(partition, {}).get(ssp(partition))
-                return mine is not None and mine.safe >= end
-
-            await until(done, f"partition {partition} up to {upcoming}")
-
-    def sum_of(self, state: Callable[[Container], Mapping[str, int]]) -> Counter[str]:
-        """What both have counted."""
-        return Counter(state(self.old)) + Counter(state(self.new))
-
-
-@asynccontextmanager
-async def two(
-    folder: Path, make: Callable[[], App], settings: dict[str, str], partitions: int = 2
-) -> AsyncIterator[Two]:
-    async with nodes(folder / "cluster", make, 1, partitions, **settings) as (all_nodes, nursery):
-        yield Two(all_nodes, nursery, partitions)
-
-
 # -- inputs ---------------------------------------------------------------------------------------
 
 
@@ -347,3 +294,58 @@ async def test_a_producer_that_waits_for_its_past_is_answered_when_that_is_the_n
             await it.end()
             await until(lambda: it.sum_of(counted) == {user: 5})
             second_life.cancel_scope.cancel()
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+class Two:
+    """``old`` has all partitions until ``hand_over`` makes ``new``."""
+
+    def __init__(self, all_nodes: Nodes, nursery: trio.Nursery, partitions: int) -> None:
+        self.partitions = partitions
+        self.old = all_nodes.containers["n0"]
+        self.new: Container
+        self._nodes = all_nodes
+        self._nursery = nursery
+
+    async def begin(self) -> None:
+        """Have the last partition handed over; returns when its task begins nothing more."""
+        self.new = await self._nodes.start("n1", self._nursery)
+        last, tasks = self.partitions - 1, self.old.tasks
+        await until(lambda: last not in tasks or tasks[last]._retired)
+
+    async def end(self) -> None:
+        """Return when that is done."""
+        last = self.partitions - 1
+        await until(lambda: last in self.new.tasks)
+        assert last not in self.old.tasks
+
+    async def hand_over(self) -> None:
+        """Begin and end."""
+        await self.begin()
+        await self.end()
+
+    async def processed(self, system: MemorySystem) -> None:
+        """Return when all that is in the clicks was processed, by whichever of the two."""
+        for partition in range(self.partitions):
+            upcoming = (await system.bounds(ssp(partition))).upcoming
+
+            def done(partition: int = partition, end: int = upcoming) -> bool:
+                owner = self.new if partition in self.new.tasks else self.old
+                mine = owner.replay.consumers.progress.get(partition, {}).get(ssp(partition))
+                return mine is not None and mine.safe >= end
+
+            await until(done, f"partition {partition} up to {upcoming}")
+
+    def sum_of(self, state: Callable[[Container], Mapping[str, int]]) -> Counter[str]:
+        """What both have counted."""
+        return Counter(state(self.old)) + Counter(state(self.new))
+
+
+@asynccontextmanager
+async def two(
+    folder: Path, make: Callable[[], App], settings: dict[str, str], partitions: int = 2
+) -> AsyncIterator[Two]:
+    async with nodes(folder / "cluster", make, 1, partitions, **settings) as (all_nodes, nursery):
+        yield Two(all_nodes, nursery, partitions)

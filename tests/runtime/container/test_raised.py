@@ -38,48 +38,7 @@ RAISED: dict[str, BaseException] = {
 }
 
 
-async def run_until_it_fails(app: App, *users: str, **settings: str) -> None:
-    """Send clicks as the producer "web"; raises what stops the app."""
-    async with running(app, settings) as node, Client(node.address, producer="web") as client:
-        clicks = await client.stream("clicks")
-        await clicks.send_many(map(Click, users))
-        await trio.sleep_forever()
-
-
 # -- handlers -------------------------------------------------------------------------------------
-
-
-def counting(kind: str, error: BaseException) -> App:
-    """An app whose PE raises at bob's, in a handler of this kind."""
-
-    class Failing(ProcessingElement):
-        def on_event(self, event: Click) -> None:
-            self.fail("plain")
-
-        def on_create(self) -> None:
-            self.fail("on_create")
-
-        def on_time(self) -> None:
-            self.fail("on_time")
-
-        def on_remove(self) -> None:
-            self.fail("on_remove")
-
-        def fail(self, where: str) -> None:
-            if where == kind and self.key == "bob":
-                raise error
-
-    class AsyncFailing(Failing):
-        async def on_event(self, event: Click) -> None:
-            await trio.lowlevel.checkpoint()
-            self.fail("async")
-
-    app = OnePE(AsyncFailing if kind == "async" else Failing)
-    if kind == "on_time":
-        app.pe.set_timer_interval(0.01)
-    if kind == "on_remove":
-        app.pe.set_pe_cache(max_size=1)
-    return app
 
 
 @pytest.mark.parametrize("kind", ["plain", "async", "on_create", "on_time", "on_remove"])
@@ -330,3 +289,47 @@ async def test_what_tells_code_to_end_is_no_failure_also_in_a_group() -> None:
     assert is_signal(KeyboardInterrupt())
     assert not is_signal(SystemExit(0))
     assert not is_signal(BaseExceptionGroup("two", [SystemExit(), ValueError()]))
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+async def run_until_it_fails(app: App, *users: str, **settings: str) -> None:
+    """Send clicks as the producer "web"; raises what stops the app."""
+    async with running(app, settings) as node, Client(node.address, producer="web") as client:
+        clicks = await client.stream("clicks")
+        await clicks.send_many(map(Click, users))
+        await trio.sleep_forever()
+
+
+def counting(kind: str, error: BaseException) -> App:
+    """An app whose PE raises at bob's, in a handler of this kind."""
+
+    class Failing(ProcessingElement):
+        def on_event(self, event: Click) -> None:
+            self.fail("plain")
+
+        def on_create(self) -> None:
+            self.fail("on_create")
+
+        def on_time(self) -> None:
+            self.fail("on_time")
+
+        def on_remove(self) -> None:
+            self.fail("on_remove")
+
+        def fail(self, where: str) -> None:
+            if where == kind and self.key == "bob":
+                raise error
+
+    class AsyncFailing(Failing):
+        async def on_event(self, event: Click) -> None:
+            await trio.lowlevel.checkpoint()
+            self.fail("async")
+
+    app = OnePE(AsyncFailing if kind == "async" else Failing)
+    if kind == "on_time":
+        app.pe.set_timer_interval(0.01)
+    if kind == "on_remove":
+        app.pe.set_pe_cache(max_size=1)
+    return app

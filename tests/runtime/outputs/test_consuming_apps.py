@@ -27,7 +27,84 @@ from s4node.state.browse import StateReader
 from s4node.state.rows import OUTBOX
 from s4node.state.task_state import TaskState
 
+
+async def test_an_app_that_is_removed_and_comes_again_with_its_state_counts_all_from_then_on(
+    cluster: Cluster,
+) -> None:
+    with trio.fail_after(60):
+        async with cluster.relays():
+            async with cluster.counts():
+                await cluster.come(*USERS * 20)
+            for _ in range(2):
+                await cluster.undeploy()
+                await cluster.send(*USERS)  # nobody consumes the stream
+                async with cluster.counts():
+                    await cluster.come(*USERS * 3)
+        async with cluster.counts(known=False), cluster.relays():  # by the ways that were made last
+            await cluster.come(*USERS)
+
+
+async def test_a_task_that_goes_back_keeps_nothing_for_an_app_that_has_gone_meanwhile(
+    cluster: Cluster,
+) -> None:
+    with trio.fail_after(60):
+        async with cluster.relays():
+            async with cluster.counts():
+                await cluster.come(*USERS * 20)
+            assert cluster.saved() == {WAY}
+            await cluster.undeploy()
+            await cluster.fail()
+            await cluster.commit()
+            assert cluster.saved() == set()
+            async with cluster.counts():
+                await cluster.come(*USERS)
+        async with cluster.counts(known=False), cluster.relays():
+            await cluster.come(*USERS)
+
+
+async def test_a_task_that_goes_back_keeps_nothing_of_a_way_that_was_made_anew_meanwhile(
+    cluster: Cluster,
+) -> None:
+    with trio.fail_after(60):
+        async with cluster.relays():
+            async with cluster.counts():
+                await cluster.come(*USERS * 20)
+            await cluster.undeploy()
+            async with cluster.counts():
+                await cluster.send(*USERS)
+                cluster.sent.update(USERS)
+                await cluster.fail()
+                await cluster.come(*USERS)
+        async with cluster.counts(known=False), cluster.relays():
+            await cluster.come(*USERS)
+
+
+async def test_a_way_that_an_earlier_version_of_s4node_has_saved_is_gone_on_with(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That had one life for all ways of a task, and no row of it beside them."""
+    lives = cycle(["abc", ""])
+    with trio.fail_after(60), monkeypatch.context() as patched:
+        patched.setattr(exchange, "tokens", SimpleNamespace(fresh=lambda _: next(lives)))
+        async with cluster.relays(), cluster.counts():
+            await cluster.come(*USERS * 20)
+    with trio.fail_after(60):
+        async with cluster.relays():
+            async with cluster.counts():
+                await cluster.come(*USERS)
+            assert cluster.producers == {"abc"}
+            await cluster.undeploy()
+            async with cluster.counts():
+                await cluster.come(*USERS)
+    assert len(cluster.producers) == 3
+    assert all(producer.startswith("abc") for producer in cluster.producers)
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
 USERS = [f"user-{n}" for n in range(12)]
+
 FAILS = ("a", "h")
 """One for each partition."""
 
@@ -178,75 +255,3 @@ class Cluster:
 @pytest.fixture
 def cluster(tmp_path: Path) -> Cluster:
     return Cluster(tmp_path)
-
-
-async def test_an_app_that_is_removed_and_comes_again_with_its_state_counts_all_from_then_on(
-    cluster: Cluster,
-) -> None:
-    with trio.fail_after(60):
-        async with cluster.relays():
-            async with cluster.counts():
-                await cluster.come(*USERS * 20)
-            for _ in range(2):
-                await cluster.undeploy()
-                await cluster.send(*USERS)  # nobody consumes the stream
-                async with cluster.counts():
-                    await cluster.come(*USERS * 3)
-        async with cluster.counts(known=False), cluster.relays():  # by the ways that were made last
-            await cluster.come(*USERS)
-
-
-async def test_a_task_that_goes_back_keeps_nothing_for_an_app_that_has_gone_meanwhile(
-    cluster: Cluster,
-) -> None:
-    with trio.fail_after(60):
-        async with cluster.relays():
-            async with cluster.counts():
-                await cluster.come(*USERS * 20)
-            assert cluster.saved() == {WAY}
-            await cluster.undeploy()
-            await cluster.fail()
-            await cluster.commit()
-            assert cluster.saved() == set()
-            async with cluster.counts():
-                await cluster.come(*USERS)
-        async with cluster.counts(known=False), cluster.relays():
-            await cluster.come(*USERS)
-
-
-async def test_a_task_that_goes_back_keeps_nothing_of_a_way_that_was_made_anew_meanwhile(
-    cluster: Cluster,
-) -> None:
-    with trio.fail_after(60):
-        async with cluster.relays():
-            async with cluster.counts():
-                await cluster.come(*USERS * 20)
-            await cluster.undeploy()
-            async with cluster.counts():
-                await cluster.send(*USERS)
-                cluster.sent.update(USERS)
-                await cluster.fail()
-                await cluster.come(*USERS)
-        async with cluster.counts(known=False), cluster.relays():
-            await cluster.come(*USERS)
-
-
-async def test_a_way_that_an_earlier_version_of_s4node_has_saved_is_gone_on_with(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """That had one life for all ways of a task, and no row of it beside them."""
-    lives = cycle(["abc", ""])
-    with trio.fail_after(60), monkeypatch.context() as patched:
-        patched.setattr(exchange, "tokens", SimpleNamespace(fresh=lambda _: next(lives)))
-        async with cluster.relays(), cluster.counts():
-            await cluster.come(*USERS * 20)
-    with trio.fail_after(60):
-        async with cluster.relays():
-            async with cluster.counts():
-                await cluster.come(*USERS)
-            assert cluster.producers == {"abc"}
-            await cluster.undeploy()
-            async with cluster.counts():
-                await cluster.come(*USERS)
-    assert len(cluster.producers) == 3
-    assert all(producer.startswith("abc") for producer in cluster.producers)

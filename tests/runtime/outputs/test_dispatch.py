@@ -24,69 +24,6 @@ if TYPE_CHECKING:
     from s4node.events.keys import KeySpec
 
 
-class Visit(Event):
-    user: str
-    n: int
-    page: bytes
-
-
-class Line(Event):
-    text: str
-
-
-class Word(Event):
-    word: str
-    n: int
-
-
-USERS = [f"user{n}" for n in range(40)]
-CLICKS = [Click(USERS[n * 7 % 40], n) for n in range(4000)]
-
-
-class Seen:
-    """What an app has seen: numbers by key, and the partitions where each key was."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[Any, list[int]] = defaultdict(list)
-        self.partitions: dict[Any, set[int]] = defaultdict(set)
-
-    def note(self, pe: Any, event: Any) -> None:
-        self.numbers[pe.key].append(event.n)
-        self.partitions[pe.key].add(pe.partition)
-
-    @property
-    def total(self) -> int:
-        return sum(map(len, self.numbers.values()))
-
-    def at_home(self, partitions: int, hasher: Callable[[Any], int] = crc32m) -> None:
-        """Every key was in its own partition only."""
-        home = Partitioner(partitions, hasher).partition_of
-        assert self.partitions == {key: {home(key)} for key in self.partitions}
-        assert len(set().union(*self.partitions.values())) > 1
-
-
-def clicks_app(
-    seen: Seen, key: KeySpec | None = "user", name: str = "clicks", types: type[Event] = Click
-) -> App:
-    """An app that notes each click under its PE's key."""
-    return OnePE(seen.note, name, key=key, types=types)
-
-
-async def send_all(node: Container, events: Iterable[Any], **options: Any) -> None:
-    async with Client(node.address) as client:
-        clicks = await client.stream("clicks", **options)
-        await clicks.send_many(events)
-        assert await clicks.flush() == []
-
-
-def in_order(seen: Seen, clicks: list[Click] = CLICKS) -> None:
-    """Everything was seen once, and each key's events in the order sent."""
-    expected = defaultdict(list)
-    for click in clicks:
-        expected[click.user].append(click.n)
-    assert seen.numbers == expected
-
-
 class ByUser:
     """A KeyFinder; with a name both ends know that they use the same one."""
 
@@ -594,3 +531,70 @@ async def test_a_client_with_a_key_that_cannot_be_one_is_told_at_once() -> None:
     async with running(clicks_app(Seen()), partitions=2) as node, Client(node.address) as client:
         with pytest.raises(ConnectionRefused, match="'two words' is not an attribute's name"):
             await client.stream("clicks", key="two words")
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+class Visit(Event):
+    user: str
+    n: int
+    page: bytes
+
+
+class Line(Event):
+    text: str
+
+
+class Word(Event):
+    word: str
+    n: int
+
+
+USERS = [f"user{n}" for n in range(40)]
+
+CLICKS = [Click(USERS[n * 7 % 40], n) for n in range(4000)]
+
+
+class Seen:
+    """What an app has seen: numbers by key, and the partitions where each key was."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[Any, list[int]] = defaultdict(list)
+        self.partitions: dict[Any, set[int]] = defaultdict(set)
+
+    def note(self, pe: Any, event: Any) -> None:
+        self.numbers[pe.key].append(event.n)
+        self.partitions[pe.key].add(pe.partition)
+
+    @property
+    def total(self) -> int:
+        return sum(map(len, self.numbers.values()))
+
+    def at_home(self, partitions: int, hasher: Callable[[Any], int] = crc32m) -> None:
+        """Every key was in its own partition only."""
+        home = Partitioner(partitions, hasher).partition_of
+        assert self.partitions == {key: {home(key)} for key in self.partitions}
+        assert len(set().union(*self.partitions.values())) > 1
+
+
+def clicks_app(
+    seen: Seen, key: KeySpec | None = "user", name: str = "clicks", types: type[Event] = Click
+) -> App:
+    """An app that notes each click under its PE's key."""
+    return OnePE(seen.note, name, key=key, types=types)
+
+
+async def send_all(node: Container, events: Iterable[Any], **options: Any) -> None:
+    async with Client(node.address) as client:
+        clicks = await client.stream("clicks", **options)
+        await clicks.send_many(events)
+        assert await clicks.flush() == []
+
+
+def in_order(seen: Seen, clicks: list[Click] = CLICKS) -> None:
+    """Everything was seen once, and each key's events in the order sent."""
+    expected = defaultdict(list)
+    for click in clicks:
+        expected[click.user].append(click.n)
+    assert seen.numbers == expected
