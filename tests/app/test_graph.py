@@ -634,7 +634,7 @@ def test_until_a_trigger_has_fired_its_time_counts_from_the_first_event_of_its_t
     assert fired(task, "a") == ["3"]
 
 
-def test_of_count_and_time_whichever_comes_first_fires_and_starts_both_anew() -> None:
+def test_a_trigger_by_count_and_time_fires_at_the_first_and_starts_both_anew() -> None:
     task, clock = triggered((Click, 3, 10.0))
     task.run("clicks", *clicks("a", 1, 2))
     clock.now += 10

@@ -78,7 +78,7 @@ HANDSHAKE = bytes.fromhex("00 53 50 00 00 10 00 00")
     ],
     ids=["nothing", "garbage", "an envelope of nothing"],
 )
-async def test_who_takes_part_in_the_handshake_only_is_no_node(
+async def test_a_peer_that_only_takes_part_in_the_handshake_is_no_node(
     message: bytes | None, told: str
 ) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:

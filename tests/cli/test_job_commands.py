@@ -521,7 +521,7 @@ def everything(folder: Path) -> dict[Path, bytes]:
     }
 
 
-async def test_who_looks_with_the_url_sees_what_the_next_owner_would_find(nodes: Nodes) -> None:
+async def test_s4_state_with_the_url_shows_what_the_next_owner_would_find(nodes: Nodes) -> None:
     nodes.append(10, "ta", "tb")
     await nodes.run("x", 20)
     nodes.append(10, "ta")
@@ -544,7 +544,7 @@ async def test_who_looks_with_the_url_sees_what_the_next_owner_would_find(nodes:
     assert await nodes.counts("x") == {"ta": 21, "tb": 11}
 
 
-async def test_who_looks_without_the_url_is_told_that_there_may_be_more(nodes: Nodes) -> None:
+async def test_s4_state_without_the_url_says_that_there_may_be_more(nodes: Nodes) -> None:
     nodes.append(10, "ta", "tb")
     await nodes.run("x", 20)
     nodes.append(10, "ta")
@@ -680,7 +680,7 @@ async def test_an_import_from_an_app_of_another_name_is_told(s4: S4) -> None:
         assert json.loads(done.stdout) == {"tasks": ["Partition 0", "Partition 1"]}
 
 
-async def test_an_import_beyond_the_end_is_refused_at_the_start_and_can_be_mended(
+async def test_an_import_beyond_the_end_is_refused_at_the_start_and_can_be_fixed(
     s4: S4, nodes: Nodes
 ) -> None:
     nodes.append(3, "ta", "tb")

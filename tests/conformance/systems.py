@@ -384,7 +384,7 @@ class SystemConformance:
                     await lab.come_back()
             assert answers == [2]
 
-    async def test_a_partition_that_has_ended_says_so_behind_its_last_event(
+    async def test_a_partition_that_has_ended_says_so_after_its_last_event(
         self, open_lab: Any
     ) -> None:
         async with open_lab() as lab:

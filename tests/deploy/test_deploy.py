@@ -50,7 +50,7 @@ pytestmark = pytest.mark.slow
 # -- deploying ------------------------------------------------------------------------------------
 
 
-async def test_an_app_is_deployed_to_running_nodes_and_serves_through_any_door(
+async def test_an_app_is_deployed_to_running_nodes_and_takes_events_at_the_address_of_each(
     folder: Path,
 ) -> None:
     async with node(folder, "one") as one, node(folder, "two") as two:
@@ -373,7 +373,7 @@ async def test_a_node_with_another_python_is_told_before_anything_is_sent(folder
         assert "node 'old' runs Python 3.9, which cannot load it: deploy with" in done.stderr
 
 
-async def test_of_two_deployments_at_once_one_wins_and_the_other_is_told(folder: Path) -> None:
+async def test_one_of_two_deployments_at_once_wins_and_the_other_is_told(folder: Path) -> None:
     slow = "    def on_start(self):\n        import time; time.sleep(1)\n"
     first = write_app(folder, "counter", "v1", more=slow)
     second = write_app(folder, "counter", "v2", more=slow)
@@ -445,7 +445,7 @@ async def test_an_app_is_a_line_whatever_its_name_is(folder: Path) -> None:
 # -- nodes and containers that die ----------------------------------------------------------------
 
 
-async def test_of_two_nodes_with_one_name_the_second_is_refused(folder: Path) -> None:
+async def test_the_second_of_two_nodes_with_one_name_is_refused(folder: Path) -> None:
     async with node(folder, "one"):
         where = ("--folder", folder / "shared", "-p", f"s4.listener.address={ANY_PORT}")
         done = await run_s4("node", "shop", "--name", "one", *where, cwd=folder)
@@ -678,7 +678,7 @@ async def test_the_admin_socket_is_its_owner_s_alone(folder: Path) -> None:
         assert modes == [0o600, 0o600, 0o700]
 
 
-async def test_who_does_not_show_the_token_is_not_answered(folder: Path) -> None:
+async def test_a_command_without_the_token_is_not_answered(folder: Path) -> None:
     async with node(folder, "one"):
         place = (await admin_sockets(folder))["one"]
         right = await trio.Path(f"{place}.token").read_bytes()

@@ -31,5 +31,5 @@ def test_every_setting_that_the_page_names_exists() -> None:
     assert named - known == set()
 
 
-def test_its_figures_are_those_of_the_code() -> None:
+def test_the_figures_of_the_page_are_those_of_the_code() -> None:
     assert (SPAN, WINDOW_BYTES) == (1.0, 64 << 20)

@@ -101,7 +101,7 @@ def test_an_event_that_came_in_is_frozen_and_takes_its_attributes_over() -> None
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_who_asks_for_all_attributes_cannot_change_the_event(frozen: bool) -> None:
+def test_changing_the_attributes_that_were_read_does_not_change_the_event(frozen: bool) -> None:
     event = GenericEvent(name="joe")
     if frozen:
         event.freeze()

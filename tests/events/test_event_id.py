@@ -39,7 +39,7 @@ def test_an_event_has_the_id_of_its_task_its_input_and_its_place_there() -> None
         ]
 
 
-def test_an_event_that_the_task_has_put_itself_has_none() -> None:
+def test_an_event_that_the_task_has_put_itself_has_no_id() -> None:
     def has_none(_pe: Any, click: Click) -> None:
         with pytest.raises(S4Error, match="was put by its own task, and has no id"):
             event_id()
@@ -62,7 +62,7 @@ class Later(ProcessingElement):
         self.app.timed = True
 
 
-def test_handlers_that_overlap_have_each_their_own() -> None:
+def test_handlers_that_overlap_have_each_the_id_of_their_own_event() -> None:
     app = OnePE(Later, system="log")
     app.ids = []
     app.input.set_parallelism(2)
@@ -104,7 +104,7 @@ class CallingBack(Plain):
 
 @pytest.mark.parametrize("concurrency", ["1", "3"])
 @pytest.mark.parametrize("task", [Plain, Awaiting, CallingBack])
-def test_tasks_have_it_too(task: type[Plain], concurrency: str) -> None:
+def test_tasks_have_the_id_of_their_event_too(task: type[Plain], concurrency: str) -> None:
     class Clicks(TaskApp):
         def __init__(self) -> None:
             super().__init__("clicks", task)
@@ -117,7 +117,7 @@ def test_tasks_have_it_too(task: type[Plain], concurrency: str) -> None:
         assert test.task().ids == [f"Partition 0/log.clicks[0]:{n}" for n in range(3)]
 
 
-def test_outside_of_handlers_there_is_none() -> None:
+def test_outside_of_handlers_there_is_no_event_id() -> None:
     with pytest.raises(S4Error, match=r"event_id\(\) is for handlers"):
         event_id()
     with pytest.raises(S4Error, match=r"created_ms\(\) is for handlers"):
@@ -125,7 +125,9 @@ def test_outside_of_handlers_there_is_none() -> None:
 
 
 @pytest.mark.parametrize("partitions", [1, 4])
-async def test_it_is_told_too_where_the_node_finds_the_key_s_partition(partitions: int) -> None:
+async def test_a_handler_is_told_when_an_event_was_sent_that_its_node_has_routed(
+    partitions: int,
+) -> None:
     app = NotingApp(key=lambda event: event.user, types=GenericEvent, note=lambda *_: created_ms())
     before = int(time.time() * 1000)
     async with (

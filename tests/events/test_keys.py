@@ -238,7 +238,9 @@ def test_a_key_too_large_for_its_bytes_is_named_in_the_error() -> None:
         (1, 64, 30),  # group 1925
     ],
 )
-def test_these_keys_live_here_for_ever(key: Key, partitions: int, expected: int) -> None:
+def test_the_partition_of_these_keys_never_changes(
+    key: Key, partitions: int, expected: int
+) -> None:
     assert Partitioner(partitions).partition_of(key) == expected
 
 

@@ -627,7 +627,7 @@ def test_json_that_does_not_decode_is_refused_by_index_and_reason() -> None:
     ]
 
 
-def test_of_a_long_json_text_the_beginning_is_told() -> None:
+def test_the_beginning_of_a_long_json_text_is_told() -> None:
     _, refusals = from_json(EventType(Click), b'[{"age": 5, "user": "' + b"a" * 1000 + b'"}]')
     (_, why) = refusals[0]
     (_, shown) = why.split(", in ")
@@ -696,7 +696,7 @@ def test_a_generic_event_that_is_none_of_the_type_is_refused_alone() -> None:
     assert "unknown field `name`" in refusals[0][1]
 
 
-def test_of_several_types_none_is_guessed() -> None:
+def test_no_type_is_guessed_where_there_are_several() -> None:
     known = {"Visit": EventType(Visit), "Click": EventType(Click)}
     reader = reader_of(GENERIC_DECLARATION, known, others=False)
     events, refusals = slowly(reader, EventType(GenericEvent).encode([GenericEvent(user="a")]))

@@ -44,7 +44,7 @@ def test_a_frame_that_was_there_in_part_is_trimmed_at_the_front() -> None:
     assert [(e.start, e.first, e.end) for e in plan.entries] == [(5, 3, 9)]
 
 
-def test_a_producer_goes_on_behind_what_will_never_come() -> None:
+def test_a_producer_resumes_after_what_will_never_come() -> None:
     ledger = Ledger()
     appended(ledger, frame("a", 0, 5))
     assert appended(ledger, frame("a", 8, 2)) == [Appended(5, 2, 10)]

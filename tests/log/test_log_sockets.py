@@ -286,7 +286,7 @@ async def test_producers_route_by_the_stream_s_key_and_others_are_taken_apart(
             assert of_user == {key: [1, 2, 3, 4, 5] for key in mine}
 
 
-async def test_of_a_damaged_partition_just_its_own_events_are_refused(tmp_path: Path) -> None:
+async def test_only_the_events_of_a_damaged_partition_are_refused(tmp_path: Path) -> None:
     async with log_node(tmp_path) as node, log_at(node.address) as log:
         await log.create("clicks", 2, key="user")
     (tmp_path / "log" / "clicks" / "0001.sqlite").write_bytes(b"no database" * 100)
@@ -437,7 +437,7 @@ async def test_json_becomes_generic_events_or_the_type_that_the_stream_has(
         ]
 
 
-async def test_a_new_process_under_an_old_id_goes_on_behind_what_is_there(tmp_path: Path) -> None:
+async def test_a_new_process_with_an_old_id_resumes_after_what_is_there(tmp_path: Path) -> None:
     for life in range(3):
         async with log_node(tmp_path) as node, log_at(node.address) as log:
             await log.create("clicks")

@@ -39,7 +39,7 @@ events_of_any_type = st.lists(
 
 
 @given(events=events_of_any_type, first=st.integers(0, 1000), skip=st.integers(0, 45))
-def test_each_event_behind_the_skipped_ones_goes_once_to_its_partition_in_order(
+def test_each_event_after_the_skipped_ones_goes_once_to_its_partition_in_order(
     events: list[Any], first: int, skip: int
 ) -> None:
     data, body = frame_of(events, first)

@@ -146,7 +146,9 @@ async def test_a_producer_that_was_away_for_too_long_is_forgotten(
 # --- the queue -----------------------------------------------------------------------------------
 
 
-async def test_who_waits_for_room_gets_it_when_something_was_written(tmp_path: Path) -> None:
+async def test_a_writer_that_waits_for_room_gets_it_when_something_was_written(
+    tmp_path: Path,
+) -> None:
     async with opened(tmp_path) as log:
         partition = log.stream("clicks").partitions[0]
         answers: list[Answer] = []
@@ -220,7 +222,7 @@ async def test_what_is_appended_to_a_closed_log_is_answered_with_an_error(tmp_pa
         await append(partition, numbered("a", 0, 1))
 
 
-async def test_who_reads_when_the_log_is_closed_is_told_so(tmp_path: Path) -> None:
+async def test_a_reader_is_told_when_the_log_is_closed(tmp_path: Path) -> None:
     async with opened(tmp_path) as log:
         partition = log.stream("clicks").partitions[0]
         await append(partition, numbered("a", 0, 5))

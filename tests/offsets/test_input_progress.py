@@ -26,7 +26,7 @@ def receipt(of: InputProgress, first: int, end: int, parts: int = 1) -> InputRec
     return whole
 
 
-def test_a_batch_that_is_done_moves_the_safe_offset_behind_it() -> None:
+def test_a_batch_that_is_done_moves_the_safe_offset_past_it() -> None:
     it = progress(10)
     receipt(it, 10, 15).done()
     assert it.safe == 15

@@ -43,7 +43,7 @@ def test_the_later_of_two_requests_holds() -> None:
     assert fanned.spent == {"1", "2"}
 
 
-def test_of_two_of_the_same_moment_the_one_for_the_task_holds() -> None:
+def test_a_startpoint_for_the_task_wins_over_another_of_the_same_moment() -> None:
     wide, own = request("1", A, Oldest()), request("2", A, Upcoming(), task="t0")
     assert fan_out({"t0": [A]}, [own, wide], {}, NOW).pending == {"t0": (own,)}
 

@@ -21,7 +21,7 @@ from s4node.process.exit_status import exit_status
 JOB = JobGuard(4, "by-partition", "crc32m", {"log.clicks": 4})
 
 
-def test_who_has_claimed_a_task_may_write_and_says_when(tmp_path: Path) -> None:
+def test_a_container_that_has_claimed_a_task_may_write_and_says_when(tmp_path: Path) -> None:
     store = TaskClaims(tmp_path / "new" / "folder")
     claim = store.claim("Partition 0", "", 0)
     assert store.tasks() == {"Partition 0": 0}

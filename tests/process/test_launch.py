@@ -166,7 +166,9 @@ async def test_containers_whose_tasks_are_done_are_not_started_again_and_the_com
     assert "a container ended" not in done.stderr
 
 
-async def test_who_looks_finds_it_and_cannot_deploy_there(tmp_path: Path) -> None:
+async def test_s4_status_finds_a_launched_app_and_nothing_can_be_deployed_there(
+    tmp_path: Path,
+) -> None:
     async with launched(tmp_path, "--nodes", "3", "--partitions", "2") as process:
         await until(lambda: any("see it:" in line for line in process.stderr))
         folder = process.stderr[-1].removeprefix("  see it:  s4 top --folder ")

@@ -90,7 +90,7 @@ def test_even_while_the_stage_is_full_each_may_have_one_event_under_way() -> Non
     assert credit.limit("b", 50, 50) >= 51
 
 
-def test_who_leaves_is_not_waited_for() -> None:
+def test_a_producer_that_has_left_is_not_waited_for() -> None:
     stage, credit = credit_of(100, "a", "b")
     filled(stage, 100)
     credit.limit("a", 40, 50)
@@ -180,7 +180,7 @@ def test_limits_never_go_back_shares_are_kept_and_nobody_starves(
         assert (producer.limit - producer.safe) * 4 > credit.share * 3
 
 
-def test_who_sends_nothing_for_two_periods_has_no_share_until_it_sends_again() -> None:
+def test_a_producer_that_sends_nothing_for_two_periods_has_no_share_until_it_sends_again() -> None:
     _, credit = credit_of(100, *map(str, range(10)))
     assert credit.share == 10
     credit.tick()

@@ -289,7 +289,7 @@ class Migrating(CountingApp):
 
 @pytest.mark.parametrize("how", ["alone", "parallel", "singleton"])
 @pytest.mark.parametrize("cls", MIGRATES)
-async def test_a_migrate_that_fails_is_told_with_the_key_and_is_what_to_mend(
+async def test_a_migrate_that_fails_is_reported_with_the_key_and_as_what_to_fix(
     system: MemorySystem,
     settings: dict[str, str],
     capsys: pytest.CaptureFixture[str],
@@ -445,7 +445,7 @@ class Waits(CountAndTell):
         self.app.counts[self.key] = self.count
 
 
-async def test_an_instance_that_leaves_the_cache_has_what_its_last_handler_did_behind_a_commit(
+async def test_an_instance_that_leaves_the_cache_keeps_what_its_last_handler_did_after_a_commit(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     system.create("clicks", 1)

@@ -239,7 +239,7 @@ def test_timers_fire_when_the_clock_passes_them_each_at_its_time() -> None:
         assert test.now == pytest.approx(6.1)
 
 
-def test_idle_instances_leave_the_cache_and_say_goodbye() -> None:
+def test_idle_instances_leave_the_cache_after_on_remove() -> None:
     class Leaving(Count):
         def on_remove(self) -> None:
             self.totals.put(Total(f"bye {self.key}", self.clicks))
@@ -536,7 +536,7 @@ def test_a_handler_s_own_exception_is_raised_with_its_place() -> None:
             test.send("clicks", Click("ann"))
 
 
-def test_who_sets_what_the_class_does_not_declare_is_told_how_to() -> None:
+def test_setting_what_the_class_does_not_declare_is_answered_with_how_to() -> None:
     class Undeclared(Count):
         def on_create(self) -> None:
             self.total = 0
@@ -547,7 +547,7 @@ def test_who_sets_what_the_class_does_not_declare_is_told_how_to() -> None:
 
 
 @pytest.mark.parametrize("name", ["total", "limit", "given"])
-def test_who_sets_what_the_class_has_without_an_annotation_is_told_to_annotate_it(
+def test_setting_what_the_class_has_without_an_annotation_is_answered_with_how_to(
     name: str,
 ) -> None:
     class Unannotated(Count):

@@ -129,7 +129,7 @@ def test_an_owner_lives_if_one_of_the_members_is_it() -> None:
         ("aaaa", [A, B, C], 2, {3: "b", 2: "b"}),
     ],
 )
-def test_who_has_too_many_should_hand_over_as_few_as_can_be(
+def test_a_member_with_too_many_tasks_should_hand_over_as_few_as_possible(
     owners: str, members: list[Member], containers: int, expected: dict[int, str]
 ) -> None:
     by_name = {member.name: member for member in members}

@@ -38,7 +38,7 @@ def names(assignment: Assignment) -> str:
         (2, "abc", 3, "ab"),
     ],
 )
-def test_so_many_members_get_tasks_and_the_others_are_spares(
+def test_no_more_members_than_wanted_get_tasks_and_the_others_are_spares(
     tasks: int, living: str, containers: int, owners: str
 ) -> None:
     assert names(assign(tasks, crew(living), None, containers)) == owners

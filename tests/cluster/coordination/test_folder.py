@@ -350,7 +350,7 @@ async def test_a_killed_process_is_noticed_within_a_moment(folder: Path) -> None
         assert await gone(session, "/nodes/two") < 5  # 0.05 s at rest
 
 
-async def test_who_opens_a_session_does_not_meet_entries_of_the_dead(folder: Path) -> None:
+async def test_a_new_session_finds_no_entries_of_dead_ones(folder: Path) -> None:
     async with peer(where_of(folder), "hold", "/nodes/one", 60) as other:
         assert await other.line() == "holds"
         await other.kill()

@@ -25,7 +25,7 @@ from s4node.errors import CoordinationError, NameTaken, SessionLost
 # --- the first assignment ------------------------------------------------------------------------
 
 
-async def test_who_is_alone_owns_everything(tmp_path: Path) -> None:
+async def test_a_member_that_is_alone_owns_everything(tmp_path: Path) -> None:
     async with seat(tmp_path, "a") as a:
         await owners([a], "aaaa")
         assert a.view == View(
@@ -85,7 +85,7 @@ async def test_apps_do_not_meet(tmp_path: Path) -> None:
 # --- coming and going ----------------------------------------------------------------------------
 
 
-async def test_who_comes_late_is_a_spare_and_takes_over_at_once(tmp_path: Path) -> None:
+async def test_a_late_member_is_a_spare_and_takes_over_at_once(tmp_path: Path) -> None:
     async with seat(tmp_path, "a", expected=2) as a, seat(tmp_path, "b", expected=2) as b:
         await until(lambda: len(a.mine) == len(b.mine) == 2)
         async with seat(tmp_path, "c", expected=2) as c:
@@ -97,7 +97,7 @@ async def test_who_comes_late_is_a_spare_and_takes_over_at_once(tmp_path: Path) 
             assert sorted(a.mine + c.mine) == [0, 1, 2, 3]
 
 
-async def test_who_has_more_than_its_share_hands_over_what_it_has_stopped_with(
+async def test_a_member_with_more_than_its_share_hands_over_what_it_has_stopped_with(
     tmp_path: Path,
 ) -> None:
     async with seat(tmp_path, "a") as a:
@@ -136,7 +136,7 @@ async def test_handing_over_waits_until_it_can_be_written(tmp_path: Path) -> Non
             await owners([a, b], "aaab")
 
 
-async def test_who_has_left_has_nothing_to_hand_over(tmp_path: Path) -> None:
+async def test_a_member_that_has_left_has_nothing_to_hand_over(tmp_path: Path) -> None:
     async with seat(tmp_path, "a") as a:
         await owners([a], "aaaa")
         async with seat(tmp_path, "b") as b:
@@ -224,7 +224,9 @@ async def test_when_the_oldest_dies_the_next_one_computes(tmp_path: Path) -> Non
             assert sorted(b.mine + c.mine) == [0, 1, 2, 3]
 
 
-async def test_who_comes_back_under_its_name_starts_without_what_it_had(tmp_path: Path) -> None:
+async def test_a_member_that_comes_back_under_its_name_starts_without_what_it_had(
+    tmp_path: Path,
+) -> None:
     async with seat(tmp_path, "b", expected=2) as b:
         async with member_process(tmp_path, "a", expected=2) as a:
             await until(lambda: len(b.mine) == 2)
@@ -251,7 +253,7 @@ async def test_when_all_have_gone_those_who_come_gather_again(tmp_path: Path) ->
 # --- leaving -------------------------------------------------------------------------------------
 
 
-async def test_who_leaves_gives_up_everything_and_is_told_so_last(tmp_path: Path) -> None:
+async def test_a_member_that_leaves_gives_up_everything_and_is_told_so_last(tmp_path: Path) -> None:
     async with seat(tmp_path, "a", expected=2) as a, seat(tmp_path, "b", expected=2) as b:
         await until(lambda: len(a.mine) == len(b.mine) == 2)
         await a.membership.leave()

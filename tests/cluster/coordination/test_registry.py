@@ -134,7 +134,7 @@ async def test_an_app_that_has_members_already_can_be_created(tmp_path: Path) ->
         assert list(await one.apps("east")) == ["count"]
 
 
-async def test_of_two_that_deploy_at_once_one_is_first(tmp_path: Path) -> None:
+async def test_one_of_two_that_deploy_at_once_is_first(tmp_path: Path) -> None:
     outcomes: list[str] = []
 
     async def deploy(registry: Registry, version: str) -> None:
@@ -253,7 +253,7 @@ async def test_a_stream_has_producers_and_consumers_in_several_clusters(tmp_path
         ]
 
 
-async def test_who_consumes_a_stream_is_known_after_its_session(tmp_path: Path) -> None:
+async def test_the_consumers_of_a_stream_are_known_after_their_sessions(tmp_path: Path) -> None:
     async with registry(tmp_path) as one:
         await one.add_stream_user("words", "consumers", COUNT)
     async with registry(tmp_path, "two") as two:

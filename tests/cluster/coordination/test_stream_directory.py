@@ -123,7 +123,7 @@ async def test_what_an_app_produces_and_consumes_is_known_to_who_asks(tmp_path: 
         ]
 
 
-async def test_the_same_is_not_told_twice(tmp_path: Path) -> None:
+async def test_consumers_that_have_not_changed_are_not_told_twice(tmp_path: Path) -> None:
     async with watching(tmp_path, "words") as adapter:
         async with consuming(tmp_path, "east", "count", "words"):
             await until(lambda: "east.count" in adapter.consumers("words"))

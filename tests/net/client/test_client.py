@@ -543,7 +543,7 @@ async def test_events_that_an_error_for_good_has_left_are_told_when_the_client_i
     assert (told["stream"], told["events"]) == ("clicks", 10)
 
 
-async def test_of_two_clients_with_one_producer_id_the_older_is_told() -> None:
+async def test_the_older_of_two_clients_with_one_producer_id_is_told() -> None:
     noted = Noted()
     async with running(noted) as node, Client(node.address, producer="web") as older:
         first = await older.stream("clicks")

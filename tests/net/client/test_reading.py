@@ -92,7 +92,7 @@ def test_a_gap_is_not_taken_and_a_repetition_is_trimmed() -> None:
     assert numbers(arrived) == [5, 6, 7, 8, 9]
 
 
-def test_a_loss_is_told_behind_what_came_before_it_and_once() -> None:
+def test_a_loss_is_reported_once_after_what_came_before_it() -> None:
     reading, arrived = a_reading({0: 0})
     reading.on_hello(welcome(wire.Position(0, 0, 100, 50)))
     reading.on_data(*data(0, 4))

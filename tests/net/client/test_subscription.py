@@ -100,7 +100,7 @@ async def test_every_container_of_the_app_is_read_from(tmp_path: Path) -> None:
         assert sorted(found) == sorted(USERS)
 
 
-async def test_who_reads_nothing_costs_the_app_nothing() -> None:
+async def test_a_subscriber_that_reads_nothing_costs_the_app_nothing() -> None:
     async with (
         running(sums(), {"s4.remoteSender.workQueueSize": "100"}) as node,
         Client(node.address) as client,

@@ -162,7 +162,9 @@ def test_a_node_s_key_of_attributes_is_used_whatever_one_s_own_is(key: Any) -> N
         (len, "len, which has no name"),
     ],
 )
-def test_that_everything_takes_one_lane_is_told_once_with_both_keys(key: Any, words: str) -> None:
+def test_a_warning_with_both_keys_comes_once_when_all_events_take_one_lane(
+    key: Any, words: str
+) -> None:
     outbox, route = opened(*[1000] * 4, routing="crc32m:@finder", key=key)
     assert outbox.warning is None
     outbox.extend(ticks(3))

@@ -276,7 +276,7 @@ def word(
     )
 
 
-def test_of_two_deployments_the_later_one_is_believed_although_its_epochs_begin_anew() -> None:
+def test_the_later_of_two_deployments_is_believed_although_its_epochs_begin_anew() -> None:
     outbox = Outbox("ticks", "p", types=[Tick])
     first = route_of(outbox)
     first.hello()
@@ -365,7 +365,7 @@ def test_the_answer_to_a_hello_leads_each_lane_to_its_owner() -> None:
     assert spans(other.frames(1000)) == [(1, 0, 2)]
 
 
-def test_of_two_words_on_owners_the_one_of_the_higher_epoch_is_true() -> None:
+def test_the_owners_of_the_higher_epoch_are_believed() -> None:
     outbox = Outbox("ticks", "p", types=[Tick])
     route = route_of(outbox)
     route.hello()

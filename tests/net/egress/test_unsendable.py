@@ -117,7 +117,9 @@ async def test_what_the_consumer_has_no_type_or_no_key_for_is_counted_as_well() 
     assert "takes GenericEvent, not 'Name'" in reason or "KeyError: 'user'" in reason
 
 
-async def test_so_it_is_where_it_is_put_before_the_consumer_is_there() -> None:
+async def test_what_is_put_before_its_consumer_is_there_is_counted_when_that_cannot_take_it() -> (
+    None
+):
     address = f"tcp://127.0.0.1:{free_port()}"
     consumers = {"s4.stream.names.consumers": "east", "s4.cluster.east.address": address}
     east = {"s4.cluster.name": "east", "s4.listener.address": address}

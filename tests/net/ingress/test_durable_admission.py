@@ -379,7 +379,7 @@ def test_a_producer_that_has_heard_more_than_the_row_says_is_told_of_the_loss() 
     assert node.admission.unknown(hello) == []
 
 
-def test_a_producer_without_numbers_waits_until_its_past_is_committed() -> None:
+def test_a_producer_without_numbers_waits_until_its_earlier_events_are_committed() -> None:
     node = Node()
     node.greet()
     frame = node.take(0, 10)
@@ -437,7 +437,7 @@ def test_rows_without_a_lane_are_forgotten_by_the_time_that_somebody_could_have_
     assert node.commit() == {"p": None}
 
 
-def test_who_comes_back_before_it_is_forgotten_for_good_is_known() -> None:
+def test_a_producer_that_comes_back_before_it_is_forgotten_is_known() -> None:
     node = Node({0: {"p": KeptProducer(5)}, 1: {}})
     node.admission.tick(200.0, 100.0)
     taken = node.admission.take(0, 200.0, 0)
@@ -544,7 +544,7 @@ def test_programs_get_no_more_credit_while_much_waits_of_what_others_are_to_proc
     assert node.ruling().limit == 1500
 
 
-def test_of_a_partition_that_is_left_nobody_is_held_back_any_more() -> None:
+def test_no_producer_waits_for_a_partition_that_has_been_given_up() -> None:
     tasks = {0: False, 1: False}
     node = Node(held=lambda partition: tasks[partition])
     node.greet()

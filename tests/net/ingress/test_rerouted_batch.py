@@ -23,7 +23,7 @@ class Click(Event):
 SSP = SystemStreamPartition("log", "clicks", 0)
 
 
-def test_it_is_covered_exactly_when_the_place_to_go_on_at_is_behind_it() -> None:
+def test_an_event_is_covered_exactly_when_the_offset_to_resume_at_is_after_it() -> None:
     progress = InputProgress(SSP, 0, lambda *_: None)
     batch = EventBatch("clicks", 0, [Click(str(n)) for n in range(6)], first=0)
     whole = InputReceipt(progress, 0, 6, batch)

@@ -66,7 +66,7 @@ def test_what_all_credit_is_used_up_by_waits_for_nothing_more() -> None:
     assert coalescer.due(Sendable(999, 4, 1000), now=5.001) > 5.001
 
 
-def test_of_several_streams_all_lanes_and_their_credit_count() -> None:
+def test_the_lanes_and_the_credit_of_all_streams_count() -> None:
     assert together([]) == Sendable(0, 0, 0)
     assert together([Sendable(5, 1, 9), Sendable(0, 0, 0), Sendable(7, 2, 8)]) == (12, 3, 17)
 

@@ -14,7 +14,7 @@ def test_the_first_is_written_and_the_next_a_while_later_tells_what_was_left_out
     assert seldom.left_out("a", 500) == 1
 
 
-def test_of_a_thousand_kinds_the_oldest_is_forgotten() -> None:
+def test_beyond_a_thousand_kinds_the_oldest_is_forgotten() -> None:
     seldom = LogThrottle(60)
     for n in range(1001):
         assert seldom.left_out(n, n / 1000) == 0

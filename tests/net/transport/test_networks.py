@@ -29,7 +29,7 @@ async def test_envelopes_arrive_whole_and_in_order_both_ways(make: Callable[[], 
 
 
 @both
-async def test_who_is_not_read_can_send_a_bounded_number_of_envelopes(
+async def test_a_peer_whose_other_end_does_not_read_can_send_a_bounded_number_of_envelopes(
     make: Callable[[], Network],
 ) -> None:
     envelope = b"x" * (MOST // 2)
@@ -50,7 +50,9 @@ async def test_who_is_not_read_can_send_a_bounded_number_of_envelopes(
 
 
 @both
-async def test_who_dials_is_told_of_a_loss_and_connects_again(make: Callable[[], Network]) -> None:
+async def test_the_side_that_dialled_is_told_of_a_loss_and_connects_again(
+    make: Callable[[], Network],
+) -> None:
     async with connected(make) as ends:
         await ends.far.close()
         await until(lambda: ends.told == [True, False, True], "it is connected again")
@@ -60,7 +62,7 @@ async def test_who_dials_is_told_of_a_loss_and_connects_again(make: Callable[[],
 
 
 @both
-async def test_who_is_dialled_is_told_of_the_end(make: Callable[[], Network]) -> None:
+async def test_the_side_that_was_dialled_is_told_of_the_end(make: Callable[[], Network]) -> None:
     async with connected(make) as ends:
         await ends.near.close()
         await until(lambda: ends.told_there == [True, False], "its peer has gone")

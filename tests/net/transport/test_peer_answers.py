@@ -5,7 +5,7 @@ from __future__ import annotations
 from s4node.net.transport.peer_answers import PeerAnswers
 
 
-def test_who_only_sends_what_cannot_be_read_is_a_stranger_until_a_frame_can() -> None:
+def test_a_peer_is_no_node_until_one_of_its_frames_can_be_read() -> None:
     answers = PeerAnswers()
     assert answers.stranger == ""
     answers.bad("no magic")

@@ -171,7 +171,7 @@ async def test_what_waits_when_a_node_stops_goes_back_to_its_producer(
     assert sorted(first + second) == list(range(8000))
 
 
-async def test_what_was_sent_by_a_producer_that_has_gone_is_worked_off() -> None:
+async def test_what_was_sent_by_a_producer_that_has_gone_is_processed() -> None:
     seen: list[int] = []
     async with running(slow(seen, "user", 0.002)) as node:
         async with raw_peer(node.address) as peer:
@@ -183,7 +183,7 @@ async def test_what_was_sent_by_a_producer_that_has_gone_is_worked_off() -> None
     assert seen == list(range(800))
 
 
-async def test_what_comes_before_the_end_of_a_stream_is_worked_off() -> None:
+async def test_what_comes_before_the_end_of_a_stream_is_processed() -> None:
     seen: list[int] = []
     app = slow(seen, "user", 0.002)
     async with running(app) as node, raw_peer(node.address) as peer:

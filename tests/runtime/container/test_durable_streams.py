@@ -172,7 +172,7 @@ async def test_a_program_that_dies_sends_all_of_it_again_and_what_is_committed_i
     assert app.seen == {user: list(range(at, 200, 4)) for at, user in enumerate(USERS)}
 
 
-async def test_who_waits_for_its_earlier_life_is_told_that_it_is_not_the_node_that_is_away(
+async def test_a_producer_that_waits_for_its_earlier_life_is_told_that_the_node_is_not_away(
     settings: dict[str, str],
 ) -> None:
     began: list[int] = []
@@ -567,7 +567,7 @@ GOOD = sorted(set(range(100)) - set(BAD))
     ("partitions", "bad"),
     [("1", "undecodable"), ("4", "undecodable"), ("4", "raises"), ("4", "none")],
 )
-async def test_a_crash_behind_a_commit_within_a_frame_with_bad_events_counts_the_others_once(
+async def test_a_crash_after_a_commit_within_a_frame_with_bad_events_counts_the_others_once(
     settings: dict[str, str], partitions: str, bad: str, concurrency: str
 ) -> None:
     chosen = settings | {
@@ -792,7 +792,7 @@ async def test_an_event_without_a_key_on_its_way_to_another_task_is_refused_alon
         await until(lambda: processed(app) == 99)
 
 
-async def test_who_sends_much_for_other_tasks_waits_until_they_have_committed_it(
+async def test_a_producer_that_sends_much_for_other_tasks_waits_until_they_have_committed_it(
     settings: dict[str, str],
 ) -> None:
     small = settings | {"task.commit.ms": "20", "s4.state.changesBytes": "2000"}

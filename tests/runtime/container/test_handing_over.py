@@ -52,7 +52,7 @@ async def test_a_task_that_goes_back_while_it_is_handed_over_loses_nothing(
         assert it.sum_of(stored) == truth(clicks)
 
 
-async def test_who_hands_over_the_only_input_that_has_not_ended_is_told_of_the_end_of_the_others(
+async def test_a_container_that_hands_over_its_only_open_input_is_told_of_the_end_of_the_others(
     system: MemorySystem, settings: dict[str, str], tmp_path: Path
 ) -> None:
     clicks = fill(system, 100, lambda _: False)
@@ -244,7 +244,7 @@ async def test_what_goes_round_is_counted_once_when_its_task_moves(
 # -- producers ------------------------------------------------------------------------------------
 
 
-async def test_a_producer_that_waits_for_its_past_is_answered_when_that_is_the_next_owner_s(
+async def test_a_producer_that_waits_for_its_earlier_life_is_answered_by_the_next_owner(
     settings: dict[str, str], tmp_path: Path
 ) -> None:
     begun, may_end = trio.Event(), trio.Event()

@@ -79,9 +79,7 @@ def test_two_consumers_of_a_stream_at_one_address_are_refused() -> None:
         Topology(config).consumers("out")
 
 
-async def test_what_is_told_behind_a_turn_that_a_sleeping_loop_took_at_once_has_another_turn() -> (
-    None
-):
+async def test_what_is_reported_after_the_turn_of_a_sleeping_loop_gets_another_turn() -> None:
     """Such as a verdict that comes due while verdicts are being sent."""
     turns: list[int] = []
     told = False

@@ -192,7 +192,7 @@ async def test_a_hook_of_the_app_whose_exception_cannot_be_told_is_named_by_its_
 # -- what is told ---------------------------------------------------------------------------------
 
 
-async def test_a_handler_that_calls_sys_exit_is_told_in_a_sentence_behind_its_own_lines(
+async def test_a_handler_that_calls_sys_exit_is_reported_in_a_sentence_after_its_traceback(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "gone.py").write_text(
@@ -215,7 +215,7 @@ async def test_a_handler_that_calls_sys_exit_is_told_in_a_sentence_behind_its_ow
         assert told[-1].startswith("s4: Gone of app 'gone' raised SystemExit: 3; key 'joe', ")
 
 
-async def test_a_source_that_fails_is_told_in_a_sentence_behind_its_own_lines(
+async def test_a_source_that_fails_is_reported_in_a_sentence_after_its_traceback(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "fails.py").write_text(
@@ -235,7 +235,7 @@ async def test_a_source_that_fails_is_told_in_a_sentence_behind_its_own_lines(
     )
 
 
-async def test_of_a_source_with_a_nursery_what_failed_in_it_is_told() -> None:
+async def test_what_failed_in_the_nursery_of_a_source_is_reported() -> None:
     class Feeds(App):
         def on_start(self) -> None:
             self.start_soon(partial(self.feed, "here"))

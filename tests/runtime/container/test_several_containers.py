@@ -310,7 +310,7 @@ class Patient(ProcessingElement):
 
 
 @pytest.mark.parametrize("on_its_way", ["inside", "forwarded"])
-async def test_who_takes_a_partition_over_works_off_what_it_had_sent_to_the_dead(
+async def test_a_container_that_takes_a_partition_over_processes_what_it_had_sent_to_the_dead_one(
     tmp_path: Path, on_its_way: str
 ) -> None:
     may_go = trio.Event()
@@ -441,7 +441,7 @@ async def test_every_app_that_consumes_a_stream_gets_every_event_once(tmp_path: 
         await until(lambda: east.state("Count") == want and west.state("Count") == want)
 
 
-async def test_of_a_consumer_that_has_gone_no_stage_stays_behind(tmp_path: Path) -> None:
+async def test_no_stage_of_a_consumer_that_has_gone_is_left(tmp_path: Path) -> None:
     def stages() -> list[Stage]:
         """Those of the senders in this process, whoever has them."""
         gc.collect()
@@ -482,7 +482,9 @@ async def test_an_app_that_is_away_gets_what_was_sent_meanwhile_when_it_is_back(
                 await until(lambda: back.state("Count") == dict.fromkeys(USERS, 1))
 
 
-async def test_a_node_s_door_leads_to_the_containers_that_take_the_stream(tmp_path: Path) -> None:
+async def test_a_node_s_redirector_leads_to_the_containers_that_take_the_stream(
+    tmp_path: Path,
+) -> None:
     async with nodes(tmp_path, clicks, 2) as (all_nodes, nursery):
         addresses = [container.address for container in all_nodes.containers.values()]
         door = Door(
@@ -511,7 +513,7 @@ class SlowSplit(ProcessingElement):
 
 
 @pytest.mark.parametrize("texts", [False, True])
-async def test_nodes_that_stop_together_work_off_what_they_send_each_other(
+async def test_nodes_that_stop_together_process_what_they_send_each_other(
     tmp_path: Path, texts: bool
 ) -> None:
     def slow() -> App:
@@ -543,7 +545,7 @@ async def test_nodes_that_stop_together_work_off_what_they_send_each_other(
         assert sum(all_nodes.state("CountWords").values()) == 8 * admitted
 
 
-async def test_who_takes_over_from_a_stopping_node_gets_nothing_that_was_processed_there(
+async def test_who_takes_over_from_a_stopping_container_gets_nothing_that_was_processed_there(
     tmp_path: Path,
 ) -> None:
     may_go, may_end = trio.Event(), trio.Event()

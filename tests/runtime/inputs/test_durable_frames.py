@@ -240,7 +240,7 @@ class Node:
 
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("bad", [0, 1, 2, 3])
-def test_a_commit_behind_an_event_that_does_not_decode_has_its_producer_go_on_behind_it(
+def test_a_commit_after_an_event_that_does_not_decode_has_its_producer_resume_after_it(
     bad: int, mixed: bool
 ) -> None:
     node = Node(mixed=mixed)

@@ -686,7 +686,7 @@ async def test_a_trigger_counts_for_each_key_by_itself_and_starts_anew_when_it_f
     assert fired == [("ann", 3, 2), ("ann", 6, 5), ("bob", 3, 2)]
 
 
-async def test_a_trigger_counts_from_nought_for_an_instance_that_was_made_anew() -> None:
+async def test_a_trigger_counts_from_zero_for_a_new_instance() -> None:
     fired: list[Any] = []
 
     class Every(ProcessingElement):
@@ -863,7 +863,7 @@ async def test_a_busy_handler_with_a_timer_due_does_not_keep_the_loop_spinning()
 # -- removing, caches, singletons -----------------------------------------------------------------
 
 
-async def test_a_removed_instance_says_goodbye_and_the_keys_next_event_makes_a_new_one() -> None:
+async def test_on_remove_is_called_on_a_removed_instance_and_the_next_event_makes_another() -> None:
     story: list[Any] = []
 
     class Session(ProcessingElement):

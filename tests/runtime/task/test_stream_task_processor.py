@@ -555,7 +555,7 @@ async def test_a_process_that_hangs_in_a_thread_is_left_alone_when_the_time_to_s
     assert (committed(container) or 0) <= 1
 
 
-async def test_a_task_in_a_thread_is_closed_behind_its_process_when_another_fails(
+async def test_a_task_in_a_thread_is_closed_after_its_process_call_when_another_fails(
     system: MemorySystem, settings: dict[str, str], gate: threading.Event
 ) -> None:
     fill(system, 2, 1)
@@ -729,7 +729,7 @@ async def test_a_commit_that_is_asked_for_at_an_event_covers_exactly_that_event(
     assert taken[:4] == [1, 38, 39, 100]
 
 
-async def test_events_behind_a_commit_are_released_right_after_it_without_another_event(
+async def test_events_after_a_commit_are_released_right_after_it_without_another_event(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     fill(system, 1, 4)

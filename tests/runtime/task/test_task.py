@@ -304,7 +304,7 @@ def test_any_interleaving_keeps_the_rules_and_nothing_is_forgotten(
 
 @settings(max_examples=300, deadline=None)
 @given(MOVES, HOW)
-def test_a_task_that_is_handed_over_has_done_all_before_the_place_to_go_on_at_and_none_behind(
+def test_a_task_that_is_handed_over_has_done_all_before_the_offset_to_resume_at_and_none_after(
     moves: list[tuple[Any, ...]], how: dict[str, Any]
 ) -> None:
     machine = played(moves, **how)

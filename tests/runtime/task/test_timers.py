@@ -216,7 +216,7 @@ def test_a_commit_is_due_as_soon_as_others_wait_for_one_and_else_at_its_tick() -
     assert timetable.check_due(60.0)
 
 
-def test_who_can_wait_is_not_served_before_and_not_later_because_others_cannot() -> None:
+def test_a_commit_that_can_wait_is_neither_earlier_nor_later_because_others_cannot() -> None:
     timetable, gate = commits()
     assert timetable.schedule_commit(7.0, 1.0)
     assert not timetable.check_due(7.9)

@@ -254,7 +254,7 @@ async def test_what_is_spoiled_behind_a_stream_of_the_app_is_found_before_the_in
 
 
 @pytest.mark.parametrize("where", PLACES)
-async def test_events_fail_behind_a_stream_of_the_app_and_nothing_else_counts_twice_or_not_at_all(
+async def test_events_on_a_stream_of_the_app_fail_and_every_other_event_counts_once(
     system: MemorySystem, settings: dict[str, str], where: str
 ) -> None:
     settings["s4.stream.hops.onError"] = "skip"
@@ -316,7 +316,7 @@ async def test_what_is_put_at_the_end_of_the_inputs_comes_once_but_for_that_whic
     assert kept_rows(folder, "counts") == truth(clicks) + pages
 
 
-async def test_equal_events_behind_a_stream_of_the_app_are_each_left_out(
+async def test_equal_events_on_a_stream_of_the_app_are_each_skipped(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     class Twice(First):
@@ -414,7 +414,7 @@ async def test_each_poison_event_is_a_dead_letter_once(
     assert found == [click.number for click in clicks if click.bad]
 
 
-async def test_a_commit_waits_for_the_letters_of_what_was_left_out(
+async def test_a_commit_waits_until_dead_letters_of_skipped_events_are_kept(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     graveyard = fresh("a graveyard")
@@ -439,7 +439,7 @@ async def test_a_commit_waits_for_the_letters_of_what_was_left_out(
         assert counted(container) == {"joe": 2}
 
 
-async def test_so_does_the_commit_before_the_end_of_the_inputs(
+async def test_the_commit_before_the_end_of_the_inputs_waits_for_dead_letters_too(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     graveyard = fresh("another graveyard")

@@ -104,7 +104,7 @@ def test_an_event_of_the_task_s_own_is_left_out_once_until_that_is_taken_back() 
     assert left(7) == [7]
 
 
-def test_of_equal_events_of_the_task_s_own_as_many_are_left_out_as_have_failed() -> None:
+def test_as_many_of_a_task_s_own_equal_events_are_skipped_as_have_failed() -> None:
     poison_events = PoisonEvents()
     hops = EventBatch("hops", 0, [Click(7), Click(7), Click(7)])
     for left in (2, 1, 0):  # one after the other fails, with no commit in between

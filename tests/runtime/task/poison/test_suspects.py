@@ -34,7 +34,7 @@ def test_an_event_that_always_kills_is_convicted_with_the_third_death(
     assert [one for one in known if one.convicted] == [Suspect("log.clicks[0]", killer, killer, 3)]
 
 
-def test_deaths_at_other_events_convict_nobody() -> None:
+def test_deaths_at_other_events_skip_no_event() -> None:
     known: list[Suspect] = []
     for number in (4, 5, 6, 7):
         known = after_death(known, [Suspect("log.clicks[0]", number, number)], {})
@@ -78,7 +78,7 @@ def test_suspects_are_processed_one_by_one_and_the_others_together() -> None:
 HOPS = "hops (put by the task itself)"
 
 
-def test_of_the_task_s_own_events_all_are_suspected_until_the_next_commit() -> None:
+def test_all_of_the_task_s_own_events_are_suspected_until_the_next_commit() -> None:
     suspects = Suspects([Suspect(HOPS, 0, ALL)])
     assert suspects.alone(HOPS, (0,)) == 1
     suspects.taken(waits=True)

@@ -22,7 +22,7 @@ def test_nothing_is_looked_at_before_a_commit_fails() -> None:
     assert not successor(examination).looks
 
 
-def test_behind_a_commit_that_fails_all_is_looked_at_that_is_done_again() -> None:
+def test_after_a_commit_that_fails_all_replayed_events_are_looked_at() -> None:
     examination = UnsaveableSearch()
     examination.did(10)
     examination.taken()
@@ -56,7 +56,7 @@ def test_a_commit_of_no_events_has_none_to_blame() -> None:
     assert not examination.begins(of_commit=True)
 
 
-def test_behind_an_event_that_was_found_the_search_goes_on_and_comes_to_its_end() -> None:
+def test_after_an_event_was_found_the_search_goes_on_to_its_end() -> None:
     examination = UnsaveableSearch()
     examination.did(10)
     examination.taken()
