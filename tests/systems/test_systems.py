@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import trio
 from harness import free_port, plain_errors
+from shared_apps import Ignore, OnePE
 
 pytest.register_assert_rewrite("conformance.systems")
 
 from conformance.systems import Lab, SystemConformance  # noqa: E402
 
-from s4node import App, GenericEvent, ProcessingElement  # noqa: E402
 from s4node.config.config import Config  # noqa: E402
 from s4node.errors import ConfigError, StartpointError, UnknownStream  # noqa: E402
 from s4node.offsets.startpoint import Oldest, Timestamp, Upcoming  # noqa: E402
@@ -55,9 +55,7 @@ class LogLab(Lab):
         self.system = self.log = EmbeddedLog("log", self._address)
 
     async def serve(self) -> None:
-        app = App("keeper")
-        app.create_input_stream("ignored", app.create_pe(Ignore), key="id")
-        self._node = Container(app, Config.of(self._settings))
+        self._node = Container(OnePE(Ignore, "ignored"), Config.of(self._settings))
         self._ended = trio.Event()
         self._nursery.start_soon(self._run, self._node, self._ended)
         await self._node.ready.wait()
@@ -78,11 +76,6 @@ class LogLab(Lab):
 
     async def come_back(self) -> None:
         await self.serve()
-
-
-class Ignore(ProcessingElement):
-    def on_event(self, event: GenericEvent) -> None:
-        pass
 
 
 class TestEmbeddedLog(SystemConformance):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from shared_apps import handling
 
 from s4node import App, Event, GenericEvent, ProcessingElement, Stream
 from s4node.errors import ConfigError, ProcessingError
@@ -103,13 +104,9 @@ def test_what_is_saved_can_be_looked_at_though_it_is_not_in_memory() -> None:
 def two_inputs(seen: list[str]) -> type[App]:
     """Two inputs of a log to one PE, which notes what comes."""
 
-    class Note(ProcessingElement):
-        def on_event(self, click: Click) -> None:
-            seen.append(click.user)
-
     class Two(App):
         def on_init(self) -> None:
-            note = self.create_pe(Note)
+            note = self.create_pe(handling(lambda _, click: seen.append(click.user), Click))
             for name in ("one", "two"):
                 self.create_input_stream(name, note, key="user", system="log", types=Click)
 

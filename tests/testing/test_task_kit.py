@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import trio
+from shared_apps import NotingApp
 
 from s4node import Event
 from s4node.app.stream_task import Callback, Collector, Coordinator, Envelope, TaskApp, TaskContext
@@ -137,14 +138,7 @@ def test_timers_ring_on_the_test_s_clock_and_an_offset_may_be_chosen() -> None:
 
 
 def test_a_task_is_looked_at_where_there_is_one_only() -> None:
-    from s4node import App, ProcessingElement
-
-    class Note(ProcessingElement):
-        def on_event(self, event: Click) -> None: ...
-
-    app = App("notes")
-    app.create_input_stream("clicks", app.create_pe(Note), key="user")
-    with AppTest(app) as test:
+    with AppTest(NotingApp()) as test:
         with pytest.raises(S4Error, match="is not a TaskApp"):
             test.task()
         with pytest.raises(S4Error, match="'clicks' is not read from a system"):

@@ -854,7 +854,7 @@ async def test_a_parallel_handler_that_raises_names_its_key_and_event(plain: boo
             client.abandon()
             stream = await client.stream("clicks")
             await stream.send_many([Click(f"user-{n}", n) for n in range(20)])
-            await trio.sleep(10)
+            await trio.sleep_forever()
     assert caught.value.key == "user-7"
     assert caught.value.position == "clicks[0]@p:7"
 
@@ -951,7 +951,7 @@ async def test_a_disk_that_is_full_stops_the_app_with_a_clear_error() -> None:
             stream = await client.stream("seed")
             await stream.send(Node(1, 0))
             client.abandon()
-            await trio.sleep(10)
+            await trio.sleep_forever()
 
 
 # --- settings ------------------------------------------------------------------------------------

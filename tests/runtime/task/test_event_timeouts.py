@@ -204,5 +204,5 @@ async def test_where_the_stream_says_nothing_an_event_that_takes_too_long_stops_
     told = r"nobody has ended the event at .*clicks.*1 within 0.15 s.*onError"
     with pytest.raises(EventTimeout, match=told) as caught:
         async with running(Stores("stores", Awaited), settings):
-            await trio.sleep(20)
+            await trio.sleep_forever()
     assert caught.value.position == "clicks[0]@1"

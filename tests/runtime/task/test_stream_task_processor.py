@@ -16,8 +16,9 @@ from typing import Any, ClassVar
 
 import pytest
 import trio
+from shared_apps import OnePE
 
-from s4node import App, Event, ProcessingElement
+from s4node import Event
 from s4node.app.stream_task import Callback, Collector, Coordinator, Envelope, TaskApp, TaskContext
 from s4node.errors import CallbackError, GraphError, ProcessingError, S4Error, TaskError
 from s4node.events.keys import KeySpec
@@ -409,7 +410,7 @@ async def test_a_callback_that_is_called_twice_stops_the_container_and_is_named(
 
     with pytest.raises(CallbackError, match=r"'Partition 0' .* clicks\[0\]@1 twice"):
         async with running(Job(Twice), settings):
-            await trio.sleep(20)
+            await trio.sleep_forever()
 
 
 async def test_a_callback_that_does_not_come_in_time_stops_the_container_and_is_named(
@@ -425,7 +426,7 @@ async def test_a_callback_that_does_not_come_in_time_stops_the_container_and_is_
     values = settings | {"task.callback.timeout.ms": "60", "task.max.concurrency": "3"}
     with pytest.raises(CallbackError, match=r"'Partition 0' .* clicks\[0\]@1 within 0.06 s"):
         async with running(Job(Forget), values):
-            await trio.sleep(20)
+            await trio.sleep_forever()
 
 
 async def test_an_async_process_that_hangs_is_found_by_the_timeout_too(
@@ -439,7 +440,7 @@ async def test_an_async_process_that_hangs_is_found_by_the_timeout_too(
 
     with pytest.raises(CallbackError, match=r"clicks\[0\]@0 within 0.05 s"):
         async with running(Job(Hang), settings | {"task.callback.timeout.ms": "50"}):
-            await trio.sleep(20)
+            await trio.sleep_forever()
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -491,18 +492,14 @@ async def test_what_a_handler_of_a_pe_leaves_running_cannot_put_when_it_has_ende
     fill(system, 1, 3)
     kept: list[tuple[contextvars.Context, Click]] = []
 
-    class Plainly(ProcessingElement):
-        def on_event(self, event: Click) -> None:
-            kept.append((contextvars.copy_context(), event))  # as a task that is started has it
+    def keep(_pe: Any, click: Click) -> None:
+        kept.append((contextvars.copy_context(), click))  # as a task that is started has it
 
-    class Awaited(ProcessingElement):
-        async def on_event(self, event: Click) -> None:
-            kept.append((contextvars.copy_context(), event))
+    async def keep_later(pe: Any, click: Click) -> None:
+        keep(pe, click)
 
-    app = App("elements")
-    element = app.create_pe(Awaited if awaits else Plainly)
-    clicks = app.create_input_stream("clicks", element, key="user", system="memory")
-    clicks.set_parallelism(handlers)
+    app = OnePE(keep_later if awaits else keep, types=Click, system="memory")
+    app.input.set_parallelism(handlers)
     seen = app.create_output_stream("seen", types=Click)
     async with running(app, settings) as container:
         await until(lambda: container.processed == 3)
@@ -531,7 +528,7 @@ async def test_a_plain_process_that_hangs_in_a_thread_is_found_by_the_timeout_to
     values = THREADS | {"task.callback.timeout.ms": "50", "task.shutdown.ms": "100"}
     with pytest.raises(CallbackError, match=r"clicks\[0\]@0 within 0.05 s"):
         async with running(Job(lambda: Plain(hang)), settings | values):
-            await trio.sleep(20)
+            await trio.sleep_forever()
     assert not gate.is_set()
 
 
@@ -576,7 +573,7 @@ async def test_a_task_in_a_thread_is_closed_after_its_process_call_when_another_
 
     with pytest.raises(TaskError, match="enough"):
         async with running(Job(lambda: Slow(body)), settings | THREADS):
-            await trio.sleep(20)
+            await trio.sleep_forever()
     assert told == ["processed", "closed", "closed"]
 
 
@@ -617,7 +614,7 @@ async def test_a_failure_that_is_told_by_a_callback_names_the_event(
     )
     with pytest.raises(TaskError, match=told) as caught:
         async with running(Job(Fail), settings):
-            await trio.sleep(20)
+            await trio.sleep_forever()
     assert isinstance(caught.value.__cause__, KeyError)
 
 
@@ -1066,7 +1063,7 @@ async def test_an_error_that_is_not_ignored_stops_the_container_and_names_the_pl
     )
     with pytest.raises(TaskError, match=told) as caught:
         async with running(Job(lambda: Closes(fail)), settings | values) as container:
-            await trio.sleep(20)
+            await trio.sleep_forever()
     assert isinstance(caught.value.__cause__, ValueError)
     assert closed == [1, 1]
     assert (committed(container, 1) or 0) <= 7

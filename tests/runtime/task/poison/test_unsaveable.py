@@ -129,10 +129,11 @@ async def test_many_keys_that_cannot_be_saved_and_a_small_cache_hold_nobody_up(
     for n in range(300):
         system.put("clicks", 0, Click(f"user-{n}", n, n >= 10))
     settings["task.commit.ms"] = "300"
-    async with running(counts_app(AsyncSpoils, 4, 1), settings, partitions=1) as container:
+    app = counts_app(AsyncSpoils, 4, 1)
+    async with running(app, settings, partitions=1, deadline=120) as container:
         assert container.replay is not None
         progress = container.replay.consumers.progress
-        await until(lambda: progress[0][ssp(0)].committed == 300)
+        await until(lambda: progress[0][ssp(0)].committed == 300, seconds=100)
         assert container.statistics().replay.left_out == {"clicks": 290}
 
 
