@@ -89,14 +89,25 @@ def _say(text: str) -> None:
     print(f"  {text}", file=sys.stderr, flush=True)
 
 
+_FIGURES = {
+    "events/s": "events_per_s",
+    "limit/s": "limit_events_per_s",
+    "ratio": "ratio",
+    "CPU s/M": "cpu_s_per_million",
+    "p50 ms": "p50_ms",
+    "p99 ms": "p99_ms",
+    "MB": "rss_mb",
+}
+"""The columns of figures, and what each is called in a result."""
+
+
 def _print_table(results: Sequence[Result]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD)
-    for head in ("benchmark", "events/s", "limit/s", "ratio", "CPU s/M", "p50 ms", "p99 ms",
-                 "MB", "checked", "also"):  # fmt: skip
+    for head in ("benchmark", *_FIGURES, "checked", "also"):
         table.add_column(head, justify="left" if head in ("benchmark", "also") else "right")
     for result in results:
         row = result.row()
@@ -105,11 +116,10 @@ def _print_table(results: Sequence[Result]) -> None:
         )
         table.add_row(
             result.name,
-            *(_cell(row[key]) for key in ("events_per_s", "limit_events_per_s", "ratio",
-                                          "cpu_s_per_million", "p50_ms", "p99_ms", "rss_mb")),
+            *(_cell(row[key]) for key in _FIGURES.values()),
             {True: "yes", False: "NO", None: "-"}[result.checked],
             also,
-        )  # fmt: skip
+        )
     console = Console()
     if not console.is_terminal:
         console = Console(width=160)  # a file has no edge to wrap at
