@@ -4,6 +4,9 @@
 ``S4_FAULT=name:3`` at the third passing. With ``@FILE`` at the end it happens once: the process
 that creates the file dies, and a process that finds the file lives.
 
+``S4_FAULT=name>FOLDER>COPY`` kills nobody: at each passing COPY becomes a copy of FOLDER. So at
+``disk.synced`` it has what a power cut would leave, of what nothing but that point makes sure.
+
 Rules
 - All points are in ``POINTS``, in the order in which they are passed; another name is a mistake.
 - Without ``S4_FAULT`` a point costs one call of an empty function. None is passed once an event.
@@ -13,8 +16,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import signal
+import threading
 from collections.abc import Callable
+from pathlib import Path
 
 from s4node.errors import ConfigError
 
@@ -54,6 +60,7 @@ POINTS = {
     "startpoint.removed": "the startpoint is removed, and the next commit does not say so yet",
     "log.append": "events have arrived at a log, and are not written",
     "log.appended": "they are written, and not acknowledged",
+    "disk.synced": "something is on the disk, and its writer does not know",
 }
 """What has happened when a point is passed, and what has not."""
 
@@ -62,12 +69,15 @@ def point(text: str) -> Callable[[str], None]:
     """What is called at each point, for the value of ``S4_FAULT``; raises ConfigError."""
     if not text:
         return _pass
+    text, copies, folders = text.partition(">")
     text, _, file = text.partition("@")
     name, colon, times = text.partition(":")
     if name not in POINTS:
         raise ConfigError(f"{VARIABLE}: no point {name!r}; known are {', '.join(POINTS)}")
     if colon and not (times.isdecimal() and int(times)):
         raise ConfigError(f"{VARIABLE}: {times!r} is not a number of passings; write {name}:3")
+    if copies:
+        return _copying(name, *map(Path, folders.split(">")))
     last = int(times or 1)
     count = itertools.count(1)  # one step also for threads
 
@@ -76,6 +86,30 @@ def point(text: str) -> Callable[[str], None]:
             os.kill(os.getpid(), signal.SIGKILL)
 
     return die
+
+
+def _copying(name: str, folder: Path, copy: Path) -> Callable[[str], None]:
+    """Copies a folder at each passing; a copy that is not whole never has the name."""
+    lock = threading.Lock()
+
+    def take(passed: str) -> None:
+        if passed != name or not folder.exists():
+            return
+        with lock:
+            new, old = copy.with_suffix(".new"), copy.with_suffix(".old")
+            while True:
+                shutil.rmtree(new, ignore_errors=True)
+                try:
+                    shutil.copytree(folder, new)
+                    break
+                except (shutil.Error, FileNotFoundError):  # its owners remove files meanwhile
+                    continue
+            if copy.exists():
+                copy.rename(old)
+            new.rename(copy)
+            shutil.rmtree(old, ignore_errors=True)
+
+    return take
 
 
 def _pass(_: str) -> None:

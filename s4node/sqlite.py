@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from s4node.failpoints import passing
+
 _TRIES, _PAUSE_SECONDS = 50, 0.01
 """How often, and after which pauses, a file is looked at that another connection changes."""
 
@@ -28,6 +30,8 @@ class Database:
 
     def __init__(self, path: Path, mode: str = "rwc", *, patience: float) -> None:
         self.path = path
+        self.waits = False
+        """Each transaction waits for the disk."""
         try:
             self._db = sqlite3.connect(
                 f"{path.absolute().as_uri()}?mode={mode}",
@@ -68,6 +72,8 @@ class Database:
             try:
                 yield
                 self.execute("COMMIT")
+                if self.waits and write:
+                    passing("disk.synced")
             except BaseException:
                 if self._db.in_transaction:  # some errors have rolled back already
                     with suppress(sqlite3.Error):

@@ -23,7 +23,8 @@ APPS = ROOT / "apps"
 
 # From the ground up. A room may import from those before it in this list, and from itself.
 ROOMS = [
-    "version", "errors", "clocks", "threads", "tokens", "config", "logger", "failpoints", "sqlite",
+    "version", "errors", "clocks", "threads", "tokens", "config", "logger", "failpoints", "disk",
+    "sqlite",
     "metrics",
     "events", "exit_record", "store_spec", "app", "packaged", "stages", "offsets", "state",
     "net.wire", "net.transport", "net.egress", "net.ingress", "net.client",

@@ -15,7 +15,7 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from s4node import clocks
+from s4node import clocks, disk
 from s4node.errors import StoreCorrupt, StoreError
 from s4node.events.schema import UNREADABLE
 from s4node.log.partition_rows import FRAMES_TABLE
@@ -85,6 +85,7 @@ def begin_anew(path: Path, stream: str, number: int) -> tuple[int, Path] | None:
     path.with_name(f"{path.name}-shm").unlink(missing_ok=True)
     new.rename(path)
     lost.rename(kept)
+    disk.sync(path.parent)
     return oldest, kept
 
 

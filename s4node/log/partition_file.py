@@ -70,6 +70,7 @@ class PartitionFile:
         """Closes the connections of readers, in the writer's thread: while one is open, SQLite does
         not ask again what may be written."""
         self._synchronous = f"PRAGMA synchronous = {_SYNCHRONOUS[sync]}"
+        self._sync = sync
         self._wal = path.with_name(f"{path.name}-wal")
         self._database = PartitionDatabase(path, "rw")
         try:
@@ -91,6 +92,7 @@ class PartitionFile:
     def _set_up(self) -> None:
         self._database.execute("PRAGMA journal_mode = WAL")
         self._database.execute(self._synchronous)
+        self._database.waits = self._sync == "full"
         # some builds overwrite what is deleted: deleting would cost as much as writing
         self._database.execute("PRAGMA secure_delete = OFF")
         self._database.execute(f"PRAGMA wal_autocheckpoint = {MAX_WAL_BYTES // PAGE_BYTES}")

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import trio
 
-from s4node import threads
+from s4node import disk, threads
 from s4node.config.config import Config
 from s4node.config.paths import full_path
 from s4node.config.settings import (
@@ -213,7 +213,7 @@ async def open_log(
 def _lock(folder: Path) -> int:
     """The folder's lock, as a file descriptor; who closes it lets go."""
     with os_errors_as_ours(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        disk.make_folders(folder)
         fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

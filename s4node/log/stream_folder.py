@@ -9,7 +9,6 @@ Rules
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from s4node import disk
 from s4node.config.kinds import is_file_name
 from s4node.errors import StoreCorrupt, StoreError
 from s4node.events.schema import UNREADABLE
@@ -110,21 +110,12 @@ def create_stream(folder: Path, settings: StreamSettings) -> None:
                 create_database(_file(new, number), settings.name, number)
             manifest = new / _MANIFEST
             manifest.write_bytes(text)
-            for path in (manifest, new):
-                _fsync(path)
+            disk.sync(manifest, new)
             new.rename(folder / settings.name)
-            _fsync(folder)
+            disk.sync(folder)
     except StoreError:
         shutil.rmtree(new, ignore_errors=True)
         raise
-
-
-def _fsync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _file(folder: Path, number: int) -> Path:

@@ -2,7 +2,8 @@
 
 Rules
 - Calls block, one at a time; use a thread where blocking is not allowed. What is written is there
-  for every later process, after a crash of this one as well; a power cut may lose the last writes.
+  for every later process, after a crash of this one as well; a power cut may lose the last writes,
+  unless each write waits for the disk.
 - A file has its application and format; one of another program or another format is refused.
 - A file that may not be written is opened read-only, and leaves nothing behind; a write then is a
   temporary error.
@@ -21,6 +22,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from s4node import disk
 from s4node.errors import S4Error
 from s4node.events.schema import UNREADABLE
 from s4node.sqlite import Database
@@ -46,22 +48,26 @@ class Form(NamedTuple):
 
 
 class SqliteFile(Database):
-    """The database of this form in ``folder``, both made if missing."""
+    """The database of this form in ``folder``, both made if missing.
 
-    def __init__(self, folder: Path, form: Form) -> None:
+    With ``sync`` each transaction waits for the disk.
+    """
+
+    def __init__(self, folder: Path, form: Form, *, sync: bool) -> None:
         self.path = folder / form.file
         self._form = form
         if self.path.exists() and not _writable(folder, self.path):
             self._open_to_read()
             return
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            disk.make_folders(folder)
         except OSError as error:
             raise form.unwritten(
                 f"{form.what} cannot be saved in {folder} ({error}); fix its permissions, or set "
                 f"s4.state.folder to another folder"
             ) from error
         super().__init__(self.path, patience=_PATIENCE_SECONDS)
+        self.waits = sync
         with self._closed_if_unfit():
             self._prepare()
 
@@ -83,7 +89,7 @@ class SqliteFile(Database):
             raise
 
     def _prepare(self) -> None:
-        self.execute("PRAGMA synchronous = NORMAL")
+        self.execute(f"PRAGMA synchronous = {'FULL' if self.waits else 'NORMAL'}")
         self.write_ahead()
         with self.transaction():  # of two that begin at once, one makes it
             if self.is_empty():

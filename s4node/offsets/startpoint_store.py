@@ -56,10 +56,14 @@ _FORM = Form(
 
 
 class StartpointStore(SqliteFile):
-    """The database ``startpoints.sqlite`` in the job's ``folder``, both made if missing."""
+    """The database ``startpoints.sqlite`` in the job's ``folder``, both made if missing.
+
+    It waits for the disk: what is removed must not come back when a task has forgotten that it has
+    consumed it.
+    """
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder, _FORM)
+        super().__init__(folder, _FORM, sync=True)
 
     # -- what is asked for -------------------------------------------------------------------
 

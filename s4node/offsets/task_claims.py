@@ -67,10 +67,13 @@ class Claim(NamedTuple):
 
 
 class TaskClaims(SqliteFile):
-    """The database ``progress.sqlite`` in ``folder``, both made if missing."""
+    """The database ``progress.sqlite`` in ``folder``, both made if missing.
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, _FORM)
+    With ``sync`` a power cut takes nothing of it.
+    """
+
+    def __init__(self, folder: Path, *, sync: bool = False) -> None:
+        super().__init__(folder, _FORM, sync=sync)
 
     # -- the job -----------------------------------------------------------------------------
 

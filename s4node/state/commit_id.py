@@ -1,8 +1,8 @@
 """Which commit a database has: its number, who wrote it, and where it was shipped to.
 
 Rules
-- Fence and number name a commit only among those who share a folder or a place: elsewhere another
-  owner may have the same. So each owner has a name besides, which nobody else ever has.
+- Fence, number and try name a commit only among those who share a folder or a place: elsewhere
+  another owner may have the same. So each owner has a name besides, which nobody else ever has.
 - A state that is shipped keeps the names of all its owners: a folder that has missed some of them
   is known as one that was left behind.
 """
@@ -19,15 +19,15 @@ COMMIT_ROW = task_row(META, b"commit")
 OWNERS_ROW = task_row(META, b"owners")
 SHIPPED_ROW = task_row(META, b"shipped")
 
-_decode_batch = msgspec.msgpack.Decoder(tuple[int, int]).decode
+_decode_batch = msgspec.msgpack.Decoder(tuple[int, int, int]).decode
 _decode_owners = msgspec.msgpack.Decoder(dict[int, str]).decode
 _decode_text = msgspec.msgpack.Decoder(str).decode
 
 
 def known_of(database: Database) -> Batch:
-    """The last commit of a database; (0, 0) before the first."""
+    """The last commit of a database; of number 0 before the first."""
     data = database.get(COMMIT_ROW)
-    return (0, 0) if data is None else _decode_batch(data)
+    return (0, 0, 0) if data is None else _decode_batch(data)
 
 
 def owners_of(database: Database) -> dict[int, str]:

@@ -251,6 +251,8 @@ class Database:
             deque(map(batch.put, rows, values), maxlen=0)
         size: int = batch.size_in_bytes()
         self._db.write(batch, self._write_options)
+        if self.sync:
+            passing("disk.synced")
         return size
 
     def _write_in_pieces(self, rows: list[bytes], values: list[bytes | None]) -> int:

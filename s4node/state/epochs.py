@@ -15,6 +15,8 @@ Rules
   taken. Whether a task may go on from there is for its container to say.
 - What has no file ``complete`` was never finished, and is nothing.
 - Damage that is found in a copy is told as that of the original: its files have the same names.
+- A folder counts when it is on the disk, with the names above it; so nothing that is older is
+  removed too soon, whenever the power goes.
 - Who looks has a copy of its own, and so needs no right to write to what it looks at.
 """
 
@@ -33,6 +35,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from s4node import disk
 from s4node.errors import StateError, StoreCorrupt, TaskFenced
 from s4node.events.schema import UNREADABLE
 from s4node.failpoints import passing
@@ -216,7 +219,7 @@ def claim(
     folder cannot be written, StoreCorrupt where nothing whole is left.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        disk.make_folders(folder)
         last = highest(folder)
         epoch = epoch or last + 1
         if last >= epoch:
@@ -239,10 +242,7 @@ def claim(
     passing("claim.copy")
     earlier = _candidates(folder, epoch)
     if elsewhere is not None:
-        database = elsewhere.restored(own, lambda: _newest(earlier, own, make), make)
-        passing("claim.copied")
-        (own / _DONE).touch()
-        return database
+        return _completed(own, elsewhere.restored(own, lambda: _newest(earlier, own, make), make))
     damaged = False
     for candidate in earlier:
         try:
@@ -256,9 +256,7 @@ def claim(
             damaged = True
             empty(own)
             continue
-        passing("claim.copied")
-        (own / _DONE).touch()
-        return database
+        return _completed(own, database)
     if earlier:
         shutil.rmtree(own, ignore_errors=True)
         raise StoreCorrupt(
@@ -266,10 +264,25 @@ def claim(
             f"{folder.parent.parent} from a backup, or remove it to begin anew (for a task that "
             f"has nothing to do with others its own folder is enough)"
         )
-    database = make(own)
+    return _completed(own, make(own))
+
+
+def _completed(own: Path, database: Database) -> Database:
+    """Say that all of a database is there; RocksDB has waited for what it has written."""
     passing("claim.copied")
-    (own / _DONE).touch()
+    try:
+        _mark(own, b"")
+    except OSError as error:
+        database.close()
+        raise StateError(f"{own} cannot be written: {error.strerror}; make room there") from error
     return database
+
+
+def _mark(folder: Path, about: bytes) -> None:
+    """Say that a folder is whole; it is on the disk, and so is its name."""
+    disk.sync(*folder.glob("*.json"), folder)  # RocksDB's wrapper waits for none of its files
+    disk.write(folder / _DONE, about)
+    disk.sync(folder.parent)
 
 
 def _newest(earlier: list[Path], own: Path, make: Callable[[Path], Database]) -> Database | None:
@@ -338,7 +351,7 @@ def keep(folder: Path, epoch: int, database: Database, commit: int, now: float) 
     database.checkpoint(place)
     passing("checkpoint.made")
     try:
-        (place / _DONE).write_bytes(msgspec.json.encode(_About(commit, one.kept_ms)))
+        _mark(place, msgspec.json.encode(_About(commit, one.kept_ms)))
     except OSError as error:
         raise StateError(f"{place} cannot be written: {error.strerror}") from error
     return one
@@ -394,8 +407,11 @@ def _inherit(before: Path, own: Path) -> None:
             for file in before.iterdir():
                 if file.name in _LEFT_OUT:
                     continue
-                if file.suffix not in _WRITTEN_ONCE or not _linked(file, own / file.name):
+                once = file.suffix in _WRITTEN_ONCE
+                if not once or not _linked(file, own / file.name):
                     shutil.copy2(file, own / file.name)
+                    if once:  # all else is written anew when it is opened
+                        disk.sync(own / file.name)
             if _story(before) == story:
                 return
         except FileNotFoundError:

@@ -3,16 +3,22 @@
 Rules
 - The place needs to show an object to all as soon as it is there, in listings as well. It needs
   neither locks nor an order for what two write at a time.
+- An object never gets other content under its name: what is put again has another name, so that
+  nobody takes what a paused writer puts late for what was there.
+- With ``sync`` what is put at a ``file://`` URL is on the disk, with all names above it.
+- A name that is read back is one part of a path: none leads out of its folder.
 - Whatever its file system raises is a StateError: it can be tried again.
 - Everything blocks, and is called in threads.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from s4node import disk
 from s4node.errors import ConfigError, S4Error, StateError
 
 
@@ -22,7 +28,8 @@ class RemoteFiles:
     ``url`` is where they are, for people; ``root`` is the same for the file system ``fs``.
     """
 
-    def __init__(self, url: str, folder: Path) -> None:
+    def __init__(self, url: str, folder: Path, *, sync: bool = False) -> None:
+        self._sync = sync
         try:
             import fsspec
         except ImportError as error:
@@ -51,7 +58,46 @@ class RemoteFiles:
             found = self.fs.ls(folder, detail=False)
         except FileNotFoundError:  # an object store knows no empty folders
             return []
-        return [str(path).rstrip("/").rpartition("/")[2] for path in found]
+        names = (str(path).rstrip("/").rpartition("/")[2] for path in found)
+        return [name for name in names if name not in ("", ".", "..")]
+
+    def make_folder(self, folder: str) -> None:
+        """Make a folder of the file system, and what is missing above it."""
+        if self._local and self._sync:
+            disk.make_folders(Path(folder))
+        else:
+            self.fs.makedirs(folder, exist_ok=True)
+
+    def put(self, place: str, data: bytes) -> None:
+        """Put an object there, as a whole."""
+        if not self._local:
+            self.fs.pipe_file(place, data)
+            return
+        with self._whole(Path(place)) as new:
+            new.write_bytes(data)
+
+    def put_file(self, path: Path, place: str) -> None:
+        """Put a copy of a file there, as a whole."""
+        if not self._local:
+            self.fs.put_file(str(path), place)
+            return
+        with self._whole(Path(place)) as new:
+            shutil.copyfile(path, new)
+
+    @contextmanager
+    def _whole(self, place: Path) -> Iterator[Path]:
+        """A file that gets the name of an object when it is whole; elsewhere one always is."""
+        new = place.with_name(f"{place.name}.tmp")  # which is no name of ours
+        yield new
+        if self._sync:
+            disk.sync(new)
+        new.replace(place)
+        if self._sync:
+            disk.sync(place.parent)
+
+    @property
+    def _local(self) -> bool:
+        return bool(getattr(self.fs, "local_file", False))
 
     @contextmanager
     def told(self) -> Iterator[None]:

@@ -6,28 +6,29 @@ from pathlib import Path
 
 import msgspec
 
+from s4node import tokens
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.offsets.checkpoint import JobGuard
 from s4node.state.remote_files import RemoteFiles
+from s4node.state.remote_manifest import fences, name_of
 from s4node.state.remote_task import RemoteTask
 
 
 class RemoteJob:
     """The place of the job in ``folder``, which is below the ``url`` as it is on this node."""
 
-    def __init__(self, url: str, folder: Path) -> None:
-        self._files = RemoteFiles(url, folder)
+    def __init__(self, url: str, folder: Path, *, sync: bool = False) -> None:
+        self._files = RemoteFiles(url, folder, sync=sync)
+        self._guards = f"{self._files.root}/jobs"
         self.url = self._files.url
 
     def admit(self, job: JobGuard) -> None:
         """Go on as this job; raises CheckpointError where what is there is another job's."""
-        place = f"{self._files.root}/job.json"
         with self._files.told():
-            self._files.fs.makedirs(self._files.root, exist_ok=True)
-            before = None
-            if self._files.fs.exists(place):
-                before = JobGuard.of(msgspec.json.decode(self._files.fs.cat_file(place)))
+            self._files.make_folder(self._guards)
+            number, before = self._last()
+            if before is not None:
                 job.check(
                     before,
                     f"what is kept at {self.url}",
@@ -35,17 +36,21 @@ class RemoteJob:
                 )
             if before is None or job.over(before) != before:
                 over = job if before is None else job.over(before)
-                self._files.fs.pipe_file(place, msgspec.json.encode(over.to_row()))
+                name = name_of(number + 1, tokens.fresh(8))
+                self._files.put(f"{self._guards}/{name}", msgspec.json.encode(over.to_row()))
 
     def job(self) -> JobGuard | None:
         """What the job was like that last shipped here."""
         with self._files.told():
-            try:
-                return JobGuard.of(
-                    msgspec.json.decode(self._files.fs.cat_file(f"{self._files.root}/job.json"))
-                )
-            except FileNotFoundError:
-                return None
+            return self._last()[1]
+
+    def _last(self) -> tuple[int, JobGuard | None]:
+        """What the job was like, and how often that has changed."""
+        names = sorted(name for name in self._files.names(self._guards) if fences([name]))
+        if not names:
+            return 0, None
+        data = self._files.fs.cat_file(f"{self._guards}/{names[-1]}")
+        return fences(names)[-1], JobGuard.of(msgspec.json.decode(data))
 
     def apps(self) -> list[str]:
         """The names of the folders of all apps of the cluster."""
@@ -66,4 +71,5 @@ class RemoteJob:
 
 def depot_of(config: Config, folder: Path) -> RemoteJob | None:
     """The place of the job in ``folder``, where there is one."""
-    return RemoteJob(config[settings.STATE_URL], folder) if config[settings.STATE_URL] else None
+    url, sync = config[settings.STATE_URL], config[settings.STATE_SYNC] == "full"
+    return RemoteJob(url, folder, sync=sync) if url else None

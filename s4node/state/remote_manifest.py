@@ -1,7 +1,8 @@
 """What is kept of a task at a place that nodes reach by URL, and which of it is true. Pure.
 
 Rules
-- A commit is one object, a *batch*: the rows that it changed. Now and then the files of a
+- A commit is one object, a *batch*: the rows that it changed. One that is tried again is another
+  object, and of those of one number the last counts. Now and then the files of a
   checkpoint are there as well, and a *manifest* says what the state is: these files, these batches
   behind them, and then the batches of its own fence, as far as they follow without a hole.
 - The manifest with the highest fence is true, and of those of one fence that with most commits. So
@@ -21,13 +22,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-Batch = tuple[int, int]
-"""The fence of who wrote a commit, and its number."""
+Batch = tuple[int, int, int]
+"""A commit: the fence of who wrote it, its number, and which of all tries of that owner it was."""
 
 FORMAT = 1
 KEPT_MANIFESTS = 2
 
 _NAME = re.compile(r"([0-9]{16})-([0-9a-f]{1,64})")
+_BATCH = re.compile(r"([0-9]{16})-([0-9]{16})([0-9]{16})")
 _FILE = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,99}")
 
 
@@ -50,11 +52,12 @@ class Manifest(msgspec.Struct, frozen=True):
     batches: list[Batch]
     written_ms: int
     owners: dict[int, str] = {}  # the names of all who have had the task, by their fences
+    put: int = 0  # how many the owner has put before
 
     @property
     def name(self) -> str:
         """As its object is called; the names of manifests sort as they count."""
-        return name_of(self.fence, f"{self.commit:016d}")
+        return name_of(self.fence, f"{self.commit:016d}{self.put:016d}")
 
 
 def name_of(fence: int, rest: str) -> str:
@@ -64,7 +67,7 @@ def name_of(fence: int, rest: str) -> str:
 
 def batch_name(batch: Batch) -> str:
     """The name of a commit's object."""
-    return name_of(batch[0], f"{batch[1]:016d}")
+    return name_of(batch[0], f"{batch[1]:016d}{batch[2]:016d}")
 
 
 def fences(names: Iterable[str]) -> list[int]:
@@ -74,8 +77,8 @@ def fences(names: Iterable[str]) -> list[int]:
 
 def batches_of(names: Iterable[str]) -> set[Batch]:
     """The commits of which there are objects."""
-    found = (match for name in names if (match := _NAME.fullmatch(name)))
-    return {(int(match[1]), int(match[2])) for match in found if match[2].isdecimal()}
+    found = (match for name in names if (match := _BATCH.fullmatch(name)))
+    return {(int(match[1]), int(match[2]), int(match[3])) for match in found}
 
 
 def misnamed(manifest: Manifest) -> str | None:
@@ -91,9 +94,10 @@ def misnamed(manifest: Manifest) -> str | None:
 def chain(manifest: Manifest, there: Collection[Batch]) -> list[Batch]:
     """The batches that belong to a state behind its files, in order."""
     found = list(manifest.batches)
+    last = {batch[1]: batch for batch in sorted(there) if batch[0] == manifest.fence}
     number = manifest.commit + 1
-    while (manifest.fence, number) in there:
-        found.append((manifest.fence, number))
+    while number in last:
+        found.append(last[number])
         number += 1
     return found
 

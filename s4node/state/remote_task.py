@@ -79,6 +79,7 @@ class RemoteTask:
         """Of files that never change, by inode, time and size: an inode is used again."""
         self._since = 0  # batches that are behind the last checkpoint
         self._since_bytes = 0
+        self._puts = 0  # manifests that this owner has put
         self.uploading = False
 
     # -- who owns it -------------------------------------------------------------------------
@@ -87,7 +88,7 @@ class RemoteTask:
         """The highest fence under which somebody has claimed the task."""
         with self._files.told():
             for folder in _FOLDERS:
-                self._files.fs.makedirs(f"{self._root}/{folder}", exist_ok=True)
+                self._files.make_folder(f"{self._root}/{folder}")
             return max(remote_manifest.fences(self._names("claims")), default=0)
 
     def claim(self, fence: int, origin: str, epoch: int) -> None:
@@ -219,7 +220,7 @@ class RemoteTask:
     def _check_shipped(self, database: Database, last: Batch, folder: Path) -> None:
         """Raise StateError where a folder's own database is no part of what is here, whose last
         commit is ``last``."""
-        fence, number = known_of(database)
+        fence, number, _ = known_of(database)
         ours = self._owners.get(fence) == owners_of(database).get(fence)
         if number and not (ours and number <= last[1]):
             raise StateError(
@@ -286,16 +287,16 @@ class RemoteTask:
 
     # -- commits -----------------------------------------------------------------------------
 
-    def commit(self, number: int, rows: list[Row]) -> None:
+    def commit(self, commit: Batch, rows: list[Row]) -> None:
         """Ship a commit; when this returns it counts.
 
-        Raises StateError, and it may or may not be there: it is to be shipped again, with what came
-        since. Raises TaskFenced where the task is another's.
+        Raises StateError, and it may or may not be there: the next try is to be shipped, with what
+        came since. Raises TaskFenced where the task is another's.
         """
         data = _packed(rows)
         with self._files.told():
             passing("ship.put")
-            self._put("batches", remote_manifest.batch_name((self._fence, number)), data)
+            self._put("batches", remote_manifest.batch_name(commit), data)
             passing("ship.there")
             self._look()
             passing("ship.counts")
@@ -348,7 +349,7 @@ class RemoteTask:
                 stored = known.get(digest)
                 if stored is None:
                     stored = StoredFile(remote_manifest.name_of(self._fence, digest), size, digest)
-                    self._files.fs.put_file(str(path), f"{self._root}/files/{stored.object}")
+                    self._files.put_file(path, f"{self._root}/files/{stored.object}")
                     known[digest] = stored
                 files[path.name] = stored
             passing("ship.files")
@@ -368,8 +369,17 @@ class RemoteTask:
         self, last: Batch, base: Batch, files: dict[str, StoredFile], batches: list[Batch]
     ) -> Manifest:
         now = int(clocks.wall() * 1000)
+        owners, self._puts = self._owners, self._puts + 1
         return Manifest(
-            remote_manifest.FORMAT, self._fence, last[1], base, files, batches, now, self._owners
+            remote_manifest.FORMAT,
+            self._fence,
+            last[1],
+            base,
+            files,
+            batches,
+            now,
+            owners,
+            self._puts,
         )
 
     def _write(self, manifest: Manifest) -> None:
@@ -422,13 +432,7 @@ class RemoteTask:
         return bytes(self._files.fs.cat_file(f"{self._root}/{folder}/{name}"))
 
     def _put(self, folder: str, name: str, data: bytes) -> None:
-        place = f"{self._root}/{folder}/{name}"
-        if getattr(self._files.fs, "local_file", False):  # elsewhere an object is there as a whole
-            unfinished = f"{self._root}/{name}.tmp"
-            self._files.fs.pipe_file(unfinished, data)
-            Path(unfinished).replace(place)
-        else:
-            self._files.fs.pipe_file(place, data)
+        self._files.put(f"{self._root}/{folder}/{name}", data)
 
     def _remove(self, folder: str, names: Iterable[str]) -> None:
         for name in names:

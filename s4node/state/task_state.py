@@ -30,6 +30,7 @@ from s4node.state.commit_id import COMMIT_ROW, OWNERS_ROW, SHIPPED_ROW, known_of
 from s4node.state.database import Database
 from s4node.state.key_value_store import KeyValueStore
 from s4node.state.pe_store import Codec, SavedInstances
+from s4node.state.remote_manifest import Batch
 from s4node.state.rows import (
     CONSUMED,
     FIRST_TABLE,
@@ -58,7 +59,7 @@ class Ship(Protocol):
         """The URL of the place."""
         ...
 
-    def commit(self, number: int, rows: list[tuple[bytes, bytes | None]], /) -> None:
+    def commit(self, commit: Batch, rows: list[tuple[bytes, bytes | None]], /) -> None:
         """Keep a commit; raises StateError where that is not possible for now."""
         ...
 
@@ -67,7 +68,8 @@ class TaskState:
     """What a task keeps in ``database``. ``groups`` are the key groups of its keys.
 
     ``fence`` is that of who writes, and each commit is given to ``ship`` before it is written.
-    ``last`` is the last commit: the fence of who wrote it, and its number, 0 before the first.
+    ``last`` is the last commit, its number 0 before the first; ``tries`` counts those that this
+    owner has begun to write.
     ``owners`` are the names of owners by their fences; an owner of another folder may have the same
     fence, and never the same name.
     """
@@ -81,11 +83,13 @@ class TaskState:
         fence: int = 0,
         ship: Ship | None = None,
         name: str = "",
+        tries: int = 0,
     ) -> None:
         self.database = database
         self.fence = fence
         self.ship = ship
-        self.last: tuple[int, int] = known_of(database)
+        self.last: Batch = known_of(database)
+        self._tries = tries
         self._name = name or tokens.fresh(8)
         self._said = False  # whether a commit says who the owner is, and where it is shipped to
         known = owners_of(database)
@@ -112,7 +116,14 @@ class TaskState:
         for store in self.stores.values():
             store.end()
         return TaskState(
-            self.database, self._hasher, self._groups, self.now, self.fence, self.ship, self._name
+            self.database,
+            self._hasher,
+            self._groups,
+            self.now,
+            self.fence,
+            self.ship,
+            self._name,
+            self._tries,
         )
 
     def table(self, name: str) -> int:
@@ -238,7 +249,8 @@ class TaskState:
     def write(self) -> None:
         """Write the commit; in a thread. Raises StateError, and nothing was written."""
         rows, values = self.changes.leave()
-        last = self.fence, self.last[1] + 1
+        self._tries += 1
+        last = self.fence, self.last[1] + 1, self._tries
         rows.append(COMMIT_ROW)
         values.append(_encode(last))
         if not self._said:
@@ -248,7 +260,7 @@ class TaskState:
         if self.ship is not None:
             began = clocks.steady()
             try:
-                self.ship.commit(last[1], list(zip(rows, values, strict=True)))
+                self.ship.commit(last, list(zip(rows, values, strict=True)))
             finally:
                 self.shipping = clocks.steady() - began
         self.bytes_written += self.database.write(rows, values)

@@ -102,7 +102,7 @@ def test_a_node_without_the_folder_goes_on_from_the_last_commit(url: str, tmp_pa
     second.close()
     third = Owner(url, tmp_path / "three")
     assert third.found == at(4)
-    assert third.state.last == (second.fence, 4)
+    assert third.state.last == (second.fence, 4, 1)
     third.close()
 
 
@@ -185,8 +185,8 @@ def test_commits_that_were_never_shipped_are_not_passed_over_in_silence(
     other.close()
 
 
-def unshipped(folder: Path, n: int) -> tuple[int, int]:
-    """A commit without the URL; returns its fence and number."""
+def unshipped(folder: Path, n: int) -> tuple[int, int, int]:
+    """A commit without the URL; returns its fence, number and try."""
     fence = epochs.highest(folder) + 1
     state = TaskState(epochs.claim(folder, fence, Database), crc32m, fence=fence)
     state.store(COUNTS).put("key-0", n)
@@ -209,7 +209,7 @@ def test_a_commit_that_was_not_shipped_is_none_of_those_that_were_whatever_its_n
     for n in range(2, 3 + more):
         second.commit(n)
     second.close()
-    assert unshipped(tmp_path / "one", 50) == (second.fence, 2)  # as the second's first one
+    assert unshipped(tmp_path / "one", 50) == (second.fence, 2, 1)  # as the second's first one
     with pytest.raises(StateError, match=r"has commit 2, which was written without s4.state.url"):
         Owner(url, tmp_path / "one")
     again = Owner(url, tmp_path / "two")
@@ -350,6 +350,40 @@ def test_a_manifest_whose_names_lead_elsewhere_is_refused_before_anything_is_wri
     again = Owner(url, tmp_path / "three")
     assert again.found == at(1)
     again.close()
+
+
+def test_an_object_never_gets_other_content_and_the_last_of_two_tries_counts(
+    tmp_path: Path,
+) -> None:
+    owner = Owner(f"file://{tmp_path}/depot", tmp_path / "one")
+    depot = tmp_path / "depot"
+    seen: dict[Path, bytes] = {}
+
+    def look() -> None:
+        for path in depot.rglob("*"):
+            if path.is_file():
+                assert seen.setdefault(path, path.read_bytes()) == path.read_bytes(), path
+
+    owner.commit(1)
+    look()
+    higher = depot / f"here/app/tasks/t/claims/{remote_manifest.name_of(owner.fence + 1, 'aa')}"
+    for n in (2, 3):  # they are there, and do not count as long as another claims the task
+        higher.touch()
+        with pytest.raises(TaskFenced):
+            owner.commit(n)
+        higher.unlink()
+        look()
+    owner.checkpoint()
+    look()
+    owner.commit(4)
+    owner.checkpoint()
+    owner.checkpoint()  # of the same commit
+    look()
+    other = Owner(f"file://{tmp_path}/depot", tmp_path / "two")
+    look()
+    assert other.found == at(4)
+    owner.close()
+    other.close()
 
 
 # -- who may write --------------------------------------------------------------------------------
@@ -536,7 +570,7 @@ def test_a_table_that_has_the_inode_and_the_size_of_one_that_is_gone_is_shipped_
     for text, written in ((b"one", 1), (b"two", 2)):
         table.write_bytes(text)  # the same inode again
         os.utime(table, (written, written))
-        owner.shipment.upload(folder, (owner.fence, 1))
+        owner.shipment.upload(folder, (owner.fence, 1, 1))
     fs, root = fsspec.core.url_to_fs(url)
     shipped = [fs.cat_file(path) for path in fs.find(root) if "/files/" in path]
     assert b"two" in shipped

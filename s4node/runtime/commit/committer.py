@@ -70,6 +70,7 @@ class Committer:
         self._producers = context.producers
         self._exchange = context.exchange
         self._hasher = hasher
+        self._sync = sync
         self._database = partial(Database, sync=sync)
         self._changes_bytes = changes_bytes
         self._policy = policy
@@ -87,7 +88,8 @@ class Committer:
     async def open(self, job: JobGuard) -> None:
         """Open the store for a job; raises CheckpointError where its progress fits another one."""
         context = self._context
-        context.store = await context.claims(TaskClaims, self._folder)
+        open_claims = partial(TaskClaims, self._folder, sync=self._sync)
+        context.store = await context.claims(open_claims)
         context.run = await context.claims(context.store.admit, job)
         if self._depot is not None:
             await context.claims(self._depot.admit, job)

@@ -1,0 +1,89 @@
+"""What has been waited for when a commit or an event is acknowledged that no power cut may take."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from power import unwaited
+
+COMMIT = """
+import os
+import sys
+from pathlib import Path
+
+from s4node.events.keys import crc32m
+from s4node.offsets.checkpoint import JobGuard
+from s4node.offsets.task_claims import TaskClaims
+from s4node.state import epochs
+from s4node.state.checkpoint_policy import CheckpointRetention, Policy
+from s4node.state.database import Database
+from s4node.state.job import task_folder
+from s4node.state.remote_job import RemoteJob
+from s4node.state.task_state import TaskState
+
+folder = Path(sys.argv[1]) / "state" / "default" / "app"
+depot = RemoteJob(f"file://{sys.argv[1]}/depot", folder, sync=True)
+for life in range(2):
+    claims = TaskClaims(folder, sync=True)
+    guard = JobGuard(1, "grouper", "hasher")
+    claims.admit(guard)
+    depot.admit(guard)
+    place = task_folder(folder, "task")
+    shipment = depot.task("task")
+    claim = claims.claim("task", "", 0, max(epochs.highest(place), shipment.highest()))
+    shipment.claim(claim.fence, "", 0)
+    make = lambda own: Database(own, sync=True)
+    state = TaskState(
+        epochs.claim(place, claim.fence, make, shipment), crc32m, fence=claim.fence, ship=shipment
+    )
+    keeping = CheckpointRetention(place, claim.fence, Policy(1, 1, 0), shipment)
+    keeping.begin(state)
+    for number in range(1 + life):
+        state.set_meta("fact", number)
+        state.begin_commit({"log.clicks[0]": number})
+        claims.renew(claim, 1, state.last[1] + 1)
+        state.write()
+        state.end_commit(written=True)
+        if not life:
+            keeping.keep(state)()
+    if life:
+        os._exit(0)
+    state.close()
+    claims.close()
+"""
+
+LOG = """
+import os
+import sys
+from pathlib import Path
+
+import trio
+from s4node.log.store import LogSettings, open_log
+from tests.log_frames import append, numbered
+
+async def main() -> None:
+    for life in range(2):
+        async with open_log(LogSettings(Path(sys.argv[1]) / "deep" / "log", sync="full")) as log:
+            partition = (await log.create("clicks", 1)).partitions[0]
+            await append(partition, numbered("a", 10 * life, 10))
+            if life:
+                os._exit(0)
+
+trio.run(main)
+"""
+
+NO_MATTER = re.compile(r".*(/LOG|/LOG\.old|/LOCK|\.sqlite-shm|/log/lock)|.*/tasks/task/1/.*")
+"""What nothing is read from after a power cut: of the owner before there is a copy."""
+
+
+def test_all_that_a_commit_relies_on_is_on_the_disk_when_each_waits_for_it(tmp_path: Path) -> None:
+    found = unwaited(COMMIT, tmp_path / "home")
+    assert {each for each in found if not NO_MATTER.fullmatch(each)} == set()
+
+
+def test_all_that_an_acknowledged_event_relies_on_is_on_the_disk_when_each_waits_for_it(
+    tmp_path: Path,
+) -> None:
+    found = unwaited(LOG, tmp_path / "home")
+    assert {each for each in found if not NO_MATTER.fullmatch(each)} == set()
