@@ -16,13 +16,13 @@ class Power:
     """The power of the processes that have ``folder``.
 
     ``fault`` is for all of them, in the environment. They are killed first, then ``cut`` is called:
-    the folder is what was on the disk for sure.
+    the folder is what was on the disk for sure, or, with another point, at its last passing.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, at: str = "disk.synced") -> None:
         self.folder = folder
         self._copy = folder.with_name(f"{folder.name}.disk")
-        self.fault = f"disk.synced>{folder}>{self._copy}"
+        self.fault = f"{at}>{folder}>{self._copy}"
 
     def cut(self) -> None:
         """Leave what was on the disk when something was last waited for."""

@@ -26,7 +26,7 @@ from s4node.errors import CheckpointError, ProgressUnwritten, TaskFenced
 from s4node.offsets.checkpoint import JobGuard
 from s4node.offsets.sqlite_file import Form, SqliteFile
 
-FORMAT = 5
+FORMAT = 6
 FILE = "progress.sqlite"
 
 _SCHEMA = """
@@ -35,8 +35,8 @@ CREATE TABLE job (
 );
 CREATE TABLE task (
     name TEXT PRIMARY KEY, fence INTEGER NOT NULL, origin TEXT NOT NULL, epoch INTEGER NOT NULL,
-    written_ms INTEGER NOT NULL, commits INTEGER NOT NULL, linked INTEGER NOT NULL,
-    done INTEGER NOT NULL
+    written_ms INTEGER NOT NULL, commits INTEGER NOT NULL, acknowledged INTEGER NOT NULL,
+    linked INTEGER NOT NULL, done INTEGER NOT NULL
 ) WITHOUT ROWID;
 """
 
@@ -55,7 +55,8 @@ _FORM = Form(
 class Claim(NamedTuple):
     """The right to write a task's progress, until another owner claims it.
 
-    ``commit`` is the number of the last commit that was about to be written before, 0 without one.
+    ``commit`` is the number of the last commit that was about to be written before, 0 without one,
+    and ``acknowledged`` that of the last one that others were told of.
     ``linked`` says that others depend on its commits: they have received events that left with
     them, or an acknowledgement, and do not keep those events any more.
     """
@@ -64,6 +65,7 @@ class Claim(NamedTuple):
     fence: int
     commit: int = 0
     linked: bool = False
+    acknowledged: int = 0
 
 
 class TaskClaims(SqliteFile):
@@ -125,7 +127,9 @@ class TaskClaims(SqliteFile):
         """
         with self.transaction():
             row = self.execute(
-                "SELECT fence, origin, epoch, commits, linked FROM task WHERE name = ?", (task,)
+                "SELECT fence, origin, epoch, commits, linked, acknowledged FROM task "
+                "WHERE name = ?",
+                (task,),
             ).fetchone()
             if row is not None and row[1] == origin and row[2] > epoch:
                 raise TaskFenced(
@@ -134,11 +138,13 @@ class TaskClaims(SqliteFile):
                 )
             fence = max(0 if row is None else row[0], above) + 1
             self.execute(
-                "INSERT INTO task VALUES (?, ?, ?, ?, 0, 0, 0, 0) ON CONFLICT (name) DO UPDATE "
+                "INSERT INTO task VALUES (?, ?, ?, ?, 0, 0, 0, 0, 0) ON CONFLICT (name) DO UPDATE "
                 "SET fence = excluded.fence, origin = excluded.origin, epoch = excluded.epoch",
                 (task, fence, origin, epoch),
             )
-        return Claim(task, fence) if row is None else Claim(task, fence, row[3], bool(row[4]))
+        if row is None:
+            return Claim(task, fence)
+        return Claim(task, fence, row[3], bool(row[4]), row[5])
 
     def renew(
         self,
@@ -161,6 +167,19 @@ class TaskClaims(SqliteFile):
                 (written_ms, commit, linked, done, claim.task, claim.fence),
             ).rowcount
         if not renewed:
+            raise _taken_over(claim)
+
+    def acknowledge(self, claim: Claim, commit: int) -> None:
+        """Say that others are told of a commit; that it is lost can be known from then on.
+
+        Raises TaskFenced where another has claimed the task since.
+        """
+        with self.transaction():
+            found = self.execute(
+                "UPDATE task SET acknowledged = ? WHERE name = ? AND fence = ?",
+                (commit, claim.task, claim.fence),
+            ).rowcount
+        if not found:
             raise _taken_over(claim)
 
     def check(self, claim: Claim) -> None:

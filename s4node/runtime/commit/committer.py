@@ -185,11 +185,13 @@ class Committer:
         """Raise CheckpointError where a task has been set back, and others cannot go back."""
         if claim.linked and _is_behind(claim, state):
             raise CheckpointError(
-                f"task {claim.task!r} has lost commits: of {claim.commit} that were begun {folder} "
-                f"has {state.last[1]}. It had put events for other tasks or on streams, or had "
-                f"taken theirs, and they have gone on: so it cannot begin again where it was "
-                f"without counting twice. Restore {self._folder} as a whole from a backup; or "
-                f"remove it to begin anew, which puts on streams again what is there already"
+                f"task {claim.task!r} has lost commits: {folder} has {state.last[1]} of "
+                f"{claim.commit} that were begun; others were told of {claim.acknowledged}. It had "
+                f"put events for other tasks or on streams, or had taken theirs, and they have "
+                f"gone on: so it cannot begin again where it was without counting twice. To go on "
+                f"it needs all tasks as of one moment: restore {self._folder} as a whole from a "
+                f"backup that was made while the job stood; or remove it to begin anew, which puts "
+                f"on streams again what is there already"
             )
 
     async def check(self) -> None:
@@ -345,7 +347,8 @@ class Committer:
 
 def _is_behind(claim: Claim, state: TaskState) -> bool:
     """Whether a database does not have all commits that were written."""
-    return state.last[1] < claim.commit - 1  # the last one may have been about to be written
+    # the last one that was begun may not have been written; those that others were told of were
+    return state.last[1] < max(claim.commit - 1, claim.acknowledged)
 
 
 def _tell_missing(claim: Claim, state: TaskState) -> None:
@@ -357,6 +360,7 @@ def _tell_missing(claim: Claim, state: TaskState) -> None:
             task=claim.task,
             found=state.last[1],
             written=claim.commit,
+            acknowledged=claim.acknowledged,
         )
 
 

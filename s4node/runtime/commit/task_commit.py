@@ -323,7 +323,7 @@ class TaskCommits:
             if checks:
                 try:
                     with self._context.claiming:
-                        store.check(self.claim)
+                        store.acknowledge(self.claim, number)
                 except ProgressUnwritten as error:
                     return error
             return None
@@ -339,7 +339,8 @@ class TaskCommits:
         assert self._context.store is not None
         while True:
             try:
-                await self._context.claims(self._context.store.check, self.claim)
+                number = self.state.last[1]
+                await self._context.claims(self._context.store.acknowledge, self.claim, number)
             except ProgressUnwritten as error:
                 self._failed(error)
                 await trio.sleep(RETRY_SECONDS)
