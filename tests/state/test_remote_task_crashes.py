@@ -26,37 +26,6 @@ from s4node.state.task_state import TaskState
 pytestmark = pytest.mark.slow
 
 
-def on_node(it: Bench, name: str, *more: str) -> list[str]:
-    """The app, on a node whose folder nobody else has."""
-    return [
-        *counting(it),
-        *("-p", f"s4.state.folder={it.folder / name}"),
-        *("-p", f"s4.state.url=file://{it.folder / 'depot'}"),
-        *more,
-    ]
-
-
-def done(it: Bench, name: str) -> int:
-    found = kept_positions(it.folder / name / "default" / "counting")
-    return sum(sum(positions.values()) for positions in found.values())
-
-
-async def goes_on(it: Bench, name: str, more: int = 400) -> None:
-    before = max(done(it, one.name) for one in it.folder.glob("node-*"))
-    await until(lambda: done(it, name) >= before + more, "it commits")
-
-
-async def all_is_counted(it: Bench, flow: Flow, name: str, process: NodeProcess) -> None:
-    await flow.end()
-    await until(lambda: done(it, name) == flow.total, "all is committed")
-    process.signal(signal.SIGTERM)
-    assert await process.wait() == 0, process.errors
-    expected = Counter(f"user-{n % USERS}" for n in range(flow.total))
-    found = kept_instances(it.folder / name / "default" / "counting")
-    assert {key: each["clicks"] for key, each in found.items()} == expected
-    assert sum(each["wrong"] for each in found.values()) == 0
-
-
 STEPS = [name for name in POINTS if name.startswith("ship.")]
 
 
@@ -182,5 +151,39 @@ async def test_partitions_move_between_nodes_of_a_cluster_that_share_no_folder(
                 await until(lambda: events() == flow.total)
     expected = Counter(f"user-{n % USERS}" for n in range(flow.total))
     found = shipped(it)[1]
+    assert {key: each["clicks"] for key, each in found.items()} == expected
+    assert sum(each["wrong"] for each in found.values()) == 0
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+def on_node(it: Bench, name: str, *more: str) -> list[str]:
+    """The app, on a node whose folder nobody else has."""
+    return [
+        *counting(it),
+        *("-p", f"s4.state.folder={it.folder / name}"),
+        *("-p", f"s4.state.url=file://{it.folder / 'depot'}"),
+        *more,
+    ]
+
+
+def done(it: Bench, name: str) -> int:
+    found = kept_positions(it.folder / name / "default" / "counting")
+    return sum(sum(positions.values()) for positions in found.values())
+
+
+async def goes_on(it: Bench, name: str, more: int = 400) -> None:
+    before = max(done(it, one.name) for one in it.folder.glob("node-*"))
+    await until(lambda: done(it, name) >= before + more, "it commits")
+
+
+async def all_is_counted(it: Bench, flow: Flow, name: str, process: NodeProcess) -> None:
+    await flow.end()
+    await until(lambda: done(it, name) == flow.total, "all is committed")
+    process.signal(signal.SIGTERM)
+    assert await process.wait() == 0, process.errors
+    expected = Counter(f"user-{n % USERS}" for n in range(flow.total))
+    found = kept_instances(it.folder / name / "default" / "counting")
     assert {key: each["clicks"] for key, each in found.items()} == expected
     assert sum(each["wrong"] for each in found.values()) == 0

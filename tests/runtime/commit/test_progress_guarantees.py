@@ -32,66 +32,6 @@ EVERY_ORDER = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture
-def settings(settings: dict[str, str]) -> dict[str, str]:
-    return {**settings, "task.commit.ms": "0"}
-
-
-def progress(settings: dict[str, str]) -> dict[str, int]:
-    """What is kept of each partition, such as ``clicks[0]``; of broadcast ones the least."""
-    kept: dict[str, int] = {}
-    for app in Path(settings["s4.state.folder"]).glob("default/*"):
-        for positions in kept_positions(app).values():
-            for place, offset in positions.items():
-                name = place.partition(".")[2]
-                kept[name] = min(offset, kept.get(name, offset))
-    return kept
-
-
-@asynccontextmanager
-async def crashing(
-    app: App, settings: dict[str, str], partitions: int = 1
-) -> AsyncIterator[Container]:
-    """A container that is not stopped in order: it ends at once, without a last commit."""
-    values = {
-        "s4.listener.address": ANY_PORT,
-        "s4.cluster.partitions": str(partitions),
-        "s4.watchdog.ms": "0",
-        **settings,
-    }
-    container = Container(app, Config.of(values))
-    with trio.fail_after(30):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(container.run)
-            await container.ready.wait()
-            yield container
-            nursery.cancel_scope.cancel()
-
-
-def traced_app(mode: str, trace: Trace, *streams: str, key: str | None = "user") -> TaskApp:
-    make, _ = MODES[mode]
-    app = TaskApp("traced", lambda: make(trace))
-    for stream in streams or ("clicks",):
-        app.create_input_stream(stream, key=key, types=Click, system="memory")
-    return app
-
-
-def fill(system: MemorySystem, count: int, partitions: int = 1, stream: str = "clicks") -> None:
-    """Events of twelve users, each in the partition of its task."""
-    system.create(stream, partitions)
-    names = [f"user-{n}" for n in range(99)]
-    at, each = Partitioner(partitions).memo, 12 // partitions
-    users = [[name for name in names if at[name] == p][:each] for p in range(partitions)]
-    for n in range(count):
-        mine = users[n % partitions]
-        system.put(stream, n % partitions, Click(mine[n * 7 % len(mine)], n))
-
-
-def begun(trace: Trace) -> list[tuple[tuple[str, int], int]]:
-    """Which events began, in which order."""
-    return [(s.input, s.offset) for s in trace.steps if s[1:3] == ("event", "begin")]
-
-
 # -- what a commit covers -------------------------------------------------------------------------
 
 
@@ -502,3 +442,66 @@ async def test_tasks_send_and_ask_for_commits_from_their_threads(
     assert sorted(kept["onward"]) == list(range(400))
     assert threading.get_ident() not in threads
     assert len(threads) > 1
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def settings(settings: dict[str, str]) -> dict[str, str]:
+    return {**settings, "task.commit.ms": "0"}
+
+
+def progress(settings: dict[str, str]) -> dict[str, int]:
+    """What is kept of each partition, such as ``clicks[0]``; of broadcast ones the least."""
+    kept: dict[str, int] = {}
+    for app in Path(settings["s4.state.folder"]).glob("default/*"):
+        for positions in kept_positions(app).values():
+            for place, offset in positions.items():
+                name = place.partition(".")[2]
+                kept[name] = min(offset, kept.get(name, offset))
+    return kept
+
+
+@asynccontextmanager
+async def crashing(
+    app: App, settings: dict[str, str], partitions: int = 1
+) -> AsyncIterator[Container]:
+    """A container that is not stopped in order: it ends at once, without a last commit."""
+    values = {
+        "s4.listener.address": ANY_PORT,
+        "s4.cluster.partitions": str(partitions),
+        "s4.watchdog.ms": "0",
+        **settings,
+    }
+    container = Container(app, Config.of(values))
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(container.run)
+            await container.ready.wait()
+            yield container
+            nursery.cancel_scope.cancel()
+
+
+def traced_app(mode: str, trace: Trace, *streams: str, key: str | None = "user") -> TaskApp:
+    make, _ = MODES[mode]
+    app = TaskApp("traced", lambda: make(trace))
+    for stream in streams or ("clicks",):
+        app.create_input_stream(stream, key=key, types=Click, system="memory")
+    return app
+
+
+def fill(system: MemorySystem, count: int, partitions: int = 1, stream: str = "clicks") -> None:
+    """Events of twelve users, each in the partition of its task."""
+    system.create(stream, partitions)
+    names = [f"user-{n}" for n in range(99)]
+    at, each = Partitioner(partitions).memo, 12 // partitions
+    users = [[name for name in names if at[name] == p][:each] for p in range(partitions)]
+    for n in range(count):
+        mine = users[n % partitions]
+        system.put(stream, n % partitions, Click(mine[n * 7 % len(mine)], n))
+
+
+def begun(trace: Trace) -> list[tuple[tuple[str, int], int]]:
+    """Which events began, in which order."""
+    return [(s.input, s.offset) for s in trace.steps if s[1:3] == ("event", "begin")]

@@ -15,6 +15,18 @@ from s4node.cluster.coordination.registry import AppId, Registry
 pytestmark = pytest.mark.slow
 
 
+async def test_tasks_move_to_containers_that_come_and_counts_stay_exact(tmp_path: Path) -> None:
+    run = Moving(tmp_path)
+    with trio.fail_after(90):
+        await run.run()
+    assert run.shares == [[4], [2, 2], [1, 1, 1, 1], [2, 2]]
+    assert run.complaints == []
+    assert run.total > 2000
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
 class Moving(ExactTorture):
     """One container at first, then two, then four, then two again."""
 
@@ -53,12 +65,3 @@ class Moving(ExactTorture):
         while sum((await self._counts())["done"]) < before + 500:  # events flow
             pass
         self.shares.append(expected)
-
-
-async def test_tasks_move_to_containers_that_come_and_counts_stay_exact(tmp_path: Path) -> None:
-    run = Moving(tmp_path)
-    with trio.fail_after(90):
-        await run.run()
-    assert run.shares == [[4], [2, 2], [1, 1, 1, 1], [2, 2]]
-    assert run.complaints == []
-    assert run.total > 2000

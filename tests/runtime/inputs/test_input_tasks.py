@@ -24,31 +24,9 @@ from s4node.offsets.task_claims import FILE
 from s4node.state.database import Database
 from s4node.systems.memory import MemorySystem
 
-ADDRESS = "the tests' tasks"
-
-
-@pytest.fixture
-def system() -> MemorySystem:
-    return fresh(ADDRESS)
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> dict[str, str]:
-    return {
-        "systems.memory.type": "input_systems:memory",
-        "systems.memory.address": ADDRESS,
-        "s4.state.folder": str(tmp_path / "state"),
-        "systems.memory.samza.offset.default": "oldest",
-    }
-
 
 def ssp(stream: str, partition: int) -> SystemStreamPartition:
     return SystemStreamPartition("memory", stream, partition)
-
-
-class Ignore(ProcessingElement):
-    def on_event(self, event: GenericEvent) -> None:
-        pass
 
 
 class Notes:
@@ -80,21 +58,6 @@ class Writer:
 
     def on_end_of_stream(self, collector: Any, coordinator: Any) -> None:
         self.notes.ended.append(self.name)
-
-
-def writing(
-    notes: Notes, *inputs: str, make: Callable[[Notes], Any] = Writer, name: str = "notes"
-) -> TaskApp:
-    return TaskApp(name, lambda: make(notes), inputs=[f"memory.{each}" for each in inputs])
-
-
-def event(number: int) -> GenericEvent:
-    return GenericEvent(number=number)
-
-
-def kept(settings: dict[str, str], app: str = "notes") -> dict[str, dict[str, int]]:
-    """What is written: the offset by partition, by task."""
-    return kept_positions(Path(settings["s4.state.folder"]) / "default" / app)
 
 
 async def test_a_task_reads_the_same_partition_of_all_its_inputs(
@@ -492,3 +455,44 @@ async def test_each_app_and_cluster_has_progress_of_its_own(
     root = Path(settings["s4.state.folder"])
     folders = ["default/one", "default/two", "east%2fwest/one"]
     assert [(root / folder / FILE).exists() for folder in folders] == [True, True, True]
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+ADDRESS = "the tests' tasks"
+
+
+@pytest.fixture
+def system() -> MemorySystem:
+    return fresh(ADDRESS)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, str]:
+    return {
+        "systems.memory.type": "input_systems:memory",
+        "systems.memory.address": ADDRESS,
+        "s4.state.folder": str(tmp_path / "state"),
+        "systems.memory.samza.offset.default": "oldest",
+    }
+
+
+class Ignore(ProcessingElement):
+    def on_event(self, event: GenericEvent) -> None:
+        pass
+
+
+def writing(
+    notes: Notes, *inputs: str, make: Callable[[Notes], Any] = Writer, name: str = "notes"
+) -> TaskApp:
+    return TaskApp(name, lambda: make(notes), inputs=[f"memory.{each}" for each in inputs])
+
+
+def event(number: int) -> GenericEvent:
+    return GenericEvent(number=number)
+
+
+def kept(settings: dict[str, str], app: str = "notes") -> dict[str, dict[str, int]]:
+    """What is written: the offset by partition, by task."""
+    return kept_positions(Path(settings["s4.state.folder"]) / "default" / app)

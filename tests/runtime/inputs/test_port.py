@@ -19,8 +19,6 @@ from s4node.net.wire import frame as wire
 from s4node.runtime.inputs.port import InputPort
 from s4node.stages.stage import Stage
 
-PEER = object()
-
 
 class Click(Event):
     user: str
@@ -36,66 +34,6 @@ class Order(Event):
 
 
 CLICK, ORDER = EventType(Click), EventType(Order)
-
-
-class Node:
-    """A port, and what comes out of it."""
-
-    def __init__(self, partitions: int = 1, key: Any = "user", types: Any = Click) -> None:
-        stream = App("shop").create_input_stream("clicks", key=key, types=types)
-        assert isinstance(stream, InputStream)
-        self.batches: list[EventBatch] = []
-        self.heard: list[ProducerLane] = []
-        self.stages = {partition: Stage(1000) for partition in range(partitions)}
-        self.partitioner = Partitioner(partitions)
-        self.port = InputPort(
-            stream,
-            self.stages,
-            self.partitioner,
-            "crc32m",
-            self.batches.append,
-            self.heard.append,
-            {wire.MAX_FRAME_BYTES: 4096},
-        )
-
-    def hello(self, *types: TypeDecl, positions: Any = ()) -> wire.Hello:
-        return self.port.on_hello(
-            wire.Hello("p", "i1", "clicks", types, positions=positions), PEER, "node", "n1", 0.0
-        )
-
-    def data(
-        self, body: bytes, count: int, *, first: int = 0, partition: int = 0, **more: Any
-    ) -> str:
-        sections = more.pop("sections", None) or (
-            wire.Section(more.pop("fingerprint", CLICK.fingerprint), count, len(body)),
-        )
-        header = wire.Data("clicks", partition, "p", first, count, sections, **more)
-        return self.port.on_data(header, memoryview(body), PEER, 0.0)
-
-    def process(self) -> list[tuple[int, list[Any], list[int]]]:
-        """Partition, events and numbers of each batch, each of which is then done."""
-        found = []
-        for batch in self.batches:
-            rest = batch.load()
-            if rest is not None:
-                self.batches.insert(self.batches.index(batch) + 1, rest)
-            numbers = [batch.number(index) for index in range(len(batch.events))]
-            found.append((batch.partition, batch.events, numbers))
-            assert batch.receipt is not None
-            batch.receipt.done()
-        self.batches.clear()
-        return found
-
-    def refused(self, partition: int = 0) -> list[tuple[int, str]]:
-        lane = self.port.admission.lanes["p", partition]
-        return [
-            (each, reason)
-            for number, count, reason in lane.ruling().exceptions
-            for each in range(number, number + count)
-        ]
-
-    def safe(self, partition: int = 0) -> int:
-        return self.port.admission.lanes["p", partition].safe
 
 
 def body_of(*events: Any) -> bytes:
@@ -382,3 +320,69 @@ def test_every_event_of_any_frame_is_processed_or_refused_exactly_once(
     assert sorted(processed + refused) == list(range(count))
     assert node.safe() == count
     node.port.admission.validate()
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+PEER = object()
+
+
+class Node:
+    """A port, and what comes out of it."""
+
+    def __init__(self, partitions: int = 1, key: Any = "user", types: Any = Click) -> None:
+        stream = App("shop").create_input_stream("clicks", key=key, types=types)
+        assert isinstance(stream, InputStream)
+        self.batches: list[EventBatch] = []
+        self.heard: list[ProducerLane] = []
+        self.stages = {partition: Stage(1000) for partition in range(partitions)}
+        self.partitioner = Partitioner(partitions)
+        self.port = InputPort(
+            stream,
+            self.stages,
+            self.partitioner,
+            "crc32m",
+            self.batches.append,
+            self.heard.append,
+            {wire.MAX_FRAME_BYTES: 4096},
+        )
+
+    def hello(self, *types: TypeDecl, positions: Any = ()) -> wire.Hello:
+        return self.port.on_hello(
+            wire.Hello("p", "i1", "clicks", types, positions=positions), PEER, "node", "n1", 0.0
+        )
+
+    def data(
+        self, body: bytes, count: int, *, first: int = 0, partition: int = 0, **more: Any
+    ) -> str:
+        sections = more.pop("sections", None) or (
+            wire.Section(more.pop("fingerprint", CLICK.fingerprint), count, len(body)),
+        )
+        header = wire.Data("clicks", partition, "p", first, count, sections, **more)
+        return self.port.on_data(header, memoryview(body), PEER, 0.0)
+
+    def process(self) -> list[tuple[int, list[Any], list[int]]]:
+        """Partition, events and numbers of each batch, each of which is then done."""
+        found = []
+        for batch in self.batches:
+            rest = batch.load()
+            if rest is not None:
+                self.batches.insert(self.batches.index(batch) + 1, rest)
+            numbers = [batch.number(index) for index in range(len(batch.events))]
+            found.append((batch.partition, batch.events, numbers))
+            assert batch.receipt is not None
+            batch.receipt.done()
+        self.batches.clear()
+        return found
+
+    def refused(self, partition: int = 0) -> list[tuple[int, str]]:
+        lane = self.port.admission.lanes["p", partition]
+        return [
+            (each, reason)
+            for number, count, reason in lane.ruling().exceptions
+            for each in range(number, number + count)
+        ]
+
+    def safe(self, partition: int = 0) -> int:
+        return self.port.admission.lanes["p", partition].safe

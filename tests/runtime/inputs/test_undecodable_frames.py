@@ -19,8 +19,55 @@ from s4node import Client
 from s4node.events.schema import EventType
 from s4node.net.wire import frame as wire
 
-KIND = EventType(Click)
 KEYED = "crc32m:user"
+
+
+@pytest.mark.parametrize(
+    ("alike", "routing", "partitions"),
+    [(True, KEYED, 1), (False, KEYED, 1), (True, "", 4)],
+    ids=["alike", "every second", "sent on by key"],
+)
+async def test_a_frame_of_undecodable_events_takes_linear_time_and_holds_up_nobody(
+    *, alike: bool, routing: str, partitions: int
+) -> None:
+    part = 1 if alike else 2
+    why = "Expected `int`, got `str`"
+    small, large = [
+        await course_of(bad_frame(n, alike=alike, routing=routing), why, partitions=partitions)
+        for n in (50_000, 200_000)
+    ]
+    assert (small.refused, large.refused) == (50_000 // part, 200_000 // part)
+    assert large.cpu_seconds < 12 * small.cpu_seconds  # of four times the events; squared it is 16
+    assert large.slowest < large.seconds / 2
+
+
+@pytest.mark.parametrize("grade", ["fast", "durable"])
+@pytest.mark.parametrize("encoding", [wire.MSGPACK, wire.JSON], ids=["msgpack", "json"])
+async def test_a_frame_of_events_without_a_key_holds_up_nobody(
+    encoding: int, grade: str, tmp_path: Path
+) -> None:
+    settings = {
+        "s4.stream.clicks.grade": grade,
+        "s4.state.folder": str(tmp_path),
+        "task.commit.ms": "50",
+    }
+    course = await course_of(
+        keyless_frame(200_000, encoding),
+        "the KeyFinder returned nothing",
+        partitions=4,
+        beside="others",
+        settings=settings,
+        key=NoAnn(),
+    )
+    assert course.refused == 200_000
+    assert course.slowest < course.seconds / 2
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+KIND = EventType(Click)
+
 ROOM = {
     "s4.listener.maxFrameBytes": "16777216",
     "s4.stream.workQueueSize": "1000000",  # or others wait, as for any stage that is full
@@ -119,44 +166,3 @@ async def course_of(
         over = True
     assert node.statistics().inputs["clicks"].refused == course.refused
     return course
-
-
-@pytest.mark.parametrize(
-    ("alike", "routing", "partitions"),
-    [(True, KEYED, 1), (False, KEYED, 1), (True, "", 4)],
-    ids=["alike", "every second", "sent on by key"],
-)
-async def test_a_frame_of_undecodable_events_takes_linear_time_and_holds_up_nobody(
-    *, alike: bool, routing: str, partitions: int
-) -> None:
-    part = 1 if alike else 2
-    why = "Expected `int`, got `str`"
-    small, large = [
-        await course_of(bad_frame(n, alike=alike, routing=routing), why, partitions=partitions)
-        for n in (50_000, 200_000)
-    ]
-    assert (small.refused, large.refused) == (50_000 // part, 200_000 // part)
-    assert large.cpu_seconds < 12 * small.cpu_seconds  # of four times the events; squared it is 16
-    assert large.slowest < large.seconds / 2
-
-
-@pytest.mark.parametrize("grade", ["fast", "durable"])
-@pytest.mark.parametrize("encoding", [wire.MSGPACK, wire.JSON], ids=["msgpack", "json"])
-async def test_a_frame_of_events_without_a_key_holds_up_nobody(
-    encoding: int, grade: str, tmp_path: Path
-) -> None:
-    settings = {
-        "s4.stream.clicks.grade": grade,
-        "s4.state.folder": str(tmp_path),
-        "task.commit.ms": "50",
-    }
-    course = await course_of(
-        keyless_frame(200_000, encoding),
-        "the KeyFinder returned nothing",
-        partitions=4,
-        beside="others",
-        settings=settings,
-        key=NoAnn(),
-    )
-    assert course.refused == 200_000
-    assert course.slowest < course.seconds / 2

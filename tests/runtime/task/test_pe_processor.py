@@ -39,37 +39,6 @@ if TYPE_CHECKING:
     import trio.testing
 
 
-class DoubleClick(Click):
-    pass
-
-
-class Order(Event):
-    user: str
-    cents: int = 0
-    currency: str = "EUR"
-
-
-class OldOrder(Event):
-    event_name = "Order"
-    user: str
-
-
-async def deliver(address: str, events: Iterable[Any], stream: str = "clicks") -> None:
-    """Send events with a client of their own; return when all have been processed."""
-    async with Client(address) as client:
-        clicks = await client.stream(stream)
-        await clicks.send_many(events)
-        assert await clicks.flush() == []
-
-
-async def run_until_it_fails(app: App, events: Iterable[Any]) -> None:
-    """Send events as the producer "web"; raises what stops the app."""
-    async with running(app) as node, Client(node.address, producer="web") as client:
-        clicks = await client.stream("clicks")
-        await clicks.send_many(events)
-        await trio.sleep_forever()
-
-
 # -- apps -----------------------------------------------------------------------------------------
 
 
@@ -1261,3 +1230,37 @@ async def test_what_is_no_key_is_refused_for_the_same_reason_however_many_partit
         else:
             told = f"{given!r} ({type(given).__name__})" if given else "nothing"
         assert reason.startswith(f"the KeyFinder returned {told}")
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+class DoubleClick(Click):
+    pass
+
+
+class Order(Event):
+    user: str
+    cents: int = 0
+    currency: str = "EUR"
+
+
+class OldOrder(Event):
+    event_name = "Order"
+    user: str
+
+
+async def deliver(address: str, events: Iterable[Any], stream: str = "clicks") -> None:
+    """Send events with a client of their own; return when all have been processed."""
+    async with Client(address) as client:
+        clicks = await client.stream(stream)
+        await clicks.send_many(events)
+        assert await clicks.flush() == []
+
+
+async def run_until_it_fails(app: App, events: Iterable[Any]) -> None:
+    """Send events as the producer "web"; raises what stops the app."""
+    async with running(app) as node, Client(node.address, producer="web") as client:
+        clicks = await client.stream("clicks")
+        await clicks.send_many(events)
+        await trio.sleep_forever()

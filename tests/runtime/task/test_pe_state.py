@@ -13,6 +13,65 @@ from s4node.events.event import EventBatch
 from s4node.runtime.task.pe_processor import PeProcessor
 
 
+def test_rows_that_say_how_long_ago_a_trigger_fired_are_read() -> None:
+    memory = Memory()
+    memory.rows["joe"] = ROW_BEFORE
+    assert msgspec.msgpack.decode(ROW_BEFORE) == {"state": b"\x92\x00\x02", "counts": [[3, 8.0]]}
+    life = Life(memory)
+    life.wait(1.9)
+    life.send("joe")
+    assert life.fired("joe") == 2
+    life.send("joe")
+    assert life.fired("joe") == 3  # at the fifth event
+    memory.rows["ann"] = ROW_BEFORE
+    life.send("ann")
+    assert life.fired("ann") == 2
+    life.wait(2.1)
+    life.send("ann")
+    assert life.fired("ann") == 3
+
+
+def test_the_bytes_on_disk_never_change() -> None:
+    life = Life(Memory())
+    life.send("joe", "joe")
+    life.wait(4)
+    life.evict("joe")
+    assert life.memory.rows["joe"] == (
+        b"\x82\xa5state\xc4\x03\x92\x00\x00\xa5fired\x91\x92\x02\xcb\x41\xd9\x54\xfc\x40" + bytes(3)
+    )
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_time_passes_while_an_instance_is_not_in_memory(restarts: bool) -> None:
+    life = Life(Memory())
+    life.send("joe")
+    life.wait(4)
+    life.evict("joe")
+    life.wait(5)
+    if restarts:
+        life = Life(life.memory, clock=3.0)
+    life.send("joe")
+    assert life.fired("joe") == 0
+    life.evict("joe")
+    life.wait(1.5)
+    life.send("joe")
+    assert life.fired("joe") == 1
+
+
+def test_a_clock_that_was_set_back_makes_no_trigger_wait_longer_than_its_time() -> None:
+    life = Life(Memory())
+    life.send("joe")
+    life.evict("joe")
+    life.memory.unix -= 1_000_000
+    life.send("joe")
+    life.wait(10)
+    life.send("joe")
+    assert life.fired("joe") == 1
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
 class Click(Event):
     user: str
 
@@ -102,59 +161,3 @@ class Life:
 
 ROW_BEFORE = b"\x82\xa5state\xc4\x03\x92\x00\x02\xa6counts\x91\x92\x03\xcb@\x20" + bytes(6)
 """Fired twice, three events and 8 seconds ago, as it was kept until there were Unix times."""
-
-
-def test_rows_that_say_how_long_ago_a_trigger_fired_are_read() -> None:
-    memory = Memory()
-    memory.rows["joe"] = ROW_BEFORE
-    assert msgspec.msgpack.decode(ROW_BEFORE) == {"state": b"\x92\x00\x02", "counts": [[3, 8.0]]}
-    life = Life(memory)
-    life.wait(1.9)
-    life.send("joe")
-    assert life.fired("joe") == 2
-    life.send("joe")
-    assert life.fired("joe") == 3  # at the fifth event
-    memory.rows["ann"] = ROW_BEFORE
-    life.send("ann")
-    assert life.fired("ann") == 2
-    life.wait(2.1)
-    life.send("ann")
-    assert life.fired("ann") == 3
-
-
-def test_the_bytes_on_disk_never_change() -> None:
-    life = Life(Memory())
-    life.send("joe", "joe")
-    life.wait(4)
-    life.evict("joe")
-    assert life.memory.rows["joe"] == (
-        b"\x82\xa5state\xc4\x03\x92\x00\x00\xa5fired\x91\x92\x02\xcb\x41\xd9\x54\xfc\x40" + bytes(3)
-    )
-
-
-@pytest.mark.parametrize("restarts", [False, True])
-def test_time_passes_while_an_instance_is_not_in_memory(restarts: bool) -> None:
-    life = Life(Memory())
-    life.send("joe")
-    life.wait(4)
-    life.evict("joe")
-    life.wait(5)
-    if restarts:
-        life = Life(life.memory, clock=3.0)
-    life.send("joe")
-    assert life.fired("joe") == 0
-    life.evict("joe")
-    life.wait(1.5)
-    life.send("joe")
-    assert life.fired("joe") == 1
-
-
-def test_a_clock_that_was_set_back_makes_no_trigger_wait_longer_than_its_time() -> None:
-    life = Life(Memory())
-    life.send("joe")
-    life.evict("joe")
-    life.memory.unix -= 1_000_000
-    life.send("joe")
-    life.wait(10)
-    life.send("joe")
-    assert life.fired("joe") == 1

@@ -117,170 +117,8 @@ app = Counts("counts", Count)
 """
 )
 
-OUTPUTS = (
-    COMMON
-    + """
-class Tell:
-    def init(self, config, context):
-        self.slow = float(config.get("slow", "0"))
-
-    def process(self, envelope, collector, coordinator):
-        collector.send("seen", envelope.message)
-        look_at(envelope.message, self.slow)
-
-class Outputs(TaskApp):
-    def on_init(self):
-        self.create_input_stream("clicks", key="user", types=Click, system="log")
-        self.create_output_stream("seen", types=Click)
-        self.create_output_stream("letters")
-
-app = Outputs("outputs", Tell)
-"""
-)
-
-HOPS = (
-    COMMON
-    + """
-    pass
-
-class Hop(Event):
-    page: str
-
-class Clicks(ProcessingElement):
-    clicks: int = 0
-
-    def on_event(self, event: Click) -> None:
-        self.clicks += 1
-        self.app.hops.put(Hop(event.what))
-
-class Pages(ProcessingElement):
-    clicks: int = 0
-
-    async def on_event(self, event: Hop) -> None:
-        self.clicks += 1
-        if os.path.exists("hold"):
-            os.remove("hold")
-            await trio.sleep_forever()
-        if os.path.exists("kills"):
-            os.kill(os.getpid(), signal.SIGSEGV)
-
-class Counts(App):
-    def on_init(self) -> None:
-        self.create_input_stream("clicks", self.create_pe(Clicks), key="user", system="log")
-        self.hops = self.create_stream("hops", self.create_pe(Pages), key="page")
-
-app = Counts("counts")
-"""
-)
-
-BAD_HOPS = HOPS.replace('if os.path.exists("hold")', "raise ValueError\n        if True")
-
-GENERIC = """
-from s4node import App, GenericEvent, ProcessingElement
-
-class Count(ProcessingElement):
-    clicks: int = 0
-
-    def on_event(self, event: GenericEvent) -> None:
-        self.clicks += 1
-
-app = App("counts")
-app.create_input_stream("clicks", app.create_pe(Count), key="user", system="log")
-"""
 
 APPS = {"elements": ELEMENTS, "async elements": ASYNC_ELEMENTS, "tasks": TASKS}
-
-
-class Click(Event):
-    user: str
-    number: int
-    what: str = ""
-
-
-class Bench:
-    """A log in a process of its own, and the app that reads it."""
-
-    def __init__(self, folder: Path, log: EmbeddedLog) -> None:
-        self.folder = folder
-        self.log = log
-        self.clicks: list[Click] = []
-
-    def settings(self, **more: str) -> list[str]:
-        settings = {
-            "systems.log.type": "log",
-            "systems.log.address": self.log.address,
-            "systems.log.samza.offset.default": "oldest",
-            "s4.state.folder": str(self.folder / "state"),
-            "s4.listener.address": "tcp://127.0.0.1:0",
-            "s4.cluster.partitions": "2",
-            "task.commit.ms": "50",
-            "s4.stream.clicks.onError": "dead-letter",
-            "task.dead.letter.stream": "log.dead",
-            **more,
-        }
-        return [word for name, value in settings.items() for word in ("-p", f"{name}={value}")]
-
-    def run(self, app: str, **more: str) -> list[str]:
-        path = self.folder / "app.py"
-        path.write_text(
-            {"outputs": OUTPUTS, "hops": HOPS, "bad hops": BAD_HOPS, "generic": GENERIC, **APPS}[
-                app
-            ]
-        )
-        return ["run", str(path), *self.settings(**more)]
-
-    async def append(self, clicks: list[Click]) -> None:
-        self.clicks += clicks
-        home = Partitioner(2)
-        for partition in range(2):
-            mine = [click for click in clicks if home.partition_of(click.user) == partition]
-            if mine:
-                await self.log.append("clicks", partition, mine)
-
-    def truth(self) -> Counter[str]:
-        return Counter(click.user for click in self.clicks if not click.what)
-
-    def counted(self) -> dict[str, int]:
-        """What is committed, by user."""
-        found: dict[str, int] = {}
-        for folder in (self.folder / "state" / "default" / "counts").glob("tasks/*"):
-            if epochs.epochs_of(folder):
-                with epochs.copied(folder) as database:
-                    look = StateReader(TaskState(database, crc32m))
-                    tables = [look.instances(name) for name in look.elements]
-                    tables += [look.store(name) for name in look.stores]
-                    for key, value in (row for table in tables for row in table):
-                        found[key] = value["clicks"] if isinstance(value, dict) else value[0]
-        return found
-
-    async def letters(self, stream: str = "dead") -> list[GenericEvent]:
-        """All that is in a stream of the log."""
-        found: list[GenericEvent] = []
-        for partition in range(2):
-            at = SystemStreamPartition("log", stream, partition)
-            upcoming = (await self.log.bounds(at)).upcoming
-            reader = await self.log.open(at, 0, [GenericEvent])
-            while reader.position < upcoming:
-                batch = await reader.read()
-                assert isinstance(batch, InputBatch)
-                batch.load()
-                found += batch.events
-            await reader.aclose()
-        return found
-
-
-@asynccontextmanager
-async def bench(folder: Path) -> AsyncIterator[Bench]:
-    async with separate_log(folder) as log:
-        await log.create("clicks", 2)
-        await log.create("dead", 2)
-        yield Bench(folder, log)
-
-
-def clicks_of(count: int, **what: int) -> list[Click]:
-    """Clicks of 13 users; those whose number is named ``what`` it says are that."""
-    named = {number: word for word, number in what.items()}
-    return [Click(f"user-{n % 13}", n, named.get(n, "")) for n in range(count)]
 
 
 @pytest.mark.parametrize("app", APPS)
@@ -557,3 +395,170 @@ async def test_what_is_no_dead_letter_is_said(tmp_path: Path) -> None:
             assert told in done.stderr
         done = await run_s4("dead-letter", "list", "counts", *it.settings(), cwd=tmp_path)
         assert done.stderr == "no dead letters\n"
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+OUTPUTS = (
+    COMMON
+    + """
+class Tell:
+    def init(self, config, context):
+        self.slow = float(config.get("slow", "0"))
+
+    def process(self, envelope, collector, coordinator):
+        collector.send("seen", envelope.message)
+        look_at(envelope.message, self.slow)
+
+class Outputs(TaskApp):
+    def on_init(self):
+        self.create_input_stream("clicks", key="user", types=Click, system="log")
+        self.create_output_stream("seen", types=Click)
+        self.create_output_stream("letters")
+
+app = Outputs("outputs", Tell)
+"""
+)
+
+HOPS = (
+    COMMON
+    + """
+    pass
+
+class Hop(Event):
+    page: str
+
+class Clicks(ProcessingElement):
+    clicks: int = 0
+
+    def on_event(self, event: Click) -> None:
+        self.clicks += 1
+        self.app.hops.put(Hop(event.what))
+
+class Pages(ProcessingElement):
+    clicks: int = 0
+
+    async def on_event(self, event: Hop) -> None:
+        self.clicks += 1
+        if os.path.exists("hold"):
+            os.remove("hold")
+            await trio.sleep_forever()
+        if os.path.exists("kills"):
+            os.kill(os.getpid(), signal.SIGSEGV)
+
+class Counts(App):
+    def on_init(self) -> None:
+        self.create_input_stream("clicks", self.create_pe(Clicks), key="user", system="log")
+        self.hops = self.create_stream("hops", self.create_pe(Pages), key="page")
+
+app = Counts("counts")
+"""
+)
+
+BAD_HOPS = HOPS.replace('if os.path.exists("hold")', "raise ValueError\n        if True")
+
+GENERIC = """
+from s4node import App, GenericEvent, ProcessingElement
+
+class Count(ProcessingElement):
+    clicks: int = 0
+
+    def on_event(self, event: GenericEvent) -> None:
+        self.clicks += 1
+
+app = App("counts")
+app.create_input_stream("clicks", app.create_pe(Count), key="user", system="log")
+"""
+
+
+class Click(Event):
+    user: str
+    number: int
+    what: str = ""
+
+
+class Bench:
+    """A log in a process of its own, and the app that reads it."""
+
+    def __init__(self, folder: Path, log: EmbeddedLog) -> None:
+        self.folder = folder
+        self.log = log
+        self.clicks: list[Click] = []
+
+    def settings(self, **more: str) -> list[str]:
+        settings = {
+            "systems.log.type": "log",
+            "systems.log.address": self.log.address,
+            "systems.log.samza.offset.default": "oldest",
+            "s4.state.folder": str(self.folder / "state"),
+            "s4.listener.address": "tcp://127.0.0.1:0",
+            "s4.cluster.partitions": "2",
+            "task.commit.ms": "50",
+            "s4.stream.clicks.onError": "dead-letter",
+            "task.dead.letter.stream": "log.dead",
+            **more,
+        }
+        return [word for name, value in settings.items() for word in ("-p", f"{name}={value}")]
+
+    def run(self, app: str, **more: str) -> list[str]:
+        path = self.folder / "app.py"
+        path.write_text(
+            {"outputs": OUTPUTS, "hops": HOPS, "bad hops": BAD_HOPS, "generic": GENERIC, **APPS}[
+                app
+            ]
+        )
+        return ["run", str(path), *self.settings(**more)]
+
+    async def append(self, clicks: list[Click]) -> None:
+        self.clicks += clicks
+        home = Partitioner(2)
+        for partition in range(2):
+            mine = [click for click in clicks if home.partition_of(click.user) == partition]
+            if mine:
+                await self.log.append("clicks", partition, mine)
+
+    def truth(self) -> Counter[str]:
+        return Counter(click.user for click in self.clicks if not click.what)
+
+    def counted(self) -> dict[str, int]:
+        """What is committed, by user."""
+        found: dict[str, int] = {}
+        for folder in (self.folder / "state" / "default" / "counts").glob("tasks/*"):
+            if epochs.epochs_of(folder):
+                with epochs.copied(folder) as database:
+                    look = StateReader(TaskState(database, crc32m))
+                    tables = [look.instances(name) for name in look.elements]
+                    tables += [look.store(name) for name in look.stores]
+                    for key, value in (row for table in tables for row in table):
+                        found[key] = value["clicks"] if isinstance(value, dict) else value[0]
+        return found
+
+    async def letters(self, stream: str = "dead") -> list[GenericEvent]:
+        """All that is in a stream of the log."""
+        found: list[GenericEvent] = []
+        for partition in range(2):
+            at = SystemStreamPartition("log", stream, partition)
+            upcoming = (await self.log.bounds(at)).upcoming
+            reader = await self.log.open(at, 0, [GenericEvent])
+            while reader.position < upcoming:
+                batch = await reader.read()
+                assert isinstance(batch, InputBatch)
+                batch.load()
+                found += batch.events
+            await reader.aclose()
+        return found
+
+
+@asynccontextmanager
+async def bench(folder: Path) -> AsyncIterator[Bench]:
+    async with separate_log(folder) as log:
+        await log.create("clicks", 2)
+        await log.create("dead", 2)
+        yield Bench(folder, log)
+
+
+def clicks_of(count: int, **what: int) -> list[Click]:
+    """Clicks of 13 users; those whose number is named ``what`` it says are that."""
+    named = {number: word for word, number in what.items()}
+    return [Click(f"user-{n % 13}", n, named.get(n, "")) for n in range(count)]

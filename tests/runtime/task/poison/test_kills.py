@@ -14,80 +14,6 @@ import trio
 from harness import s4_process, until
 from test_error_crashes import Bench, Click, bench
 
-APP = """
-import os
-import time
-from s4node import App, Event, ProcessingElement
-
-class Click(Event):
-    user: str
-    number: int
-    what: str = ""
-
-class Count(ProcessingElement):
-    clicks: int = 0
-
-    def on_event(self, event: Click) -> None:
-        self.clicks += 1
-        if event.what == "exits":
-            os._exit(3)
-        if event.what == "grows":
-            bytearray(1 << 30).replace(bytes(1), bytes([1]))
-        if event.what == "waits" and os.path.exists("hold"):
-            with open("at", "w") as file:
-                file.write(str(os.getpid()))
-            while os.path.exists("hold"):
-                time.sleep(0.01)
-
-app = App("counts")
-app.create_input_stream("clicks", app.create_pe(Count), key="user", system="log")
-"""
-
-KILLED = "the process was killed 8 times while this event was processed"
-DIED = "the process has died 3 times while this event was processed"
-
-
-class Kills(Bench):
-    """The app whose clicks wait while there is a file ``hold``."""
-
-    def run(self, app: str = "", **more: str) -> list[str]:
-        path = self.folder / "app.py"
-        path.write_text(APP)
-        nodes = ["--nodes", app] if app else []
-        return ["run", str(path), *nodes, *self.settings(**more)]
-
-    async def held(self) -> int:
-        """The process that has come to the click that waits."""
-        at = self.folder / "at"
-        await until(lambda: at.exists() and at.read_text(), "a process waits at the click")
-        pid = int(at.read_text())
-        at.unlink()
-        return pid
-
-    async def killed(self, *arguments: str) -> None:
-        """Run it until it waits at the click, and kill it there."""
-        async with s4_process(*arguments, cwd=self.folder) as process:
-            await self.held()
-            await process.kill()
-
-    async def all_counted(self, *arguments: str) -> None:
-        """Run it until all is counted."""
-        async with s4_process(*arguments, cwd=self.folder) as process:
-            await self.until_counted()
-            process.signal(signal.SIGTERM)
-            assert await process.wait() == 0
-
-    async def until_counted(self, *, without: int = 0) -> None:
-        total = len(self.clicks) - without
-        await until(lambda: sum(self.counted().values()) == total, "all clicks are counted")
-
-
-@pytest.fixture
-async def it(tmp_path: Path) -> AsyncIterator[Kills]:
-    async with bench(tmp_path) as made:
-        (tmp_path / "hold").touch()
-        yield Kills(tmp_path, made.log)
-
 
 async def test_kills_from_outside_during_a_slow_event_blame_nobody(it: Kills) -> None:
     await it.append([Click("joe", number, "waits" if number == 3 else "") for number in range(9)])
@@ -196,3 +122,82 @@ async def test_an_event_for_which_the_kernel_kills_its_process_is_blamed(it: Kil
         async with s4_process(*it.run(), cwd=it.folder, limits=enter):
             await it.until_counted(without=1)
     assert [letter.reason for letter in await it.letters()] == [DIED]
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+APP = """
+import os
+import time
+from s4node import App, Event, ProcessingElement
+
+class Click(Event):
+    user: str
+    number: int
+    what: str = ""
+
+class Count(ProcessingElement):
+    clicks: int = 0
+
+    def on_event(self, event: Click) -> None:
+        self.clicks += 1
+        if event.what == "exits":
+            os._exit(3)
+        if event.what == "grows":
+            bytearray(1 << 30).replace(bytes(1), bytes([1]))
+        if event.what == "waits" and os.path.exists("hold"):
+            with open("at", "w") as file:
+                file.write(str(os.getpid()))
+            while os.path.exists("hold"):
+                time.sleep(0.01)
+
+app = App("counts")
+app.create_input_stream("clicks", app.create_pe(Count), key="user", system="log")
+"""
+
+KILLED = "the process was killed 8 times while this event was processed"
+
+DIED = "the process has died 3 times while this event was processed"
+
+
+class Kills(Bench):
+    """The app whose clicks wait while there is a file ``hold``."""
+
+    def run(self, app: str = "", **more: str) -> list[str]:
+        path = self.folder / "app.py"
+        path.write_text(APP)
+        nodes = ["--nodes", app] if app else []
+        return ["run", str(path), *nodes, *self.settings(**more)]
+
+    async def held(self) -> int:
+        """The process that has come to the click that waits."""
+        at = self.folder / "at"
+        await until(lambda: at.exists() and at.read_text(), "a process waits at the click")
+        pid = int(at.read_text())
+        at.unlink()
+        return pid
+
+    async def killed(self, *arguments: str) -> None:
+        """Run it until it waits at the click, and kill it there."""
+        async with s4_process(*arguments, cwd=self.folder) as process:
+            await self.held()
+            await process.kill()
+
+    async def all_counted(self, *arguments: str) -> None:
+        """Run it until all is counted."""
+        async with s4_process(*arguments, cwd=self.folder) as process:
+            await self.until_counted()
+            process.signal(signal.SIGTERM)
+            assert await process.wait() == 0
+
+    async def until_counted(self, *, without: int = 0) -> None:
+        total = len(self.clicks) - without
+        await until(lambda: sum(self.counted().values()) == total, "all clicks are counted")
+
+
+@pytest.fixture
+async def it(tmp_path: Path) -> AsyncIterator[Kills]:
+    async with bench(tmp_path) as made:
+        (tmp_path / "hold").touch()
+        yield Kills(tmp_path, made.log)
