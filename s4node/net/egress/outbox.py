@@ -81,6 +81,7 @@ class Outbox:
         self.weight = 0.0  # bytes of memory that an event takes which waits, about
         self.kept_bytes = 0  # of the frames in all lanes
         self.error = ""
+        self.repartitioned = False  # that is why
         self.warning: OneLane | None = None
         self.answer: wire.Hello | None = None
         self.on_settled: Callable[[Lane, int], None] | None = None
@@ -230,6 +231,7 @@ class Outbox:
         if not 1 <= answer.partitions <= 4096:
             return f"the node claims {answer.partitions} partitions"
         if self.lanes and len(self.lanes) != answer.partitions:
+            self.repartitioned = True
             return (
                 f"stream {self.stream!r} had {len(self.lanes)} partitions and now has "
                 f"{answer.partitions}; events already numbered cannot move: start a new producer; "

@@ -101,6 +101,16 @@ class RemoteSender:
         """What leads to each consumer."""
         return {name: emitter for name, (emitter, _, _) in self._consumers.items()}
 
+    @property
+    def begun_anew(self) -> list[str]:
+        """The consumers that have another number of partitions than before, and that nothing of
+        the senders of this process waits for."""
+        return [
+            name
+            for name, (_, _, outgoing) in self._consumers.items()
+            if outgoing.outbox.repartitioned and not outgoing.unsettled
+        ]
+
     def passed_by(self, count: int) -> None:
         """So many events of tasks go another way to the same consumers."""
         self.sent += count

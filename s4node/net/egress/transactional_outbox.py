@@ -16,6 +16,8 @@ Rules
   are kept then; what was put before is saved as what the task has put for itself.
 - A way that may be forgotten and made anew has a name of its life beside its rows. Rows of another
   life are never gone on with.
+- An app that consumes the stream and has another number of partitions than before has begun without
+  any state. What it has not committed is put anew, on a way of another life.
 """
 
 from __future__ import annotations
@@ -427,6 +429,20 @@ class TransactionalOutbox:
 
     def _read(self, rows: Sequence[bytes], versions: dict[int, TypeDecl]) -> Iterator[Any]:
         return read_events(self.outbox.stream, rows, self.outbox.types.known, versions)
+
+    def unsettled(self) -> list[Any]:
+        """The events that are not committed at their receivers; those of one lane in their order.
+
+        Raises StateError where those of an earlier life cannot be read any more.
+        """
+        events: list[Any] = []
+        for lane in self.outbox.lanes:
+            for kept in lane.kept:
+                events += list(self._read([kept.data], self._versions))[
+                    max(0, lane.upto - kept.first) :
+                ]
+            events += lane.pending
+        return events + self.outbox.unrouted
 
     def rows(self) -> Iterator[bytes]:
         """All rows that there may be, to be forgotten."""

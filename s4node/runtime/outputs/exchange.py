@@ -11,7 +11,8 @@ Rules
   feed themselves.
 - An output stream has a way to each of its consumers. One that comes later gets what is put from
   then on; the way to one that has gone is forgotten. When that comes again it may know numbers of
-  before, so the way to it is made anew as another producer.
+  before, so the way to it is made anew as another producer. So is the way to one that has another
+  number of partitions than before, for it has begun anew: what waits for it is routed again.
 - What tasks put for others waits for their commits. So does what a commit held before anybody knew
   its partitions, once they are known.
 """
@@ -30,6 +31,7 @@ from s4node.config.config import Config
 from s4node.errors import EventError, S4Error
 from s4node.events.event import EventBatch, footprint
 from s4node.failpoints import passing
+from s4node.logger import get_logger
 from s4node.net.egress.emitter import Emitter
 from s4node.net.egress.lane import Lane
 from s4node.net.egress.outbox import Outbox
@@ -47,6 +49,8 @@ from s4node.stages.executors import REMOTE_SENDER, SENDER
 from s4node.stages.stage import Overflow
 from s4node.state.rows import OUTBOX
 from s4node.state.task_state import TaskState
+
+log = get_logger("s4node.runtime")
 
 _LIFE = "life"
 _TO = "\1"
@@ -76,6 +80,7 @@ class _Side:
         self.left: dict[str, list[Any]] = {}
         self.own_rows = False
         self.moved = 0  # events that the task had processed and put when a commit began
+        self.committing = False
         self.life: str = state.meta(_LIFE) or ""
 
 
@@ -96,6 +101,7 @@ class Way:
     routes: Routes
     _bound: int
     emitter: Emitter
+    replaces: bool = False  # another one, of which the database still has the rows
 
     @property
     def holds(self) -> bool:
@@ -196,6 +202,9 @@ class Exchange:
         if side.life and not state.meta(_LIFE):
             state.set_meta(_LIFE, side.life)
         rows = ways_of(state.rows(OUTBOX))
+        for name in [name for name, way in side.ways.items() if way.replaces]:
+            self._close(side, name, side.ways.pop(name))
+            self._way(side, name, rows.get(name, ()))
         for stream, way in side.ways.items():
             own = way.dispatches.go_back(state.changes, rows.get(stream, ()))
             self._tell(way)
@@ -368,14 +377,36 @@ class Exchange:
         for side in self._sides.values():
             if self.awaited(side.task) and side.task.await_commit():
                 self._wake(side.task)  # it was put before the partitions of the stream were known
+            if not side.committing:
+                self._replace_ways(side)
         for way in self._all():
             outbox = way.dispatches.outbox
             if way.dispatches.settled:
                 way.dispatches.settled = False
                 passing("outbox.settled")
             self._tell(way)
-            if outbox.error:
+            if outbox.error and not outbox.repartitioned:
                 raise EventError(f"stream {outbox.stream!r}: {outbox.error}")
+
+    def _replace_ways(self, side: _Side) -> None:
+        """Route what waits for consumers that have another number of partitions now. No commit may
+        be under way: what that one holds has to be in its rows."""
+        for name, way in list(side.ways.items()):
+            outbox = way.dispatches.outbox
+            if not outbox.repartitioned:
+                continue
+            events = way.dispatches.unsettled()
+            log.warning("a consumer has begun anew with another number of partitions; what it has "
+                        "not committed is routed again", stream=outbox.stream, task=side.task.name,
+                        consumer=name.partition(_TO)[2], events=len(events))  # fmt: skip
+            self._close(side, name, side.ways.pop(name))
+            for row in way.dispatches.rows():
+                side.state.changes.put(row, None)
+            new = self._way(side, name)
+            new.replaces = True
+            new.dispatches.send(events)
+            side.task.want_commit()
+            self._wake(side.task)
 
     def _tell(self, way: Way) -> None:
         """Tell of events that were refused, or could not be encoded."""
@@ -428,6 +459,7 @@ class Exchange:
             self._way(side, stream)
         for stream, way in side.ways.items():
             way.dispatches.begin(own.get(stream, ()))
+        side.committing = True
         side.own_rows = bool(own)
         side.moved = _moved(task)
 
@@ -446,6 +478,8 @@ class Exchange:
         side = self._sides.get(task.partition)
         if side is None:
             return
+        side.committing = False
+        self._replace_ways(side)
         if not written:
             side.moved = -1
         leaves = written and self.leaves(task)
@@ -454,6 +488,7 @@ class Exchange:
         for way in side.ways.values():
             way.dispatches.end(written=written)
             if written:
+                way.replaces = False
                 way.emitter.wake()
             self._tell(way)  # nobody answers where nothing is left to send
         if leaves:

@@ -168,7 +168,11 @@ class OutputStreams:
 
     def heard(self) -> None:
         """Consumers have ruled, come or gone; raises EventError if one takes a stream no more."""
-        for sender in self.senders.values():
+        for name, sender in self.senders.items():
+            for consumer in sender.begun_anew:
+                emitter = sender.emitters[consumer]
+                sender.disconnect(consumer)
+                sender.connect(consumer, emitter, self._routes(self._app.streams[name]))
             sender.news()
         self._news.unpark_all()
 

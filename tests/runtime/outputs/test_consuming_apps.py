@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -77,6 +78,53 @@ async def test_a_task_that_goes_back_keeps_nothing_of_a_way_that_was_made_anew_m
                 await cluster.come(*USERS)
         async with cluster.counts(known=False), cluster.relays():
             await cluster.come(*USERS)
+
+
+@pytest.mark.parametrize("partitions", [1, 5])
+async def test_an_app_that_begins_anew_with_other_partitions_is_sent_what_comes_from_then_on(
+    cluster: Cluster, partitions: int
+) -> None:
+    with trio.fail_after(60):
+        async with cluster.relays(), cluster.counts():
+            await cluster.come(*USERS * 20)
+        for life in (partitions, 2):
+            cluster.begin_anew()
+            async with cluster.counts(known=False, partitions=life), cluster.relays():
+                await cluster.come(*USERS)
+        cluster.begin_anew()
+        async with cluster.relays():
+            async with cluster.counts(partitions=partitions):
+                await cluster.come(*USERS)
+            cluster.begin_anew()
+            async with cluster.counts():  # while the other one runs
+                await cluster.come(*USERS)
+
+
+@pytest.mark.parametrize("partitions", [1, 5])
+async def test_what_waits_for_an_app_that_begins_anew_with_other_partitions_is_counted_once(
+    cluster: Cluster, partitions: int
+) -> None:
+    with trio.fail_after(60):
+        async with cluster.relays():
+            async with cluster.counts():
+                await cluster.come(*USERS * 20)
+            cluster.begin_anew()
+            cluster.sent.update(USERS * 3)  # nobody is there
+            await cluster.send(*USERS * 3)
+            await cluster.commit()
+        async with cluster.counts(known=False, partitions=partitions):
+            async with cluster.relays():
+                await cluster.come(*USERS)
+            async with cluster.relays():
+                await cluster.come(*USERS)
+        cluster.begin_anew()
+        async with cluster.relays():
+            cluster.sent.update(USERS * 3)
+            await cluster.send(*USERS * 2)
+            await cluster.commit()
+            await cluster.send(*USERS)  # some of it is in no frame yet
+            async with cluster.counts():
+                await cluster.come(*USERS)
 
 
 async def test_a_way_that_an_earlier_version_of_s4node_has_saved_is_gone_on_with(
@@ -171,9 +219,13 @@ class Cluster:
             await self.commit()
 
     @asynccontextmanager
-    async def counts(self, *, known: bool = True) -> AsyncIterator[None]:
+    async def counts(self, *, known: bool = True, partitions: int = 2) -> AsyncIterator[None]:
         """The consuming app runs, and is known to the other, unless that does not run yet."""
-        more = {"task.commit.ms": "10", "s4.stream.clicks.grade": "durable"}
+        more = {
+            "task.commit.ms": "10",
+            "s4.stream.clicks.grade": "durable",
+            "s4.cluster.partitions": str(partitions),
+        }
         async with self._container(OnePE(Count, name="count"), more) as self.count:
             if known:
                 await until(lambda: self.consumers == ("default.count",))
@@ -190,6 +242,11 @@ class Cluster:
                 await container.ready.wait()
                 yield container
                 container.stop()
+
+    def begin_anew(self) -> None:
+        """Have the consuming app, which does not run, begin without any state."""
+        shutil.rmtree(self._folder / "state" / "default" / "count")
+        self.sent.clear()
 
     async def undeploy(self) -> None:
         """Forget the consuming app; what it has kept stays."""
