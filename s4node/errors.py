@@ -1,4 +1,4 @@
-"""What can go wrong, named by who did it.
+"""What can go wrong, named by the cause.
 
 Rules: this module imports nothing. A message states the fact, the value and the place, and ends
 with the fix. An error is for what stops something; shedding, end of stream and "need more bytes"
@@ -176,7 +176,7 @@ class EventTimeout(CallbackError, ProcessingError):  # noqa: N818
         self.fact = f"the event was not ended within {seconds:g} s (task.callback.timeout.ms)"
         S4Error.__init__(
             self,
-            f"task {task!r} of app {app!r}: nobody has ended the event at {position} within "
+            f"task {task!r} of app {app!r}: the event at {position} was not ended within "
             f"{seconds:g} s. The container stops here: call its callback in every case, raise "
             f"task.callback.timeout.ms, or have s4.stream.<stream>.onError skip such events",
         )
@@ -188,7 +188,7 @@ class EventTimeout(CallbackError, ProcessingError):  # noqa: N818
 
 class EventKills(S4Error):  # noqa: N818
     """The process has died at an event three times, and the settings say to stop at that; or was
-    killed at one again and again, by who knows whom."""
+    killed at one again and again by an unknown sender."""
 
 
 class ConnectionRefused(S4Error):  # noqa: N818 - the field's words, not exceptions' grammar
@@ -375,7 +375,7 @@ def unspillable(app: str, stream: str, why: EventError) -> SpillError:
     """The error that stops an app with an event that has to wait on disk and cannot be encoded."""
     return SpillError(
         f"an event of stream {stream!r} of app {app!r} finds no room in memory, for the stream "
-        f"feeds itself, and cannot be kept on disk: {why}. Check it where it is put"
+        f"feeds itself, and cannot be written to disk: {why}. Check it where it is put"
     )
 
 

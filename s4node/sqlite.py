@@ -93,7 +93,7 @@ class Database:
         return self.marks() == (0, 0) and not self.one("SELECT 1 FROM sqlite_master LIMIT 1")
 
     def make(self, application: int, version: int, schema: str) -> None:
-        """Make it ours, in the transaction that is under way."""
+        """Mark the file and create its tables, in the current transaction."""
         self.execute(f"PRAGMA application_id = {application}")
         self.execute(f"PRAGMA user_version = {version}")
         for statement in schema.split(";"):

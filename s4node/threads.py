@@ -1,8 +1,8 @@
-"""Calls that may block, such as those of files: in a thread, or inline where a test wants that.
+"""Calls that may block, such as those of files: in a thread, or inline in a test.
 
 Rules
 - Everything that runs in a container and may block is called here.
-- A thread is nothing that trio knows to be at work: with ``inline`` nothing is outstanding while
+- trio does not know whether a thread works: with ``inline`` nothing is in progress while
   trio has no task to run, and the order of all calls is that of trio's tasks.
 """
 

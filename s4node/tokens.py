@@ -1,4 +1,4 @@
-"""Names that nobody else has, such as that of a process's life."""
+"""Unique names, such as that of a process's life."""
 
 from __future__ import annotations
 

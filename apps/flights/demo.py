@@ -218,7 +218,7 @@ async def _process(*command: str) -> AsyncIterator[trio.Process]:
         start_new_session=True,
     )
     async with trio.open_nursery() as nursery:
-        relaying = trio.CancelScope(shield=True)  # it tells why the process ended, if it does
+        relaying = trio.CancelScope(shield=True)  # it may say why the process ended
         nursery.start_soon(_relay, process, relaying)
         try:
             yield process

@@ -95,5 +95,5 @@ class LineAdapter(AdapterApp):
     @staticmethod
     async def _complain(peer: trio.SocketStream, errors: list[bytes]) -> None:
         if errors:
-            with suppress(trio.BrokenResourceError):  # who is gone has sent the other lines
+            with suppress(trio.BrokenResourceError):  # the sender is gone; its other lines are sent
                 await peer.send_all(b"".join(errors))

@@ -11,7 +11,7 @@ from s4node import Executor
 class Sample(Executor):
     """Admits everything while the stage is less than half full, then less and less."""
 
-    reason = "left out of the sample: the stage is filling up"
+    reason = "not in the sample: the stage is filling up"
 
     def room(self, load, events, size, now):  # type: ignore[no-untyped-def]
         """The fraction of ``events`` that is free of the stage's second half."""

@@ -58,7 +58,7 @@ class App:
     _frozen: bool
 
     has_tasks: ClassVar[bool] = False
-    """Whether the streams lead to tasks instead of PEs."""
+    """True if the streams lead to tasks instead of PEs."""
 
     def __new__(cls, *_arguments: Any, **_named: Any) -> Self:
         """Make a complete object: a subclass's ``__init__`` need not call this class's, and may

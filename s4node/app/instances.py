@@ -5,7 +5,7 @@ Rules
 - Bounds are applied between batches, never while a handler runs, so an instance never vanishes
   under its own handler. Where handlers overlap for long, the size is held beside them, by letting
   go of others than theirs; many at a time, for finding the oldest takes its time.
-- Instances that are kept in a store leave memory beyond a cache's size without being removed;
+- Instances that are saved in a store leave memory beyond a cache's size without being removed;
   ``on_remove`` is for what is gone for good.
 - ``on_create`` that is ``async`` is awaited before the instance's first event; ``on_remove`` that
   is ``async`` is awaited at the end of the batch.
@@ -176,7 +176,7 @@ class BoundedInstances(Instances):
         beyond = len(self) - size
         if not size or beyond <= 0:
             return
-        # found in one pass: a dict is slow to find its first entry behind removed ones; and in one
+        # found in one pass: a dict is slow to find its first entry after removed ones; and in one
         # step of the interpreter, for handlers in threads may add others
         oldest = list(islice(self.values(), beyond + len(in_use)))
         for instance in islice((each for each in oldest if each.key not in in_use), beyond):

@@ -207,7 +207,7 @@ class InputStream(Stream):
     kind = "input"
     system = LIVE
     whole = True
-    """Whether all its partitions are read, or only those that the settings broadcast."""
+    """True if all its partitions are read, False if only those that the settings broadcast."""
 
     @property
     def is_live(self) -> bool:

@@ -91,7 +91,7 @@ def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
     results = []
     for order in ("arrival", "key"):
         for outstanding in (10, 100, 1000):
-            say(f"{outstanding} outstanding, order by {order}")
+            say(f"{outstanding} in flight, order by {order}")
             results.append(_measured(outstanding, order, seconds))
     return results
 
@@ -135,7 +135,7 @@ async def _run(events: int, outstanding: int, order: str) -> list[float]:
         container = Container(app, Config.of(values))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(container.run)
-            while len(app.ended) < events:  # noqa: ASYNC110 - it looks seldom
+            while len(app.ended) < events:  # noqa: ASYNC110 - it polls rarely
                 await trio.sleep(0.05)
             container.stop()
     return app.ended

@@ -38,7 +38,7 @@ BENCHMARKS = {
 
 BLOCKING = "all block; no rate is set"
 STAGES = {"overload": "each policy in turn"}
-"""How the stages are set, where not all block. Each row tells it."""
+"""The executors of the stages, if not all block; shown in each row."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

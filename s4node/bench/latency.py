@@ -1,6 +1,6 @@
 """latency: one-by-one sends on a fixed schedule, from the intended send time to ``on_event``.
 
-Open loop: a late send does not move the ones behind it. Beside it, in turn, the same frames sent
+Open loop: a late send does not move later ones. Beside it, in turn, the same frames sent
 bare: pynng's plain blocking send and receive, one way, at the same times.
 """
 

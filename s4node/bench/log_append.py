@@ -23,7 +23,7 @@ import trio
 from s4node.bench import workload
 from s4node.bench.process import Role, usage
 from s4node.bench.result import Result, middle
-from s4node.cluster.node.redirector import Door
+from s4node.cluster.node.redirector import Redirector
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.events.event import Event
@@ -135,14 +135,14 @@ def log_node(task: dict[str, Any], say: Callable[..., None], listen: Callable[[]
         config = Config.of(
             {"s4.listener.address": "tcp://127.0.0.1:0", "s4.log.folder": task["folder"]}
         )
-        door = Door(config, "bench", lambda *_: "no app is here", make_log=LogHost.of)
+        redirector = Redirector(config, "bench", lambda *_: "no app is here", make_log=LogHost.of)
         async with trio.open_nursery() as nursery:
-            await nursery.start(door.run)
-            log = EmbeddedLog("log", door.address)
+            await nursery.start(redirector.run)
+            log = EmbeddedLog("log", redirector.address)
             await nursery.start(_carry, log)
             await log.create(_STREAM)
             before = usage()["cpu_s"]
-            say(address=door.address)
+            say(address=redirector.address)
             await trio.to_thread.run_sync(listen)
             cpu_s = usage()["cpu_s"] - before
             told = (await log.describe(_STREAM))["partitions"][0]

@@ -19,7 +19,7 @@ from s4node.app.app import App
 from s4node.bench import workload
 from s4node.bench.process import Role, usage
 from s4node.bench.result import Result, middle
-from s4node.cluster.node.redirector import Door
+from s4node.cluster.node.redirector import Redirector
 from s4node.config.config import Config
 from s4node.log.host import LogHost
 from s4node.process.serve import tune_gc
@@ -93,13 +93,13 @@ def replayed(task: dict[str, Any], say: Callable[..., None], listen: Callable[[]
                 "s4.log.folder": str(Path(task["folder"]) / "log"),
             }
         )
-        door = Door(config, "bench", lambda *_: "no app is here", make_log=LogHost.of)
+        redirector = Redirector(config, "bench", lambda *_: "no app is here", make_log=LogHost.of)
         async with trio.open_nursery() as nursery:
-            await nursery.start(door.run)
-            log = EmbeddedLog("log", door.address)
+            await nursery.start(redirector.run)
+            log = EmbeddedLog("log", redirector.address)
             nursery.start_soon(log.run)
             await log.create(task.get("stream", "readings"), task["partitions"], key="key")
-            say(address=door.address)
+            say(address=redirector.address)
             await trio.to_thread.run_sync(listen)
             nursery.cancel_scope.cancel()
 

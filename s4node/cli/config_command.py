@@ -1,4 +1,4 @@
-"""The commands behind ``s4 config``, as :mod:`s4node.cli.main` has the others."""
+"""``s4 config``: shows and checks the settings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         actions,
         "show",
         show,
-        "print the settings in force, and who set those that are not defaults",
+        "print the settings in force, and where those come from that are not defaults",
         "s4 config show --config config/flights.properties -p s4.hasher=s4",
     )
     checked = command(

@@ -398,7 +398,7 @@ async def _home_of(config: Config) -> AsyncIterator[_Home]:
             await home.wait_reachable()
         if patience.cancelled_caught:
             raise S4Error(
-                f"the dead letters are in system {home.name!r}, which nobody serves at "
+                f"the dead letters are in system {home.name!r}, which does not answer at "
                 f"{getattr(home, 'address', '') or 'its address'}; start the node that has it"
             )
         yield _Home(home, stream, systems, config[settings.CLUSTER_NAME])

@@ -151,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         try:
             return _done(arguments, closed)
-        finally:  # at the interpreter's own end nobody could tell that it fails
+        finally:  # a failure at the interpreter's own end would not be reported
             sys.stdout.flush()
     except (OSError, BaseExceptionGroup) as error:
         from s4node.process.exit_status import exit_status

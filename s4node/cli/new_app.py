@@ -62,7 +62,7 @@ class $cls(App):
     """Input stream "clicks", output stream "totals"."""
 
     def on_init(self) -> None:
-        """Declare the graph. The setting s4.app.seconds says how often totals are told."""
+        """Declare the graph. The setting s4.app.seconds is the interval of totals."""
         count = self.create_pe(Count)
         count.totals = self.create_output_stream("totals", types=Total)
         count.set_timer_interval(float(self.parameters.get("seconds", "1")))
@@ -125,7 +125,7 @@ s4.listener.address = tcp://127.0.0.1:12001
 # Each event of "clicks" counts once, whatever is killed; the counts are saved.
 s4.stream.clicks.grade = durable
 
-# "totals" is kept by the log node, which listens at this address.
+# "totals" is stored by the log node, which listens at this address.
 s4.stream.totals.consumers = log
 s4.cluster.log.address = tcp://127.0.0.1:12000
 """

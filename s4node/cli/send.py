@@ -35,7 +35,7 @@ from s4node.process.exit_status import exit_status
 _SHOWN = 20
 _CHUNK = 1 << 18
 _PROGRESS_SECONDS = 5.0
-"""How often people are told how far it is."""
+"""The interval of progress messages at a terminal."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

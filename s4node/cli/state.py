@@ -47,7 +47,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         actions,
         "scan",
         scan,
-        "list what is kept",
+        "list rows of state",
         "s4 state scan clicks --limit 100",
     )
     app_argument(scanned)

@@ -81,7 +81,7 @@ class _Gaps:
             self._missed += missed
             print(
                 f"{stream}: {missed} event{'s' if missed > 1 else ''} missed: reading is too "
-                f"slow, or the app's node could not send them, which its log tells",
+                f"slow, or the app's node could not send them (see its log)",
                 file=sys.stderr,
             )
         if lost > self._lost:

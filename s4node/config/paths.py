@@ -25,7 +25,7 @@ def full_path(text: str, setting: str) -> Path:
     there is none, or it is not UTF-8."""
     try:
         path = Path(text).expanduser().absolute()
-    except (RuntimeError, OSError) as error:  # nobody's home, and from a folder that has gone
+    except (RuntimeError, OSError) as error:  # no such user, or the current folder is gone
         reason = error.strerror if isinstance(error, OSError) else "there is no such home"
         raise ConfigError(
             f"{setting} = {text!r} is nowhere ({reason}); write its full path"

@@ -556,4 +556,4 @@ def _declared(values: Iterable[Any]) -> Iterator[ConfigKey[Any]]:
 
 
 KEYS: tuple[ConfigKey[Any], ...] = tuple(dict.fromkeys(_declared(list(globals().values()))))
-"""Every key, in the order above; read from the module, so that none can be left out."""
+"""Every key, in the order above; read from the module, so that none can be missing."""

@@ -46,7 +46,7 @@ class Row(msgspec.Struct):
     grade: str = ""
     """What is promised for the stream: fast or durable."""
     left_out: int = 0
-    """Events of the stream that were left out because of what they do."""
+    """Events of the stream that were skipped because a handler failed or the process died."""
     unsendable: int = 0
     """Events of the stream that could not leave by this stage."""
     rate: float | None = None
@@ -134,7 +134,7 @@ def no_node(cluster: str, others: Collection[str]) -> str:
 
 
 Told: TypeAlias = tuple[str, Mapping[str, int], Mapping[str, Any]]
-"""What a container tells: its app, the levels of the streams, and its statistics."""
+"""What a container reports: its app, the levels of the streams, and its statistics."""
 
 
 def rows_of(told: Iterable[Told]) -> list[Row]:

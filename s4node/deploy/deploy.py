@@ -57,7 +57,7 @@ from s4node.errors import (
 
 LOCK = "deploying"
 _PATIENCE_SECONDS = 3.0
-"""After how long it is told which nodes have not answered yet."""
+"""After how long the nodes that have not answered are printed."""
 _LEAVING_SECONDS = 5.0
 """How long a deployment that is interrupted may take to bring the old version back."""
 
@@ -192,7 +192,7 @@ class _Deployment:
         """Raise DeployFailed if this version runs with other contents."""
         try:
             package = decode(packages_of(self._config).get(deployed))
-        except PackageError:  # nobody can tell any more
+        except PackageError:  # unknown by now
             return
         content = content_version(package.manifest, package.files)
         if content != content_version(self._manifest, self._package.files):
@@ -292,7 +292,7 @@ class _Deployment:
                 await self._registry.set_app(info, version)
         except (BadVersion, EntryExists, NoEntry) as error:
             raise DeployFailed(
-                f"app {info.name!r} was changed by somebody else meanwhile; nothing is deployed: "
+                f"app {info.name!r} was changed by another process meanwhile; nothing is deployed: "
                 f"see s4 apps, and try again"
             ) from error
 

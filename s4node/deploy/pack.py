@@ -195,7 +195,7 @@ def _closure(start: list[Path], root: Path, more: set[str]) -> dict[str, bytes]:
             continue
         try:
             tree = ast.parse(content)
-        except (SyntaxError, ValueError):  # who imports it will be told
+        except (SyntaxError, ValueError):  # importing it will report this
             continue
         add_modules(_imports(tree))
         add(_files_beside(file, tree), folder)

@@ -247,8 +247,8 @@ class EventBatch:
 
 
 Handled: TypeAlias = tuple[str, EventBatch, Any, int]
-"""A task's name, the batch at hand, and the iterator over so many of its events; or, where there is
-no iterator, the index of the one event."""
+"""A task's name, the current batch, and the iterator over some of its events; or, without an
+iterator, the index of the one event."""
 
 handled: ContextVar[Handled | None] = ContextVar("handled", default=None)
 """What the running handler is given."""

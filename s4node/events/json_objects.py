@@ -80,7 +80,7 @@ class JsonObjects:
         info = inspect.type_info(cls)
         assert isinstance(info, inspect.StructType)
         bounded: dict[str, Any] = {}
-        self._doubtful = False  # it may hold what cannot be kept
+        self._doubtful = False  # it may hold what cannot be saved
         for field in info.fields:
             if field.type == _INT:
                 bounded[field.name] = _Bounded

@@ -10,7 +10,7 @@ from msgspec import inspect
 from s4node.errors import EventError
 
 _DEPTH = 100
-"""Levels that stay free below the interpreter's limit, for whatever an event is kept in."""
+"""Levels that stay free below the interpreter's limit, for whatever an event is saved in."""
 
 _SHALLOW = 400
 """Bytes of events that cannot nest so deeply that it matters."""

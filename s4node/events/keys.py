@@ -1,4 +1,4 @@
-"""Keys: what tells one PE instance from another, and one partition from another.
+"""Keys: what distinguishes PE instances, and assigns them to partitions.
 
 Rules
 - A key is a ``str``, an ``int``, ``bytes``, or a tuple of those. Nothing else: ``True == 1 == 1.0``

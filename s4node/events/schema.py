@@ -1,7 +1,7 @@
 """Event types on the wire: stable names, schema fingerprints, and the codec of a whole batch.
 
 Rules
-- A type is told apart by its name and a fingerprint of its ordered fields.
+- A type is identified by its name and a fingerprint of its ordered fields.
 - Two versions of a type understand each other when the shorter field list is the beginning of
   the longer one and what the shorter lacks has defaults on the reader's side.
 - One encode and one decode call a batch. Only when a batch does not decode is it taken apart, and
@@ -402,7 +402,7 @@ def each(
 def each_text(
     name: str, texts: Sequence[Any], decode: Callable[[Any], Any]
 ) -> tuple[list[Any], Refusals]:
-    """As each, for JSON: who sent it finds the line by its text, of which the beginning is told."""
+    """As each, for JSON: the reason has the beginning of the text, by which its sender finds it."""
     events, refusals = each(name, texts, decode)
     return events, [(index, f"{why}, in {_begun(texts[index])}") for index, why in refusals]
 
@@ -442,7 +442,7 @@ def _check_defaults(cls: type) -> None:
                     f"{field.default!r}, which cannot be encoded: {error}; give it another"
                 ) from error
             except msgspec.ValidationError as error:
-                fix = "write `| None` behind its type" if field.default is None else "fix either"
+                fix = "write `| None` after its type" if field.default is None else "fix either"
                 raise EventError(
                     f"event type {cls.__name__}: field {field.name!r} has the default "
                     f"{field.default!r}, which is not of its type, so nobody could read the event: "

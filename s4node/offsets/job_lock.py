@@ -64,7 +64,7 @@ def runs(folder: Path) -> bool:
 @contextmanager
 def stopped(folder: Path) -> Iterator[None]:
     """Keep the job from starting; raises JobRuns if it runs."""
-    if not (folder / _GATE).exists():  # it never ran; who looks leaves nothing behind
+    if not (folder / _GATE).exists():  # it never ran; looking creates no file
         yield
         return
     with _locked(folder / _GATE), _closing(_opened(folder / _RUNNING)) as fd:

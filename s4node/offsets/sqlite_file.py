@@ -73,7 +73,7 @@ class SqliteFile(Database):
 
     def _open_to_read(self) -> None:
         beside = self.path.with_name(f"{self.path.name}-wal")
-        # without one nobody has it open, and nothing can be put beside it
+        # without one no process has it open, and nothing can be put beside it
         mode = "ro" if beside.exists() else "ro&immutable=1"
         super().__init__(self.path, mode, patience=_PATIENCE_SECONDS)
         with self._closed_if_unfit(), self.transaction(write=False):

@@ -65,7 +65,7 @@ async def listed(container: Container, begin: Begin | None = None) -> AsyncItera
 def _running(container: Container, begin: Begin | None, place: os.PathLike[str] | None) -> Running:
     app, config = container.app, container.config
     ready = container.ready.is_set()
-    address = begin.door if begin is not None else container.address
+    address = begin.redirector if begin is not None else container.address
     inputs, _ = streams_of(app)
     given = handed_on(config, address)
     with suppress(ConfigError):  # an app that keeps nothing needs no such folder

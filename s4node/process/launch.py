@@ -23,7 +23,7 @@ from pathlib import Path
 import trio
 
 from s4node.cluster.node.own_folder import temporary_coordination
-from s4node.cluster.node.redirector import Door
+from s4node.cluster.node.redirector import Redirector
 from s4node.cluster.node.running import Running, running_entry
 from s4node.cluster.node.supervisor import ContainerProcess, Supervisor, limits_of, supervising
 from s4node.cluster.node.supervisor_protocol import Begin, handed_on, log_of
@@ -80,7 +80,7 @@ class _Launcher:
         self._stopping = trio.Event()
         self._status = 0
         self._ran = False
-        self._door: Door
+        self._redirector: Redirector
         self._supervisor: Supervisor
 
     async def run(self, on_ready: Callable[[Launched], None]) -> int:
@@ -91,26 +91,28 @@ class _Launcher:
                 stop_on_signals(self._stopping.set, nursery.cancel_scope),
                 running_entry() as entry,
             ):
-                door = self._door = Door(self._config, "door", self._lookup, make_log=LogHost.of)
-                await nursery.start(door.run)
+                redirector = self._redirector = Redirector(
+                    self._config, "redirector", self._lookup, make_log=LogHost.of
+                )
+                await nursery.start(redirector.run)
                 entry.write(
                     Running(
                         pid=os.getpid(),
                         cluster=self._config[settings.CLUSTER_NAME],
-                        node="door",
+                        node="redirector",
                         folder=str(self._folder),
-                        address=door.address,
+                        address=redirector.address,
                         log=bool(self._config[settings.LOG_FOLDER]),
                     )
                 )
                 async with supervising(limits_of(self._config)) as self._supervisor:
                     for number in range(1, self._nodes + 1):
                         self._supervisor.start(self._begin(f"node-{number}"))
-                    nursery.start_soon(self._tell_door, door)
-                    nursery.start_soon(self._announce, door, on_ready, nursery)
+                    nursery.start_soon(self._tell_redirector, redirector)
+                    nursery.start_soon(self._announce, redirector, on_ready, nursery)
                     await self._stopping.wait()
                     failures = await self._supervisor.stop()
-                    await door.finish()
+                    await redirector.finish()
                     stopped = True
                     if not self._status:
                         self._status = 1 if failures else 0
@@ -124,7 +126,7 @@ class _Launcher:
         return 0 if stopped and self._ran else 130
 
     def _begin(self, name: str) -> Begin:
-        given = handed_on(self._config, self._door.address)
+        given = handed_on(self._config, self._redirector.address)
         host = self._config[settings.LISTENER_ADDRESS].rpartition(":")[0]
         ours = {
             settings.LISTENER_ADDRESS.name: f"{host}:0",
@@ -137,14 +139,14 @@ class _Launcher:
             target=self._target,
             node=name,
             coordination=str(self._folder),
-            door=self._door.address,
-            log=log_of(self._config, self._door.address),
+            redirector=self._redirector.address,
+            log=log_of(self._config, self._redirector.address),
             expected=self._nodes,
             hold=True,
         )
 
     async def _announce(
-        self, door: Door, on_ready: Callable[[Launched], None], nursery: trio.Nursery
+        self, redirector: Redirector, on_ready: Callable[[Launched], None], nursery: trio.Nursery
     ) -> None:
         processes = list(self._supervisor.processes)
         try:
@@ -163,22 +165,22 @@ class _Launcher:
             return
         first = processes[0]
         app = first.begin.app
-        stand_in = StandIn(self._config, self._folder, app, door.address, processes)
+        stand_in = StandIn(self._config, self._folder, app, redirector.address, processes)
         await nursery.start(stand_in.run)
         if self._stopping.is_set():
             return
         inputs = tuple(first.prepared.inputs) if first.prepared is not None else ()
         containers = {each.begin.member: each.address for each in processes if each.address}
         self._ran = True
-        on_ready(Launched(app, door.address, inputs, containers, self._folder))
+        on_ready(Launched(app, redirector.address, inputs, containers, self._folder))
         while self._supervisor.processes:
             await self._supervisor.changed.wait()
         self._stopping.set()
 
-    async def _tell_door(self, door: Door) -> None:
+    async def _tell_redirector(self, redirector: Redirector) -> None:
         while True:
             changed = self._supervisor.changed
-            door.news()
+            redirector.news()
             await changed.wait()
 
     def _lookup(self, stream: str, reads: bool) -> list[str] | str:
@@ -186,7 +188,7 @@ class _Launcher:
         readers)."""
         prepared = [each.prepared for each in self._supervisor.processes if each.prepared]
         known = {name for each in prepared for name in each.inputs}
-        if reads or stream in known or not known:  # none has said yet what it takes
+        if reads or stream in known or not known:  # no container has reported yet what it takes
             return [process.address for process in self._supervisor.processes if process.address]
         return (
             f"app {prepared[0].app!r} has no input stream {stream!r}; its input streams: "

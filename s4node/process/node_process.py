@@ -9,7 +9,7 @@ from functools import partial
 import trio
 
 from s4node.cluster.node.node import Node
-from s4node.cluster.node.redirector import Door
+from s4node.cluster.node.redirector import Redirector
 from s4node.cluster.node.running import Running, running_entry
 from s4node.config import settings
 from s4node.config.config import Config
@@ -30,7 +30,7 @@ def run_node(config: Config, name: str, on_ready: Callable[[Node], None]) -> int
 
 
 async def _run(config: Config, name: str, on_ready: Callable[[Node], None]) -> int:
-    node = Node(config, partial(Door, config, make_log=LogHost.of), name)
+    node = Node(config, partial(Redirector, config, make_log=LogHost.of), name)
     folder = full_path(config[settings.COORDINATION_FOLDER], settings.COORDINATION_FOLDER.name)
     with running_entry() as entry:
 

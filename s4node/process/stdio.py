@@ -77,7 +77,7 @@ def discard() -> None:
 class _Output(io.FileIO):
     def write(self, data: ReadableBuffer, /) -> int:
         try:
-            while (written := super().write(data)) is None:  # somebody has made it non-blocking
+            while (written := super().write(data)) is None:  # it was made non-blocking
                 select.select([], [self], [])
             return written
         except OSError as error:

@@ -46,7 +46,7 @@ class Credit(Generic[P]):
         self._before: set[P] = set()
         self._held: dict[P, None] = {}  # in the order in which they were
         self.withholds = all(one.executor.withholds for one in self._stages)
-        """Whether the stage makes producers wait rather than drop what they send."""
+        """True if the stage makes producers wait rather than drop what they send."""
 
     def join(self, producer: P) -> None:
         """A producer begins to feed the stage."""

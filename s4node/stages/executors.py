@@ -52,7 +52,7 @@ class StageSettings:
     max_bytes: int = 1 << 62
     max_rate: float = math.inf
     lossless: bool = False
-    """Whether nothing may be dropped, for the stream is durable."""
+    """True if nothing may be dropped, because the stream is durable."""
     named_by: str = "s4.stream.executor"
     """The configuration key that says which executor it is."""
 
@@ -294,7 +294,7 @@ def _checked(
             answer = method(*arguments, **named)
         except Exception as error:
             raise S4Error(
-                f"{blamed} raised {described(error)}; nobody knows what the stage may take: fix "
+                f"{blamed} raised {described(error)}; the capacity of the stage is unknown: fix "
                 f"it, or take the setting away"
             ) from error
         try:

@@ -13,7 +13,7 @@ from s4node.systems.memory import MemorySystem, _Partition
 
 
 class Inputs:
-    """The systems by name; ``partitions`` is what a stream gets that nobody has made."""
+    """The systems by name; ``partitions`` is the number of a stream that is not made explicitly."""
 
     def __init__(self) -> None:
         self.partitions = 1

@@ -155,7 +155,7 @@ class _Caller:
         """The connection; raises StageBroken if it is gone."""
         del max_bytes
         if self._end.closed:
-            raise StageBroken("who dialled has gone")
+            raise StageBroken("the caller is gone")
         ours = _End(self._network, self._host, on_change)
         ours.joins(self._end)
         return ours

@@ -37,7 +37,7 @@ from s4node.cluster.coordination.registry import AppInfo, NodeInfo, Registry
 from s4node.cluster.node import admin
 from s4node.cluster.node.node import Node
 from s4node.cluster.node.package import MANIFEST, Manifest, Package, Store, python_here
-from s4node.cluster.node.redirector import Door
+from s4node.cluster.node.redirector import Redirector
 from s4node.errors import CoordinationError, S4Error
 
 if TYPE_CHECKING:
@@ -59,14 +59,14 @@ async def test_an_app_is_deployed_to_running_nodes_and_takes_events_at_the_addre
         assert (done["app"], done["partitions"], done["before"]) == ("counter", 4, "")
         assert sorted(done["containers"]) == ["one", "two"]
         assert await apps(folder) == [("counter", "running", ["one", "two"])]
-        for door in (one, two):
-            await click(door.address, "ann", "bob", "joe", "eve", "kim", "lee")
+        for redirector in (one, two):
+            await click(redirector.address, "ann", "bob", "joe", "eve", "kim", "lee")
         await until(lambda: len(printed(one, two)) == 12)
         users = ("ann", "bob", "eve", "joe", "kim", "lee")
         assert printed(one, two) == sorted(f"v1 {user} {n}" for user in users for n in (1, 2))
 
 
-async def test_what_an_app_puts_out_is_read_through_any_door(folder: Path) -> None:
+async def test_what_an_app_puts_out_is_read_through_any_redirector(folder: Path) -> None:
     (folder / "relay.py").write_text(RELAY)
     counter = write_app(folder, "counter", "v1", "taps")
     async with node(folder, "one") as one, node(folder, "two") as two:
@@ -652,7 +652,7 @@ async def test_an_app_waits_while_it_cannot_be_known_whether_another_version_run
             raise CoordinationError("the disk is gone")
 
     config = Config.of({"s4.coordination.folder": str(folder), **QUICK})
-    node = Node(config, lambda name, lookup: Door(config, name, lookup))
+    node = Node(config, lambda name, lookup: Redirector(config, name, lookup))
     node._registry = Unreadable()  # type: ignore[assignment]
     assert await node._others_run(AppInfo("counter", "shop", "v1", 1))
 

@@ -69,7 +69,7 @@ Lookup = Callable[[str, bool], Sequence[str] | str]
 those whose app puts events on it."""
 
 
-class Door(Protocol):
+class Redirector(Protocol):
     """Where programs outside ask for containers; see :mod:`s4node.cluster.node.redirector`."""
 
     @property
@@ -129,13 +129,13 @@ def check_name(name: str) -> None:
 
 
 class Node:
-    """A node; call :meth:`run` once. ``open_door`` makes its door, of its name and a lookup.
+    """A node; call :meth:`run` once. ``open_redirector`` makes its redirector.
 
     Raises ConfigError for a name that is none.
     """
 
     def __init__(
-        self, config: Config, open_door: Callable[[str, Lookup], Door], name: str = ""
+        self, config: Config, open_redirector: Callable[[str, Lookup], Redirector], name: str = ""
     ) -> None:
         self.config = config
         self.cluster = config[settings.CLUSTER_NAME]
@@ -147,7 +147,7 @@ class Node:
             session_timeout=config[settings.SESSION_TIMEOUT],
         )
         self._store = Store(store_folder(self._coordination.folder))
-        self._door = open_door(self.name, self._lookup)
+        self._redirector = open_redirector(self.name, self._lookup)
         self._posts: dict[str, Post] = {}
         self._waiting: dict[str, ContainerProcess] = {}  # prepared, by their packages' digests
         self._stopping = trio.Event()
@@ -160,7 +160,7 @@ class Node:
     @property
     def address(self) -> str:
         """Where programs outside ask for an app's containers."""
-        return self._door.address
+        return self._redirector.address
 
     def stop(self) -> None:
         """Begin an orderly stop: the containers drain and end; then ``run`` returns."""
@@ -171,14 +171,14 @@ class Node:
         with node_folder(self._coordination.folder) as self._folder:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                await nursery.start(self._door.run)
+                await nursery.start(self._redirector.run)
                 await nursery.start(admin.serve, self._folder.admin, self._asked)
                 async with supervising(limits_of(self.config)) as self._supervisor:
                     nursery.start_soon(self._stay)
-                    nursery.start_soon(self._tell_door)
+                    nursery.start_soon(self._tell_redirector)
                     await self._stopping.wait()
                     failures = await self._supervisor.stop()
-                    await self._door.finish()
+                    await self._redirector.finish()
                 nursery.cancel_scope.cancel()
         if self._failure is not None:
             raise self._failure
@@ -276,7 +276,7 @@ class Node:
             found = apps[name].value if name in apps else None
             group = await self._registry.group(AppId(self.cluster, name))
             self._want(name, found, group.addresses)
-        self._door.news()
+        self._redirector.news()
         self.ready.set()
         return seen
 
@@ -376,7 +376,7 @@ class Node:
             folder=str(self._folder.code / digest[:20]),  # of no name that a stranger has given
             node=self.name,
             coordination=str(self._coordination.folder),
-            door=self.address,
+            redirector=self.address,
             log=supervisor_protocol.log_of(self.config, self.address),
             expected=expected,
             hold=hold,
@@ -384,12 +384,12 @@ class Node:
 
     # -- what is asked -----------------------------------------------------------------------
 
-    async def _tell_door(self) -> None:
+    async def _tell_redirector(self) -> None:
         while True:
             changed = self._supervisor.changed
             for post in self._posts.values():
                 post.learn()
-            self._door.news()
+            self._redirector.news()
             await changed.wait()
 
     @property
@@ -399,7 +399,7 @@ class Node:
         return self.ready.is_set() and all(post.wanted in (None, post.known) for post in posts)
 
     def _lookup(self, stream: str, reads: bool) -> tuple[str, ...] | str:
-        """For the door: the containers of the app that takes ``stream``, or puts events on it.
+        """The containers of the app that takes ``stream``, or puts events on it.
 
         Who asks for a stream that may yet turn out to be one has to wait: a no is for good.
         """

@@ -1,4 +1,4 @@
-"""The door of a node: where programs outside knock to hear which containers run a stream's app.
+"""The redirector of a node: it tells programs outside which containers run a stream's app.
 
 Rules
 - It takes no events. A hello is answered with the addresses of the containers that run the app;
@@ -60,7 +60,7 @@ incarnation, the headers of answers, and who else has a stream of a name."""
 _FAREWELL_SECONDS = 1.0
 
 
-class Door:
+class Redirector:
     """Answers hellos at the node's own address."""
 
     def __init__(
@@ -83,7 +83,7 @@ class Door:
 
     @property
     def address(self) -> str:
-        """Where the door is."""
+        """Where it listens."""
         return self._listener.address
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -129,7 +129,7 @@ class Door:
             await self._listener.shut_down()
 
     def _taken(self, stream: str) -> str:
-        """Whether an app of the node takes a stream; before the door is open none does."""
+        """Who takes a stream, if an app of the node does; else, and before ``run``, empty."""
         found = self._lookup(stream, False) if self._open else ""
         return "an app of this node" if found and not isinstance(found, str) else ""
 
@@ -156,7 +156,7 @@ class Door:
                 self._asked.setdefault(connection, {})[wish] = ()
                 self._answer(connection, wish, tuple(found))
         elif isinstance(header, wire.Data):
-            connection.bad_frame("the node's door takes no events; say hello first", header)
+            connection.bad_frame("the node's redirector takes no events; say hello first", header)
         elif isinstance(header, wire.Drain):
             connection.silent.set()
         elif isinstance(header, wire.Query):

@@ -50,11 +50,10 @@ class Begin(Message, tag="begin", frozen=True):
 
     Either ``target`` (as for ``s4 run``) or ``package`` (the file of a package with this
     ``digest``, and the ``folder`` to unpack it in) is the app, and ``app`` its name; empty where
-    the app's own code is to say it. ``member`` is the container's
-    name in its cluster, unique there; with ``coordination`` (a folder) it shares the app's
-    partitions with the ``expected`` members. ``door`` is where programs outside ask for it, ``log``
-    where its supervisor serves a log; empty where it has none. ``exit_record`` is the file in which
-    it is written how the process ends.
+    the app's own code says it. ``member`` is the container's name, unique in its cluster; with
+    ``coordination`` (a folder) it shares the app's partitions with the ``expected`` members.
+    ``redirector`` is the address for programs outside, ``log`` that of the supervisor's log, empty
+    without one. ``exit_record`` is the file in which it is written how the process ends.
     """
 
     app: str
@@ -67,7 +66,7 @@ class Begin(Message, tag="begin", frozen=True):
     folder: str = ""
     node: str = ""
     coordination: str = ""
-    door: str = ""
+    redirector: str = ""
     log: str = ""
     exit_record: str = ""
     expected: int = 1

@@ -242,7 +242,7 @@ class Reading:
             if declared.fingerprint not in self._readers:
                 kind = reader_of(declared, self._known, others=self._others)
                 self._readers[declared.fingerprint] = kind
-        if not answer.partitions:  # a door: the nodes that it names are to be asked
+        if not answer.partitions:  # a redirector: the nodes that it names are to be asked
             return
         self._producer = answer.peer
         log = bool(answer.headers.get(wire.LOG))

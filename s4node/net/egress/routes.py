@@ -8,7 +8,7 @@ Rules
 - ``hello`` first: a lane sends nothing before its owner has said where it goes on.
 - The answer to a hello opens the lanes that the node owns, and says who owns the others. A node
   also says so unasked when owners change; then a new hello opens what has come to it.
-- A node's door does not take events: it answers with those who do, and 0 partitions.
+- A node's redirector does not take events: it answers with those who do, and 0 partitions.
 - A verdict is asked for with every quarter of what a producer may have to keep: a node that commits
   only when it is asked would never hear that nothing more can leave before it does.
 - A node that was dialled by one name may call itself by another: ``alias`` is its own, for as long
@@ -362,8 +362,8 @@ class NodeRoute:
             self._take_error(answer, declared)
             return
         self._learn(answer)
-        is_door = not answer.partitions and bool(routes.nodes)
-        if is_door:
+        is_redirector = not answer.partitions and bool(routes.nodes)
+        if is_redirector:
             for node in routes.nodes:
                 routes.to(node)
             return

@@ -92,7 +92,7 @@ def test_an_answer_that_does_not_fit_is_the_outbox_s_error_and_stops_it(
 def test_a_node_that_turns_down_the_older_of_two_ways_to_it_is_heard_out_on_the_newer() -> None:
     outbox, route = opened(10)
     outbox.put(Tick("joe"))
-    older, newer = route, route.routes.to("tcp://door:1")
+    older, newer = route, route.routes.to("tcp://redirector:1")
     newer.hello()
     older.hello()
     older.on_hello(answer(error="there is a newer connection"))

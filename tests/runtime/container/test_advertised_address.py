@@ -12,7 +12,7 @@ from shared_apps import Click, Count, OnePE
 from s4node import Client, Config, Container
 from s4node.cluster.coordination.enrolment import Enrolment
 from s4node.cluster.coordination.folder import FolderCoordination
-from s4node.cluster.node.redirector import Door
+from s4node.cluster.node.redirector import Redirector
 from s4node.errors import ConfigError
 
 ALL_INTERFACES = "tcp://0.0.0.0:0"
@@ -75,7 +75,7 @@ async def test_a_member_that_listens_on_all_interfaces_needs_a_host_to_tell(
             with pytest.raises(ConfigError, match=message), plain_errors():
                 await Container(OnePE(Count), config, enrolment=enrolment).run()
         with pytest.raises(ConfigError, match=message):
-            Door(config, "a", lambda stream, reads: ())
+            Redirector(config, "a", lambda stream, reads: ())
 
 
 @pytest.mark.parametrize("host", ["tcp://node1", "node1:12000", "two words", "::1"])

@@ -27,7 +27,7 @@ from s4node import (
     Stream,
 )
 from s4node.cluster.coordination.stream_directory import Consumer
-from s4node.cluster.node.redirector import Door
+from s4node.cluster.node.redirector import Redirector
 from s4node.errors import ConnectionRefused, StageBroken
 from s4node.events.schema import JsonText
 from s4node.metrics.snapshot import Value
@@ -487,13 +487,13 @@ async def test_a_node_s_redirector_leads_to_the_containers_that_take_the_stream(
 ) -> None:
     async with nodes(tmp_path, clicks, 2) as (all_nodes, nursery):
         addresses = [container.address for container in all_nodes.containers.values()]
-        door = Door(
+        redirector = Redirector(
             Config.of({"s4.listener.address": ANY_PORT}),
-            "door",
+            "redirector",
             lambda stream, reads: addresses if stream == "clicks" else f"no app takes {stream!r}",
         )
-        await nursery.start(door.run)
-        async with Client(door.address) as client:
+        await nursery.start(redirector.run)
+        async with Client(redirector.address) as client:
             with pytest.raises(ConnectionRefused, match="no app takes 'taps'"):
                 await client.stream("taps")
             stream = await client.stream("clicks")

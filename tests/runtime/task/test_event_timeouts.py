@@ -201,7 +201,7 @@ async def test_where_the_stream_says_nothing_an_event_that_takes_too_long_stops_
 ) -> None:
     fill(system, 3, lambda n: n == 1, partitions=1)
     del settings["s4.stream.clicks.onError"]
-    told = r"nobody has ended the event at .*clicks.*1 within 0.15 s.*onError"
+    told = r"the event at .*clicks.*1 was not ended within 0.15 s.*onError"
     with pytest.raises(EventTimeout, match=told) as caught:
         async with running(Stores("stores", Awaited), settings):
             await trio.sleep_forever()
