@@ -45,16 +45,16 @@ class Count(ProcessingElement):
     totals: OutputStream  # set on the prototype, below
 
     clicks: int = 0
-    told: int = 0
+    reported: int = 0
 
     def on_event(self, click: Click) -> None:
         """Count one click."""
         self.clicks += 1
 
     def on_time(self) -> None:
-        """Tell the total if it has changed."""
-        if self.told != self.clicks:
-            self.told = self.clicks
+        """Put the total if it has changed."""
+        if self.reported != self.clicks:
+            self.reported = self.clicks
             self.totals.put(Total(str(self.key), self.clicks))
 
 
@@ -88,7 +88,7 @@ def test_each_user_s_clicks_are_counted() -> None:
         assert test.state(Count, "ann").clicks == 1
 
 
-def test_a_total_is_told_after_a_while_and_only_when_it_has_changed() -> None:
+def test_a_total_is_put_after_a_while_and_only_when_it_has_changed() -> None:
     with AppTest($cls, parameters={"seconds": 10}) as test:
         test.send("clicks", Click("joe"))
         test.advance(seconds=9)
