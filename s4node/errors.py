@@ -81,11 +81,11 @@ class ProcessingError(S4Error):
                 "durable where they come over sockets)"
             )
         if isinstance(cause, NotRestorable):  # before any handler was called
-            text = f"{cause.fact} (app {app!r}, {place}). The app stops here: {cause.mending}"
+            text = f"{cause.fact} (app {app!r}, {place}). The app stops here: {cause.fix}"
         else:
             text = (
                 f"{pe} of app {app!r} raised {described(cause)}; "
-                f"key {key!r}, {place}. The app stops here: {_mending('handler', pe, cause)}"
+                f"key {key!r}, {place}. The app stops here: {_fix_of('handler', pe, cause)}"
                 f"{',' if of_event else ' or'} catch the exception in it"
             )
         super().__init__(f"{text}{leave_out}")
@@ -96,7 +96,7 @@ class ProcessingError(S4Error):
         self.__cause__ = cause
 
 
-def _mending(what: str, cls: str, cause: BaseException) -> str:
+def _fix_of(what: str, cls: str, cause: BaseException) -> str:
     """The advice for an exception of a handler, or of another method of the app."""
     why, fix = described(cause), f"fix the {what}"
     _, undeclared, rest = why.partition(f"{cls!r} object has no attribute '")
@@ -132,7 +132,7 @@ class TaskError(ProcessingError):
         S4Error.__init__(
             self,
             f"{hook} of task {task!r} ({cls}) of app {app!r} raised {described(cause)}"
-            f"{place}. The container stops here: {_mending('task', cls, cause)}, or catch the "
+            f"{place}. The container stops here: {_fix_of('task', cls, cause)}, or catch the "
             f"exception in it"
             f"{', or name it in task.ignored.exceptions' if ignorable else ''}",
         )
@@ -155,7 +155,7 @@ class SourceError(S4Error):
         more = f" (and {len(causes) - 1} more)" if len(causes) > 1 else ""
         super().__init__(
             f"source {source} of app {app!r} raised {described(causes[0])}{more}; the app stops "
-            f"here: {_mending('source', cls, causes[0])}, or catch the exception in it"
+            f"here: {_fix_of('source', cls, causes[0])}, or catch the exception in it"
         )
         self.app = app
         self.source = source
@@ -266,16 +266,16 @@ class NotSaveable(StateError):  # noqa: N818
 class NotRestorable(StateError):  # noqa: N818
     """The saved instance of ``pe`` for ``key`` cannot be restored.
 
-    ``fact`` is the message without the ``mending``, the advice. If the class's ``migrate`` has
+    ``fact`` is the message without the ``fix``. If the class's ``migrate`` has
     raised, ``__cause__`` is the user's own exception.
     """
 
-    def __init__(self, pe: str, key: object, fact: str, mending: str) -> None:
-        super().__init__(f"{fact}; {mending}")
+    def __init__(self, pe: str, key: object, fact: str, fix: str) -> None:
+        super().__init__(f"{fact}; {fix}")
         self.pe = pe
         self.key = key
         self.fact = fact
-        self.mending = mending
+        self.fix = fix
 
 
 class ProgressUnwritten(CheckpointError):  # noqa: N818

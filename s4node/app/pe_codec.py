@@ -173,9 +173,9 @@ class ElementCodec:
                 "declare what it holds, and have the class's migrate(saved) read what is there",
             ) from error
 
-    def _unread(self, key: Any, why: str, mending: str = _DAMAGED) -> NotRestorable:
+    def _unread(self, key: Any, why: str, fix: str = _DAMAGED) -> NotRestorable:
         fact = f"saved state of {self._name} {key!r} cannot be read: {why}"
-        return NotRestorable(self._name, key, fact, mending)
+        return NotRestorable(self._name, key, fact, fix)
 
     def _check(self, saved: Fields) -> None:
         own = dict(self.fields)

@@ -84,12 +84,12 @@ class JobGuard:
     keys: str = KEY_ENCODING
     grown: Mapping[str, int] = field(default_factory=dict)
 
-    def check(self, before: JobGuard, place: str, mending: str) -> None:
+    def check(self, before: JobGuard, place: str, fix: str) -> None:
         """Raise CheckpointError with every reason why this job cannot resume from what ``before``
-        wrote at a place; ``mending`` is the alternative."""
+        wrote at a place; ``fix`` is the alternative."""
         if problems := self.problems(before):
             listed = "\n".join(f"- {problem}" for problem in problems)
-            raise CheckpointError(f"{place} does not fit this job:\n{listed}\n{mending}")
+            raise CheckpointError(f"{place} does not fit this job:\n{listed}\n{fix}")
 
     def problems(self, before: JobGuard) -> list[str]:
         """Why this job cannot resume from what ``before`` wrote, in words; empty if it can."""
