@@ -46,7 +46,8 @@ LISTS = {"config.settings"}  # a list of one kind of thing is as long as there a
 
 # Words that stand where the field has a term, and what is left of them: it may only fall.
 RIDDLES = re.compile(
-    r"\b(whoever|leash|farewell|culprits?|mend|one's|(?<!in[ -])flight|bury|rejects)\b",
+    r"\b(whoever|leash|farewell|culprits?|mend|mending|one's|(?<!in[ -])flight|bury|rejects|doors?"
+    r"|legs?)\b",
     re.IGNORECASE,
 )
 RIDDLES_LEFT = 0
