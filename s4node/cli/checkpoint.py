@@ -179,7 +179,8 @@ def import_(target: str, file: str, config: Config, *, as_json: bool) -> int:
                 )
     if job.depot is None:
         _check_unshipped(job, checkpoints)
-    with stopped(job.folder):
+
+    def write() -> None:
         store = TaskClaims(job.folder)
         try:
             if guard is not None:
@@ -189,6 +190,9 @@ def import_(target: str, file: str, config: Config, *, as_json: bool) -> int:
             replace(job.folder, store, checkpoints, job.depot)
         finally:
             store.close()
+
+    with stopped(job.folder):
+        job.while_stopped(write)
     if app not in ("", job.name):  # it may have been renamed
         print(f"s4: {file} was exported from app {app!r}; it goes to {job.name!r}", file=sys.stderr)
     if as_json:

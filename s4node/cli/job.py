@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -22,14 +22,18 @@ from typing import NamedTuple
 
 import trio
 
+from s4node import threads
 from s4node.cli.arguments import cluster_option, json_option, setting_options
 from s4node.cli.running_apps import config_of, runs_here
+from s4node.cluster.coordination.folder import FolderCoordination
+from s4node.cluster.coordination.job_presence import JobPresence
+from s4node.cluster.coordination.registry import AppId, Registry
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.config.kinds import is_name
-from s4node.config.paths import is_file, is_folder, looking
+from s4node.config.paths import full_path, is_file, is_folder, looking
 from s4node.deploy.load_app import load_app
-from s4node.errors import ConfigError, StoreCorrupt, UnknownStream
+from s4node.errors import ConfigError, JobRuns, StoreCorrupt, UnknownStream
 from s4node.events.event import LIVE
 from s4node.offsets.checkpoint import Checkpoint, JobGuard
 from s4node.offsets.job_lock import runs
@@ -41,6 +45,8 @@ from s4node.runtime.inputs.binding import replayable
 from s4node.state.job import Progress, kept_by, safe_name, task_of
 from s4node.state.remote_job import RemoteJob, depot_of
 from s4node.state.task_state import TaskState
+
+_COORDINATION = settings.COORDINATION_FOLDER.name
 
 _PLACE = re.compile(r"(?P<name>[^\[\]]+)(\[0*(?P<partition>[0-9]{1,9})(?P<closed>\]?))?", re.ASCII)
 
@@ -137,8 +143,33 @@ class Job:
 
     @property
     def running(self) -> bool:
-        """Return True if a container of it runs."""
-        return runs(self.folder)
+        """Return True if a container of it runs, here or on another node."""
+        if runs(self.folder):
+            return True
+        try:
+            self.while_stopped(lambda: None)
+        except JobRuns:
+            return True
+        return False
+
+    def while_stopped(self, work: Callable[[], None]) -> None:
+        """Call ``work`` while no container of it runs on the nodes of the coordination; raises
+        JobRuns where one does."""
+        place = full_path(self.config[settings.COORDINATION_FOLDER], _COORDINATION)
+        if not is_folder(place, f"fix its permissions, or set {_COORDINATION} to another folder"):
+            work()
+            return
+        coordination = FolderCoordination(
+            place, session_timeout=self.config[settings.SESSION_TIMEOUT]
+        )
+
+        async def run() -> None:
+            async with coordination.session(f"s4 for {self.name}") as session:
+                app = AppId(self.config[settings.CLUSTER_NAME], self.name)
+                async with JobPresence(Registry(session), app).stopped():
+                    await threads.run_sync(work)
+
+        trio.run(run)
 
     def places(self, where: Where) -> list[Place]:
         """The partitions that are meant; raises UnknownStream if the job does not read them."""

@@ -10,7 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from s4node.cluster.coordination.contract import Session
+from s4node.cluster.coordination.job_presence import JobPresence
 from s4node.cluster.coordination.membership import GATHER_SECONDS, Membership
+from s4node.cluster.coordination.registry import AppId, Registry
 from s4node.cluster.coordination.stream_directory import Directory
 
 
@@ -54,6 +56,10 @@ class Enrolment:
             node=self.node,
             version=self.version,
         )
+
+    def presence(self) -> JobPresence:
+        """The container's part in the app's job."""
+        return JobPresence(Registry(self.session), AppId(self.cluster, self.app))
 
     def directory(self, consumes: Iterable[str], produces: Iterable[str]) -> Directory:
         """Who consumes what the app produces."""

@@ -15,6 +15,9 @@ Rules
     /clusters/<cluster>/apps/<app>               AppInfo
     /clusters/<cluster>/apps/<app>/members/<m>   MemberInfo, ephemeral
     /clusters/<cluster>/apps/<app>/assignment    Assignment
+    /clusters/<cluster>/apps/<app>/gate          who holds the gate of its job, ephemeral
+    /clusters/<cluster>/apps/<app>/running/<id>  a container of its job, by session, ephemeral
+    /clusters/<cluster>/apps/<app>/start         the name of the last start of its job
     /locks/<cluster>/<what>                      who holds it, ephemeral
     /streams/<stream>/<role>/<cluster>/<app>     empty; role is producers or consumers
     /metadata/<key>                              anybody's bytes
@@ -31,11 +34,18 @@ import msgspec
 import trio
 
 from s4node.cluster.coordination.assignment import Assignment, Member
-from s4node.errors import CoordinationError, EntryExists, EntryNotEmpty, NameTaken, NoEntry
+from s4node.errors import (
+    CoordinationError,
+    EntryExists,
+    EntryNotEmpty,
+    NameTaken,
+    NoEntry,
+    SessionLost,
+)
 from s4node.events.schema import UNREADABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
     from s4node.cluster.coordination.contract import Entry, Session
 
@@ -308,6 +318,48 @@ class Registry:
             await self.session.create(_assignment(app), data)
         else:
             await self.session.set(_assignment(app), data, version)
+
+    # --- the job ---------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def gate(self, app: AppId) -> AsyncIterator[None]:
+        """Hold the gate of an app's job; waits while another session does."""
+        path = _app(app) + "/gate"
+        while True:
+            seen = await self.session.change(path)
+            try:
+                await self.session.create(path, self.session.name.encode(), ephemeral=True)
+            except EntryExists:
+                await self.session.wait_change(path, seen)
+            else:
+                break
+        try:
+            yield
+        finally:
+            with trio.CancelScope(shield=True), contextlib.suppress(SessionLost, NoEntry):
+                await self.session.delete(path)
+
+    async def add_running(self, app: AppId) -> None:
+        """Say that this session is of a container of the app's job."""
+        with contextlib.suppress(EntryExists):
+            path = _below(_app(app) + "/running", self.session.id)
+            await self.session.create(path, ephemeral=True)
+
+    async def running(self, app: AppId) -> list[str]:
+        """The sessions of the containers of the app's job."""
+        return await self._names(_app(app) + "/running")
+
+    async def start(self, app: AppId) -> str:
+        """The name of the last start of the app's job; empty before the first."""
+        entry = await self.session.get(_app(app) + "/start")
+        return "" if entry is None else entry.data.decode()
+
+    async def set_start(self, app: AppId, name: str) -> None:
+        """Name a new start of the app's job; the caller holds its gate."""
+        path = _app(app) + "/start"
+        with contextlib.suppress(EntryExists):
+            await self.session.create(path)
+        await self.session.set(path, name.encode())
 
     # --- streams ---------------------------------------------------------------------------------
 

@@ -289,7 +289,7 @@ class Container:
         self._closing = self._lifecycle.closes("on_close", self._close_app)
         await parts.outputs.start(nursery)
         if self.replay is not None:
-            await self.replay.start(nursery)
+            await self.replay.start(nursery, self.enrolment)
         if parts.members is not None:
             await nursery.start(parts.members.emitter.run)
             await self._open(nursery)

@@ -24,6 +24,7 @@ from s4node import threads
 from s4node.app.app import App
 from s4node.app.graph import rule_of
 from s4node.app.stream import InputStream, OutputStream
+from s4node.cluster.coordination.enrolment import Enrolment
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import ConfigError, StartpointError, UnknownStream
@@ -33,7 +34,7 @@ from s4node.logger import get_logger
 from s4node.offsets.checkpoint import Checkpoint, JobGuard
 from s4node.offsets.job_lock import JobLock
 from s4node.offsets.startpoint import Oldest, Startpoint
-from s4node.offsets.startpoint_fan_out import Request, ids_of_start
+from s4node.offsets.startpoint_fan_out import Request, id_of_start, ids_of_start
 from s4node.offsets.system import SystemStreamPartition
 from s4node.runtime.commit.committer import Committer, folder_of, job_before
 from s4node.runtime.commit.dead_letter_queue import DeadLetterQueue
@@ -256,10 +257,13 @@ class DurableParts:
         """Give all files back, when nothing runs any more."""
         self.committer.close()
 
-    async def start(self, nursery: trio.Nursery) -> None:
-        """Run in ``nursery``; raises CheckpointError where there is progress of another job."""
+    async def start(self, nursery: trio.Nursery, enrolment: Enrolment | None) -> None:
+        """Run in ``nursery``, as a member where there is an ``enrolment``; raises CheckpointError
+        where there is progress of another job."""
         await self.committer.open(self._guard(self._model))
         await nursery.start(self._be_present)
+        if enrolment is not None:  # a start is one for all nodes, whatever folders they have
+            self._start = await enrolment.presence().enter()
         await nursery.start(self.committer.run)
         for system in self.systems:
             await nursery.start(system.run)
@@ -294,6 +298,11 @@ class DurableParts:
         self._attach(task)
         kept = await self.committer.claim(task, model.name, origin, epoch)
         startpoints = await self._startpoints.of(model.name, kept.consumed)
+        startpoints = {
+            ssp: request
+            for ssp, request in startpoints.items()
+            if id_of_start(self._start, ssp) not in kept.consumed
+        }
         over = kept.consumed - ids_of_start(kept.consumed, self._start)
         self.committer.forget(task.partition, over)
         self._kept[task.partition] = kept, startpoints

@@ -71,11 +71,9 @@ class StartingOffsets:
             return max(bounds.oldest, bounds.upcoming - 1), word
         return await system.resolve(ssp, Oldest() if word == "oldest" else Upcoming()), word
 
-    def consumed(self, ssp: SystemStreamPartition, known: Known) -> frozenset[str]:
+    def consumed(self, known: Known) -> frozenset[str]:
         """The ids of what must not hold again once the offset is committed."""
-        wanted = known.wish is not None or known.request is not None or self._resets(ssp)
-        ids = {known.start if wanted else "", "" if known.request is None else known.request.id}
-        return frozenset(ids - {""})
+        return frozenset({known.start, "" if known.request is None else known.request.id} - {""})
 
     def _resets(self, ssp: SystemStreamPartition) -> bool:
         return self._config.matching(settings.RESET_OFFSET).get(ssp.stream, False)

@@ -4,6 +4,8 @@ Rules
 - At a start of the job all its tasks get theirs, before any task is claimed. What is asked for
   later waits for the next start.
 - What no task takes is told, with the command that takes it back: it waits on until it expires.
+- A pending startpoint holds for a task that has not begun in this start of the job, on whichever
+  node that was: one that is pending here alone has no part in a take-over.
 - A startpoint that a task has consumed is removed, or ignored for as long as it cannot be.
 - What holds for a start of the job is known as consumed until the job starts again.
 """

@@ -236,7 +236,7 @@ class SystemConsumers:
             log.info("input goes on", input=_name(takers[0].ssp), offsets=offsets)
             for taker in takers:
                 taker.progress = self._progress_of(taker)
-                taker.progress.startpoints = self.starts.consumed(taker.ssp, taker.known)
+                taker.progress.startpoints = self.starts.consumed(taker.known)
                 if taker.known.kept == taker.next:
                     taker.progress.committed = taker.next
                 self.progress[taker.task.partition][taker.ssp] = taker.progress

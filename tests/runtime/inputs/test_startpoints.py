@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -16,12 +17,14 @@ import pytest
 import structlog
 import trio
 import trio.testing
-from harness import run_s4, running, s4_process, until
+from harness import ANY_PORT, run_s4, running, s4_process, until
 from input_systems import fresh
 from log_bench import append, bench
 
-from s4node import Container, GenericEvent
+from s4node import Config, Container, GenericEvent
 from s4node.app.stream_task import TaskApp
+from s4node.cluster.coordination.enrolment import Enrolment
+from s4node.cluster.coordination.folder import FolderCoordination
 from s4node.errors import JobRuns, StartpointError
 from s4node.net.wire import frame as wire
 from s4node.offsets.job_lock import JobLock, runs, stopped
@@ -471,6 +474,90 @@ async def test_a_startpoint_that_cannot_be_removed_is_ignored_at_the_next_start(
     await job.run("clicks", events=0)
     assert job.offsets() == []
     assert job.waiting == (0, 0)
+
+
+# -- several nodes ------------------------------------------------------------------------------
+
+
+async def test_a_startpoint_that_is_pending_on_one_node_alone_has_no_part_in_a_take_over(
+    job: Job, system: MemorySystem, tmp_path: Path
+) -> None:
+    """Two nodes have state folders of their own, and what their tasks keep at a URL."""
+    system.create("clicks", 2)
+    system.put("clicks", 1, *(GenericEvent(number=n) for n in range(10)))
+    coordination = FolderCoordination(tmp_path / "cluster", session_timeout=5)
+    containers: dict[str, Container] = {}
+    scopes = {"a": trio.CancelScope(), "b": trio.CancelScope()}
+
+    async def run(name: str) -> None:
+        config = Config.of(
+            {
+                **job.settings,
+                "task.commit.ms": "20",
+                "s4.state.folder": str(tmp_path / name),
+                "s4.state.url": f"file://{tmp_path / 'shared'}",
+                "s4.listener.address": ANY_PORT,
+                "s4.watchdog.ms": "0",
+            }
+        )
+        app = TaskApp("notes", lambda: Task(job), inputs=["memory.clicks"])
+        with scopes[name]:
+            async with coordination.session(name) as session:
+                enrolment = Enrolment(session, "default", "notes", name, 2)
+                containers[name] = Container(app, config, node=name, enrolment=enrolment)
+                await containers[name].run()
+
+    def committed(*names: str) -> list[int | None]:
+        progress = [containers[name].replay.consumers.progress.values() for name in names]
+        return [one.committed for each in progress for task in each for one in task.values()]
+
+    store = StartpointStore(folder_of(str(tmp_path / "b"), "default", "notes"))
+    store.put([("memory", "clicks", 0), ("memory", "clicks", 1)], Oldest(), now_ms())
+    store.close()
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run, "a")
+            nursery.start_soon(run, "b")
+            await until(lambda: len(containers) == 2 and all(c.replay for c in containers.values()))
+            await until(lambda: len(job.seen) == 20)
+            await until(lambda: committed("a", "b") == [10, 10])
+            containers["a"].abandon()
+            scopes["a"].cancel()
+            await until(lambda: committed("b") == [10, 10])
+            system.put("clicks", 0, GenericEvent(number=10))
+            system.put("clicks", 1, GenericEvent(number=10))
+            await until(lambda: committed("b") == [11, 11])
+            containers["b"].stop()
+    assert sorted((task, offset) for task, _, offset in job.seen) == [
+        (f"Partition {partition}", offset) for partition in range(2) for offset in range(11)
+    ]
+
+
+async def test_an_import_is_refused_on_one_node_while_the_job_runs_on_another(
+    tmp_path: Path,
+) -> None:
+    async with bench(tmp_path) as it:
+        arguments = [*it.arguments("tasks"), "--nodes", "2"]
+        await append(it.log, 0, 100)
+        async with s4_process(*arguments, cwd=tmp_path) as nodes:
+            await until(lambda: len(it.seen) == 100)
+            nodes.signal(signal.SIGTERM)
+            assert await nodes.wait() == 0
+        shutil.copytree(tmp_path / "state", tmp_path / "other")
+        here = ("-p", f"s4.state.folder={tmp_path / 'other'}")
+        exported = await run_s4("checkpoint", "export", "tasks", *here, cwd=tmp_path)
+        (tmp_path / "exported.json").write_text(exported.stdout)
+        import_ = ("checkpoint", "import", "tasks", "exported.json", *here)
+        async with s4_process(*arguments, cwd=tmp_path) as nodes:
+            (folder,) = [line.split()[5] for line in nodes.stderr if "see it:  s4 top" in line]
+            cluster = ("-p", f"s4.coordination.folder={folder}")
+            refused = await run_s4(*import_, *cluster, cwd=tmp_path)
+            assert refused.returncode == 1
+            assert "the job 'default.tasks' runs at this moment, in " in refused.stderr
+            nodes.signal(signal.SIGTERM)
+            assert await nodes.wait() == 0
+        taken = await run_s4(*import_, *cluster, cwd=tmp_path)
+        assert taken.returncode == 0, taken.stderr
 
 
 # -- killed at every step -------------------------------------------------------------------------

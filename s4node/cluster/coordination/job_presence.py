@@ -1,0 +1,52 @@
+"""Whether containers of a job run, on whichever node, and which start of the job they belong to.
+
+Rules
+- Each container of a job has an ephemeral entry for as long as its session lives. All nodes see it,
+  whatever folders they keep state in.
+- A job starts with the first of its containers, which gives the start a name: what holds for one
+  start only is kept with that name.
+- Who comes, and who needs the job not to run, holds the job's gate meanwhile; the others wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from s4node import tokens
+from s4node.cluster.coordination.registry import AppId, Registry
+from s4node.errors import JobRuns
+
+_NAME_BYTES = 6
+
+
+class JobPresence:
+    """Who runs the job of ``app``, as the session of ``registry`` sees it."""
+
+    def __init__(self, registry: Registry, app: AppId) -> None:
+        self._registry = registry
+        self._app = app
+
+    async def enter(self) -> str:
+        """Be there for as long as the session lives; returns the name of the job's start."""
+        async with self._registry.gate(self._app):
+            start = ""
+            if await self._registry.running(self._app):
+                start = await self._registry.start(self._app)
+            if not start:
+                start = tokens.fresh(_NAME_BYTES)
+                await self._registry.set_start(self._app, start)
+            await self._registry.add_running(self._app)
+        return start
+
+    @asynccontextmanager
+    async def stopped(self) -> AsyncIterator[None]:
+        """Keep the job from starting; raises JobRuns where it runs."""
+        async with self._registry.gate(self._app):
+            if await self._registry.running(self._app):
+                members = ", ".join(sorted(await self._registry.members(self._app)))
+                raise JobRuns(
+                    f"the job {str(self._app)!r} runs at this moment"
+                    f"{f', in {members}' if members else ''}; stop all of its containers first"
+                )
+            yield

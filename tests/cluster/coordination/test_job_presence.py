@@ -1,0 +1,59 @@
+"""Containers of a job, on nodes that share the coordination and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+import trio.lowlevel
+
+from s4node.cluster.coordination.folder import FolderCoordination
+from s4node.cluster.coordination.job_presence import JobPresence
+from s4node.cluster.coordination.registry import AppId, Registry
+from s4node.errors import JobRuns
+
+JOB = AppId("east", "count")
+
+
+async def test_a_start_is_one_for_all_containers_and_ends_with_the_last(tmp_path: Path) -> None:
+    coordination = FolderCoordination(tmp_path)
+    async with coordination.session("other") as other:
+        async with coordination.session("one") as one:
+            start = await JobPresence(Registry(one), JOB).enter()
+            async with coordination.session("two") as two:
+                assert await JobPresence(Registry(two), JOB).enter() == start
+            with pytest.raises(JobRuns, match=r"'east\.count' runs at this moment; stop all"):
+                async with JobPresence(Registry(other), JOB).stopped():
+                    pass
+        async with JobPresence(Registry(other), JOB).stopped():
+            pass
+        assert await JobPresence(Registry(other), JOB).enter() not in ("", start)
+        assert await JobPresence(Registry(other), AppId("east", "sum")).enter() != start
+
+
+async def test_a_container_waits_while_somebody_needs_the_job_not_to_run(tmp_path: Path) -> None:
+    coordination = FolderCoordination(tmp_path)
+    order: list[str] = []
+
+    async def enter() -> None:
+        async with coordination.session("container") as session:
+            await JobPresence(Registry(session), JOB).enter()
+            order.append("started")
+
+    async with coordination.session("import") as session, trio.open_nursery() as nursery:
+        presence = JobPresence(Registry(session), JOB)
+        async with presence.stopped():
+            nursery.start_soon(enter)
+            await trio.sleep(0.2)  # it would have started by then
+            order.append("let go")
+    assert order == ["let go", "started"]
+
+
+async def test_what_held_the_gate_and_died_lets_go_of_it(tmp_path: Path) -> None:
+    coordination = FolderCoordination(tmp_path)
+    async with coordination.session("waits") as waits:
+        async with coordination.session("dies") as dies:
+            await dies.create("/clusters/east/apps/count/gate", ephemeral=True)
+        with trio.fail_after(10):
+            await JobPresence(Registry(waits), JOB).enter()
