@@ -61,6 +61,7 @@ POINTS = {
     "log.append": "events have arrived at a log, and are not written",
     "log.appended": "they are written, and not acknowledged",
     "disk.synced": "something is on the disk, and its writer does not know",
+    "replay.sent": "the event of a dead letter is sent again, and no mark says so",
 }
 """What has happened when a point is passed, and what has not."""
 

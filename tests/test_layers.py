@@ -77,7 +77,10 @@ PURE_MODULES = {
         "forwarder frame_builder lane outbox outbox_rows refusal routes sender_stage stream_types "
         "subscriber transactional_outbox unsendable"
     ),
-    "net.ingress": "admission durable_admission part_numbers producer_lane rerouted_batch unbegun",
+    "net.ingress": (
+        "admission durable_admission part_numbers producer_lane producer_life rerouted_batch "
+        "unbegun"
+    ),
     "net.client": "reading",
     "log": "ledger partition_rows retention split",
     "cluster.coordination": "assignment contract view",

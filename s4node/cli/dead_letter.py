@@ -3,9 +3,10 @@
 Rules
 - The stream is ``task.dead.letter.stream`` of the settings. A dead letter's id is its partition and
   offset there, such as ``0:17``.
-- Replay sends an event unchanged to where it came from, under its own producer id. Then it appends
-  a mark, an event with the id in ``replayed``. Marks make a repeated replay harmless: a producer id
-  expires, and marks stay as long as the dead letters.
+- Replay sends an event unchanged to where it came from, under a producer id of its own. Then it
+  appends a mark, an event with the dead letter's id in ``replayed``, and has the producer id
+  forgotten. The id makes a repeated replay harmless until the mark is there, and the mark stays as
+  long as the dead letter.
 - Many events are sent at a time, because each waits for a commit; those of one key in order.
 - An event that does not decode, or that the app itself has put, cannot be replayed.
 """
@@ -41,6 +42,7 @@ from s4node.events.schema import (
     TypeDecl,
     fingerprint_of,
 )
+from s4node.failpoints import passing
 from s4node.net.client.client import Client
 from s4node.net.ingress.producer_lane import origin_of
 from s4node.net.wire.frame import TASK, too_long
@@ -52,6 +54,7 @@ from s4node.systems.registry import Systems
 _TIMEOUT_SECONDS = 10.0
 _AT_A_TIME = 50
 _MARK = "replayed"
+_NAME = "under"
 _OUTCOMES = "sent", "sent before", "refused again", "not sent"
 _ID = re.compile(r"[0-9]+:[0-9]+", re.ASCII)
 _SHOWN = ("system", "stream", "partition", "offset", "app", "task", "reason", "pe", "key")
@@ -83,6 +86,15 @@ class DeadLetter(NamedTuple):
         """The key of replay order: dead letters with an equal one are replayed one after the
         other."""
         return self.stream, self.dead_letter.partition, self.dead_letter.get("key", "")
+
+    @property
+    def name(self) -> str:
+        """What its event is sent again under."""
+        one = self.dead_letter
+        name = f"replay of {one.get('app', '')} {one.get('task', '')} {one.origin}:{one.offset}"
+        if too_long(name):  # it has the id of the event's producer in it
+            name = f"replay {hashlib.sha256(name.encode()).hexdigest()}"
+        return name
 
     def is_own(self, cluster: str) -> bool:
         """Return True if a task of the app has put the event."""
@@ -258,8 +270,7 @@ def replay(
             try:
                 if one.is_own(home.cluster):
                     raise _Not("its event was put by the app itself; send again what has led to it")
-                refusal, new = await _send_again(one, home.systems, addresses)
-                await home.mark(one)
+                refusal, new = await _send_again(one, home, addresses)
                 if not refusal:
                     return "sent" if new else "sent before"
                 why, outcome = f"it is refused again: {refusal}", "refused again"
@@ -291,20 +302,15 @@ class _Not(Exception):  # noqa: N818 - it is not an error of ours
     """Why an event cannot be replayed."""
 
 
-async def _send_again(
-    one: DeadLetter, systems: Systems, addresses: Sequence[str]
-) -> tuple[str, bool]:
-    """Send an event; returns the refusal, if any, and whether it had not been replayed before."""
+async def _send_again(one: DeadLetter, home: _Home, addresses: Sequence[str]) -> tuple[str, bool]:
+    """Send an event, and mark its dead letter; returns the refusal, if any, and whether it had not
+    been replayed before."""
     dead_letter, declared = one.dead_letter, one.declaration
     if declared is None:
         raise _Not("its event did not decode; have its producer send it as it should be")
-    name = (
-        f"replay of {dead_letter.get('app', '')} {dead_letter.get('task', '')} {dead_letter.origin}"
-    )
-    name += f":{dead_letter.offset}"
     if dead_letter.system == LIVE:
-        return await _send_live(one, name, addresses)
-    system = systems[dead_letter.system]
+        return await _send_live(one, home, addresses)
+    system = home.systems[dead_letter.system]
     if not isinstance(system, EmbeddedLog):
         raise _Not(f"system {dead_letter.system!r} is not a log")
     encoded = {
@@ -312,21 +318,30 @@ async def _send_again(
         "sections": [[declared.fingerprint, 1, len(dead_letter.raw)]],
         "body": dead_letter.raw,
     }
-    return "", await system.append_encoded(dead_letter.stream, dead_letter.partition, encoded, name)
+    stream, partition = dead_letter.stream, dead_letter.partition
+    new = await system.append_encoded(stream, partition, encoded, one.name, kept=True)
+    passing("replay.sent")
+    await home.mark(one)
+    await system.forget(one.name, stream)
+    return "", new
 
 
-async def _send_live(one: DeadLetter, name: str, addresses: Sequence[str]) -> tuple[str, bool]:
-    if too_long(name):  # it has the id of the event's producer in it, and those of the app and task
-        name = f"replay {hashlib.sha256(name.encode()).hexdigest()}"
-    async with Client(addresses, producer=name) as client:
+async def _send_live(one: DeadLetter, home: _Home, addresses: Sequence[str]) -> tuple[str, bool]:
+    async with Client(addresses, producer=one.name) as client:
         stream = await client.stream(one.dead_letter.stream)
+        reason, new = "", True
         for partition in range(stream.partitions):
             if await stream.resume_at(partition):
-                return "", False
-        stream.read_as(one.dead_letter.type)
-        await stream.send(JsonText(msgspec.json.encode(one.event)))
-        refusals = await stream.flush()
-        return refusals[0].reason if refusals else "", True
+                new = False
+        if new:
+            stream.read_as(one.dead_letter.type)
+            await stream.send(JsonText(msgspec.json.encode(one.event)))
+            refusals = await stream.flush()
+            reason = refusals[0].reason if refusals else ""
+            passing("replay.sent")
+        await home.mark(one)
+        stream.end()
+        return reason, new
 
 
 # -- reading --------------------------------------------------------------------------------------
@@ -381,7 +396,8 @@ class _Home(NamedTuple):
     async def mark(self, one: DeadLetter) -> None:
         """Append the mark that an event was replayed."""
         partition = int(one.id.partition(":")[0])
-        await self.system.append(self.stream, partition, [GenericEvent(**{_MARK: one.id})])
+        mark = GenericEvent(**{_MARK: one.id, _NAME: one.name})
+        await self.system.append(self.stream, partition, [mark])
 
 
 @asynccontextmanager
@@ -432,7 +448,7 @@ def _home(config: Config, systems: Systems) -> tuple[System, str]:
 async def _dead_letters(home: System, stream: str) -> AsyncIterator[DeadLetter]:
     for partition in range(await home.partitions(stream)):
         dead_letters: list[tuple[str, GenericEvent]] = []
-        sent: set[str] = set()
+        sent: set[str] = set()  # ids of letters, and names under which events were sent again
         place = SystemStreamPartition(home.name, stream, partition)
         bounds = await home.bounds(place)
         reader = await home.open(place, bounds.oldest, [GenericEvent])
@@ -446,11 +462,12 @@ async def _dead_letters(home: System, stream: str) -> AsyncIterator[DeadLetter]:
                     if "reason" in event and "raw" in event:
                         dead_letters.append((f"{partition}:{batch.number(index)}", event))
                     elif _MARK in event:
-                        sent.add(event[_MARK])
+                        sent |= {event[_MARK], event.get(_NAME, "")}
         finally:
             await reader.aclose()
-        for name, dead_letter in dead_letters:
-            yield DeadLetter(name, dead_letter, name in sent)
+        for number, dead_letter in dead_letters:
+            one = DeadLetter(number, dead_letter)
+            yield one._replace(sent=not sent.isdisjoint((number, one.name)))
 
 
 def _plain(one: DeadLetter, *, raw: bool) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
@@ -153,7 +153,26 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--everything", action="store_true", help="all that is there")
     json_option(trimmed, "print the outcome as a JSON object")
 
-    for action in (created, appended, tailed, described, trimmed):
+    forgotten = command(
+        actions,
+        "forget",
+        forget,
+        "forget producers that never come back; what they send again is appended again",
+        "s4 log forget import-2025 --stream clicks",
+    )
+    forgotten.add_argument(
+        "producers",
+        type=utf8,
+        metavar="PRODUCER",
+        nargs="+",
+        help="an id; that of a task may be without the # and what follows it",
+    )
+    forgotten.add_argument(
+        "--stream", type=utf8, metavar="NAME", default="", help="this one only (default: all)"
+    )
+    json_option(forgotten, "print the outcome as a JSON object")
+
+    for action in (created, appended, tailed, described, trimmed, forgotten):
         to_option(action, "where the log's node listens", "that of your running log", several=False)
         timeout_option(action, "the node's answers")
 
@@ -391,6 +410,23 @@ def trim(
             print(json.dumps({"stream": stream, "oldest": oldest}))
         for number, first in oldest.items() if not as_json else ():
             print(f"{stream}[{number}] begins at {first}", file=sys.stderr)
+        return 0
+
+    return _with_log(to, timeout, work)
+
+
+def forget(
+    producers: Sequence[str], to: str | None, timeout: float, *, stream: str, as_json: bool
+) -> int:
+    """Forget producers; returns the exit status."""
+
+    async def work(log: EmbeddedLog) -> int:
+        for producer in producers:
+            found = await log.forget(producer, stream)
+            if as_json:
+                print(json.dumps({"producer": producer, "forgotten": found}))
+            else:
+                print(f"{producer} is forgotten on {', '.join(found)}", file=sys.stderr)
         return 0
 
     return _with_log(to, timeout, work)

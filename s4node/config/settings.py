@@ -198,8 +198,10 @@ COMM_VERDICT_DELAY = Setting(
 )
 PRODUCER_EXPIRY = Setting(
     _COMM, "s4.producer.expiry", "3600000", kinds.milliseconds(1),
-    "After how long a producer that is not seen is forgotten. What it resends later is not "
-    "recognised as a repetition, so stay above the longest break of a producer.",
+    "A program without a producer id of its own is forgotten when it was away for so long, while "
+    "the node runs. What it resends afterwards is no longer known as a repetition, so stay "
+    "above the longest break that a connection may take. A program with an id of its own is not "
+    "forgotten because of time where what is settled survives the node, nor is a task.",
 )
 
 _APP = "The app"

@@ -297,12 +297,12 @@ class LogHost:
 
     async def _list(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
         return {
-            "streams": [describe(self._streams[name].stream) for name in sorted(self._streams)],
+            "streams": [describe(self._streams[name]) for name in sorted(self._streams)],
             "trouble": self._store.trouble,
         }
 
     async def _describe(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {**describe(self._find(arguments).stream), "trouble": self._store.trouble}
+        return {**describe(self._find(arguments)), "trouble": self._store.trouble}
 
     async def _create(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         name, key = str(arguments["stream"]), str(arguments.get("key", ""))
@@ -325,7 +325,7 @@ class LogHost:
         )
         if name not in self._streams:
             self._host(stream)
-        return describe(stream)
+        return describe(self._streams[name])
 
     async def _trim(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Below an offset, or what was appended before a time; one partition or all."""
@@ -347,6 +347,38 @@ class LogHost:
                 )
             oldest[str(partition.number)] = await partition.trim(below)
         return {"oldest": oldest}
+
+    async def _forget(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Forget a producer that is not here, of one stream or all; tells where it was known."""
+        producer = str(arguments["producer"])
+        streams = [self._find(arguments)] if arguments.get("stream") else self._streams.values()
+        found = [(hosted, each) for hosted in streams for each in hosted.admission.ids_of(producer)]
+        if not found:
+            raise StoreError(f"the log knows no producer {producer!r}; ids are told by errors")
+        for hosted, each in found:
+            if hosted.admission.is_here(each):
+                raise StoreError(
+                    f"producer {each!r} is connected to stream {hosted.name!r}, or something that "
+                    f"it has sent is not on the disk yet; stop it before"
+                )
+        answers: list[object] = []
+        answered = trio.Event()
+        partitions: dict[str, list[int]] = {}
+
+        def done(answer: object) -> None:
+            answers.append(answer)
+            if len(answers) == sum(map(len, partitions.values())):
+                answered.set()
+
+        for hosted, each in found:
+            partitions.setdefault(hosted.name, [])
+            partitions[hosted.name] += hosted.admission.forget_known(each, done)
+        if any(partitions.values()):
+            await answered.wait()
+        for answer in answers:
+            if isinstance(answer, S4Error):
+                raise answer
+        return {"forgotten": partitions}
 
     async def _offset(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         partition = self._partition(arguments)
@@ -372,6 +404,7 @@ class LogHost:
         problem = wire.check_sections(data, memoryview(body))
         types = msgspec.convert(arguments["types"], tuple[TypeDecl, ...])
         problem = problem or unfit(data.producer) or hosted.declare(types)
+        problem = problem or hosted.admission.no_room(data.producer)
         if problem:
             raise StoreError(f"{hosted.name}[{partition.number}]: {problem}")
         answered = trio.Event()
@@ -381,7 +414,7 @@ class LogHost:
             answers.append(answer)
             answered.set()
 
-        frame: Incoming = hosted.incoming(data, body)
+        frame: Incoming = hosted.incoming(data, body, own_id=bool(arguments.get("own_id")))
         partition.append(frame, done)
         await answered.wait()
         answer = answers[0]
@@ -402,6 +435,7 @@ _QUESTIONS: dict[str, Callable[[LogHost, Mapping[str, Any]], Any]] = {
     "describe": LogHost._describe,
     "create": LogHost._create,
     "trim": LogHost._trim,
+    "forget": LogHost._forget,
     "offset": LogHost._offset,
     "append": LogHost._append,
 }

@@ -31,10 +31,11 @@ from s4node.events.keys import Partitioner, hasher_named
 from s4node.events.routing import KeyRule
 from s4node.events.schema import GENERIC, EventType, OpenType, TypeDecl, TypeReader, fingerprint_of
 from s4node.log.ledger import Appended, Incoming, part_name, unfit
+from s4node.log.log_admission import LogAdmission
 from s4node.log.split import Part, take_apart
 from s4node.log.streams import LogPartition, LogStream
 from s4node.logger import get_logger
-from s4node.net.ingress.admission import MAX_PRODUCERS, StreamAdmission
+from s4node.net.ingress.admission import MAX_PRODUCERS
 from s4node.net.ingress.producer_lane import LaneReceipt, ProducerLane
 from s4node.net.wire import frame as wire
 from s4node.stages.executors import StageSettings
@@ -86,7 +87,9 @@ class HostedStream:
         self.grown = grown
         settings = StageSettings(stream=stream.name, capacity=capacity, max_bytes=max_bytes)
         self._stages = {p.number: Stage(settings, p.number) for p in stream.partitions}
-        self.admission = StreamAdmission(stream.name, self._stages, notify, queue)
+        self.admission = LogAdmission(
+            stream.name, self._stages, notify, queue, partitions=stream.partitions
+        )
         self.types: dict[int, TypeDecl] = {_GENERIC.fingerprint: _GENERIC.declaration}
         self._readers: dict[int, TypeReader] = {_GENERIC.fingerprint: _GENERIC}
         for each in stream.partitions:
@@ -126,19 +129,21 @@ class HostedStream:
         error = error or self._problem(hello)
         if error:
             return (), error
-        told = {position.partition: position.number for position in hello.positions}
+        told = {position.partition: position for position in hello.positions}
         if hello.headers.get(wire.NEW) and not told:
-            told = self._behind_parts(hello.peer)
+            behind = self._behind_parts(hello.peer)
+            told = {lane: wire.Position(lane, number) for lane, number in behind.items()}
         starts = []
         for each in self.partitions:
             start = told.get(each.number)
             if (hello.peer, each.number) not in self.admission.lanes:
-                start = max(start or 0, each.expected(hello.peer) or 0)
+                row = each.producers.get(hello.peer)
+                start = start or wire.Position(each.number, 0)
+                number = max(start.number, 0 if row is None else row.number)
+                start = wire.Position(each.number, number, life=start.life)
             if start is not None:
-                starts.append(wire.Position(each.number, start))
-        from_here = wire.Hello(
-            hello.peer, hello.incarnation, self.name, positions=tuple(starts), headers=hello.headers
-        )
+                starts.append(start)
+        from_here = msgspec.structs.replace(hello, positions=tuple(starts))
         return self.admission.hello(from_here, connection, now), ""
 
     def _behind_parts(self, producer: str) -> dict[int, int]:
@@ -203,7 +208,7 @@ class HostedStream:
         known = all(section.fingerprint in self._readers for section in data.sections)
         plain = known and data.encoding == wire.MSGPACK  # people's JSON is looked at
         if routed and plain and not receipt.skip:
-            frame = self.incoming(data, bytes(body))
+            frame = self.incoming(data, bytes(body), receipt.lane)
             self._enqueue(_Queued(frame, receipt, weight))
         else:
             self._take_apart(data, body, receipt, weight, routed=routed)
@@ -213,10 +218,14 @@ class HostedStream:
         self,
         data: wire.Data,
         body: bytes,
+        lane: ProducerLane | None = None,
         end: int | None = None,
         numbers: Sequence[int] | None = None,
+        *,
+        own_id: bool = False,
     ) -> Incoming:
-        """A data frame as the files take it; of a part, its ``numbers`` and the whole's ``end``."""
+        """A data frame as the files take it, and the lane that it came by; of a part, its
+        ``numbers`` and the whole's ``end``."""
         marks = [section.fingerprint for section in data.sections]
         return Incoming(
             producer=data.producer,
@@ -232,6 +241,9 @@ class HostedStream:
             types={mark: self.types[mark] for mark in marks if mark in self.types},
             end=end,
             numbers=numbers,
+            life=0 if lane is None else lane.life.number,
+            incarnation="" if lane is None else lane.life.incarnation,
+            own_id=own_id if lane is None else lane.own_id,
         )
 
     def _take_apart(
@@ -272,7 +284,7 @@ class HostedStream:
             order=part.order,
             routing=self._routed,
         )
-        return self.incoming(alone, part.body, receipt.end, part.numbers)
+        return self.incoming(alone, part.body, receipt.lane, receipt.end, part.numbers)
 
     # -- to the disk and back ------------------------------------------------------------------
 
@@ -367,8 +379,9 @@ def _placing(key: str, partitioner: Partitioner) -> Callable[[Any], int]:
     return place
 
 
-def describe(stream: LogStream) -> Mapping[str, Any]:
+def describe(hosted: HostedStream) -> Mapping[str, Any]:
     """A stream in plain values, for an answer."""
+    stream, known = hosted.stream, hosted.admission.known
     settings = stream.settings
     return {
         "stream": stream.name,
@@ -376,6 +389,7 @@ def describe(stream: LogStream) -> Mapping[str, Any]:
         "hasher": stream.hasher,
         "retention_ms": settings.retention_ms,
         "retention_bytes": settings.retention_bytes,
+        "producers": known,
         "types": sorted({kind.name for each in stream.partitions for kind in each.types.values()}),
         "partitions": [_described(each) for each in stream.partitions],
     }

@@ -10,6 +10,8 @@ Rules
 - What is sent again has its place here. Where there are not as many offsets, the book and the
   producer are at odds: StoreCorrupt, and nothing is appended.
 - A frame that was taken apart by key has holes in its numbers; it is trimmed by each event's own.
+- Each producer's row says which life has sent, and whether the id is its own (see
+  :class:`s4node.offsets.producer_offsets.KeptProducer`). None is forgotten here.
 - Its part for another partition is known there by the producer's id, a tab and the number of its
   lane. So no producer has an id of that form: what it sends would be taken for such parts.
 - ``plan`` changes nothing. What it planned counts from ``settle`` on, which is called when it is on
@@ -27,6 +29,7 @@ from typing import Any, NamedTuple
 from s4node.errors import StoreCorrupt
 from s4node.events.schema import TypeDecl
 from s4node.net.wire.frame import Section
+from s4node.offsets.producer_offsets import KeptProducer
 
 _PART = re.compile(r"(.*)\t([0-9]{1,4})", re.DOTALL)  # a stream has up to 4096 partitions
 
@@ -37,7 +40,8 @@ class Incoming:
 
     ``types`` has the declarations of (at least) its sections, by fingerprint. Where the frame is a
     part of what its producer sent, ``numbers`` are those of its events, rising, and ``end`` is the
-    number behind the whole. Without events only the number moves.
+    number behind the whole. Without events only the number moves. ``life``, ``incarnation`` and
+    ``own_id`` are those of its producer.
     """
 
     producer: str
@@ -53,6 +57,9 @@ class Incoming:
     types: Mapping[int, TypeDecl] = field(default_factory=dict)
     end: int | None = None
     numbers: Sequence[int] | None = None
+    life: int = 0
+    incarnation: str = ""
+    own_id: bool = False
 
     @property
     def behind(self) -> int:
@@ -73,13 +80,6 @@ class Appended:
     expected: int
 
 
-class Known(NamedTuple):
-    """What is known of a producer: its next number, and when it last appended (Unix time, ms)."""
-
-    next: int
-    seen_ms: int
-
-
 class Entry(NamedTuple):
     """A frame with its place: its body begins at the offset ``first`` and counts from ``start``."""
 
@@ -98,7 +98,7 @@ class Plan(NamedTuple):
     """What a group of frames comes to: what is to be written, and the answers, frame by frame."""
 
     entries: list[Entry]
-    producers: dict[str, Known]
+    producers: dict[str, KeptProducer]
     types: dict[int, TypeDecl]
     answers: list[Appended | StoreCorrupt]
     upcoming: int
@@ -114,7 +114,7 @@ class Ledger:
         self,
         upcoming: int = 0,
         last_ms: int = 0,
-        producers: Mapping[str, Known] = {},
+        producers: Mapping[str, KeptProducer] = {},
         types: Mapping[int, TypeDecl] = {},
     ) -> None:
         self.upcoming = upcoming
@@ -128,13 +128,15 @@ class Ledger:
         plan = Plan([], {}, {}, [], upcoming, now_ms)
         for frame in frames:
             known = plan.producers.get(frame.producer) or self.producers.get(frame.producer)
-            expected = frame.first if known is None else known.next
+            expected = frame.first if known is None else known.number
             skip = _before(frame, expected) if frame.first < expected else 0
             if skip > upcoming:
                 plan.answers.append(_at_odds(frame, expected, skip, upcoming))
                 continue
             behind = max(frame.behind, expected)
-            plan.producers[frame.producer] = Known(behind, now_ms)
+            plan.producers[frame.producer] = KeptProducer(
+                behind, frame.life, frame.incarnation, frame.own_id
+            )
             count = frame.count - skip
             plan.answers.append(Appended(upcoming, count, behind))
             if count == 0:
@@ -154,10 +156,6 @@ class Ledger:
         self.last_ms = plan.last_ms
         self.producers.update(plan.producers)
         self.types.update(plan.types)
-
-    def silent_since(self, before_ms: int) -> list[str]:
-        """The producers that were last seen before that time (Unix time, ms)."""
-        return [name for name, known in self.producers.items() if known.seen_ms < before_ms]
 
 
 def part_name(producer: str, lane: int) -> str:

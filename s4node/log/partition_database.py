@@ -21,8 +21,8 @@ from s4node.events.schema import UNREADABLE
 from s4node.log.partition_rows import FRAMES_TABLE
 from s4node.sqlite import Database
 
-FORMAT = 1
-"""The version of the files; one with a higher one is refused."""
+FORMAT = 2
+"""The version of the files; one with another is refused."""
 
 PAGE_BYTES = 16_384
 """A page of the database."""
@@ -32,7 +32,8 @@ _APPLICATION = 0x53344C47  # "S4LG"
 _SCHEMA = f"""{FRAMES_TABLE}
 CREATE TABLE types (fingerprint BLOB PRIMARY KEY, declaration BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE producers (
-    id TEXT PRIMARY KEY, next INTEGER NOT NULL, seen_ms INTEGER NOT NULL
+    id TEXT PRIMARY KEY, next INTEGER NOT NULL, life INTEGER NOT NULL,
+    incarnation TEXT NOT NULL, own_id INTEGER NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE meta (name TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID;
 """
@@ -109,10 +110,10 @@ class PartitionDatabase(Database):
         application, version = self.marks()
         if application != _APPLICATION:
             raise corrupt(self.path, f"it is no file of a log: application id {application:#x}")
-        if version > FORMAT:
+        if version != FORMAT:
             raise StoreError(
-                f"{self.path} has format {version}, and this s4node reads formats up to {FORMAT}; "
-                f"use the newer s4node that wrote it"
+                f"{self.path} has format {version}, and this s4node reads format {FORMAT}; use the "
+                f"s4node that wrote it"
             )
         meta = dict(self.execute("SELECT name, value FROM meta"))
         if (meta.get("stream"), meta.get("partition")) != (stream, number):

@@ -20,16 +20,16 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os.path import samestat
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from s4node.errors import StoreError
 from s4node.events.schema import TypeDecl
-from s4node.log.ledger import Known, Ledger, Plan
+from s4node.log.ledger import Ledger, Plan
 from s4node.log.partition_database import (
     PAGE_BYTES,
     NotTaken,
@@ -37,6 +37,7 @@ from s4node.log.partition_database import (
 )
 from s4node.log.partition_rows import INSERT_FRAME, row_of
 from s4node.log.retention import Held, Keep, Row, cut
+from s4node.offsets.producer_offsets import KeptProducer
 
 WAL_BYTES = 4 << 20
 """So much in the write-ahead log is worked off into the database beside the writing."""
@@ -109,13 +110,18 @@ class PartitionFile:
             upcoming, last_ms, total, newest = last or (self._oldest, 0, 0, 0)
             self._total: int = total
             self._newest: int = newest
-            producers = self._database.execute("SELECT id, next, seen_ms FROM producers")
+            producers = self._database.execute(
+                "SELECT id, next, life, incarnation, own_id FROM producers"
+            )
             types = self._database.execute("SELECT declaration FROM types")
             declarations = [_type_decoder.decode(row[0]) for row in types]
             self.ledger = Ledger(
                 upcoming,
                 last_ms,
-                {name: Known(following, seen_ms) for name, following, seen_ms in producers},
+                {
+                    name: KeptProducer(following, life, incarnation, bool(own_id))
+                    for name, following, life, incarnation, own_id in producers
+                },
                 {declaration.fingerprint: declaration for declaration in declarations},
             )
             self.held = self._measured()
@@ -132,8 +138,11 @@ class PartitionFile:
         with self._database.transaction():
             self._database.executemany(INSERT_FRAME, rows)
             self._database.executemany(
-                "INSERT OR REPLACE INTO producers VALUES (?,?,?)",
-                [(name, *known) for name, known in plan.producers.items()],
+                "INSERT OR REPLACE INTO producers VALUES (?,?,?,?,?)",
+                [
+                    (name, row.number, row.life, row.incarnation, row.own_id)
+                    for name, row in plan.producers.items()
+                ],
             )
             if plan.types:
                 self._database.executemany(
@@ -202,7 +211,7 @@ class PartitionFile:
                 "DELETE FROM producers WHERE id = ?", [(name,) for name in producers]
             )
         for name in producers:
-            del self.ledger.producers[name]
+            self.ledger.producers.pop(name, None)
 
     def ask(self, below: int) -> None:
         """Have rows deleted that end at or below an offset, by the next steps."""
@@ -272,3 +281,37 @@ class PartitionFile:
                 f"log is in use; put it back, or start the node again"
             )
         return status.st_size, self._wal.stat().st_size if self._wal.exists() else 0
+
+
+class Standing(NamedTuple):
+    """A partition as it stands on the disk, and what has changed there since the last one."""
+
+    oldest: int
+    upcoming: int
+    size: int
+    disk: int
+    last_ms: int
+    producers: Mapping[str, KeptProducer] = {}
+    types: Mapping[int, TypeDecl] = {}
+    forgotten: Sequence[str] = ()
+
+    @classmethod
+    def of(
+        cls,
+        file: PartitionFile,
+        producers: Mapping[str, KeptProducer] = {},
+        types: Mapping[int, TypeDecl] = {},
+        forgotten: Sequence[str] = (),
+    ) -> Standing:
+        """As the file says."""
+        held, ledger = file.held, file.ledger
+        return cls(
+            held.oldest,
+            ledger.upcoming,
+            held.size,
+            held.disk,
+            ledger.last_ms,
+            producers,
+            types,
+            forgotten,
+        )

@@ -30,7 +30,6 @@ from s4node.config.settings import (
     LOG_RETENTION_BYTES,
     LOG_RETENTION_MS,
     LOG_SYNC,
-    PRODUCER_EXPIRY,
 )
 from s4node.errors import StoreError, UnknownStream
 from s4node.log.partition_database import FORMAT
@@ -57,14 +56,13 @@ EMPTY_BYTES = 256 << 10
 @dataclass(frozen=True)
 class LogSettings:
     """How a log is kept. Milliseconds and bytes, where 0 is no bound; ``retention_bytes`` is a
-    partition's, ``quota_bytes`` that of the whole folder. ``producer_expiry`` is in seconds."""
+    partition's, ``quota_bytes`` that of the whole folder."""
 
     folder: Path
     retention_ms: int = 0
     retention_bytes: int = 0
     quota_bytes: int = 0
     sync: str = "normal"
-    producer_expiry: float = 3600.0
 
     def keep(self, stream: StreamSettings) -> Keep:
         """What a stream keeps."""
@@ -82,7 +80,6 @@ class LogSettings:
             config[LOG_RETENTION_BYTES],
             config[LOG_QUOTA_BYTES],
             config[LOG_SYNC],
-            config[PRODUCER_EXPIRY],
         )
 
 
@@ -91,7 +88,7 @@ class LogStore:
 
     def __init__(self, settings: LogSettings, clock: Callable[[], float] | None) -> None:
         self.settings = settings
-        self._writer = LogWriter(settings.quota_bytes, settings.producer_expiry, clock)
+        self._writer = LogWriter(settings.quota_bytes, clock)
         self._files = Files(settings.keep, self._writer, trio.CapacityLimiter(READING_THREADS))
         self._streams: dict[str, LogStream] = {}
         self._creating = trio.Lock()

@@ -168,10 +168,10 @@ def _manifest(path: Path) -> StreamSettings:
         text = path.read_bytes()
     try:
         version = msgspec.json.decode(text)["format"]
-        if version > FORMAT:
+        if version != FORMAT:
             raise StoreError(
-                f"{path} has format {version}, and this s4node reads formats up to {FORMAT}; use "
-                f"the newer s4node that wrote it"
+                f"{path} has format {version}, and this s4node reads format {FORMAT}; use the "
+                f"s4node that wrote it"
             )
         settings = msgspec.json.decode(text, type=StreamSettings)
     except (*UNREADABLE, KeyError, TypeError) as error:

@@ -18,14 +18,15 @@ import trio
 from s4node import threads
 from s4node.errors import InputLost, S4Error, StartpointError, StoreCorrupt
 from s4node.events.schema import TypeDecl
-from s4node.log.ledger import Incoming, part_of
-from s4node.log.partition_file import PartitionFile
+from s4node.log.ledger import Incoming, part_name, part_of
+from s4node.log.partition_file import PartitionFile, Standing
 from s4node.log.partition_rows import StoredFrame
 from s4node.log.partition_view import PartitionView
 from s4node.log.retention import Keep
 from s4node.log.stream_folder import StreamSettings
-from s4node.log.writer import Answer, Done, Lane, LogWriter, Standing
+from s4node.log.writer import Answer, Done, Lane, LogWriter
 from s4node.logger import get_logger
+from s4node.offsets.producer_offsets import KeptProducer
 from s4node.offsets.system import Bounds
 
 log = get_logger("s4node.log")
@@ -57,7 +58,10 @@ class LogPartition:
         self._lane = Lane(file, files.keep(stream.settings), self._told)
         self._view = PartitionView(file.path)
         file.let_go = self._view.let_go
-        self._producers: dict[str, int] = {}
+        self.producers: dict[str, KeptProducer] = {}
+        """What is known of producers, and of parts of what they sent, by name."""
+        self.on_producer: Callable[[str, KeptProducer], None] = lambda *_: None
+        """Called with the name and the row of one that was not known."""
         self._parts: dict[str, dict[int, int]] = {}
         self._types: dict[int, TypeDecl] = {}
         self._told(Standing.of(file, file.ledger.producers, file.ledger.types))
@@ -88,10 +92,6 @@ class LogPartition:
         """When the newest frame was appended (Unix time, ms); 0 where none ever was."""
         return self._standing.last_ms
 
-    def expected(self, producer: str) -> int | None:
-        """The number that a producer goes on with; None for one that is not known."""
-        return self._producers.get(producer)
-
     def parts(self, producer: str) -> Mapping[int, int]:
         """The numbers behind what it has of frames that were taken apart, by the lane of another
         partition that they came by."""
@@ -100,6 +100,14 @@ class LogPartition:
     def append(self, frame: Incoming, done: Done) -> None:
         """Append a frame; ``done`` is called when it is on the disk, or with an error."""
         self._writer.append(self._lane, frame, done)
+
+    def forget(self, producer: str, done: Done) -> bool:
+        """Forget a producer of which nothing is on its way; returns whether anything is known."""
+        names = [producer] if producer in self.producers else []
+        names += [part_name(producer, lane) for lane in self.parts(producer)]
+        if names:
+            self._writer.forget(self._lane, names, done)
+        return bool(names)
 
     async def read(self, offset: int, max_bytes: int) -> list[StoredFrame]:
         """The frames from the one that holds ``offset`` on: at least one, if there is any.
@@ -168,12 +176,14 @@ class LogPartition:
         self._standing = standing
         self._bounds = Bounds(standing.oldest, standing.upcoming)
         for name, known in standing.producers.items():
-            self._producers[name] = known.next
+            if name not in self.producers:
+                self.on_producer(name, known)
+            self.producers[name] = known
             part = part_of(name)
             if part is not None:
-                self._parts.setdefault(part[0], {})[part[1]] = known.next
+                self._parts.setdefault(part[0], {})[part[1]] = known.number
         for name in standing.forgotten:
-            self._producers.pop(name, None)
+            self.producers.pop(name, None)
             part = part_of(name)
             if part is not None:
                 self._forget_part(*part)
@@ -193,7 +203,7 @@ class _Damaged(LogPartition):
         self.stream = stream
         self.number = number
         self.damage = f"{self}: {why}"
-        self._producers = {}
+        self.producers = {}
         self._parts = {}
         self._types = {}
         self._standing = Standing(0, 0, 0, 0, 0)

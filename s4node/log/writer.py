@@ -15,8 +15,7 @@ Rules
 - Housekeeping (:mod:`s4node.log.retention`) is done between groups, in small steps, for no longer
   than ``HOUSEKEEPING_SECONDS`` at a time.
 - A second thread works the write-ahead logs off, which is where the waiting for the disk is.
-- While something waits no producer is forgotten: it is not silent, and parts of what it waits for
-  may be in other partitions.
+- A producer of which frames wait is not forgotten.
 - Everything named ``_w_...`` belongs to the writer's thread; the queues are under the lock.
 
 With 16 KiB pages a frame of 32 KiB takes two pages of its own beside its row. Against 4 and 64 KiB
@@ -30,7 +29,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import NamedTuple, TypeAlias
@@ -39,11 +38,10 @@ import trio
 
 from s4node import clocks, threads
 from s4node.errors import S4Error, StoreCorrupt, StoreError
-from s4node.events.schema import TypeDecl
 from s4node.failpoints import passing
-from s4node.log.ledger import Appended, Incoming, Known
+from s4node.log.ledger import Appended, Incoming
 from s4node.log.partition_database import NotTaken
-from s4node.log.partition_file import WAL_BYTES, PartitionFile
+from s4node.log.partition_file import WAL_BYTES, PartitionFile, Standing
 from s4node.log.retention import Keep, Work, admitted, next_step, tight
 from s4node.logger import get_logger
 
@@ -67,45 +65,8 @@ TICK_SECONDS = 1.0
 HOUSEKEEPING_SECONDS = 0.02
 """Housekeeping begins so long after it has ended, and ends after half of it, while frames come."""
 
-FORGET_SECONDS = 60.0
-"""How often the writer looks for producers to forget."""
-
 Answer: TypeAlias = Appended | S4Error
 Done: TypeAlias = Callable[[Answer], None]
-
-
-class Standing(NamedTuple):
-    """A partition as it stands on the disk, and what has changed there since the last one."""
-
-    oldest: int
-    upcoming: int
-    size: int
-    disk: int
-    last_ms: int
-    producers: Mapping[str, Known] = {}
-    types: Mapping[int, TypeDecl] = {}
-    forgotten: Sequence[str] = ()
-
-    @classmethod
-    def of(
-        cls,
-        file: PartitionFile,
-        producers: Mapping[str, Known] = {},
-        types: Mapping[int, TypeDecl] = {},
-        forgotten: Sequence[str] = (),
-    ) -> Standing:
-        """As the file says."""
-        held, ledger = file.held, file.ledger
-        return cls(
-            held.oldest,
-            ledger.upcoming,
-            held.size,
-            held.disk,
-            ledger.last_ms,
-            producers,
-            types,
-            forgotten,
-        )
 
 
 class Waiting(NamedTuple):
@@ -130,6 +91,9 @@ class Lane:
     queues: dict[str, deque[Waiting]] = field(default_factory=dict)
     """By producer, the next one first."""
     asked: list[Done] = field(default_factory=list)  # who waits for a trim
+    forgotten: list[tuple[Sequence[str], Done]] = field(
+        default_factory=list
+    )  # producers, next time
     broken: S4Error | None = None  # why there is no housekeeping: a damaged file
     doubtful: bool = False  # what is in the file may be more than its book says
     resume_at: float = 0.0
@@ -162,13 +126,11 @@ class LogWriter:
     def __init__(
         self,
         quota: int = 0,
-        producer_expiry: float = 3600.0,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.trouble = ""
         """Why appending waits; empty where it does not."""
         self._quota = quota
-        self._expiry = producer_expiry
         self._clock = clock or clocks.wall
         self._token = trio.lowlevel.current_trio_token()
         self._parked = trio.lowlevel.ParkingLot()
@@ -179,7 +141,7 @@ class LogWriter:
         self._lanes: list[Lane] = []
         self._closing = False
         self._failed: S4Error | None = None
-        self._w_kept_at = self._w_forgot_at = clocks.steady()
+        self._w_kept_at = clocks.steady()
         self._w_used = 0  # bytes of all files, where there is a quota
         self._w_last = -1  # the partition of the last step of housekeeping
         self._w_more = False  # there is more of it to do
@@ -230,6 +192,17 @@ class LogWriter:
                 return
         self._token.run_sync_soon(done, self._failed)
 
+    def forget(self, lane: Lane, producers: Sequence[str], done: Done) -> None:
+        """Forget those of these producers of which no frame waits, before anything that they append
+        later; ``done`` is called then."""
+        with self._wake:
+            if self._failed is None:
+                idle = [name for name in producers if name not in lane.queues]
+                lane.forgotten.append((idle, done))
+                self._wake.notify()
+                return
+        self._token.run_sync_soon(done, self._failed)
+
     async def aclose(self) -> None:
         """Write what is queued, as far as the disk takes it, and end the thread.
 
@@ -272,6 +245,9 @@ class LogWriter:
                 else:
                     delivery.answers.append((done, lane.broken))
             self._measure()
+            for lane in list(self._lanes):
+                if lane.forgotten:
+                    self._forget(lane, delivery)
             for lane, frames in group.items():
                 self._write(lane, frames, delivery)
             if not closing:
@@ -407,9 +383,6 @@ class LogWriter:
             lanes = [lane for lane in self._lanes if lane.broken is None]
         now_ms = int(self._clock() * 1000)
         trouble = next((lane.trouble for lane in lanes if lane.trouble), "")
-        if not trouble and began - self._w_forgot_at > FORGET_SECONDS:
-            self._w_forgot_at = began
-            self._forget(lanes, now_ms - int(self._expiry * 1000), delivery)
         until = began + HOUSEKEEPING_SECONDS / 2
         freed = self._make_room(lanes, now_ms, until, bool(trouble), delivery)
         self._answer_trims(lanes, delivery)
@@ -477,13 +450,23 @@ class LogWriter:
             return False
         return done
 
-    def _forget(self, lanes: Sequence[Lane], before_ms: int, delivery: Delivery) -> None:
-        for lane in lanes:
-            silent = lane.file.ledger.silent_since(before_ms)
-            if silent:
-                with contextlib.suppress(StoreCorrupt, NotTaken):  # the next time, then
-                    lane.file.forget(silent)
-                    delivery.standings.append((lane, Standing.of(lane.file, forgotten=silent)))
+    def _forget(self, lane: Lane, delivery: Delivery) -> None:
+        with self._wake:
+            asked, lane.forgotten = lane.forgotten, []
+        gone = [name for names, _ in asked for name in names]
+        answer: Answer = Appended(0, 0, 0)
+        try:
+            lane.certain().forget(gone)
+        except NotTaken:  # the next time, then
+            lane.doubtful = True
+            with self._wake:
+                lane.forgotten = asked + lane.forgotten
+            return
+        except StoreCorrupt as error:
+            answer = error
+        else:
+            delivery.standings.append((lane, Standing.of(lane.file, forgotten=gone)))
+        delivery.answers += [(done, answer) for _, done in asked]
 
     def _tell_trouble(self, trouble: str) -> None:
         if trouble and not self._w_trouble:
@@ -521,6 +504,7 @@ class LogWriter:
                     delivery.answers += [(waiting.done, failure) for waiting in queue]
                     delivery.weight += sum(waiting.weight for waiting in queue)
                 delivery.answers += [(done, failure) for done in lane.asked]
+                delivery.answers += [(done, failure) for _, done in lane.forgotten]
             delivery.answers += [(done, failure) for _, _, done in self._asked]
         self._w_trouble = str(failure) if failure.__cause__ else ""
         self._deliver(delivery)

@@ -1,5 +1,9 @@
-"""The saved state of the producers of a durable stream: how far their numbers are committed.
-Pure."""
+"""What is kept of a producer, in the state of a task or in a file of the log. Pure.
+
+Rules
+- A row says how far the producer's numbers are settled, and which life of it has sent them.
+- A producer with an id of its own, as each task is, is never forgotten because of time.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +17,18 @@ Producer: TypeAlias = tuple[str, str]
 
 
 class KeptProducer(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A producer's lane in one task, as of a commit.
+    """A producer's lane in one partition, as of a commit.
 
-    ``number`` is the next one. ``fence`` is the highest of a task's owners, ``seen_ms`` when
-    something last came (Unix time). ``untold`` are refusals that the producer may not have heard
-    of: number, count, reason, and whether they were shed.
+    ``number`` is the one to go on with. ``life`` is the latest one of a program, or the highest
+    fence that a task's owner has told, and ``incarnation`` that of its process. ``own_id``: a later
+    life goes on under this id. ``untold`` are refusals that the producer may not have heard of:
+    number, count, reason, and whether they were shed.
     """
 
     number: int
-    fence: int = 0
-    seen_ms: int = 0
+    life: int = 0
+    incarnation: str = ""
+    own_id: bool = False
     untold: tuple[tuple[int, int, str, bool], ...] = ()
 
 

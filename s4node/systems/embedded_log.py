@@ -181,9 +181,18 @@ class EmbeddedLog:
         return await self.append_encoded(stream, partition, self._encoded([event]), name)
 
     async def append_encoded(
-        self, stream: str, partition: int, encoded: Mapping[str, Any], name: str
+        self,
+        stream: str,
+        partition: int,
+        encoded: Mapping[str, Any],
+        name: str,
+        *,
+        kept: bool = False,
     ) -> bool:
-        """The same for an event as it goes over the wire: its types, sections and body."""
+        """The same for an event as it goes over the wire: its types, sections and body.
+
+        A name that is ``kept`` is known until it is forgotten, others for a while.
+        """
         asked = {
             "stream": stream,
             "partition": partition,
@@ -191,6 +200,7 @@ class EmbeddedLog:
             "first": 0,
             "count": 1,
             "once": True,
+            "own_id": kept,
             **encoded,
         }
         return int((await self.ask("append", asked))["offset"]) >= 0
@@ -259,6 +269,16 @@ class EmbeddedLog:
         }
         found = await self.ask("trim", asked)
         return {int(number): oldest for number, oldest in found["oldest"].items()}
+
+    async def forget(self, producer: str, stream: str = "") -> dict[str, list[int]]:
+        """Forget the numbers of a producer that is not connected, on one stream or all; returns
+        the partitions that knew it, by stream.
+
+        What it sends again afterwards is appended again. A task may be named without what stands
+        behind the ``#``. Raises StoreError for a producer that is connected, or not known.
+        """
+        found = await self.ask("forget", {"producer": producer, "stream": stream})
+        return {name: list(numbers) for name, numbers in found["forgotten"].items()}
 
     async def ask(self, question: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The node's answer to a question that may be asked again without harm."""

@@ -58,10 +58,8 @@ class Files:
     def __init__(self, number: int) -> None:
         self.number = number
         self.types: dict[int, Any] = {}
+        self.producers: dict[str, Any] = {}
         self.asked: list[tuple[Incoming, Done]] = []
-
-    def expected(self, _: str) -> int | None:
-        return None
 
     def parts(self, _: str) -> dict[int, int]:
         return {}

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from s4node.errors import StoreCorrupt
 from s4node.events.schema import TypeDecl
-from s4node.log.ledger import Appended, Incoming, Known, Ledger, part_name, part_of, unfit
+from s4node.log.ledger import Appended, Incoming, Ledger, part_name, part_of, unfit
 from s4node.net.wire.frame import Section
+from s4node.offsets.producer_offsets import KeptProducer
 
 
 def test_offsets_are_given_out_one_after_another_over_all_producers() -> None:
@@ -57,7 +58,7 @@ def test_a_frame_that_reaches_back_beyond_the_start_of_the_partition_is_no_repet
     assert "52 of these events, which are below the number 102 that it goes on with" in str(odd)
     assert isinstance(odd, StoreCorrupt)
     assert good == Appended(2, 1, 103)
-    assert ledger.producers == {"a": Known(103, 1000)}
+    assert ledger.producers == {"a": KeptProducer(103)}
 
 
 def test_a_frame_that_was_taken_apart_is_trimmed_by_its_events_own_numbers() -> None:
@@ -98,14 +99,6 @@ def test_a_type_is_declared_with_its_first_frame() -> None:
     assert ledger.plan([frame("a", 3, 1)], 1000).types == {}
 
 
-def test_producers_that_were_silent_for_long_are_found() -> None:
-    ledger = Ledger()
-    appended(ledger, frame("a", 0, 1), now_ms=1000)
-    appended(ledger, frame("b", 0, 1), now_ms=3000)
-    assert ledger.silent_since(1000) == []
-    assert ledger.silent_since(1001) == ["a"]
-
-
 @pytest.mark.parametrize("lossy", [False, True], ids=["every group is kept", "groups are lost"])
 @given(data=st.data())
 def test_every_event_is_there_once_and_in_order_whatever_is_sent_again(
@@ -137,7 +130,7 @@ def test_every_event_is_there_once_and_in_order_whatever_is_sent_again(
         begin = numbers[0] if numbers else 0
         assert numbers == list(range(begin, begin + len(numbers)))
         known = ledger.producers.get(producer)
-        assert (known.next if known else begin) == begin + len(numbers)
+        assert (known.number if known else begin) == begin + len(numbers)
     assert ledger.upcoming == len(log)
 
 

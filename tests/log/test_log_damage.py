@@ -17,13 +17,13 @@ import trio.testing
 
 from s4node.errors import InputLost, StoreCorrupt, StoreError
 from s4node.log.ledger import Appended
-from s4node.log.partition_database import create_database
+from s4node.log.partition_database import FORMAT, create_database
 from s4node.log.partition_file import PartitionFile
 from s4node.log.store import LogSettings, open_log
 from s4node.log.writer import Answer
 from s4node.offsets.system import Bounds
 from tests.harness import ROOT, nobody, until
-from tests.log_files import MIB, Clock, database, disk, locked, opened
+from tests.log_files import MIB, database, disk, locked, opened
 from tests.log_frames import append, events, numbered, read_all
 
 # --- what can be wrong with files ----------------------------------------------------------------
@@ -44,7 +44,7 @@ def empty(path: Path) -> None:
 
 def newer(path: Path) -> None:
     with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA user_version = 2")
+        connection.execute("PRAGMA user_version = 99")
     connection.close()
 
 
@@ -64,7 +64,7 @@ def another_application(path: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "says"),
     [
-        (newer, "has format 2, and this s4node reads formats up to 1"),
+        (newer, f"has format 99, and this s4node reads format {FORMAT}"),
         (of_another_stream, "is partition 0 of stream 'views', not partition 0 of"),
         (os.unlink, "0 partition files where its stream.json says 1"),
     ],
@@ -271,7 +271,7 @@ async def test_a_manifest_that_does_not_fit_the_files_is_refused(tmp_path: Path)
             pass
     for text, says in [
         (whole.replace('"partitions": 2', '"partitions": 3'), "has 2 partition files where its"),
-        (whole.replace('"format": 1', '"format": 2'), "has format 2"),
+        (whole.replace('"format": 2', '"format": 3'), "has format 3"),
         (whole.replace('"clicks"', '"views"'), "is of stream 'views'"),
         (whole[:20], "cannot be read"),
         ("[]", "cannot be read"),
@@ -322,7 +322,7 @@ def test_nothing_acknowledged_is_lost_and_nothing_is_doubled_by_processes_that_a
                     numbers = [number for _, name, number in found if name == producer]
                     assert numbers == list(range(len(numbers)))
                     assert len(numbers) >= acknowledged[producer] > 0
-                    assert partition.expected(producer) == len(numbers)
+                    assert partition.producers[producer].number == len(numbers)
 
     trio.run(look)
 
@@ -448,25 +448,19 @@ async def test_retention_does_not_go_on_by_sizes_that_it_cannot_see(
         assert partition.size > 190_000
 
 
-async def test_nobody_is_forgotten_while_something_waits_to_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_producer_of_which_a_frame_waits_to_be_written_is_not_forgotten(
+    tmp_path: Path,
 ) -> None:
-    """Parts of what waits may be in other partitions, which are not to get them twice."""
-    monkeypatch.setattr("s4node.log.writer.FORGET_SECONDS", 0.1)
-    monkeypatch.setattr("s4node.log.writer.TICK_SECONDS", 0.1)
-    clock = Clock()
     answers: list[Answer] = []
-    async with open_log(LogSettings(tmp_path, producer_expiry=3600.0), clock) as log:
-        own, other = (await log.create("clicks", 2)).partitions
-        await append(other, numbered("a\t0", 0, 10))
+    async with open_log(LogSettings(tmp_path)) as log:
+        partition = (await log.create("clicks", 1)).partitions[0]
+        await append(partition, numbered("a", 0, 10))
         with locked(database(tmp_path)):
-            own.append(numbered("a", 0, 10), answers.append)
+            partition.append(numbered("a", 10, 10), answers.append)
             await until(lambda: log.trouble)
-            clock.seconds += 7200
-            await trio.sleep(0.5)
-            assert other.expected("a\t0") == 10
-        await until(lambda: answers == [Appended(0, 10, 10)])
-        await until(lambda: other.expected("a\t0") is None)
+            assert partition.forget("a", lambda _: None)
+        await until(lambda: answers == [Appended(10, 10, 20)])
+        assert await append(partition, numbered("a", 0, 20)) == [Appended(20, 0, 20)]
 
 
 def test_what_cannot_be_worked_off_stops_nobody(tmp_path: Path) -> None:
@@ -506,7 +500,8 @@ async def test_it_is_a_list_of_events_whatever_is_done_to_it(tmp_path: Path, see
         async with opened(tmp_path) as log:
             partition = log.stream("clicks").partitions[0]
             assert partition.bounds == Bounds(oldest, len(model))
-            assert [partition.expected(name) or 0 for name in sent] == list(sent.values())
+            known = {name: row.number for name, row in partition.producers.items()}
+            assert [known.get(name, 0) for name in sent] == list(sent.values())
             for _ in range(25):
                 if chance.random() < 0.1:
                     below = chance.randint(0, len(model))

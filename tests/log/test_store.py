@@ -59,7 +59,7 @@ async def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
     async with open_log(LogSettings(tmp_path)) as log:
         one, other = log.stream("clicks").partitions
         assert (one.bounds, other.bounds) == (Bounds(0, 12), Bounds(0, 1))
-        assert (one.expected("a"), one.expected("b"), one.expected("c")) == (7, 12, None)
+        assert {name: row.number for name, row in one.producers.items()} == {"a": 7, "b": 12}
         assert one.types == {CLICK.fingerprint: CLICK}
         assert await append(one, numbered("a", 5, 4)) == [Appended(12, 2, 9)]
         assert events(await read_all(one)) == [
@@ -127,20 +127,22 @@ async def test_a_clock_that_goes_back_does_not_disorder_the_times(tmp_path: Path
         assert await partition.offset_at(2_000_001) == 3
 
 
-async def test_a_producer_that_was_away_for_too_long_is_forgotten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_producer_is_forgotten_with_the_parts_of_its_frames_and_stays_so(
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr("s4node.log.writer.FORGET_SECONDS", 0.0)
-    clock = Clock()
-    settings = LogSettings(tmp_path, producer_expiry=60.0)
-    async with open_log(settings, clock) as log:
+    async with open_log(LogSettings(tmp_path)) as log:
         partition = (await log.create("clicks", 1)).partitions[0]
-        await append(partition, numbered("away", 0, 3))
-        clock.seconds += 61
-        await append(partition, numbered("here", 0, 3))
-        await until(lambda: partition.expected("away") is None)
-        assert partition.expected("here") == 3
-        assert await append(partition, numbered("away", 50, 1)) == [Appended(6, 1, 51)]
+        for name in ("gone", "gone\t3", "here"):
+            await append(partition, numbered(name, 0, 3))
+        answers: list[object] = []
+        assert partition.forget("gone", answers.append)
+        await until(lambda: answers)
+        assert list(partition.producers) == ["here"]
+        assert not partition.forget("gone", answers.append)
+    async with open_log(LogSettings(tmp_path)) as log:
+        partition = log.stream("clicks").partitions[0]
+        assert list(partition.producers) == ["here"]
+        assert await append(partition, numbered("gone", 50, 1)) == [Appended(9, 1, 51)]
 
 
 # --- the queue -----------------------------------------------------------------------------------
@@ -323,9 +325,8 @@ def test_the_settings_come_from_the_configuration(tmp_path: Path) -> None:
         "s4.log.retention.bytes": "1000",
         "s4.log.quotaBytes": "2000",
         "s4.log.sync": "full",
-        "s4.producer.expiry": "3000",
     }
-    assert LogSettings.of(Config.of(values)) == LogSettings(tmp_path, 1500, 1000, 2000, "full", 3.0)
+    assert LogSettings.of(Config.of(values)) == LogSettings(tmp_path, 1500, 1000, 2000, "full")
     for text, millis in [("0", 0), ("0.5", 1), ("1009", 1009), ("604800000", 604_800_000)]:
         assert LogSettings.of(Config.of({"s4.log.retention.ms": text})).retention_ms == millis
 
@@ -346,7 +347,7 @@ async def test_frames_that_are_too_old_go_and_the_newest_stays(tmp_path: Path) -
     async with open_log(LogSettings(tmp_path, retention_ms=60_000), clock) as log:
         partition = log.stream("clicks").partitions[0]
         assert partition.bounds == Bounds(90, 100)
-        assert partition.expected("a") == 100
+        assert partition.producers["a"].number == 100
         assert len(events(await read_all(partition))) == 10
 
 

@@ -93,7 +93,7 @@ class Client:
         if long := wire.too_long(producer):
             raise ConfigError(long)
         self.addresses = addresses_of(address)
-        self._stable = bool(producer)
+        self._own_id = bool(producer)
         self.producer = producer or f"client-{tokens.fresh(5)}"
         self.timeout = timeout
         self.queue_size = queue_size
@@ -166,7 +166,9 @@ class Client:
         With ``again``, and a ``producer`` id that the program has had before, it sends on this
         durable stream what it has ever sent there, from the first event on and in the same order:
         what is committed is left out, and each event counts once however often the program dies.
-        Without it, what is sent is new; :meth:`ClientStream.resume_at` tells what went before.
+        Where nothing is known of an earlier life, as at its first, all of it counts as new: a
+        warning says so. Without ``again``, what is sent is new; :meth:`ClientStream.resume_at`
+        tells what went before.
         """
         fork_guard.check()
         if self._nursery is None:
@@ -181,7 +183,7 @@ class Client:
     ) -> ClientStream:
         types = (types,) if isinstance(types, type) else tuple(types)
         outbox = Outbox(name, self.producer, key=key, types=types)
-        routes = Routes(outbox, self._incarnation, stable=self._stable, again=again)
+        routes = Routes(outbox, self._incarnation, own_id=self._own_id, again=again)
         stream = ClientStream(self, routes, self._emitter, self._news)
         self._emitter.add(routes)
         try:
@@ -334,6 +336,7 @@ class ClientStream:
         self._put = outbox.put
         self._known = outbox.types.known
         self._told = ""  # why the stream is over, once an error has said so
+        self._told_new = False
         self._unbreathed = 0
         self._breath = 1  # the first event tells how much events take
 
@@ -478,6 +481,14 @@ class ClientStream:
         self._check()
         return outbox.refusals.take() if outbox.refusals.waiting else []
 
+    def end(self) -> None:
+        """Have the nodes forget this producer's id when the client is left: no later life goes on.
+
+        A program that starts under it afterwards begins at 0. A producer without an id of its own
+        ends by leaving.
+        """
+        self._routes.over = True
+
     async def wait_room(self) -> None:
         """Wait while the queue is full, as ``send`` does, but not for a node that is gone.
 
@@ -521,7 +532,14 @@ class ClientStream:
         )
 
     def _tell_unknown(self) -> None:
-        """The node has forgotten us: it cannot tell what it has had already."""
+        """A node cannot tell what it has had already: it has forgotten us, or never knew us."""
+        if self._routes.all_is_new and not self._told_new:
+            self._told_new = True
+            log.warning(
+                "nothing is known of an earlier life of this producer: all that it sends is new",
+                stream=self.name,
+                producer=self._client.producer,
+            )
         if self._routes.unknown:
             partitions, self._routes.unknown = self._routes.unknown, []
             log.warning(

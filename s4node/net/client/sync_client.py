@@ -232,6 +232,10 @@ class SyncStream:
         :meth:`s4node.ClientStream.send_many`."""
         self._client.call(self._carry, list(events))
 
+    def end(self) -> None:
+        """Have the nodes forget this producer's id; see :meth:`s4node.ClientStream.end`."""
+        self._client.call(self._stream.end)
+
     def flush(self) -> list[Refusal]:
         """Wait until every event sent so far has its verdict; returns what was refused or shed."""
 

@@ -33,6 +33,7 @@ class Lane:
         "excepted",
         "kept",
         "known",
+        "life",
         "limit",
         "next_number",
         "open",
@@ -54,6 +55,7 @@ class Lane:
         self.next_number = 0
         self.upto = 0
         self.known = 0  # an earlier life of this producer has settled what is below
+        self.life = 0  # which life of its producer the owner has called this one
         self.limit = 0
         self.released = wire.MAX_NUMBER  # no frame from here on may leave
 
@@ -112,7 +114,7 @@ class Lane:
                 self.start = self.next_number = self.upto = position.number
         freed += self.settle(min(position.safe, self.next_number, self.released))
         self.go_back(position.number)
-        self.limit = position.limit
+        self.limit, self.life = position.limit, position.life
         self.open = True
         return freed
 

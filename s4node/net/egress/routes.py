@@ -49,8 +49,8 @@ class _Ownership:
 class Routes:
     """The routes of ``outbox`` to the nodes of one cluster.
 
-    ``nodes`` are the addresses where the stream's owners can be asked for. A producer whose id is
-    ``stable`` may have had earlier lives; ``again`` tells that it sends what they have sent, too.
+    ``nodes`` are the addresses where the stream's owners can be asked for. A producer that has its
+    ``own_id`` may have had earlier lives; ``again`` tells that it sends what they have sent, too.
     ``flags`` are those of its data frames.
     """
 
@@ -60,15 +60,17 @@ class Routes:
         incarnation: str = "",
         *,
         headers: wire.Headers | None = None,
-        stable: bool = False,
+        own_id: bool = False,
         again: bool = False,
         flags: int = 0,
     ) -> None:
         self.outbox = outbox
         self.incarnation = incarnation
         self.headers = headers or {}
-        if stable and not again:
-            self.headers = {**self.headers, wire.NEW: True}
+        if own_id:
+            self.headers = {**self.headers, wire.OWN_ID: True}
+        if own_id and not again:
+            self.headers[wire.NEW] = True
         self.again = again
         self.flags = flags
         self.durable = False  # what the nodes settle survives them
@@ -76,7 +78,8 @@ class Routes:
         self.by_address: dict[str, NodeRoute] = {}
         self.nodes: tuple[str, ...] = ()
         self.regrouped = False  # routes have come or gone
-        self._stable = stable
+        self.over = False  # not even a later life sends anything
+        self._own_id = own_id
         self._lines = {"": 0}  # by origin, in the order in which they were heard of
         self._owners: defaultdict[int, _Ownership] = defaultdict(_Ownership)
 
@@ -116,9 +119,15 @@ class Routes:
         ]
 
     @property
+    def all_is_new(self) -> bool:
+        """Return True if it sends all of it again, and no node knows of an earlier life."""
+        lanes = self.outbox.lanes
+        return self.again and bool(lanes) and all(one.open and not one.known for one in lanes)
+
+    @property
     def ends(self) -> bool:
-        """Whether nodes may forget us when we are gone; else a later life goes on."""
-        return not (self._stable and self.durable)
+        """Return True if nodes may forget us when we are gone; else a later life goes on."""
+        return self.over or not (self._own_id and self.durable)
 
     # -- who owns what -----------------------------------------------------------------------
 
@@ -252,7 +261,9 @@ class NodeRoute:
                 box.types.declarations,
                 box.routing,
                 len(box.lanes),
-                tuple(wire.Position(lane.partition, lane.upto) for lane in box.lanes),
+                tuple(
+                    wire.Position(lane.partition, lane.upto, life=lane.life) for lane in box.lanes
+                ),
                 headers=self.routes.headers,
             )
         )
@@ -371,7 +382,7 @@ class NodeRoute:
         if problem:
             box.error = problem
             return
-        routes.durable = bool(answer.headers.get(wire.DURABLE))
+        routes.durable = bool(answer.headers.get(wire.DURABLE) or answer.headers.get(wire.LOG))
         epoch, origin = _whole(answer.headers.get(wire.EPOCH)), _origin(answer)
         for position in answer.positions:
             if not 0 <= position.partition < len(box.lanes):

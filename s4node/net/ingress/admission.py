@@ -10,8 +10,9 @@ Rules
   withholds cannot take is left to its producer: nothing is lost, and "expected n" is told only when
   there is room again. What one that drops cannot take is shed: done with at once, and told.
 - Credit reaches ahead of what is processed, and where events are dropped, of what has arrived.
-- A task is a producer, too: its owners follow each other under one id, and the hello of one that
-  has been taken over (a lower fence) is refused.
+- Lives of a producer follow each other under one id, as owners of a task do: the hello of an older
+  one is refused (:mod:`s4node.net.ingress.producer_life`). Once a task has begun anew under another
+  id, what is known of the former one is forgotten.
 - A producer's id belongs to its latest connection. A lane outlives the connection until it
   expires or its producer says end of stream; so many are kept and no more.
 """
@@ -22,7 +23,9 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from s4node.net.ingress.producer_lane import LaneReceipt, ProducerLane
+from s4node.net.ingress.producer_life import Life, fence_of, has_own_id, life_of, task_of
 from s4node.net.wire import frame as wire
+from s4node.offsets.producer_offsets import KeptProducer
 from s4node.stages.credit import Credit
 from s4node.stages.executors import DESERIALIZER, UNLIMITED, StageSettings
 from s4node.stages.stage import Gauge, Stage
@@ -33,16 +36,20 @@ MAX_PRODUCERS = 1024
 MAX_AWAY = 16_384
 """Lanes of a stream that are remembered while their producers are away."""
 
+_NOWHERE = wire.Position(-1, 0)
+
 _NO_DESERIALIZER = StageSettings(DESERIALIZER, capacity=UNLIMITED)
+
+MAX_KEPT = 100_000
+"""Producers that a log's stream, or a task's partition of a durable stream, keeps numbers of."""
 
 PERIOD = 1.0
 """Seconds after which a producer that sends nothing may lose its share."""
 
 
-def fence_of(hello: wire.Hello) -> int:
-    """Which owner of a task says hello; 0 where it is no task's."""
-    fence = hello.headers.get(wire.FENCE)
-    return fence if isinstance(fence, int) and hello.peer.startswith(wire.TASK) else 0
+def _lives_told(hello: wire.Hello) -> dict[int, int]:
+    """Which life of it a producer was told to be, by partition."""
+    return {position.partition: position.life for position in hello.positions}
 
 
 @dataclass
@@ -72,6 +79,8 @@ class StreamAdmission:
     _held: dict[ProducerLane, None] = field(default_factory=dict)
     _away: dict[ProducerLane, None] = field(default_factory=dict)
     _opened: dict[Hashable, set[str]] = field(default_factory=dict)
+    _words: dict[str, str] = field(default_factory=dict)  # by task, that of its latest id
+    _ended: dict[str, None] = field(default_factory=dict)  # who is to be forgotten
     _credits: dict[int, Credit[ProducerLane]] = field(default_factory=dict)
     _holding: dict[Credit[ProducerLane], None] = field(default_factory=dict)
 
@@ -103,45 +112,80 @@ class StreamAdmission:
             self.notify(lane)
 
     def refusal(self, hello: wire.Hello) -> str:
-        """Why a producer may not open the stream; empty if it may.
-
-        A task is a producer under one id for ever, and its owners follow each other.
-        """
+        """Why a producer may not open the stream; empty if it may."""
         long = wire.too_long(hello.peer)
         if long:
             return f"stream {self.stream!r}: {long}"
-        if not hello.peer.startswith(wire.TASK):
-            return ""
-        fence = hello.headers.get(wire.FENCE)
-        if not isinstance(fence, int):
+        task, word = task_of(hello.peer)
+        if task and not isinstance(hello.headers.get(wire.FENCE), int):
             return (
                 f"stream {self.stream!r}: ids that begin with {wire.TASK} are those of tasks, and "
                 f"{hello.peer!r} tells no fence; give the producer another id"
             )
-        highest = self._highest(hello.peer)
-        if fence < highest:
+        latest = self._words.get(task, "")
+        if word < latest:
+            return (
+                f"stream {self.stream!r}: the task of {hello.peer!r} has begun anew since, as "
+                f"{task}#{latest}, so what its former state sends is not taken; remove that state, "
+                f"or give the app another name"
+            )
+        told = {position.partition: position for position in hello.positions}
+        for partition in self.stages:
+            known = self._life(hello.peer, partition)
+            position = told.get(partition, _NOWHERE)
+            if life_of(hello, position.life, known) is None or (
+                hello.headers.get(wire.NEW)
+                and 0 < known.number < position.life
+                and known.incarnation != hello.incarnation
+                and position.number < self._next_number(hello.peer, partition)
+            ):  # in the latter case an older life went on where nobody knew of this one
+                return self._older(hello, known)
+        return ""
+
+    def _next_number(self, producer: str, partition: int) -> int:
+        """The number that a producer goes on with, as far as is known."""
+        lane, row = self.lanes.get((producer, partition)), self._row(producer, partition)
+        return max(0 if lane is None else lane.expected, 0 if row is None else row.number)
+
+    def _older(self, hello: wire.Hello, known: Life) -> str:
+        """Why an older life of a producer may not open the stream."""
+        if hello.peer.startswith(wire.TASK):
             return (
                 f"stream {self.stream!r}: {hello.peer!r} is sent by a later owner of that task "
-                f"(fence {highest}) by now, and this one has fence {fence}: it has been taken over"
+                f"(fence {known.number}) by now, and this one has fence {fence_of(hello)}: it has "
+                f"been taken over"
             )
-        return ""
+        return (
+            f"stream {self.stream!r}: a program that was started later has used the producer id "
+            f"{hello.peer!r}, so nothing more of this one is taken; what it was not told of may "
+            f"be missing. Start it again, and give each program a producer id of its own"
+        )
+
+    def _row(self, producer: str, partition: int) -> KeptProducer | None:  # noqa: ARG002
+        """What is kept of a producer that has no lane."""
+        return None
+
+    def _life(self, producer: str, partition: int) -> Life:
+        """The latest life of a producer that is known in a partition."""
+        lane = self.lanes.get((producer, partition))
+        if lane is not None:
+            return lane.life
+        row = self._row(producer, partition)
+        return Life() if row is None else Life(row.life, row.incarnation)
 
     def is_later(self, hello: wire.Hello) -> bool:
         """Whether a task says hello by an owner that came after all that were heard."""
         return fence_of(hello) > self._highest(hello.peer)
 
     def _highest(self, producer: str) -> int:
-        return max((self._fence(producer, partition) for partition in self.stages), default=0)
-
-    def _fence(self, producer: str, partition: int) -> int:
-        lane = self.lanes.get((producer, partition))
-        return 0 if lane is None else lane.fence
+        return max((self._life(producer, partition).number for partition in self.stages), default=0)
 
     def hello(
         self, hello: wire.Hello, connection: Hashable, now: float
     ) -> tuple[wire.Position, ...]:
         """Open or reopen the producer's lanes: where each goes on, and its credit."""
         starts = {position.partition: position.number for position in hello.positions}
+        told = _lives_told(hello)
         self._opened.setdefault(connection, set()).add(hello.peer)
         positions = []
         for partition in self.stages:
@@ -150,7 +194,7 @@ class StreamAdmission:
                 lane = self._made(hello.peer, partition, max(0, starts.get(partition, 0)))
                 self.lanes[hello.peer, partition] = lane
             lane.connection, lane.seen, lane.ended = connection, now, False
-            self._greeted(lane, hello)
+            self._greeted(lane, hello, told.get(partition, 0))
             start = starts.get(partition, lane.expected)
             if start > lane.expected == lane.safe:
                 lane.skip(start)
@@ -162,7 +206,8 @@ class StreamAdmission:
             lane = self.lanes[hello.peer, partition]
             lane.limit = self.new_limit(lane)
             lane.told()
-            positions.append(wire.Position(partition, lane.expected, lane.limit, lane.upto))
+            numbers = lane.expected, lane.limit, lane.upto, lane.life.number
+            positions.append(wire.Position(partition, *numbers))
             if lane.urgent:
                 self.touched(lane)
         return tuple(positions)
@@ -171,9 +216,20 @@ class StreamAdmission:
         """A lane of a producer that says that it begins at ``start``."""
         return ProducerLane(self, producer, partition, start)
 
-    def _greeted(self, lane: ProducerLane, hello: wire.Hello) -> None:
-        """The lane's producer has said hello."""
-        lane.fence = max(lane.fence, fence_of(hello))
+    def _greeted(self, lane: ProducerLane, hello: wire.Hello, told: int) -> None:
+        """The lane's producer has said hello; it was ``told`` this life of it before."""
+        lane.life = life_of(hello, told, lane.life) or lane.life
+        lane.own_id = has_own_id(hello)
+
+    def learn(self, producer: str) -> None:
+        """What a producer has sent is kept: if it is a task that has begun anew, its former id is
+        over. Its hello does not say so, for a crash may take the new state."""
+        task, word = task_of(producer)
+        latest = self._words.get(task)
+        if task and (latest is None or latest < word):
+            self._words[task] = word
+        if task and latest is not None and latest != word:
+            self._ended[f"{task}#{min(latest, word)}"] = None
 
     def takes(self, producer: str, connection: Hashable) -> bool:
         """Whether the connection may open the stream for this producer, too."""
@@ -324,16 +380,36 @@ class StreamAdmission:
             self._credit(lane.partition).leave(lane)
 
     def forget(self, producer: str, connection: Hashable) -> None:
-        """The producer is done for good; lanes with work in progress go when they expire."""
+        """The producer is done for good; with work in progress, when that is over. Of a task,
+        this owner is."""
+        if producer.startswith(wire.TASK):
+            return
         for lane in list(self._of(producer, connection)):
             self._held.pop(lane, None)
+            self._ended[producer] = None
+            lane.ended = True
             if self._is_over(lane):
                 self._credit(lane.partition).leave(lane)
                 self._drop(lane)
-            else:
-                lane.ended = True
+        self._forget_ended()
         if (producer, next(iter(self.stages), 0)) not in self.lanes:
             self._opened.get(connection, set()).discard(producer)
+
+    def _forget_ended(self) -> None:
+        """Forget the producers of which nothing more comes, once nothing of them is under way."""
+        for producer in list(self._ended):
+            lanes = [
+                self.lanes[producer, each] for each in self.stages if (producer, each) in self.lanes
+            ]
+            if all(self._is_over(one) and (one.ended or one.connection is None) for one in lanes):
+                for lane in lanes:
+                    self._credit(lane.partition).leave(lane)
+                    self._drop(lane)
+                del self._ended[producer]
+                self._forget_rows(producer)
+
+    def _forget_rows(self, producer: str) -> None:
+        """Nothing more is to be kept of a producer without lanes."""
 
     def tick(self, now: float, expiry: float) -> None:
         """Once a while: forget who has been away for ``expiry`` seconds, see who is active."""
@@ -344,6 +420,8 @@ class StreamAdmission:
         for credit in self._credits.values():
             credit.tick()
         self.expire(now - expiry)
+        if self._ended:
+            self._forget_ended()
 
     def leave(self, partition: int) -> None:
         """The partition is another node's from here on, with all of its producers' lanes."""
@@ -359,7 +437,7 @@ class StreamAdmission:
         self._credits.pop(partition, None)  # of when it was ours before
 
     def expire(self, before: float) -> int:
-        """Forget the producers that have been away since ``before``; returns how many lanes."""
+        """Drop the lanes of producers that have been away since ``before``; returns how many."""
         stale = []
         for lane in self._away:
             if lane.seen >= before:
@@ -367,7 +445,10 @@ class StreamAdmission:
             if self._is_over(lane):
                 stale.append(lane)
         for lane in stale:
-            self._drop(lane)
+            if lane.own_id:
+                self._evict(lane)
+            else:
+                self._drop(lane)
         return len(stale)
 
     def _is_over(self, lane: ProducerLane) -> bool:
@@ -375,11 +456,12 @@ class StreamAdmission:
         return lane.safe == lane.expected
 
     def _drop(self, lane: ProducerLane) -> None:
+        """The lane is forgotten."""
         self._away.pop(lane, None)
         self.lanes.pop((lane.producer, lane.partition), None)
 
     def _evict(self, lane: ProducerLane) -> None:
-        """The lane has to make room for others."""
+        """The lane makes room for others; what is kept of its producer stays."""
         self._drop(lane)
 
     def _of(self, producer: str, connection: Hashable) -> Iterator[ProducerLane]:

@@ -13,8 +13,8 @@ Rules
   refused as a loss.
 - A producer that goes on after a death, and knows no number, waits until everything that its
   earlier life has sent is committed: then the answer is where to go on, whatever happens next.
-- Rows are forgotten with the end of stream, and when nothing was heard of a producer for so long;
-  those of tasks never are.
+- Rows are forgotten with the end of stream. A program without an id of its own is also forgotten
+  when it was away for so long, counted while the partition is here; others never are, nor tasks.
 - What was refused and perhaps not heard is in the row as well.
 """
 
@@ -26,8 +26,9 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from s4node.net.ingress.admission import StreamAdmission, fence_of
+from s4node.net.ingress.admission import MAX_KEPT, StreamAdmission
 from s4node.net.ingress.producer_lane import LaneReceipt, ProducerLane, Unprocessed
+from s4node.net.ingress.producer_life import Life
 from s4node.net.wire import frame as wire
 from s4node.offsets.input_progress import PartReceipt, Pieces
 from s4node.offsets.low_watermark import LowWatermark
@@ -51,7 +52,7 @@ _LOOKS = 16
 class DurableLane(ProducerLane):
     """One producer's numbers in one partition of a durable stream."""
 
-    __slots__ = ("awaited", "committed", "has_row", "life", "saved_at", "wanted")
+    __slots__ = ("awaited", "committed", "has_row", "returns", "wanted")
 
     admission: DurableAdmission
 
@@ -60,11 +61,10 @@ class DurableLane(ProducerLane):
     ) -> None:
         super().__init__(admission, producer, partition, start)
         self.committed = start
-        self.life = 0  # how often it has gone back
+        self.returns = 0  # how often it has gone back
         self.wanted = False  # a commit has been asked for
         self.awaited = False  # its producer waits for all of it to be committed
         self.has_row = False
-        self.saved_at = 0.0
 
     @property
     def settled(self) -> int:
@@ -120,7 +120,7 @@ class DurableLane(ProducerLane):
 
     def go_back(self) -> None:
         """What is not committed was undone, and is to be sent again."""
-        self.life += 1
+        self.returns += 1
         self._low = LowWatermark(self.committed)
         self.expected = self.committed
         self.asked = -1
@@ -139,14 +139,15 @@ class DurableLane(ProducerLane):
             return True
         return self.done >= self.press_at and self.admission.new_limit(self) > self.limit
 
-    def kept(self, seen_ms: int) -> KeptProducer:
+    def kept(self) -> KeptProducer:
         """As of now, for a commit."""
         told = [one for _, exceptions in self.unheard or () for one in exceptions]
-        return KeptProducer(self.safe, self.fence, seen_ms, (*told, *self.untold))
+        return KeptProducer(self.safe, *self.life, self.own_id, (*told, *self.untold))
 
     def resume(self, kept: KeptProducer) -> None:
         """Go on from what was kept."""
-        self.fence = kept.fence
+        self.life = Life(kept.life, kept.incarnation)
+        self.own_id = kept.own_id
         self.has_row = True
         if kept.untold:
             self.unheard = deque([(self.limit, [Unprocessed(*one) for one in kept.untold])])
@@ -155,27 +156,27 @@ class DurableLane(ProducerLane):
 class DurableReceipt(Pieces):
     """An admitted frame of a durable stream; its numbers count one by one."""
 
-    __slots__ = ("_life", "lane", "skip")
+    __slots__ = ("_returns", "lane", "skip")
 
     lane: ProducerLane
 
     def __init__(self, lane: DurableLane, first: int, end: int, skip: int) -> None:
         super().__init__(first, end)
         self.lane, self.skip = lane, skip
-        self._life = lane.life
+        self._returns = lane.returns
 
     def cut(self, number: int) -> DurableReceipt:
         """The receipt of the events from this number on; this one is for those below it."""
         assert isinstance(self.lane, DurableLane)
         rest = DurableReceipt(self.lane, number, self.end, 0)
-        rest._life = self._life
+        rest._returns = self._returns
         self.end = number
         return rest
 
     @property
     def _counts(self) -> bool:
         assert isinstance(self.lane, DurableLane)
-        return self._life == self.lane.life
+        return self._returns == self.lane.returns
 
     def count(self, first: int, end: int) -> None:
         """These numbers are done; unless the lane has gone back meanwhile, and they come again."""
@@ -245,6 +246,7 @@ class DurableAdmission(StreamAdmission):
     on_demand: bool = False
     held: Callable[[int], bool] = lambda _: False
     window_events: int = WINDOW_EVENTS
+    most: int = MAX_KEPT
     _known: dict[tuple[str, int], Known] = field(default_factory=dict)
     _moved: dict[int, dict[DurableLane, None]] = field(default_factory=dict)
     _forgotten: dict[int, dict[str, Known]] = field(default_factory=dict)
@@ -262,14 +264,12 @@ class DurableAdmission(StreamAdmission):
         """The next commit has something of this lane."""
         self._moved.setdefault(lane.partition, {})[lane] = None
 
-    def restore(
-        self, partition: int, rows: Mapping[str, KeptProducer], now: float, written_ms: int
-    ) -> None:
-        """The rows of a partition that is ours now, by producer, as of ``written_ms`` (Unix time);
-        before it is opened. Nobody is silent while there is nobody to hear."""
+    def restore(self, partition: int, rows: Mapping[str, KeptProducer], now: float) -> None:
+        """The rows of a partition that is ours now, by producer; before it is opened. Nobody was
+        away while there was nobody to hear."""
         for producer, kept in rows.items():
-            silence = max(0, written_ms - kept.seen_ms) / 1000
-            self._known[producer, partition] = Known(kept, now - silence)
+            self._known[producer, partition] = Known(kept, now)
+            self.learn(producer)
 
     def leave(self, partition: int) -> None:
         """The partition is another node's from here on, and so are its rows."""
@@ -295,20 +295,19 @@ class DurableAdmission(StreamAdmission):
         if not self.on_demand and lane.patience < math.inf:
             self.on_wait(lane.partition, lane.patience)
 
-    def take(self, partition: int, now: float, now_ms: int) -> TakenLanes:
+    def take(self, partition: int) -> TakenLanes:
         """What a commit that is taken at this moment says."""
-        lanes = {}
-        for lane in self._moved.get(partition, ()):
-            silence = 0.0 if lane.connection is not None else now - lane.seen
-            lanes[lane] = lane.kept(now_ms - int(silence * 1000))
+        lanes = {lane: lane.kept() for lane in self._moved.get(partition, ())}
         return TakenLanes(lanes, frozenset(self._forgotten.get(partition, ())))
 
-    def committed(self, partition: int, taken: TakenLanes, now: float) -> None:
+    def committed(self, partition: int, taken: TakenLanes) -> None:
         """The commit is written."""
         moved = self._moved.get(partition, {})
         for lane, kept in taken.lanes.items():
-            lane.has_row, lane.saved_at = True, now
-            if (lane.safe, lane.fence) == (kept.number, kept.fence):
+            if not lane.has_row:
+                lane.has_row = True
+                self.learn(lane.producer)
+            if (lane.safe, *lane.life) == (kept.number, kept.life, kept.incarnation):
                 moved.pop(lane, None)
             lane.commit(kept.number)
             if lane.awaited and lane.committed < lane.expected == lane.safe:
@@ -333,6 +332,11 @@ class DurableAdmission(StreamAdmission):
         error = super().refusal(hello)
         if error:
             return error
+        if self._full(hello.peer):
+            return (
+                f"stream {self.stream!r}: its tasks know {self.most} producers each, which is the "
+                f"most; end the stream of those that never come back (ClientStream.end)"
+            )
         for position in hello.positions:
             number = self._number(hello.peer, position.partition)
             if number is not None and position.number > number:
@@ -345,6 +349,12 @@ class DurableAdmission(StreamAdmission):
                     f"lost to it. Put the newer state back, or begin anew {anew}"
                 )
         return ""
+
+    def _full(self, producer: str) -> bool:
+        """Return True if there is no room for another producer, and this is one."""
+        if len(self._known) + len(self.lanes) < self.most * len(self.stages):
+            return False
+        return all(self._number(producer, partition) is None for partition in self.stages)
 
     def _number(self, producer: str, partition: int) -> int | None:
         """The number to go on with; None where nothing is known of the producer."""
@@ -441,16 +451,17 @@ class DurableAdmission(StreamAdmission):
             self.moved(lane)  # a commit that forgets it may be under way
         return lane
 
-    def _greeted(self, lane: ProducerLane, hello: wire.Hello) -> None:
+    def _greeted(self, lane: ProducerLane, hello: wire.Hello, told: int) -> None:
         assert isinstance(lane, DurableLane)
         lane.awaited = False
-        if fence_of(hello) > lane.fence and lane.has_row:
+        before = lane.life, lane.own_id
+        super()._greeted(lane, hello, told)
+        if lane.has_row and before != (lane.life, lane.own_id):
             self.moved(lane)
-        super()._greeted(lane, hello)
 
-    def _fence(self, producer: str, partition: int) -> int:
+    def _row(self, producer: str, partition: int) -> KeptProducer | None:
         known = self._found(producer, partition)
-        return super()._fence(producer, partition) if known is None else known.kept.fence
+        return None if known is None else known.kept
 
     # -- forgetting --------------------------------------------------------------------------
 
@@ -461,33 +472,32 @@ class DurableAdmission(StreamAdmission):
             return
         self._next_look = now + max(0.1, expiry / _LOOKS)
         for (producer, partition), known in list(self._known.items()):
-            if known.seen < now - expiry and not producer.startswith(wire.TASK):
-                del self._known[producer, partition]
-                self._forget(producer, partition, known)
-        for lane in self.lanes.values():  # those that are there are seen, whatever they send
-            assert isinstance(lane, DurableLane)
-            if lane.connection is not None and lane.has_row and lane.saved_at < now - expiry / 4:
-                self.moved(lane)
+            if known.seen < now - expiry and not known.kept.own_id:
+                self._forget(producer, partition)
 
     def _is_over(self, lane: ProducerLane) -> bool:
         return lane.settled == lane.expected and lane not in self._moved.get(lane.partition, ())
 
-    def _forget(self, producer: str, partition: int, known: Known) -> None:
-        self._forgotten.setdefault(partition, {})[producer] = known
+    def _forget(self, producer: str, partition: int) -> None:
+        """Have the next commit forget a row."""
+        known = self._known.pop((producer, partition), None)
+        if known is not None:
+            self._forgotten.setdefault(partition, {})[producer] = known
+
+    def _forget_rows(self, producer: str) -> None:
+        for partition in self.stages:
+            self._forget(producer, partition)
 
     def _drop(self, lane: ProducerLane) -> None:
-        super()._drop(lane)
+        self._evict(lane)
         assert isinstance(lane, DurableLane)
-        known = Known(lane.kept(0), lane.seen)
-        if lane.producer.startswith(wire.TASK):
-            self._known[lane.producer, lane.partition] = known
-        elif lane.has_row:
-            self._forget(lane.producer, lane.partition, known)
+        self._forget(lane.producer, lane.partition)
+        if not lane.has_row:
+            self._forgotten.get(lane.partition, {}).pop(lane.producer, None)
 
     def _evict(self, lane: ProducerLane) -> None:
-        """Its row stays."""
         if self._is_over(lane):
             super()._drop(lane)
             assert isinstance(lane, DurableLane)
-            if lane.has_row:
-                self._known[lane.producer, lane.partition] = Known(lane.kept(0), lane.seen)
+            if lane.has_row or lane.own_id:
+                self._known[lane.producer, lane.partition] = Known(lane.kept(), lane.seen)

@@ -17,6 +17,7 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple, Protocol
 
 from s4node.events.event import LIVE, Receipt
+from s4node.net.ingress.producer_life import Life
 from s4node.net.wire import frame as wire
 from s4node.offsets.low_watermark import LowWatermark
 
@@ -172,12 +173,13 @@ class ProducerLane:
         "connection",
         "ended",
         "expected",
-        "fence",
         "gap_first",
         "gap_told",
         "gap_untold",
         "held",
+        "life",
         "limit",
+        "own_id",
         "partition",
         "period",
         "press_at",
@@ -195,7 +197,8 @@ class ProducerLane:
         self.admission = admission
         self.producer = producer
         self.partition = partition
-        self.fence = 0  # the highest that a task's owner has told
+        self.life = Life()  # the latest that has said hello
+        self.own_id = False  # later lives go on under its id
         self.expected = start
         self.limit = start
         self._low = LowWatermark(start)

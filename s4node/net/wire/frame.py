@@ -71,6 +71,10 @@ TASK = "~"
 MAX_PRODUCER_BYTES = 1024
 """The longest id of a producer, in UTF-8: it is in every frame, and kept with what is settled."""
 
+OWN_ID = "own_id"
+"""Header of a producer's hello: later lives go on under its id, so time does not make a node forget
+it."""
+
 FENCE = "fence"
 """Header of a task's hello: a number that is higher for each later owner of the task."""
 
@@ -143,12 +147,14 @@ class _Header(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class Position(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Where a lane stands. From a producer ``number`` is that of its first kept event. From a node
     it is the number expected next, ``limit`` the first number without credit, and everything below
-    ``safe`` has been dealt with."""
+    ``safe`` has been dealt with. ``life`` is which life of the producer opens the lane: the node
+    tells it, and the producer says it when it comes back."""
 
     partition: int
     number: int
     limit: int = 0
     safe: int = 0
+    life: int = 0
 
 
 class Hello(_Header, tag=0, frozen=True):

@@ -141,7 +141,7 @@ class Committer:
         passing("claim.whole")
         await in_thread(epochs.sweep, folder, _KEPT_EPOCHS, math.inf, clocks.wall())
         producers = state.producers()
-        self._producers.restore(task.partition, producers, kept.checkpoint.written_ms)
+        self._producers.restore(task.partition, producers)
         positions = state.positions() | {
             origin_of(stream, task.partition, producer): row.number
             for (stream, producer), row in producers.items()

@@ -31,13 +31,11 @@ class Producers:
         self._clock = clock
         self._on_committed = on_committed
 
-    def restore(
-        self, partition: int, kept: Mapping[Producer, KeptProducer], written_ms: int
-    ) -> None:
+    def restore(self, partition: int, kept: Mapping[Producer, KeptProducer]) -> None:
         """What the task of a partition has kept, when it is about to open."""
         for stream, admission in self._admissions.items():
             rows = {name: row for (where, name), row in kept.items() if where == stream}
-            admission.restore(partition, rows, self._clock(), written_ms)
+            admission.restore(partition, rows, self._clock())
 
     def moved(self, partition: int) -> bool:
         """Whether a commit would write anything of them."""
@@ -48,11 +46,10 @@ class Producers:
         waiting = (each.patience(partition) for each in self._admissions.values())
         return min(waiting, default=math.inf)
 
-    def take(self, partition: int, now_ms: int) -> TakenProducers:
+    def take(self, partition: int) -> TakenProducers:
         """What is to be written of them, as of now."""
-        now = self._clock()
         return {
-            stream: admission.take(partition, now, now_ms)
+            stream: admission.take(partition)
             for stream, admission in self._admissions.items()
             if admission.has_moved(partition)
         }
@@ -60,7 +57,7 @@ class Producers:
     def committed(self, partition: int, taken: TakenProducers) -> None:
         """It is written."""
         for stream, each in taken.items():
-            self._admissions[stream].committed(partition, each, self._clock())
+            self._admissions[stream].committed(partition, each)
         self._on_committed()
 
 

@@ -231,7 +231,7 @@ class TaskCommits:
         """The progress as it is now."""
         partition = self.task.partition
         offsets, consumed = taken(self._context.progress.get(partition, {}))
-        return TaskProgress(offsets, consumed, self._context.producers.take(partition, now_ms()))
+        return TaskProgress(offsets, consumed, self._context.producers.take(partition))
 
     # -- one commit ------------------------------------------------------------------------------
 

@@ -258,9 +258,9 @@ class Exchange:
         task, state = side.task, side.state
         stream, _, consumer = name.partition(_TO)
         if not side.life:
-            side.life = tokens.fresh(4)
+            side.life = tokens.later()
             state.set_meta(_LIFE, side.life)
-        life = life_of(rows) if rows else tokens.fresh(4) if consumer else ""
+        life = life_of(rows) if rows else tokens.later() if consumer else ""
         lives = f"{side.life}.{life}" if life else side.life
         cluster = self._config[settings.CLUSTER_NAME]
         fence = {wire.FENCE: side.fence}

@@ -59,10 +59,10 @@ def admitted(
 
 def test_a_new_producer_starts_where_it_says_and_gets_its_share() -> None:
     admission, _ = admission_of(100, 60)
-    assert greet(admission) == (wire.Position(0, 0, 100, 0), wire.Position(1, 0, 60, 0))
+    assert greet(admission) == (wire.Position(0, 0, 100, 0, 1), wire.Position(1, 0, 60, 0, 1))
     assert greet(admission, "q", positions=(wire.Position(1, 7),)) == (
-        wire.Position(0, 0, 50, 0),
-        wire.Position(1, 7, 37, 7),
+        wire.Position(0, 0, 50, 0, 1),
+        wire.Position(1, 7, 37, 7, 1),
     )
 
 
@@ -70,8 +70,8 @@ def test_positions_of_partitions_that_do_not_exist_do_no_harm() -> None:
     admission, _ = admission_of(100, 100)
     positions = (wire.Position(77, 5), wire.Position(-1, 5), wire.Position(1, 3))
     assert greet(admission, positions=positions) == (
-        wire.Position(0, 0, 100, 0),
-        wire.Position(1, 3, 103, 3),
+        wire.Position(0, 0, 100, 0, 1),
+        wire.Position(1, 3, 103, 3, 1),
     )
     admission.validate()
 
@@ -288,7 +288,7 @@ def test_a_producer_s_id_belongs_to_its_latest_connection() -> None:
     one, other = object(), object()
     greet(admission, connection=one)
     assert admitted(admission, 0, 5, connection=one) == (0, 5, 0)
-    assert greet(admission, connection=other) == (wire.Position(0, 5, 100, 0),)
+    assert greet(admission, connection=other) == (wire.Position(0, 5, 100, 0, 1),)
     assert admitted(admission, 5, 5, connection=one) is None
     admission.gone(one, 1.0)
     assert admitted(admission, 5, 5, connection=other) == (5, 10, 0)
@@ -302,7 +302,7 @@ def test_a_lane_outlives_its_connection() -> None:
     admission.gone(NODE, 1.0)
     receipt.done()
     assert ears.taken() == []  # there is nobody to tell
-    assert greet(admission, connection=object()) == (wire.Position(0, 5, 100, 5),)
+    assert greet(admission, connection=object()) == (wire.Position(0, 5, 100, 5, 1),)
 
 
 def test_refusals_made_while_the_producer_was_away_are_told_when_it_is_back() -> None:

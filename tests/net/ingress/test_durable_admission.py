@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from lanes import NODE, Tick, route_of
+from msgspec.structs import replace
 from net_simulation import World, happen
 
 from s4node.events.event import EventBatch
@@ -59,7 +60,7 @@ class DurableWorld(World):
             window_events=self.window,
         )
         for partition, rows in self.rows.items():
-            self.admission.restore(partition, rows, self.time, 0)
+            self.admission.restore(partition, rows, self.time)
         self.processed = {place: list(serials) for place, serials in self.saved.items()}
         self.committing.clear()
         self.at_hand.clear()
@@ -94,7 +95,9 @@ class DurableWorld(World):
             max_frame_events=old.builder.max_events,
             max_frame_bytes=200,
         )
-        self.routes[name] = route_of(self.outboxes[name], stable=True, again=True)
+        self.routes[name] = route_of(
+            self.outboxes[name], f"i{len(self.history[name])}", own_id=True, again=True
+        )
         self.outboxes[name].extend(self.history[name])
         self.reborn.add(name)
 
@@ -139,7 +142,7 @@ class DurableWorld(World):
     def commit(self, partition: int) -> None:
         """Take state and numbers of a task, to be written."""
         if partition not in self.committing:
-            taken = self.admission.take(partition, self.time, 0)
+            taken = self.admission.take(partition)
             state = {at: list(s) for at, s in self.processed.items() if at[1] == partition}
             self.committing[partition] = taken, state
             self.wanted.discard(partition)
@@ -159,7 +162,7 @@ class DurableWorld(World):
         """It is written, and told."""
         taken = self.write(partition)
         if taken is not None:
-            self.admission.committed(partition, taken, self.time)
+            self.admission.committed(partition, taken)
             waiting, self.waiting = self.waiting, []
             for frame, wire_ in waiting:
                 if wire_ in self.wires.values():
@@ -262,6 +265,11 @@ def test_every_event_counts_once_in_order_however_often_the_node_and_its_produce
 # -- one by one -----------------------------------------------------------------------------------
 
 
+def kept(number: int, **more: Any) -> KeptProducer:
+    """The row of a producer in its first life."""
+    return KeptProducer(number, 1, "i1", **more)
+
+
 class Node:
     """A durable stream of two partitions, its commits, and who asks for them."""
 
@@ -279,17 +287,19 @@ class Node:
             **more,
         )
         for partition, kept in self.rows.items():
-            self.admission.restore(partition, kept, 0.0, 0)
+            self.admission.restore(partition, kept, 0.0)
 
-    def hello(self, *numbers: tuple[int, int], peer: str = "p", **headers: Any) -> wire.Hello:
+    def hello(
+        self, *numbers: tuple[int, int], peer: str = "p", incarnation: str = "i1", **headers: Any
+    ) -> wire.Hello:
         positions = tuple(wire.Position(*number) for number in numbers)
-        return wire.Hello(peer, "i1", "ticks", positions=positions, headers=headers)
+        return wire.Hello(peer, incarnation, "ticks", positions=positions, headers=headers)
 
     def greet(
-        self, *numbers: tuple[int, int], peer: str = "p", connection: object = NODE, **headers: Any
+        self, *numbers: tuple[int, int], connection: object = NODE, **more: Any
     ) -> list[tuple[int, int]]:
         """Number and what is settled, of each partition."""
-        hello = self.hello(*numbers, peer=peer, **headers)
+        hello = self.hello(*numbers, **more)
         assert self.admission.refusal(hello) == ""
         assert not self.admission.unsettled(hello, 0.0)
         return [(at.number, at.safe) for at in self.admission.hello(hello, connection, 0.0)]
@@ -301,10 +311,10 @@ class Node:
         assert receipt is not None
         return receipt
 
-    def commit(self, partition: int = 0, now: float = 0.0) -> dict[str, KeptProducer | None]:
+    def commit(self, partition: int = 0) -> dict[str, KeptProducer | None]:
         """What is written."""
-        taken = self.admission.take(partition, now, int(now * 1000))
-        self.admission.committed(partition, taken, now)
+        taken = self.admission.take(partition)
+        self.admission.committed(partition, taken)
         rows: dict[str, KeptProducer | None] = dict.fromkeys(taken.forgotten)
         return rows | {lane.producer: kept for lane, kept in taken.lanes.items()}
 
@@ -318,10 +328,10 @@ def test_what_is_settled_is_what_was_committed_to_the_event() -> None:
     frame = node.take(0, 10)
     frame.passed(0, 4)
     assert node.ruling().upto == 0
-    assert node.commit() == {"p": KeptProducer(4)}
+    assert node.commit() == {"p": kept(4)}
     frame.done()
     assert node.ruling().upto == 4
-    assert node.commit() == {"p": KeptProducer(10)}
+    assert node.commit() == {"p": kept(10)}
     assert (node.ruling().upto, node.commit()) == (10, {})
 
 
@@ -401,7 +411,7 @@ def test_refusals_that_were_perhaps_not_heard_are_told_by_the_next_life() -> Non
     frame.refuse(3, "bad")
     frame.done()
     rows = node.commit()
-    assert rows == {"p": KeptProducer(10, untold=((3, 1, "bad", False),))}
+    assert rows == {"p": kept(10, untold=((3, 1, "bad", False),))}
     later = Node({0: rows, 1: {}})  # type: ignore[dict-item]
     assert later.greet((0, 2), (1, 0))[0] == (10, 3)
     ruling = later.ruling()
@@ -420,31 +430,106 @@ def test_a_producer_is_forgotten_when_it_says_so_or_was_not_seen_for_long() -> N
     assert node.commit() == {"p": None}
     node.admission.gone(NODE, 10.0)
     node.admission.tick(100.0, 100.0)
-    assert node.commit(now=100.0) == {}
+    assert node.commit() == {}
     node.admission.tick(111.0, 100.0)
-    assert node.commit(now=111.0) == {"q": None}  # a task may be away for ever
+    assert node.commit() == {"q": None}  # a task may be away for ever
     assert node.greet(peer="q") == [(0, 0), (0, 0)]
     assert node.greet(peer="~t", fence=1) == [(10, 10), (0, 0)]
 
 
-def test_rows_without_a_lane_are_forgotten_by_the_time_that_somebody_could_have_heard() -> None:
-    rows = {"p": KeptProducer(5, seen_ms=40_000), "q": KeptProducer(6, seen_ms=90_000)}
+def test_a_program_with_an_id_of_its_own_may_be_away_for_ever_and_can_say_that_it_is_done() -> None:
     node = Node()
-    node.admission.restore(0, rows, 1000.0, 100_000)
-    node.admission.tick(1039.0, 100.0)
+    node.greet(own_id=True)
+    node.take(0, 10).done()
+    assert node.commit() == {"p": kept(10, own_id=True)}
+    node.admission.gone(NODE, 10.0)
+    node.admission.tick(100_000.0, 100.0)
     assert node.commit() == {}
-    node.admission.tick(1046.0, 100.0)
+    later = Node({0: {"p": kept(10, own_id=True)}, 1: {}})
+    later.admission.tick(100_000.0, 100.0)
+    assert later.commit() == {}
+    assert later.greet(own_id=True) == [(10, 10), (0, 0)]
+    later.admission.forget("p", NODE)
+    assert later.commit() == {"p": None}
+
+
+def test_who_is_connected_is_seen_although_it_sends_nothing() -> None:
+    node = Node()
+    node.greet()
+    node.take(0, 10).done()
+    node.commit()
+    node.admission.tick(100_000.0, 100.0)
+    assert node.commit() == {}
+
+
+def test_rows_without_a_lane_are_forgotten_by_the_time_that_somebody_could_have_heard() -> None:
+    node = Node()
+    node.admission.restore(0, {"p": kept(5)}, 1000.0)
+    node.admission.tick(1100.0, 100.0)
+    assert node.commit() == {}
+    node.admission.tick(1107.0, 100.0)
     assert node.commit() == {"p": None}
+
+
+def test_what_a_former_life_of_a_task_has_left_goes_once_something_of_a_later_one_is_kept() -> None:
+    rows = {"~c/a/t#1": kept(5, own_id=True), "~c/a/u#1": kept(6, own_id=True)}
+    node = Node({0: rows, 1: {}})
+    node.greet(peer="~c/a/t#2", fence=1)
+    node.admission.tick(1.0, 100.0)
+    assert node.commit() == {}  # a crash may still take its state
+    node.take(0, 1, peer="~c/a/t#2").done()
+    rows = node.commit()
+    node.admission.tick(2.0, 100.0)
+    assert node.commit() == {"~c/a/t#1": None}
+    for later in (node, Node({0: rows, 1: {}})):  # type: ignore[dict-item]
+        refusal = later.admission.refusal(later.hello(peer="~c/a/t#1", fence=9))
+        assert "has begun anew since, as ~c/a/t#2" in refusal
+
+
+def test_a_life_of_a_program_that_is_older_than_the_latest_is_refused() -> None:
+    node = Node()
+    node.greet(own_id=True, new=True)
+    node.take(0, 10).done()
+    node.commit()
+    old = node.hello((0, 10), (1, 0), own_id=True, new=True)
+    old = replace(old, positions=tuple(replace(at, life=1) for at in old.positions))
+    assert node.admission.refusal(old) == ""
+    node.greet(incarnation="i2", own_id=True, new=True)
+    node.take(10, 60).done()
+    rows = node.commit()
+    assert rows == {"p": KeptProducer(70, 2, "i2", own_id=True)}
+    for later in (node, Node({0: rows, 1: {}})):  # type: ignore[dict-item]
+        assert "a program that was started later has used" in later.admission.refusal(old)
+
+
+def test_a_life_of_which_no_row_knows_goes_on_unless_an_older_one_went_on_meanwhile() -> None:
+    row = {"p": KeptProducer(10, 1, "i1", own_id=True)}
+    node = Node({0: row, 1: {}})
+    new = node.hello((0, 10), incarnation="i2", own_id=True, new=True)
+    new = replace(new, positions=tuple(replace(at, life=2) for at in new.positions))
+    assert node.admission.refusal(new) == ""
+    node.greet((0, 10), (1, 0), own_id=True, new=True)
+    node.take(10, 5).done()
+    node.commit()
+    assert "a program that was started later has used" in node.admission.refusal(new)
+
+
+def test_so_many_producers_are_known_and_another_one_is_refused() -> None:
+    node = Node({0: {"p": kept(5), "q": kept(5)}, 1: {"p": kept(5), "q": kept(5)}}, most=2)
+    assert "know 2 producers each, which is the most" in node.admission.refusal(
+        node.hello(peer="r")
+    )
+    assert node.admission.refusal(node.hello(peer="q")) == ""
 
 
 def test_a_producer_that_comes_back_before_it_is_forgotten_is_known() -> None:
     node = Node({0: {"p": KeptProducer(5)}, 1: {}})
     node.admission.tick(200.0, 100.0)
-    taken = node.admission.take(0, 200.0, 0)
+    taken = node.admission.take(0)
     assert taken.forgotten == {"p"}
     assert node.greet() == [(5, 5), (0, 0)]
-    node.admission.committed(0, taken, 200.0)
-    assert node.commit() == {"p": KeptProducer(5)}
+    node.admission.committed(0, taken)
+    assert node.commit() == {"p": kept(5)}
 
 
 def test_a_task_s_later_owner_shuts_out_the_earlier_one_for_ever() -> None:
@@ -516,13 +601,13 @@ def test_parts_of_a_frame_count_one_by_one_in_whatever_order() -> None:
     assert isinstance(frame, DurableReceipt)
     even, odd = PartReceipt(frame, [0, 2, 4]), PartReceipt(frame, [1, 3, 5])
     even.passed(0, 3)
-    assert node.commit() == {"p": KeptProducer(1)}
+    assert node.commit() == {"p": kept(1)}
     odd.passed(1, 4)
-    assert node.commit() == {"p": KeptProducer(4)}
+    assert node.commit() == {"p": kept(4)}
     odd.done()
     assert node.commit() == {}
     even.done()
-    assert node.commit() == {"p": KeptProducer(6)}
+    assert node.commit() == {"p": kept(6)}
 
 
 def test_programs_get_no_more_credit_while_much_waits_of_what_others_are_to_process() -> None:

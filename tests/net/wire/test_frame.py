@@ -183,7 +183,7 @@ def test_parts_of_a_header_grow_at_their_end_too() -> None:
         [["E", 5, [["a", "int", True]], "new"]],
         "",
         1,
-        [[0, 40], [1, 3, 4, 5, "new"]],
+        [[0, 40], [1, 3, 4, 5, 6, "new"]],
     ]
     assert frame_of(raw_envelope(msgspec.msgpack.encode(old_hello))).header == wire.Hello(
         "p",
@@ -192,7 +192,7 @@ def test_parts_of_a_header_grow_at_their_end_too() -> None:
         (TypeDecl("E", 5, (("a", "int", True),)),),
         "",
         1,
-        (wire.Position(0, 40, 0, 0), wire.Position(1, 3, 4, 5)),
+        (wire.Position(0, 40, 0, 0), wire.Position(1, 3, 4, 5, 6)),
     )
     old_verdict = [
         2,

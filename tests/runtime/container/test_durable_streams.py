@@ -256,12 +256,18 @@ async def test_a_producer_that_was_not_seen_for_long_is_forgotten(
             clicks = await client.stream("clicks")
             await clicks.send_many(clicks_of(0, 20))
             await clicks.flush()
-            await trio.sleep(0.3)  # who is there is seen, and who sends nothing, too
-            assert [len(rows) for rows in kept_producers(folder).values()] == [1, 1]
-        await until(lambda: [len(rows) for rows in kept_producers(folder).values()] == [0, 0])
-        async with Client(container.address, producer="clicker") as client:
-            clicks = await client.stream("clicks")
-            assert await clicks.resume_at() == 0
+            async with Client(container.address) as other:
+                await (await other.stream("clicks")).send_many(clicks_of(0, 20))
+                await other.flush()
+                assert [len(rows) for rows in kept_producers(folder).values()] == [2, 2]
+                other.abandon()
+        await until(lambda: [len(rows) for rows in kept_producers(folder).values()] == [1, 1])
+        for lives_on in (True, False):  # one with an id of its own is known until it ends
+            async with Client(container.address, producer="clicker") as client:
+                clicks = await client.stream("clicks")
+                assert (await clicks.resume_at() > 0) == lives_on
+                clicks.end()
+            await until(lambda: [len(rows) for rows in kept_producers(folder).values()] == [0, 0])
 
 
 async def test_what_drops_events_is_refused_on_a_durable_stream(settings: dict[str, str]) -> None:

@@ -215,7 +215,7 @@ def counted(app: Path, pe: str) -> Counter[str]:
 
 
 @asynccontextmanager
-async def bench(folder: Path) -> AsyncIterator[Bench]:
+async def bench(folder: Path, *words: str) -> AsyncIterator[Bench]:
     (folder / "keeper.py").write_text(KEEPER)
     (folder / "counter.py").write_text(APP)
     (folder / "pids").mkdir()
@@ -227,6 +227,7 @@ async def bench(folder: Path) -> AsyncIterator[Bench]:
         address,
         "-p",
         f"s4.log.folder={folder / 'log'}",
+        *words,
     ]
     log = EmbeddedLog("log", address)
     with plain_errors(), trio.fail_after(100):
@@ -252,6 +253,26 @@ async def test_a_container_that_is_killed_again_and_again_counts_all_once(tmp_pa
                 await it.append(900)
                 await trio.sleep(chance.random() * 0.3)
                 await process.kill()
+        async with s4_process(*it.arguments(), cwd=tmp_path) as process:
+            await it.wait_done()
+            await ends(process)
+        await it.check()
+
+
+async def test_an_app_that_is_down_for_longer_than_a_log_knows_programs_writes_all_once(
+    tmp_path: Path,
+) -> None:
+    async with bench(tmp_path, "-p", "s4.producer.expiry=100") as it:
+        await it.append(3000)
+        async with s4_process(
+            *it.arguments(), cwd=tmp_path, fault="outbox.settled:1", ready=False
+        ) as process:
+            assert await process.wait() == -signal.SIGKILL
+        assert await it.done()
+        await it.log.create("witness")
+        await it.log.append("witness", 0, [Click("joe")])
+        while (await it.log.describe("witness"))["producers"]:
+            await trio.sleep(0.01)  # by now the log would have forgotten any program
         async with s4_process(*it.arguments(), cwd=tmp_path) as process:
             await it.wait_done()
             await ends(process)

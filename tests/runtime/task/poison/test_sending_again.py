@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import trio
@@ -104,6 +105,35 @@ async def test_an_event_is_sent_again_once_even_when_its_producer_is_long_forgot
             assert (group["letters"], group["sent"]) == (2, 2)
             assert "is away  (sent again)" in await s4("dead-letter", "list", "counts", "--all")
         assert counted(tmp_path) == {"joe": [0, 1]}
+
+
+async def test_a_replay_that_was_killed_is_known_as_long_as_its_dead_letter_is_there(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    async with separate_log(tmp_path) as log:
+        await log.create("dead", 2)
+        words = settings(
+            tmp_path, log.address, **{"task.commit.ms": "20", "s4.producer.expiry": "100"}
+        )
+        async with s4_process("run", "app.py", *words, cwd=tmp_path) as process:
+            await send(process.address, [Click("joe", 0), Click("joe", 1)])
+            (tmp_path / "mended").touch()
+            replay = ("dead-letter", "replay", "counts", "--to", process.address, *words)
+            done = await run_s4(*replay, cwd=tmp_path, fault="replay.sent")
+            assert done.returncode == -signal.SIGKILL, done.stderr
+            async with Client(process.address) as client:  # who has no id is forgotten by now
+                await (await client.stream("clicks")).send(Click("ann", 2))
+                await client.flush()
+                client.abandon()
+            while (
+                "client-"
+                in (await run_s4("checkpoint", "show", "counts", *words, cwd=tmp_path)).stdout
+            ):
+                await trio.lowlevel.checkpoint()
+            done = await run_s4(*replay, cwd=tmp_path)
+            assert "1 letter: 1 sent before" in done.stderr
+        assert counted(tmp_path) == {"joe": [0, 1], "ann": [2]}
 
 
 async def test_many_events_are_sent_again_in_a_few_commits_and_those_of_a_key_in_order(

@@ -1,0 +1,146 @@
+"""The producers of a stream of the log: who is admitted, and who is forgotten.
+
+Rules
+- What is known of a producer is in the files of the stream's partitions, and told as of now. Its
+  lanes go on from there.
+- A program with an id of its own, and a task, is forgotten when somebody says so: it ends its
+  stream, ``s4 log forget``, or a later life of the task has another id.
+- Any other producer is also forgotten when it was away for so long, counted while the node is up.
+- There is a bound on how many are known. Names under which single frames were appended make room
+  for others, the oldest first; producers do not, and one more is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+
+from s4node.log.ledger import part_of
+from s4node.log.streams import LogPartition
+from s4node.net.ingress.admission import MAX_KEPT, StreamAdmission
+from s4node.net.ingress.producer_life import task_of
+from s4node.net.wire import frame as wire
+from s4node.offsets.producer_offsets import KeptProducer
+
+_LOOKS = 16
+"""How often in the time after which producers are forgotten somebody looks who is to be."""
+
+
+def _nothing(_: object) -> None: ...
+
+
+@dataclass
+class LogAdmission(StreamAdmission):
+    """All producers of a stream of the log. ``most`` is how many it knows."""
+
+    partitions: Sequence[LogPartition] = ()
+    most: int = MAX_KEPT
+    _seen: dict[str, float] = field(default_factory=dict)  # without an own id; when, the last time
+    _own: set[str] = field(default_factory=set)
+    _now: float = 0.0
+    _next_look: float = 0.0
+
+    def __post_init__(self) -> None:
+        for partition in self.partitions:
+            for name, row in partition.producers.items():
+                self._on_producer(name, row)
+            partition.on_producer = self._on_producer
+
+    @property
+    def known(self) -> int:
+        """How many producers are known."""
+        return len(self._seen) + len(self._own)
+
+    def no_room(self, producer: str) -> str:
+        """Why nothing of a producer is taken; empty if it is known, or there is room."""
+        if self.known < self.most or producer in self._own or producer in self._seen:
+            return ""
+        single = next((name for name in self._seen if self._is_single(name)), None)
+        if single is not None:
+            self._forget_rows(single)
+            return ""
+        return (
+            f"stream {self.stream!r}: the log knows {self.most} producers of it, which is the "
+            f"most; forget those that never come back (s4 log forget), and let programs that send "
+            f"once have no producer id of their own"
+        )
+
+    def refusal(self, hello: wire.Hello) -> str:
+        """Why a producer may not open the stream; empty if it may."""
+        return super().refusal(hello) or self.no_room(hello.peer)
+
+    def hello(
+        self, hello: wire.Hello, connection: Hashable, now: float
+    ) -> tuple[wire.Position, ...]:
+        """Open or reopen the producer's lanes: where each goes on, and its credit."""
+        self._now = now
+        positions = super().hello(hello, connection, now)
+        self._note(hello.peer, self.lanes[hello.peer, 0].own_id)
+        return positions
+
+    def ids_of(self, producer: str) -> list[str]:
+        """The ids under which a producer is known: that of a task may be without its last word."""
+        known = self._own | self._seen.keys()
+        return [each for each in known if producer in (each, task_of(each)[0])]
+
+    def is_here(self, producer: str) -> bool:
+        """Return True if the producer is connected, or something of it is on its way."""
+        lanes = (self.lanes.get((producer, each)) for each in self.stages)
+        return any(
+            lane is not None and (lane.connection is not None or not self._is_over(lane))
+            for lane in lanes
+        )
+
+    def forget_known(self, producer: str, done: Callable[[object], None]) -> list[int]:
+        """Forget a producer that is not here; returns the partitions that knew it. Each calls
+        ``done`` with its answer when it is forgotten there."""
+        for partition in self.stages:
+            lane = self.lanes.get((producer, partition))
+            if lane is not None:
+                self._drop(lane)
+        self._own.discard(producer)
+        self._seen.pop(producer, None)
+        return [each.number for each in self.partitions if each.forget(producer, done)]
+
+    def tick(self, now: float, expiry: float) -> None:
+        """Once a while: forget who has been away for ``expiry`` seconds, see who is active."""
+        super().tick(now, expiry)
+        self._now = now
+        if now < self._next_look:
+            return
+        if not self._next_look:  # nobody was away while there was nobody to hear
+            self._seen = dict.fromkeys(self._seen, now)
+        self._next_look = now + max(0.1, expiry / _LOOKS)
+        for producer, _ in self.lanes:
+            self._note(producer, producer in self._own)
+        for producer, seen in list(self._seen.items()):
+            if seen < now - expiry:
+                self._forget_rows(producer)
+
+    def _note(self, producer: str, own_id: bool) -> None:
+        """The producer is known, and was here now."""
+        self._seen.pop(producer, None)
+        if own_id:
+            self._own.add(producer)
+        else:
+            self._own.discard(producer)
+            self._seen[producer] = self._now
+
+    def _on_producer(self, name: str, row: KeptProducer) -> None:
+        part = part_of(name)
+        producer = name if part is None else part[0]
+        self._note(producer, row.own_id)
+        self.learn(producer)
+
+    def _is_single(self, producer: str) -> bool:
+        """Return True if all that is known of a producer was appended by questions."""
+        rows = [each.producers.get(producer) for each in self.partitions]
+        return all(row is None or not row.life for row in rows) and not any(
+            (producer, partition) in self.lanes for partition in self.stages
+        )
+
+    def _row(self, producer: str, partition: int) -> KeptProducer | None:
+        return self.partitions[partition].producers.get(producer)
+
+    def _forget_rows(self, producer: str) -> None:
+        self.forget_known(producer, _nothing)
