@@ -158,7 +158,7 @@ def s4(kept: Path) -> S4:
          "'memory.clicks[1' has no closing bracket; write it as 'memory.clicks[1]'"),
         ("set notes memory.rules.v1 --all-partitions --oldest", 1,
          "how many partitions memory.rules.v1 has is not known"),
-        ("set app.py live.pings[0] --upcoming", 1, "live sockets, which keep nothing"),
+        ("set app.py live.pings[0] --upcoming", 1, "live sockets, which cannot be read again"),
         ("set notes memory.clicks[0] --oldest --task 'Partition 2'", 2,
          "app 'notes' has no task 'Partition 2'; it has: Partition 0, Partition 1"),
         ("set notes memory.clicks[1] --oldest --task 'Partition 0'", 2,
