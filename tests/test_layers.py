@@ -87,9 +87,10 @@ PURE_MODULES = {
     "cluster.node": "restart_policy supervisor_protocol",
     "runtime.task.poison": "dead_letter isolation poison_events suspects unsaveable_search",
     "runtime.task": (
-        "backlog chooser coordinator_requests failures gate in_flight pace pe_processor "
+        "actions backlog chooser failures gate in_flight pace pe_processor "
         "pe_state processor settings statistics stream_task_processor task task_context timers"
     ),
+    "runtime.loop": "coordinator_requests",
     "runtime.outputs": "dispatch",
     "runtime.commit": "producers",
     "runtime.inputs": "binding broadcast grouper input_batches job_model port",

@@ -23,7 +23,7 @@ from s4node.offsets.system import InputBatch, SystemStreamPartition
 from s4node.runtime.container import hooks
 from s4node.runtime.loop.pipeline import Pipeline
 from s4node.runtime.loop.run_loop import RunLoop
-from s4node.runtime.task.coordinator_requests import Asked
+from s4node.runtime.task.actions import Asked
 from s4node.runtime.task.settings import TaskSettings
 from s4node.runtime.task.stream_task_processor import processor_of
 from s4node.runtime.task.task import Task
@@ -144,6 +144,37 @@ class _Feed:
         return True
 
 
+class _Feeding:
+    """The shell of tasks that are fed after each turn, and put nothing."""
+
+    def __init__(self, feeds: list[_Feed], done: trio.Event) -> None:
+        self.loop: RunLoop
+        self._feeds = feeds
+        self._done = done
+
+    def after_turn(self) -> None:
+        for feed in self._feeds:
+            if feed.left and feed.offer():
+                self.loop.add(feed.task)
+        if not any(feed.left for feed in self._feeds):
+            self._done.set()
+
+    def hand_on(self, *_: Any) -> None:
+        """Nothing is sent."""
+
+    def commit(self, _: Task) -> bool:
+        return False
+
+    def replace(self, _: Task) -> None:
+        """No task fails."""
+
+    def arrived(self) -> bool:
+        return True
+
+    def shut_down(self) -> None:
+        """No task asks for it."""
+
+
 async def _looped(batches: int, size: int, tasks: int) -> tuple[float, bool]:
     """Seconds that a loop of so many tasks takes, and whether the sums are right."""
     app, config = Sums(), Config.of({"s4.cluster.partitions": str(tasks)})
@@ -151,22 +182,16 @@ async def _looped(batches: int, size: int, tasks: int) -> tuple[float, bool]:
     pipeline = Pipeline(app, config)
     feeds: list[_Feed] = []
 
-    def refill() -> float | None:
-        for feed in feeds:
-            if feed.left and feed.offer():
-                loop.add(feed.task)
-        if not any(feed.left for feed in feeds):
-            done.set()
-        return None
-
     done = trio.Event()
-    loop = RunLoop(
+    feeding = _Feeding(feeds, done)
+    loop = feeding.loop = RunLoop(
         max_events=config[settings.STEP_MAX_EVENTS],
         max_seconds=config[settings.STEP_MAX_MS],
-        after_turn=refill,
+        shell=feeding,
     )
     feeds += [_feed(app, config, pipeline, loop, number, size, batches) for number in range(tasks)]
     for feed in feeds:
+        await loop.start(feed.task)
         feed.offer()
         feed.offer()
         loop.add(feed.task)
@@ -193,13 +218,11 @@ def _feed(
 ) -> _Feed:
     ssp = SystemStreamPartition("memory", "numbers", number)
     chosen = TaskSettings.of(config)
-    deliver: Any = lambda *_: None  # noqa: E731 - nothing is sent
     task = Task(
         app,
         number,
         stages=pipeline.stages_of(number),
         clock=trio.current_time,
-        deliver=deliver,
         held=pipeline.order.held,
         processor=processor_of(
             app, number, trio.current_time, name=f"Partition {number}", settings=chosen

@@ -27,6 +27,7 @@ from s4node.runtime.task.poison.dead_letter import dead_letter
 from s4node.runtime.task.poison.poison_events import Place
 
 if TYPE_CHECKING:
+    from s4node.runtime.loop.run_loop import RunLoop
     from s4node.runtime.task.task import Task
 
 log = get_logger("s4node.runtime")
@@ -46,15 +47,14 @@ MAX_WAITING = 1000
 class DeadLetterQueue:
     """Deals with what cannot be processed: by ``keep`` where there is one, else ``drop`` or not.
 
-    ``counts`` are by stream. ``wake(partition)`` is called when all dead letters of the partition's
-    task are stored.
+    ``counts`` are by stream. Tasks go on in ``loop`` when all their dead letters are stored.
     """
 
-    def __init__(self, *, drop: bool, keep: Keep | None, wake: Callable[[int], None]) -> None:
+    def __init__(self, loop: RunLoop, *, drop: bool, keep: Keep | None) -> None:
         self.counts: Counter[str] = Counter()
         self._drop = drop
         self._keep = keep
-        self._wake = wake
+        self._loop = loop
         self._known: dict[_Place, None] = {}  # their dead letters are stored, or being sent
         self._waiting = 0
         self._room = trio.lowlevel.ParkingLot()
@@ -163,6 +163,6 @@ class DeadLetterQueue:
         assert task.failures.isolation is not None
         task.failures.isolation.poison_events.unsafe -= 1
         if not task.failures.dead_letters_wait:
-            self._wake(task.partition)
+            self._loop.wake_partition(task.partition)
         self._waiting -= 1
         self._room.unpark_all()

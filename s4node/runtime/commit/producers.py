@@ -43,7 +43,7 @@ class Producers:
 
     def patience(self, partition: int) -> float:
         """For how many seconds producers can wait for a commit; infinity where none needs one."""
-        waiting = (each.patience(partition) for each in self._admissions.values())
+        waiting = [each.patience(partition) for each in self._admissions.values()]
         return min(waiting, default=math.inf)
 
     def take(self, partition: int) -> TakenProducers:

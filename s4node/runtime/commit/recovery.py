@@ -18,7 +18,7 @@ Rules
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from s4node.app.app import App
 from s4node.app.stream import OutputStream
@@ -29,6 +29,7 @@ from s4node.events.event import EventBatch
 from s4node.logger import get_logger
 from s4node.runtime.commit.committer import Committer
 from s4node.runtime.commit.dead_letter_queue import DeadLetterQueue
+from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.task.gate import Op
 from s4node.runtime.task.poison.poison_events import (
     KILLED,
@@ -46,16 +47,15 @@ FAIL, SKIP, DEAD_LETTER = "fail", "skip", "dead-letter"
 
 
 class Recovery:
-    """For the tasks of ``app``. ``go_back(task)`` replaces a task that rests; ``wake(partition)``
-    is called when its task may go on. ``counts`` are of events that were left out, by stream."""
+    """For the tasks of ``app``, which run in ``loop``. ``counts`` are of events that were left out,
+    by stream."""
 
     def __init__(
         self,
         app: App,
         config: Config,
         dead_letters: DeadLetterQueue,
-        go_back: Callable[[Task], None],
-        wake: Callable[[int], None],
+        loop: RunLoop,
         committer: Committer,
     ) -> None:
         self.counts: Counter[str] = Counter()
@@ -64,8 +64,7 @@ class Recovery:
         self._turn: Task | None = None
         self._waiting: set[int] = set()
         self._dead_letter_queue = dead_letters
-        self._wake = wake
-        self._go_back = go_back
+        self._loop = loop
         self._committer = committer
         self._said = config.matching(settings.ON_ERROR)
         stream = app.streams.get(config[settings.DEAD_LETTERS])
@@ -121,10 +120,6 @@ class Recovery:
         if not self.undoes or not self._committer.changed(task):
             return Op.END_OF_STREAM
         return Op.NOTHING if self._committer.writes(task) else Op.COMMIT
-
-    def rests(self, task: Task) -> None:
-        """Nothing of a task that goes back is under way any more."""
-        self._go_back(task)
 
     def left_out(self, task: Task, batch: EventBatch, found: list[LeftOut]) -> None:
         """The task leaves these out, which were in a batch."""
@@ -194,7 +189,7 @@ class Recovery:
             self._turn = None
         waiting, self._waiting = self._waiting, set()
         for partition in waiting:
-            self._wake(partition)
+            self._loop.wake_partition(partition)
 
 
 def check(app: App, config: Config, live: Sequence[str], *, kept: bool) -> None:

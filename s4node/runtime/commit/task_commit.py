@@ -133,6 +133,7 @@ class TaskCommits:
         "_context",
         "_expire_at",
         "_failing_since",
+        "_written_ms",
         "again",
         "checkpoint",
         "claim",
@@ -166,6 +167,7 @@ class TaskCommits:
         self.leaving = False  # its last commits are being written
         self.spent = (0.0, 0.0)
         self._context = context
+        self._written_ms = 0  # when the last commit began
         self._failing_since: float | None = None
         self._expire_at: dict[str, bytes] = {}
 
@@ -210,22 +212,25 @@ class TaskCommits:
     @property
     def keeps(self) -> bool:
         """Whether a commit may have anything but the task's progress."""
-        return self.task.whole or self._context.exchange.keeps(self.task)
+        return self.task.gate.whole or self._context.exchange.keeps(self.task)
 
     @property
     def changed(self) -> bool:
         """Whether a commit would write anything."""
-        partition = self.task.partition
-        offsets, consumed = taken(self._context.progress.get(partition, {}))
-        known = self.checkpoint.offsets
         return (
-            bool(consumed)
-            or self.state.changed
-            or self._context.producers.moved(partition)
+            self.state.changed
+            or self._context.producers.moved(self.task.partition)
             or self._context.exchange.changed(self.task)
-            or any(known.get(ssp) != offset for ssp, offset in offsets.items())
+            or self._has_read
             or (self.task.done and not self.done)
         )
+
+    @property
+    def _has_read(self) -> bool:
+        """Whether the task has come further in its inputs than is committed."""
+        offsets, consumed = taken(self._context.progress.get(self.task.partition, {}))
+        known = self.checkpoint.offsets
+        return bool(consumed) or any(known.get(ssp) != offsets[ssp] for ssp in offsets)
 
     def take(self) -> TaskProgress:
         """The progress as it is now."""
@@ -238,9 +243,8 @@ class TaskCommits:
     def begin(self, what: TaskProgress) -> None:
         """Take the state as it is now, with progress that belongs to it."""
         began = clocks.cpu()
-        if self.task.failures.isolation is not None:
-            self.task.failures.isolation.taken()
-        self.state.set_meta(WRITTEN, now_ms())
+        self._written_ms = now_ms()
+        self.state.set_meta(WRITTEN, self._written_ms)
         if self.task.done:
             self.state.set_meta(DONE, self._context.run)
         self._context.exchange.begin(self.task)
@@ -284,20 +288,15 @@ class TaskCommits:
         took, here = self.spent
         self.spent = took + seconds, here + seconds - shipping
 
-    def _linked(self, what: TaskProgress) -> bool:
-        """Whether others will not give again, or take back, what a commit says."""
-        heard = (lane.producer for each in what.producers.values() for lane in each.lanes)
-        return self._context.exchange.leaves(self.task) or any(
-            name.startswith(TASK) for name in heard
-        )
-
     async def _write(self, what: TaskProgress) -> bool:
         """Write in a thread; False if that failed and may be tried again."""
         context = self._context
-        checks = bool(context.exchange.leaves(self.task) or what.producers or what.consumed)
+        leaves = context.exchange.leaves(self.task)
+        linked = leaves or _hears_tasks(what)  # others will not give again, or take back
+        checks = bool(leaves or what.producers or what.consumed)
         done = context.run if self.task.done else 0
         try:
-            unsure = await context.in_thread(self._write_here, self._linked(what), done, checks)
+            unsure = await context.in_thread(self._write_here, linked, done, checks)
         except (ProgressUnwritten, StateError) as error:
             self._failed(error)
             return False
@@ -316,7 +315,7 @@ class TaskCommits:
         began, spent = clocks.steady(), clocks.cpu()
         try:
             with self._context.claiming:
-                store.renew(self.claim, now_ms(), number, linked=linked, done=done)
+                store.renew(self.claim, self._written_ms, number, linked=linked, done=done)
             passing("commit.write")
             self.state.write()
             passing("commit.written")
@@ -376,7 +375,7 @@ class TaskCommits:
             self.task.failures.isolation.written()
         offsets, consumed, producers = what
         keyed: dict[tuple[str, str, int], int] = dict(offsets.items())
-        self.checkpoint = Checkpoint(keyed, now_ms(), consumed).over(self.checkpoint)
+        self.checkpoint = Checkpoint(keyed, self._written_ms, consumed).over(self.checkpoint)
         progress = self._context.progress.get(self.task.partition, {})
         for ssp, offset in offsets.items():
             progress[ssp].committed = offset
@@ -394,3 +393,9 @@ class TaskCommits:
                 at = store.expire(_EXPIRED_AT_ONCE, self._expire_at.get(name, b""))
                 self._expire_at[name] = at
                 await trio.lowlevel.checkpoint()
+
+
+def _hears_tasks(what: TaskProgress) -> bool:
+    """Whether other tasks are among the producers that a commit says something of."""
+    lanes = [lane for each in what.producers.values() for lane in each.lanes]
+    return any(lane.producer.startswith(TASK) for lane in lanes)

@@ -275,8 +275,7 @@ class Container:
             replay=self.replay,
             nursery=nursery,
             report=partial(self.accounts.report, nursery),
-            held=None if self.enrolment is None else self.enrolment.in_doubt,
-            on_shutdown=self.stop,
+            stopping=self._stopping,
         )
         self.tasks = parts.partitions.tasks
         self.ports = parts.inputs.ports

@@ -15,7 +15,7 @@ Rules
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import trio
@@ -27,14 +27,13 @@ from s4node.app.stream import InputStream, OutputStream
 from s4node.cluster.coordination.enrolment import Enrolment
 from s4node.config import settings
 from s4node.config.config import Config
-from s4node.errors import ConfigError, StartpointError, UnknownStream
+from s4node.errors import ConfigError, UnknownStream
 from s4node.events.event import LIVE, GenericEvent
 from s4node.events.keys import Partitioner, hasher_named
 from s4node.logger import get_logger
-from s4node.offsets.checkpoint import Checkpoint, JobGuard
+from s4node.offsets.checkpoint import JobGuard
 from s4node.offsets.job_lock import JobLock
-from s4node.offsets.startpoint import Oldest, Startpoint
-from s4node.offsets.startpoint_fan_out import Request, id_of_start, ids_of_start
+from s4node.offsets.startpoint import Oldest
 from s4node.offsets.system import SystemStreamPartition
 from s4node.runtime.commit.committer import Committer, folder_of, job_before
 from s4node.runtime.commit.dead_letter_queue import DeadLetterQueue
@@ -43,16 +42,17 @@ from s4node.runtime.commit.recovery import Recovery
 from s4node.runtime.commit.task_commit import CommitContext
 from s4node.runtime.container import saved_sample
 from s4node.runtime.container.partitions import Partitions
+from s4node.runtime.container.restore import Restore
 from s4node.runtime.inputs.binding import durable_of, live_of, replayable
 from s4node.runtime.inputs.job_model import AppKind, JobModel
 from s4node.runtime.inputs.starting_offsets import default_offset
 from s4node.runtime.inputs.startpoints import Startpoints
-from s4node.runtime.inputs.system_consumers import Gained, SystemConsumers, watch
+from s4node.runtime.inputs.system_consumers import SystemConsumers, watch
+from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.outputs.exchange import Exchange
 from s4node.runtime.outputs.output_streams import OutputStreams
 from s4node.runtime.task.statistics import ReplayStatistics
 from s4node.runtime.task.task import Task
-from s4node.state.checkpoint_policy import Policy
 from s4node.state.remote_job import depot_of
 from s4node.systems.embedded_log import EmbeddedLog
 from s4node.systems.live import LiveSource
@@ -76,6 +76,7 @@ class DurableParts:
         self.committer: Committer
         self.dead_letters: DeadLetterQueue
         self.recovery: Recovery
+        self.restore: Restore
         self._app = app
         self._config = config
         self._own_log = own_log
@@ -84,9 +85,7 @@ class DurableParts:
         self._model: JobModel
         self._startpoints: Startpoints
         self._presence: JobLock
-        self._start = ""  # the name of this start of the job
         self._dead_letter_partitions = 0  # of the stream of a system that dead letters go to
-        self._kept: dict[int, tuple[Checkpoint, Mapping[SystemStreamPartition, Request]]] = {}
 
     @classmethod
     async def prepared(cls, app: App, config: Config, own_log: str = "") -> DurableParts | None:
@@ -201,18 +200,17 @@ class DurableParts:
         partitions: Partitions,
         outputs: OutputStreams,
         producers: Producers,
-        go_back: Callable[[Task], None],
+        loop: RunLoop,
     ) -> None:
-        """Make the parts; the progress is kept under ``name``. ``go_back(task)`` has a task that
-        has failed replaced."""
+        """Make the parts; the progress is kept under ``name``."""
         config = self._config
         self._model = model
         self._outputs = outputs
         self._partitions = partitions
         self.dead_letters = DeadLetterQueue(
+            loop,
             drop=config[settings.DROP_UNDECODED],
             keep=self._keep if config[settings.DEAD_LETTERS] else None,
-            wake=partitions.woken,
         )
         self.consumers = SystemConsumers(
             config,
@@ -227,30 +225,33 @@ class DurableParts:
             grown=model.facts.grown,
         )
         folder = self._folder(name)
+        depot = depot_of(config, folder)
         self._presence = JobLock(folder)
         self._startpoints = Startpoints(folder, model.tasks, config, name)
-        self.committer = Committer(
-            folder,
-            CommitContext(
-                self.consumers.progress,
-                self._startpoints.consumed,
-                producers,
-                exchange=self.exchange,
-                timeout=config[settings.COMMIT_TIMEOUT],
-            ),
-            hasher=hasher_named(config[settings.HASHER]),
-            sync=config[settings.STATE_SYNC] == "full",
-            changes_bytes=config[settings.STATE_CHANGES_BYTES],
-            depot=depot_of(config, folder),
-            policy=Policy(
-                config[settings.STATE_CHECKPOINT_INTERVAL],
-                config[settings.STATE_CHECKPOINTS],
-                config[settings.STATE_CHECKPOINT_AGE],
-            ),
-            wake=partitions.wake,
+        context = CommitContext(
+            self.consumers.progress,
+            self._startpoints.consumed,
+            producers,
+            exchange=self.exchange,
+            timeout=config[settings.COMMIT_TIMEOUT],
         )
-        self.recovery = Recovery(
-            self._app, config, self.dead_letters, go_back, partitions.woken, self.committer
+        self.committer = Committer(
+            folder, context, loop, depot, sync=config[settings.STATE_SYNC] == "full"
+        )
+        self.recovery = Recovery(self._app, config, self.dead_letters, loop, self.committer)
+        self.restore = Restore(
+            self._app,
+            config,
+            model,
+            folder,
+            depot,
+            context,
+            partitions=partitions,
+            recovery=self.recovery,
+            committer=self.committer,
+            startpoints=self._startpoints,
+            consumers=self.consumers,
+            loop=loop,
         )
 
     def close(self) -> None:
@@ -263,7 +264,7 @@ class DurableParts:
         await self.committer.open(self._guard(self._model))
         await nursery.start(self._be_present)
         if enrolment is not None:  # a start is one for all nodes, whatever folders they have
-            self._start = await enrolment.presence().enter()
+            self.restore.start = await enrolment.presence().enter()
         await nursery.start(self.committer.run)
         for system in self.systems:
             await nursery.start(system.run)
@@ -276,7 +277,8 @@ class DurableParts:
     ) -> None:
         """Let others see that the job runs, and do what belongs to its start if nobody else has."""
         try:
-            self._start = await threads.run_sync(self._presence.enter, self._startpoints.fan_out)
+            fan_out = self._startpoints.fan_out
+            self.restore.start = await threads.run_sync(self._presence.enter, fan_out)
             task_status.started()
             await trio.sleep_forever()
         finally:
@@ -284,83 +286,10 @@ class DurableParts:
 
     # -- tasks -------------------------------------------------------------------------------
 
-    async def claim(self, tasks: Collection[Task], origin: str, epochs: Sequence[int]) -> None:
-        """Become the one who writes the progress of these tasks, which start next."""
-        async with trio.open_nursery() as nursery:
-            for task in tasks:
-                nursery.start_soon(self._claim, task, origin, epochs[task.partition])
-        for task in tasks:  # not before it is known of all what feeds them
-            if task.rests:
-                task.requests.finished(task)
-
-    async def _claim(self, task: Task, origin: str, epoch: int) -> None:
-        model = self._model.tasks[task.partition]
-        self._attach(task)
-        kept = await self.committer.claim(task, model.name, origin, epoch)
-        startpoints = await self._startpoints.of(model.name, kept.consumed)
-        startpoints = {
-            ssp: request
-            for ssp, request in startpoints.items()
-            if id_of_start(self._start, ssp) not in kept.consumed
-        }
-        over = kept.consumed - ids_of_start(kept.consumed, self._start)
-        self.committer.forget(task.partition, over)
-        self._kept[task.partition] = kept, startpoints
-        if self.committer.is_done(task):
-            if task.may_rest and not startpoints and kept.offsets.keys() >= set(model.ssps):
-                task.rests = True
-            else:
-                self.committer.begin_anew(task)
-        self.consumers.add(task, model.ssps)
-
-    def _attach(self, task: Task) -> None:
-        task.on_commit = self.committer.commit
-        task.failures.isolate(self.recovery)
-
-    async def replaced(self, old: Task) -> Task:
-        """Make a task in the place of one that has failed, as of its last commit; it is not started
-        yet, and is given no event before it is."""
-        await self.committer.wait_written(old)
-        new = self._partitions.replace(old, self._model.tasks[old.partition].ssps)
-        self._attach(new)
-        new.succeed(old)
-        self.committer.go_back(new)
-        assert new.failures.isolation is not None
-        progress = self.consumers.progress[old.partition].items()
-        committed = {str(ssp): one.committed for ssp, one in progress if one.committed is not None}
-        new.failures.isolation.poison_events.going_back(committed)
-        self.consumers.go_back(old, new)
-        return new
-
     async def release(self, task: Task) -> None:
         """Commit what a task that has retired has done, and be no longer the one who writes it."""
         await self.committer.release(task)
         self.consumers.forget(task.partition)
-
-    async def read(self, tasks: Iterable[Task]) -> None:
-        """Read the inputs of these tasks, which have started."""
-        kept = [(task, self._kept.pop(task.partition)) for task in tasks]
-        gained = [
-            Gained(task, self._model.tasks[task.partition].ssps, *known, self._start)
-            for task, known in kept
-            if not task.rests
-        ]
-        for each in gained:
-            await self._check_wishes(each.task, each.ssps)
-        self.consumers.take(gained, _wishes)
-
-    async def _check_wishes(self, task: Task, ssps: Collection[SystemStreamPartition]) -> None:
-        """A task may only say where its own inputs begin."""
-        for ssp, startpoint in _wishes(task).items():
-            if ssp.system == LIVE:
-                await LiveSource(live_of(self._app), len(self._model.tasks)).resolve(
-                    ssp, startpoint
-                )
-            elif ssp not in ssps:
-                raise StartpointError(
-                    f"task {task.partition} says where {ssp} begins, and does not read it; it "
-                    f"reads {', '.join(map(str, ssps)) or 'nothing'}"
-                )
 
     def statistics(self) -> ReplayStatistics:
         """Counts since the start."""
@@ -376,7 +305,7 @@ class DurableParts:
 
     async def commit(self, tasks: Iterable[Task]) -> None:
         """Return when all is written of those of these tasks of which nothing runs."""
-        await self.committer.finish([task for task in tasks if task.on_commit is not None])
+        await self.committer.finish(tasks)
 
     async def end_run(self) -> None:
         """The tasks have ended the container, and all is committed: perhaps the job has ended."""
@@ -429,11 +358,6 @@ def tell_left(app: App, config: Config, name: str) -> None:
         folder=str(folder),
         fix=f"{again} before, or remove the folder",
     )
-
-
-def _wishes(task: Task) -> Mapping[SystemStreamPartition, Startpoint]:
-    starts: Mapping[SystemStreamPartition, Startpoint] = task.starts
-    return starts
 
 
 def kind_of(app: App) -> AppKind:

@@ -34,6 +34,7 @@ from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.outputs.members import Members, told
 from s4node.runtime.outputs.output_streams import OutputStreams
 from s4node.runtime.outputs.subscribers import Subscribers
+from s4node.runtime.task.gate import Phase
 from s4node.runtime.task.task import Task
 
 log = get_logger("s4node.runtime")
@@ -173,12 +174,12 @@ class Ownership:
         gained = [self._partitions.make(one.index, one.name, one.ssps) for one in models]
         if self._replay is not None:
             origin = self._incarnation if self._membership is None else view.origin
-            await self._replay.claim(gained, origin, view.epochs)
+            await self._replay.restore.restore(gained, origin, view.epochs)
         await self._lifecycle.reached(Step.READERS)
         await self._report()
         await self._lifecycle.reached(Step.WINDOW_TIMER)
         for task in gained:
-            if not task.rests:
+            if task.gate.phase is not Phase.RESTING:
                 await self._start(task)
         await self._lifecycle.reached(Step.TASKS)
         for task in gained:  # not before all have started: events of a frame may go to any of them
@@ -187,7 +188,7 @@ class Ownership:
             self._inputs.open(task.partition, task.backlog.stages)
             self._loop.wake(task)
         if self._replay is not None:
-            await self._replay.read(gained)
+            await self._replay.restore.read(gained)
         await self._lifecycle.reached(Step.LOOP)
         if gained and self._members is not None:
             log.info(
@@ -200,7 +201,7 @@ class Ownership:
 
     async def _start(self, task: Task) -> None:
         self.closings[task] = self._lifecycle.closes(f"task {task.name}", task.close)
-        await task.start()
+        await self._loop.start(task)
 
     async def _close(self, task: Task) -> None:
         await self._lifecycle.close(self.closings.pop(task))
@@ -209,7 +210,7 @@ class Ownership:
         """Have a task that rests begin anew at its last commit."""
         assert self._replay is not None
         await self._close(old)
-        new = await self._replay.replaced(old)
+        new = await self._replay.restore.restore_failed(old)
         self._inputs.go_back(new.partition)
         await self._start(new)
         self._replay.exchange.resume(new)
@@ -228,7 +229,7 @@ class Ownership:
             self._loop.wake(task)
             await self._replay.consumers.wait(partial(self._may_leave, task))
         await self._replay.release(task)
-        if not task.rests:
+        if task.gate.phase is not Phase.RESTING:
             await self._close(task)
         self._partitions.remove(task)
         # not before what waits in the task, some of it in its rows
@@ -239,4 +240,5 @@ class Ownership:
         await self._membership.hand_over([partition])
 
     def _may_leave(self, task: Task) -> bool:
-        return task.has_retired or self._tasks[task.partition] is not task
+        may_retire = task.gate.may_enter(Phase.RETIRING)  # a new task that has started now
+        return task.has_retired or may_retire or self._tasks[task.partition] is not task

@@ -33,6 +33,7 @@ from s4node.runtime.outputs.members import Members
 from s4node.runtime.outputs.output_streams import OutputStreams
 from s4node.runtime.outputs.subscribers import Subscribers
 from s4node.runtime.task.chooser import ChooserSettings
+from s4node.runtime.task.gate import Phase
 from s4node.runtime.task.settings import TaskSettings
 from s4node.runtime.task.stream_task_processor import processor_of
 from s4node.runtime.task.task import Task
@@ -110,7 +111,6 @@ class Partitions:
             partition,
             stages=stages,
             clock=trio.current_time,
-            deliver=self._deliver,
             held=self._pipeline.order.held,
             rates=self._pipeline.limits(stages),
             parallel=self._parallel,
@@ -120,6 +120,7 @@ class Partitions:
             chooser=self._choosers.make(self._app.parameters, bootstrap),
             bootstrap=bootstrap,
             commit_budget=self._commit_budget,
+            phase=Phase.REPLACING if before else Phase.CREATED,
         )
         task.metrics = metrics
         for ssp in inputs if before else ():
@@ -168,12 +169,6 @@ class Partitions:
         """The task may have something to do that it had not before."""
         self._loop.wake(task)
 
-    def woken(self, partition: int) -> None:
-        """As wake, for the task of a partition, whichever it is by now, if it is still ours."""
-        task = self.tasks.get(partition)
-        if task is not None:
-            self._loop.wake(task)
-
     def commit_soon(self, partition: int) -> None:
         """Have the task of a partition commit as soon as it may."""
         task = self.tasks[partition]
@@ -189,6 +184,8 @@ class Partitions:
     def ended(self, task: Task, ssp: SystemStreamPartition) -> None:
         """A task has been given all that an input will ever hold."""
         task.ended(ssp)
+        if not task.alone:
+            self._loop.inputs_end()
         self._loop.wake(task)
 
     @property
@@ -273,7 +270,7 @@ class Partitions:
         """The same of what the app has put."""
         return self._members is not None and self._members.is_behind(stream, partition)
 
-    def _deliver(self, task: Task, source: str, stream: Stream, events: list[Any]) -> None:
+    def hand_on(self, task: Task, source: str, stream: Stream, events: list[Any]) -> None:
         """Hand on what the handlers of ``task`` have put on ``stream``, processing ``source``."""
         if source:
             self._pipeline.put(source, stream.name)

@@ -55,7 +55,7 @@ class Quiescence:
         """Have tasks commit that have something to commit; False if none has."""
         found = False
         for task in self._tasks.values():
-            if task.on_commit is not None and self._committer.changed(task):
+            if self._committer.changed(task):
                 found = True
                 if not self._committer.writes(task):
                     task.want_commit()

@@ -56,8 +56,8 @@ class Parts:
 
     ``members`` are there where it has an ``enrolment``; ``exchange`` and ``quiescence`` where tasks
     keep what they do, under ``name``, and there is a ``replay``. Tasks go back in ``nursery``, and
-    what was heard is raised there; it may be set. ``report`` is for the ownership, ``held`` and
-    ``on_shutdown`` are for the loop.
+    what was heard is raised there; it may be set. ``report`` is for the ownership. ``stopping`` is
+    set when the tasks have asked for the container's end.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ class Parts:
         replay: DurableParts | None,
         nursery: trio.Nursery,
         report: Callable[[], Awaitable[None]],
-        held: Callable[[], bool] | None,
-        on_shutdown: Callable[[], None],
+        stopping: trio.Event,
     ) -> None:
         durable = durable_of(app, config)
         app.clock = trio.current_time
         for prototype, _ in app.prototypes.values():
             prototype.on_event.on_unhandled = partial(_tell_unhandled, app.name, prototype.name)
         self.nursery = nursery
+        self._stopping = stopping
         self.members: Members | None = None
         self.exchange: Exchange | None = None
         self.quiescence: Quiescence | None = None
@@ -98,10 +98,8 @@ class Parts:
         self.loop = RunLoop(
             max_events=config[settings.STEP_MAX_EVENTS],
             max_seconds=config[settings.STEP_MAX_MS],
-            after_turn=self._after_turn,
-            held=held,
-            on_shutdown=on_shutdown,
-            arrived=self._arrived,
+            shell=self,
+            enrolment=enrolment,
             threads=config[settings.THREAD_POOL_SIZE],
             grace=config[settings.TASK_SHUTDOWN_MS],
             rest=None if replay is None else Rest(),
@@ -163,11 +161,12 @@ class Parts:
             self.readers,
             self.members,
             self.exchange,
-            TaskSettings.of(config, exchanging=exchanging),
+            TaskSettings.of(config, exchanging=exchanging, keeps=replay is not None),
             choosers,
             self.refusals.dropped,
         )
         self._tasks = self.partitions.tasks
+        self.hand_on = self.partitions.hand_on
         self.inputs = Ports(
             app,
             config,
@@ -188,7 +187,7 @@ class Parts:
             clock = trio.lowlevel.current_clock().current_time
             producers = Producers(self.inputs.durable, clock, self._committed)
             replay.make(
-                name, model, partitioner, self.partitions, self.outputs, producers, self._goes_back
+                name, model, partitioner, self.partitions, self.outputs, producers, self.loop
             )
 
         # who has which partitions, and what a stop waits for
@@ -225,11 +224,25 @@ class Parts:
             inner_of(app) if replay is None else (),
         )
 
-    # -- what a part has of others ---------------------------------------------------------------
+    # -- the shell of the loop -------------------------------------------------------------------
 
-    def _arrived(self) -> bool:
+    def commit(self, task: Task) -> bool:
+        """Take what a commit of a task holds, as it is now; False if there is no such commit."""
+        return self._replay is not None and self._replay.committer.commit(task)
+
+    def replace(self, task: Task) -> None:
+        """Have another task in the place of one that has failed, soon."""
+        self.nursery.start_soon(self.ownership.go_back, task)
+
+    def shut_down(self) -> None:
+        """The tasks have asked for the end of the container."""
+        self._stopping.set()
+
+    def arrived(self) -> bool:
         """Whether all that tasks have sent each other is where it belongs."""
         return self.quiescence is None or self.quiescence.arrived()
+
+    # -- what a part has of others ---------------------------------------------------------------
 
     def _send(self, stream: str, home: int, partition: int, events: list[Any]) -> None:
         """Put events that a task has got on the way to the task of their keys."""
@@ -244,12 +257,9 @@ class Parts:
         self.inputs.committed()
         self._front.nudge()
 
-    def _goes_back(self, task: Task) -> None:
-        self.nursery.start_soon(self.ownership.go_back, task)
-
     # -- what moves on when something has happened -----------------------------------------------
 
-    def _after_turn(self) -> float | None:
+    def after_turn(self) -> float | None:
         """Between two turns: let held inputs and waiting sources go on, send verdicts."""
         if self.partitions.turned:
             self.partitions.turned.unpark_all()

@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 
 from s4node import clocks
+from s4node.app.stream import Stream
+from s4node.cluster.coordination.enrolment import Enrolment
+from s4node.runtime.loop.coordinator_requests import CoordinatorRequests
 from s4node.runtime.loop.rest import Rest
 from s4node.runtime.loop.step_runner import StepRunner
-from s4node.runtime.task.coordinator_requests import CoordinatorRequests
+from s4node.runtime.task.actions import Actions, Ask, EndTold, HandOn
 from s4node.runtime.task.gate import Op
 from s4node.runtime.task.pace import Pace
 
@@ -34,15 +36,40 @@ if TYPE_CHECKING:
 _HELD_SECONDS = 0.005
 
 
-class RunLoop:
-    """Runs the steps of the tasks that it has adopted.
+class Shell(Protocol):
+    """What a loop has of its container: what tasks decide that is not theirs to do."""
 
-    ``after_turn`` is called after every turn (it sends verdicts) and returns when it wants to be
-    called again at the latest, or None. While ``held`` says so no turn begins. ``on_shutdown`` is
-    called when the tasks have asked for the container's end. ``arrived`` says whether all that
-    they have sent each other is where it belongs. Plain slices of tasks with threads run
-    in so many ``threads``; when the loop is cancelled they are waited for, ``grace`` seconds long.
-    ``rest`` is measured while it runs.
+    def after_turn(self) -> float | None:
+        """A turn is over: send what is due. Returns when to be called again at the latest."""
+        ...
+
+    def hand_on(self, task: Task, source: str, stream: Stream, events: list[Any]) -> None:
+        """A task has put events on a stream, while it processed ``source``, or nothing."""
+        ...
+
+    def commit(self, task: Task) -> bool:
+        """Take what a commit of a task holds, as it is now; False if there is no such commit."""
+        ...
+
+    def replace(self, task: Task) -> None:
+        """Have another task in the place of one that has failed, soon."""
+        ...
+
+    def arrived(self) -> bool:
+        """Whether all that tasks have sent each other is where it belongs; if not, see to it."""
+        ...
+
+    def shut_down(self) -> None:
+        """The tasks have asked for the end of the container."""
+        ...
+
+
+class RunLoop:
+    """Runs the steps of the tasks that it has adopted, and carries out what they decide.
+
+    What is not its own to do is its container's: the ``shell``. While the ``enrolment`` is in doubt
+    no turn begins. Plain slices of tasks with threads run in so many ``threads``; when the loop is
+    cancelled they are waited for, ``grace`` seconds long. ``rest`` is measured while it runs.
     """
 
     def __init__(
@@ -50,10 +77,8 @@ class RunLoop:
         *,
         max_events: int,
         max_seconds: float,
-        after_turn: Callable[[], float | None],
-        held: Callable[[], bool] | None = None,
-        on_shutdown: Callable[[], None] = lambda: None,
-        arrived: Callable[[], bool] = lambda: True,
+        shell: Shell,
+        enrolment: Enrolment | None = None,
         threads: int = 0,
         grace: float = math.inf,
         rest: Rest | None = None,
@@ -61,18 +86,21 @@ class RunLoop:
         self.tasks: list[Task] = []
         self.rest = rest
         self.grace = grace
-        self._requests = CoordinatorRequests(self._shut_down, self.wake, arrived)
-        self._steps_of = StepRunner(self.wake, threads, held)
-        self._on_shutdown = on_shutdown
+        self.commit = shell.commit
+        self._shell = shell
+        self._enrolment = enrolment
+        self._requests: CoordinatorRequests[Task] = CoordinatorRequests()
+        self._steps_of = StepRunner(self, threads)
+        self._shut = False
         self.turns = 0
         self.busy = 0.0  # seconds in turns
         self._running_since = clocks.steady()
         self.step_began = 0.0
         self._max_events = max_events
         self._max_seconds = max_seconds
-        self._after_turn = after_turn
-        self._held = held
-        self._ready: deque[Task] = deque()
+        self._after_turn = shell.after_turn
+        self._ready: deque[Task] = deque()  # in the order of their turns
+        self._queued: set[Task] = set()  # the same tasks
         self._lot = trio.lowlevel.ParkingLot()
         self._nursery: trio.Nursery | None = None
         self._asleep_until: float | None = None
@@ -92,23 +120,41 @@ class RunLoop:
         self._requests.add(task)
         self._steps_of.adopt(task, trio.lowlevel.current_trio_token())
 
+    async def start(self, task: Task) -> None:
+        """Begin the life of a task that was adopted, and has back what it keeps."""
+        self.carry_out(task, await task.start())
+        if self._draining:
+            task.drain()
+
     def drop(self, task: Task) -> None:
         """Run this task no more; nothing of it is under way."""
         self.tasks.remove(task)
         self._requests.remove(task)
-        if task.ready:
+        if task in self._queued:
+            self._queued.remove(task)
             self._ready.remove(task)
 
     def add(self, task: Task) -> None:
         """The task may have something to do; the caller sees to it that a turn follows."""
-        if not task.ready:
-            task.ready = True
+        if task not in self._queued:
+            self._queued.add(task)
             self._ready.append(task)
 
     def wake(self, task: Task) -> None:
         """The task may have something to do soon."""
         self.add(task)
         self.nudge()
+
+    def wake_partition(self, partition: int) -> None:
+        """As wake, for the task of a partition, whichever it is by now, if it is still ours."""
+        for task in self.tasks:
+            if task.partition == partition:
+                self.wake(task)
+
+    @property
+    def held(self) -> bool:
+        """Whether nothing may begin now, for others may have our partitions."""
+        return self._enrolment is not None and self._enrolment.in_doubt()
 
     def nudge(self) -> None:
         """Have a turn soon even if no task is ready, to send what is due."""
@@ -121,7 +167,7 @@ class RunLoop:
 
         It saves the way over trio's scheduler. What a handler raises is raised here.
         """
-        held = self._held is not None and self._held()
+        held = self._enrolment is not None and self._enrolment.in_doubt()
         if self._asleep_until is None or self._nudged or self._nursery is None or held:
             self.nudge()  # it is awake, or about to be
             return
@@ -148,9 +194,39 @@ class RunLoop:
         for task in self.tasks:
             task.timetable.end_windows()
 
-    def _shut_down(self) -> None:
-        self.give_back()
-        self._on_shutdown()
+    # -- what tasks decide -------------------------------------------------------------------
+
+    def carry_out(self, task: Task, actions: Actions) -> None:
+        """Do what a task has decided."""
+        for action in actions:
+            if isinstance(action, HandOn):
+                task.sent += len(action.events)
+                self._shell.hand_on(task, *action)
+            elif isinstance(action, Ask):
+                for each in self._requests.take(task, action.asked):
+                    self.wake(each)
+                self._check_stop()
+            elif isinstance(action, EndTold):
+                self.finished(task)
+            else:
+                self._shell.replace(task)
+
+    def finished(self, task: Task) -> None:
+        """A task has said that it is done, or its inputs have ended."""
+        self._requests.finished(task)
+        self._check_stop()
+
+    def inputs_end(self) -> None:
+        """Inputs have ended of tasks that are to be told together."""
+        self._requests.ending = True
+
+    def _check_stop(self) -> None:
+        if self._requests.stopping and not self._shut:
+            self._shut = True
+            self.give_back()
+            self._shell.shut_down()
+
+    # -- the life of the loop ----------------------------------------------------------------
 
     @property
     def ending(self) -> bool:
@@ -178,7 +254,7 @@ class RunLoop:
     @property
     def done(self) -> bool:
         """Whether no draining task has anything left, not even what waits for room."""
-        return all(task.next_op() is Op.DONE for task in self.tasks)
+        return all(self._steps_of.next_op(task) is Op.DONE for task in self.tasks)
 
     async def run(self) -> None:
         """Take turns until drained or cancelled; raises what a handler raised.
@@ -199,13 +275,14 @@ class RunLoop:
         due = self._after_turn()
         self._running_since = clocks.steady()
         while not (self._draining and not self._ready and self.done):
-            if not self._ready:
-                self._requests.settle()
+            if not self._ready and self._requests.at_end and self._shell.arrived():
+                for task in self._requests.end_inputs():
+                    self.wake(task)
             if self._ready or self._nudged:
                 await trio.lowlevel.checkpoint()
             else:
                 await self._sleep(due)
-            while self._held is not None and self._held():  # noqa: ASYNC110 - it is rare, and short
+            while self.held:  # noqa: ASYNC110 - it is rare, and short
                 await trio.sleep(_HELD_SECONDS)
             self._check_timers()
             due = self._turn(nursery)
@@ -237,9 +314,9 @@ class RunLoop:
         take, spawn = self._steps_of.take, nursery.start_soon
         while ready and budget > 0:
             task = ready.popleft()
-            op = task.next_op()
+            op = task.next_op() if task.in_flight is None else self._steps_of.next_op(task)
             if op in _RESTING:
-                task.ready = False
+                self._queued.discard(task)
                 continue
             ready.append(task)
             self.step_began = now
@@ -259,7 +336,9 @@ class RunLoop:
         now = trio.current_time()
         for task in self.tasks:
             timetable, backlog = task.timetable, task.backlog
-            if (timetable.timed or timetable.at <= now) and timetable.check_due(now):
+            if timetable.at <= now:
+                self.carry_out(task, task.end_overdue(now))
+            if (timetable.timed or timetable.at <= now) and task.check_due(now):
                 self.wake(task)
             if backlog.resume_at is not None and backlog.resume_at <= now:
                 backlog.resume_at = None

@@ -28,6 +28,7 @@ from s4node import clocks, threads
 from s4node.app.stream import emitted
 from s4node.errors import ProcessingError, is_signal
 from s4node.logger import get_logger
+from s4node.runtime.task.actions import Actions
 from s4node.runtime.task.gate import Op
 from s4node.runtime.task.processor import InFlightEvent, Mode
 
@@ -50,23 +51,40 @@ class Spawn(Protocol):
         ...
 
 
-class StepRunner:
-    """Takes the steps of tasks. ``threads`` is how many of them run in threads at a time; nothing
-    begins while ``held`` says so."""
+class Loop(Protocol):
+    """What is known here of the loop."""
 
-    def __init__(
-        self,
-        wake: Callable[[Task], None],
-        threads: int = 0,
-        held: Callable[[], bool] | None = None,
-    ) -> None:
-        self._wake = wake
-        self._held = held
+    @property
+    def held(self) -> bool:
+        """Whether nothing may begin now."""
+        ...
+
+    def wake(self, task: Task) -> None:
+        """The task may have something to do soon."""
+        ...
+
+    def commit(self, task: Task) -> bool:
+        """Take what a commit of a task holds, as it is now; False if there is no such commit."""
+        ...
+
+    def carry_out(self, task: Task, actions: Actions) -> None:
+        """Do what a task has decided."""
+        ...
+
+
+class StepRunner:
+    """Takes the steps of tasks for ``loop``. ``threads`` is how many of them run in threads at a
+    time."""
+
+    def __init__(self, loop: Loop, threads: int = 0) -> None:
+        self._loop = loop
+        self._carry_out = loop.carry_out
         self._threads = threads
         self._limiters: dict[object, trio.CapacityLimiter] = {}
         self._launched: deque[tuple[Task, InFlightEvent]] = deque()
         self._in_threads: set[trio.CancelScope] = set()
         self._give_up_at = math.inf
+        self._slow_windows: set[str] = set()  # tasks of which that was told
 
     def adopt(self, task: Task, token: trio.lowlevel.TrioToken | None) -> None:
         """Hear of what callbacks end, in whatever thread."""
@@ -76,11 +94,11 @@ class StepRunner:
 
         def arrived() -> None:
             if threads.here() == home:
-                self._wake(task)
+                self._loop.wake(task)
             elif token is not None:
                 # once the container has ended nobody waits for it: the event is processed again
                 with suppress(trio.RunFinishedError):
-                    token.run_sync_soon(self._wake, task, idempotent=True)
+                    token.run_sync_soon(self._loop.wake, task, idempotent=True)
 
         task.in_flight.on_arrival = arrived
 
@@ -97,14 +115,24 @@ class StepRunner:
             try:
                 done = task.run(op, limit)
             except ProcessingError as error:
-                task.failed(error)
+                self._carry_out(task, task.failed(error))
                 return 0
-            task.finish(op, done)
+            if any(task.processor.put):
+                self._carry_out(task, task.put(op))
+            if actions := task.finish(op, done):
+                self._carry_out(task, actions)
             return done
         began = clocks.steady()
-        task.finish(op, task.run(op, limit))
+        if op is Op.COMMIT:
+            self._carry_out(task, task.finish(op, self._loop.commit(task)))
+        else:
+            self._finish(task, op, task.run(op, limit))
         self._took(task, op, limit, clocks.steady() - began)
         return limit if op is Op.TIMER else 1
+
+    def _finish(self, task: Task, op: Op, result: int) -> None:
+        self._carry_out(task, task.put(op))
+        self._carry_out(task, task.finish(op, result))
 
     async def _beside(self, task: Task, op: Op, limit: int, mode: Mode) -> None:
         began, stream = clocks.steady(), task.stream
@@ -117,15 +145,15 @@ class StepRunner:
         except ProcessingError as error:
             if op is not Op.PROCESS:
                 raise
-            task.failed(error)
+            self._carry_out(task, task.failed(error))
             return
         seconds = clocks.steady() - began
-        task.finish(op, result)
+        self._finish(task, op, result)
         if op is Op.PROCESS:
             task.pace.took(stream, result, seconds)
         else:
             self._took(task, op, limit, seconds)
-        self._wake(task)
+        self._loop.wake(task)
 
     def _took(self, task: Task, op: Op, limit: int, seconds: float) -> None:
         task.took(op, seconds)
@@ -138,8 +166,8 @@ class StepRunner:
                 pe=name,
             )
         interval = task.settings.window
-        if op is Op.WINDOW and seconds >= interval and not task.slow_window:
-            task.slow_window = True
+        if op is Op.WINDOW and seconds >= interval and task.name not in self._slow_windows:
+            self._slow_windows.add(task.name)
             log.warning(
                 "a window takes longer than the time between two, and leaves little for events",
                 task=task.name,
@@ -149,19 +177,36 @@ class StepRunner:
 
     # -- event by event ----------------------------------------------------------------------
 
+    def next_op(self, task: Task) -> Op:
+        """What a task may do now; what has ended of it meanwhile is seen to first."""
+        in_flight = task.in_flight
+        if in_flight is None:
+            return task.next_op()
+        self._carry_out(task, in_flight.end_arrived())
+        op = task.next_op()
+        while in_flight.asks:  # at events behind batches without any, which were looked past
+            self._carry_out(task, in_flight.end_arrived())
+            op = task.next_op()
+        return op
+
+    def _begin_next(self, task: Task) -> InFlightEvent | None:
+        assert task.in_flight is not None
+        now = trio.current_time() if task.settings.callback_timeout else 0.0
+        return task.in_flight.begin(now)
+
     def _together(self, task: Task, limit: int, spawn: Spawn) -> int:
         """Begin what may begin."""
         begun = 0
         in_flight = task.in_flight
         assert in_flight is not None
-        while begun < limit and (entry := in_flight.begin()) is not None:
+        while begun < limit and (entry := self._begin_next(task)) is not None:
             begun += 1
             if task.processor.style(entry.batch.stream) is Mode.CALLBACK:
                 task.processor.begin_one(entry, in_flight.end_soon)
             else:
                 self._launched.append((task, entry))
                 spawn(self._fly)
-            if begun < limit and task.next_op() is not Op.PROCESS:
+            if begun < limit and self.next_op(task) is not Op.PROCESS:
                 break
         return begun
 
@@ -194,12 +239,11 @@ class StepRunner:
             in_flight = task.in_flight
             assert in_flight is not None
             await in_flight.tidy(entry)
-            in_flight.end(entry, error)
-            self._wake(task)
-            held = self._held is not None and self._held()
-            if held or task.next_op() is not Op.PROCESS:
+            self._carry_out(task, in_flight.end(entry, error))
+            self._loop.wake(task)
+            if self._loop.held or self.next_op(task) is not Op.PROCESS:
                 return
-            following = in_flight.begin() if task.mode(Op.PROCESS) is Mode.TOGETHER else None
+            following = self._begin_next(task) if task.mode(Op.PROCESS) is Mode.TOGETHER else None
             if following is None:
                 return
             self._launched.append((task, following))

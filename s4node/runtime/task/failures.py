@@ -17,8 +17,9 @@ from typing import Generic, Protocol, TypeVar
 
 from s4node.errors import EventTimeout, NotSaveable, ProcessingError
 from s4node.events.event import EventBatch
+from s4node.runtime.task.actions import NONE, Actions, Replace
 from s4node.runtime.task.backlog import Backlog
-from s4node.runtime.task.gate import Gate, Op
+from s4node.runtime.task.gate import Gate, Inputs, Op, Phase
 from s4node.runtime.task.poison.isolation import Isolated, Isolation, IsolationPolicy
 from s4node.runtime.task.processor import Processor
 from s4node.state.rows import Changes
@@ -47,26 +48,20 @@ class Recovery(IsolationPolicy[T_contra], Protocol[T_contra]):
         """What the task does that is to be told of the end of its inputs."""
         ...
 
-    def rests(self, task: T_contra, /) -> None:
-        """Nothing of a task that goes back is under way any more."""
-        ...
-
 
 class Failures(Generic[T]):
     """Those of ``task``, of the app of this name. Without an ``isolation`` each stops the app.
 
-    ``broken`` says that the task goes back, and another will take its place; ``halted`` that it may
-    begin nothing: it is broken, or takes the place of such a one and has not started. ``changes``
-    are those of its next commit, if it keeps what it does.
+    ``changes`` are those of its next commit, if it keeps what it does; they are committed early
+    when they take ``changes_bytes``.
     """
 
     def __init__(
         self, task: T, app: str, gate: Gate, backlog: Backlog, processor: Processor
     ) -> None:
-        self.broken = False
-        self.halted = False
         self.isolation: Isolation[T] | None = None
         self.changes: Changes | None = None
+        self.changes_bytes = 0
         self._recovery: Recovery[T] | None = None
         self._task = task
         self._app = app
@@ -85,12 +80,8 @@ class Failures(Generic[T]):
         assert self.isolation is not None
         assert before.isolation is not None
         self.isolation.succeeds(before.isolation)
-        self._gate.end_told = self.isolation.end_written
-        self.halted = True
-
-    def started(self) -> None:
-        """The task has started."""
-        self.halted = self.broken
+        if self.isolation.end_written:
+            self._gate.inputs = Inputs.TOLD
 
     @property
     def undoes(self) -> bool:
@@ -121,23 +112,23 @@ class Failures(Generic[T]):
         failure.at = batch, index
         return failure
 
-    def undone(self, op: Op) -> None:
+    def undone(self, op: Op) -> Actions:
         """A step has ended, and counts for nothing."""
         if op is Op.PROCESS:
             assert self.isolation is not None
             assert self._backlog.at_hand is not None
             self.isolation.ended(self._backlog.at_hand, 0)
         self._gate.end(op)
-        self.rest()
+        return self.ended()
 
-    def rest(self) -> None:
-        """Say so if nothing of the task is under way any more."""
-        if not self._gate.in_flight and self._gate.running is None:
-            assert self._recovery is not None
-            self._recovery.rests(self._task)
+    def ended(self) -> Actions:
+        """Something of a task that has failed has ended; nothing else of it may be under way."""
+        return NONE if self._gate.in_flight or self._gate.running is not None else (Replace(),)
 
     def _halt(self) -> None:
-        self.broken = self.halted = self._backlog.closed = True
+        if self._gate.phase is not Phase.FAILED:
+            self._gate.enter(Phase.FAILED)
+        self._backlog.closed = True
 
     # -- what cannot be saved ----------------------------------------------------------------
 
@@ -156,19 +147,20 @@ class Failures(Generic[T]):
             return failure
         return None
 
-    def check_changes(self) -> None:
+    def check_changes(self) -> Actions:
         """If something has left memory that cannot be saved, go back before it is missed."""
         if self.changes is not None and self.changes.spoiled is not None:
-            self.spoiled(self.changes.spoiled, of_commit=False)
+            return self.spoiled(self.changes.spoiled, of_commit=False)
+        return NONE
 
-    def spoiled(self, error: NotSaveable, *, of_commit: bool = True) -> None:
+    def spoiled(self, error: NotSaveable, *, of_commit: bool = True) -> Actions:
         """What the last commit has, or what was done since, cannot be saved; raises what stops the
         app.
 
         It is done again, and looked at event by event until it is known which it is due to.
         """
-        if self.broken:  # it goes back anyway
-            return
+        if self._gate.phase is Phase.FAILED:  # it goes back anyway
+            return NONE
         recovery, isolation = self._recovery, self.isolation
         if recovery is None or isolation is None or not recovery.undoes:
             raise error
@@ -176,4 +168,4 @@ class Failures(Generic[T]):
             raise error
         recovery.searches(self._task, error)
         self._halt()
-        self.rest()
+        return self.ended()

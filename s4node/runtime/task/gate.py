@@ -1,4 +1,7 @@
-"""The gate of a task: what it may do next. Pure.
+"""The gate of a task: where the task is in its life, and what it may do next. Pure.
+
+``NEXT`` has the phases of that life, and which may follow which. What else the gate knows is of the
+moment: what is due, what runs, and how far the inputs have come.
 
 Rules, highest first
 1. A window, a timer or the end of stream runs alone: nothing else of its task beside it.
@@ -10,14 +13,48 @@ Rules, highest first
 4. Events are processed while fewer than ``max_concurrency`` are outstanding. What waits may be
    held: by a full stage that it leads to, or by its rate.
 5. A task whose inputs have all ended, with nothing left, is told of it, once.
-6. A task that has been told, or drains, and has nothing left, commits what it has done since its
-   last commit, and is done.
+6. A task that has been told, drains or rests, and has nothing left, commits what it has done since
+   its last commit, and is done.
 Other tasks are never affected.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
+
+
+class Phase(Enum):
+    """Where a task is in its life."""
+
+    CREATED = "created: it gets back what it has kept, and starts"
+    REPLACING = "replacing: as created, in the place of a task that has failed"
+    RUNNING = "running"
+    DRAINING = "draining: works off what cannot be read again, and is done then"
+    RETIRING = "retiring: begins nothing more, for another container is about to have it"
+    FAILED = "failed: begins nothing more, and another task takes its place"
+    RESTING = "resting: was done before it came here, and nothing of it is called"
+
+
+NEXT: Mapping[Phase, tuple[Phase, ...]] = {
+    Phase.CREATED: (Phase.RUNNING, Phase.DRAINING, Phase.RESTING),
+    Phase.REPLACING: (Phase.RUNNING, Phase.FAILED),
+    Phase.RUNNING: (Phase.DRAINING, Phase.RETIRING, Phase.FAILED),
+    Phase.DRAINING: (Phase.RESTING, Phase.RETIRING, Phase.FAILED),
+    Phase.RETIRING: (Phase.FAILED,),
+    Phase.FAILED: (),
+    Phase.RESTING: (Phase.RETIRING,),
+}
+"""The phases that may follow each. A task may be told to drain before it has started: it starts all
+the same, or rests."""
+
+
+class Inputs(Enum):
+    """How far the inputs of a task have come, all together."""
+
+    OPEN = "open"
+    ENDED = "ended: the task is to be told when nothing is left"
+    TOLD = "told: the task was told of their end"
 
 
 class Op(Enum):
@@ -32,25 +69,41 @@ class Op(Enum):
     DONE = "done"
 
 
+_STILL = (Phase.CREATED, Phase.REPLACING, Phase.FAILED)
+_ENDING = (Phase.DRAINING, Phase.RESTING)
+
+
 class Gate:
-    """Counts what is under way in one task and says what may begin."""
+    """Counts what is under way in one task and says what may begin.
+
+    ``whole`` says that what the task does is part of its commits, so they leave no event out.
+    """
 
     __slots__ = (
         "async_commit",
         "commit_due",
         "committing",
-        "draining",
-        "end_told",
         "in_flight",
-        "inputs_ended",
+        "inputs",
         "max_concurrency",
+        "phase",
         "running",
         "timer_due",
         "uncommitted",
+        "whole",
         "window_due",
     )
 
-    def __init__(self, max_concurrency: int = 1, *, async_commit: bool = False) -> None:
+    def __init__(
+        self,
+        max_concurrency: int = 1,
+        *,
+        async_commit: bool = False,
+        phase: Phase = Phase.CREATED,
+    ) -> None:
+        self.phase = phase
+        self.inputs = Inputs.OPEN
+        self.whole = False
         self.max_concurrency = max_concurrency
         self.async_commit = async_commit
         self.in_flight = 0
@@ -59,10 +112,36 @@ class Gate:
         self.timer_due = False
         self.committing = False
         self.running: Op | None = None  # a window, a timer or the end of stream
-        self.inputs_ended = False
-        self.end_told = False
-        self.draining = False
         self.uncommitted = False  # something was done since the last commit
+
+    def may_enter(self, phase: Phase) -> bool:
+        """Return True if a phase may follow the one of now."""
+        return phase in NEXT[self.phase]
+
+    def enter(self, phase: Phase) -> None:
+        """Go on to a phase."""
+        assert self.may_enter(phase), f"{self.phase.name} -> {phase.name}"
+        self.phase = phase
+
+    @property
+    def end_told(self) -> bool:
+        """Whether the task was told of the end of its inputs."""
+        return self.inputs is Inputs.TOLD
+
+    def end_inputs(self) -> None:
+        """All inputs have ended."""
+        if self.inputs is Inputs.OPEN:
+            self.inputs = Inputs.ENDED
+
+    @property
+    def begins(self) -> bool:
+        """Whether anything may begin in this phase."""
+        return self.phase not in _STILL
+
+    @property
+    def ends(self) -> bool:
+        """Whether the task is to come to its end, or to that of its inputs."""
+        return self.phase in _ENDING or self.inputs is Inputs.ENDED
 
     def next_op(self, waiting: bool, held: bool = False, closing: bool = False) -> Op:
         """What may begin now.
@@ -89,9 +168,10 @@ class Gate:
             return Op.PROCESS if self.in_flight < self.max_concurrency else Op.NOTHING
         if self.in_flight or self.committing or held:
             return Op.NOTHING
-        if self.inputs_ended and not self.end_told:
+        inputs = self.inputs
+        if inputs is Inputs.ENDED:
             return Op.END_OF_STREAM
-        if self.draining or self.end_told:
+        if inputs is Inputs.TOLD or self.phase in _ENDING:
             return Op.COMMIT if self.uncommitted else Op.DONE
         return Op.NOTHING
 
@@ -111,7 +191,7 @@ class Gate:
             elif op is Op.TIMER:
                 self.timer_due = False
             else:
-                self.end_told = True
+                self.inputs = Inputs.TOLD
         self.validate()
 
     def end(self, op: Op) -> None:
@@ -129,7 +209,7 @@ class Gate:
     @property
     def complete(self) -> bool:
         """Whether the end of stream has been told and all that followed is done."""
-        return self.end_told and self.running is None and not self.in_flight
+        return self.inputs is Inputs.TOLD and self.running is None and not self.in_flight
 
     def validate(self) -> None:
         """Assert the rules."""

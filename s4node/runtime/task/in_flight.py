@@ -16,17 +16,18 @@ Rules
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from s4node.app.stream import Stream
 from s4node.errors import EventTimeout, ProcessingError
 from s4node.events.event import EventBatch
 from s4node.offsets.input_progress import PartReceipt, Pieces
 from s4node.offsets.ordered_release import OrderedRelease
+from s4node.runtime.task.actions import NONE, Action, Actions, Ask, HandOn
 from s4node.runtime.task.backlog import Backlog
-from s4node.runtime.task.coordinator_requests import Asked
 from s4node.runtime.task.failures import Failures
-from s4node.runtime.task.gate import Gate, Op
+from s4node.runtime.task.gate import Gate, Op, Phase
 from s4node.runtime.task.processor import InFlightEvent, Load, Mode, Processor
 from s4node.runtime.task.timers import Timers
 from s4node.stages.key_order import KeyOrder
@@ -137,11 +138,8 @@ class InFlightEvents:
 class InFlight:
     """Begins and ends the ``entries`` of a task.
 
-    ``modes`` say how the events of each stream are run. ``clock`` is read where callbacks have a
-    timeout. ``done(entry)`` is called with each event that is done, ``ask`` with what was asked
-    for at events that are released. ``whole`` says that what the task does is part of its commits,
-    so they leave no event out. ``on_arrival`` is called when an event has ended, in whatever
-    thread.
+    ``modes`` say how the events of each stream are run, ``streams`` are all of the app.
+    ``on_arrival`` is called when an event has ended, in whatever thread. ``processed`` counts.
     """
 
     def __init__(
@@ -154,11 +152,9 @@ class InFlight:
         timetable: Timers,
         failures: Failures[Any],
         modes: Mapping[str, Mode],
-        clock: Callable[[], float] | None,
-        done: Callable[[InFlightEvent], None],
-        ask: Callable[[Asked], None],
+        streams: Sequence[Stream],
     ) -> None:
-        self.whole = False
+        self.processed = 0
         self.on_arrival: Callable[[], None] = lambda: None
         self._entries = entries
         self._order = entries.order
@@ -168,9 +164,8 @@ class InFlight:
         self._timetable = timetable
         self._failures = failures
         self._modes = modes
-        self._clock = clock
-        self._done = done
-        self._ask = ask
+        self._streams = streams
+        self._released: list[Action] = []  # what was asked for at events that are released
         self._stream: str | None = None  # the only one whose events may be outstanding now
         self._looks_again = False  # at further events, when others have had their turn
         self._arrived: deque[tuple[InFlightEvent, BaseException | None]] = deque()
@@ -191,7 +186,7 @@ class InFlight:
     @property
     def closing(self) -> bool:
         """Whether a commit waits for events that were looked at: those behind them may be done."""
-        return self.whole and self._gate.commit_due and self._order.waiting > 0
+        return self._gate.whole and self._gate.commit_due and self._order.waiting > 0
 
     def own(self) -> Iterator[tuple[str, list[Any]]]:
         """The events that came from nowhere but the app itself, by stream."""
@@ -269,9 +264,9 @@ class InFlight:
 
     # -- from the begin to the end -----------------------------------------------------------
 
-    def begin(self) -> InFlightEvent | None:
+    def begin(self, now: float) -> InFlightEvent | None:
         """Begin the next event beside those that are outstanding, if one may begin."""
-        entry = self._entries.begin(0.0 if self._clock is None else self._clock())
+        entry = self._entries.begin(now)
         if entry is not None:
             self._gate.begin(Op.PROCESS)
             self._timetable.event_begins()
@@ -288,24 +283,31 @@ class InFlight:
         self._arrived.append((entry, error))
         self.on_arrival()
 
-    def end_arrived(self) -> None:
+    def end_arrived(self) -> Actions:
         """End what has ended in whatever thread since the last time; raises what stops the app."""
+        actions = self._taken()
         while self._arrived:
-            self.end(*self._arrived.popleft())
+            actions = [*actions, *self.end(*self._arrived.popleft())]
+        return actions
 
-    def end_overdue(self, now: float, timeout: float) -> float:
+    def end_overdue(self, now: float, timeout: float) -> Actions:
         """End the events that are outstanding for ``timeout`` seconds, as such at which the task
-        has failed; returns when to look again. Raises EventTimeout where that stops the app.
+        has failed. Raises EventTimeout where that stops the app.
 
         What still runs of them is cancelled, or left alone, and its end is ignored.
         """
-        self.end_arrived()
+        actions = list(self.end_arrived())
         for entry in self._entries.begun:
             if entry.began + timeout <= now:
-                self.end(entry, self._failures.timed_out(entry.batch, entry.index, timeout))
+                failure = self._failures.timed_out(entry.batch, entry.index, timeout)
+                actions += self.end(entry, failure)
                 entry.over = True
                 if entry.cancel is not None:
                     entry.cancel()
+        return actions
+
+    def overdue_at(self, now: float, timeout: float) -> float:
+        """When the next event is overdue, at the earliest."""
         return min([now, *(entry.began for entry in self._entries.begun)]) + timeout
 
     async def tidy(self, entry: InFlightEvent) -> None:
@@ -322,14 +324,14 @@ class InFlight:
             processor.ended(entry)  # for what leaves memory is saved as of now
             await processor.tidy(None if alone else order.keys)
 
-    def end(self, entry: InFlightEvent, error: BaseException | None = None) -> None:
+    def end(self, entry: InFlightEvent, error: BaseException | None = None) -> Actions:
         """An event has ended; raises what stops the app."""
         if entry.over:
-            return
+            return NONE
         entries, load, failures = self._entries, entry.load, self._failures
         batch, isolation = load.batch, failures.isolation
         failure: ProcessingError | None = None
-        if error is None and not failures.broken:
+        if error is None and self._gate.phase is not Phase.FAILED:
             failure = failures.left_by(batch, entry.index)
         if isolation is not None:
             isolation.ended_one(batch, entry.index, entry.slot)
@@ -342,17 +344,22 @@ class InFlight:
                 failure = found
         if failure is not None:
             failures.go_back(failure)
-        failures.check_changes()
-        if failures.broken:
+        actions = list(failures.check_changes())
+        if self._gate.phase is Phase.FAILED:
             entry.put.clear()
             entries.end(entry)
             self._gate.end(Op.PROCESS)
-            failures.rest()
-            return
+            return [*actions, *failures.ended()]
         self._processor.ended(entry)
-        if isolation is not None and isolation.pulls(1):
+        pulled, changes = isolation is not None and isolation.pulls(1), failures.changes
+        if pulled or (changes is not None and changes.bytes > failures.changes_bytes):
             self._gate.commit_due = True
-        self._done(entry)
+        actions += [
+            HandOn(batch.stream, self._streams[index], events)
+            for index, events in enumerate(entry.put)
+            if events
+        ]
+        self.processed += 1
         entry.put.clear()
         entries.end(entry)
         self._gate.end(Op.PROCESS)
@@ -365,26 +372,41 @@ class InFlight:
             if not load.left and batch.receipt is not None:
                 batch.receipt.done()
             if entry.asked.any:
-                self._ask(entry.asked)
-            return
-        stops = entry.asked.commit_this and not self.whole
+                actions.append(Ask(entry.asked))
+            return actions
+        stops = entry.asked.commit_this and not self._gate.whole
         self._release(load.release.complete(entry, stops))
+        actions += self._taken()
+        return actions
 
     # -- what is released --------------------------------------------------------------------
 
-    def commit_ended(self) -> None:
+    @property
+    def asks(self) -> bool:
+        """Whether something was asked for that ``end_arrived`` has yet to return."""
+        return bool(self._released)
+
+    def _taken(self) -> Actions:
+        if not self._released:
+            return NONE
+        taken, self._released = self._released, []
+        return taken
+
+    def commit_ended(self) -> Actions:
         """A commit has ended: what has waited for it is released, and is of the next one."""
         behind = list(self._entries.resume())
         self._gate.uncommitted |= bool(behind)
         self._release(behind)
+        return self._taken()
 
-    def release_all(self) -> None:
+    def release_all(self) -> Actions:
         """Release all that waits for a commit, without one."""
         while behind := list(self._entries.resume()):
             self._release(behind)
+        return self._taken()
 
     def _release(self, released: Iterable[InFlightEvent | EventBatch]) -> None:
-        """Tell the inputs of what is released, and heed what was asked for there."""
+        """Tell the inputs of what is released, and note what was asked for there."""
         for entry in released:
             if isinstance(entry, EventBatch):
                 assert entry.receipt is not None
@@ -400,4 +422,4 @@ class InFlight:
             else:
                 receipt.done()
             if entry.asked.any:
-                self._ask(entry.asked)
+                self._released.append(Ask(entry.asked))

@@ -27,7 +27,7 @@ from s4node.app.stream import OutputStream, begin_put, end_put
 from s4node.errors import NotRestorable, ProcessingError, is_signal
 from s4node.events.event import EventBatch, handled
 from s4node.events.routing import failed_at, key_failure
-from s4node.runtime.task.coordinator_requests import Asked
+from s4node.runtime.task.actions import Asked
 from s4node.runtime.task.gate import Op
 from s4node.runtime.task.pe_state import PeState, State
 from s4node.runtime.task.processor import EndEvent, InFlightEvent, Mode

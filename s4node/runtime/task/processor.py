@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from s4node.app.instances import Instances
 from s4node.events.event import EventBatch
 from s4node.offsets.ordered_release import OrderedRelease
-from s4node.runtime.task.coordinator_requests import Asked
+from s4node.runtime.task.actions import Asked
 from s4node.runtime.task.gate import Op
 from s4node.runtime.task.pe_state import State
 

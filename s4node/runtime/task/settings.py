@@ -24,14 +24,14 @@ class TaskSettings:
     """Tasks send each other events that belong to what they keep."""
 
     @classmethod
-    def of(cls, config: Config, *, exchanging: bool = False) -> TaskSettings:
-        """As configured."""
+    def of(cls, config: Config, *, exchanging: bool = False, keeps: bool = True) -> TaskSettings:
+        """As configured; tasks that keep nothing have nothing to commit."""
         ignored = config[settings.TASK_IGNORED_EXCEPTIONS]
         return cls(
             config[settings.TASK_MAX_CONCURRENCY],
             config[settings.TASK_ORDER] == "key",
             config[settings.TASK_WINDOW_MS],
-            config[settings.TASK_COMMIT_MS],
+            config[settings.TASK_COMMIT_MS] if keeps else 0.0,
             config[settings.TASK_ASYNC_COMMIT],
             config[settings.TASK_CALLBACK_TIMEOUT_MS],
             frozenset(ignored),

@@ -35,7 +35,7 @@ from s4node.events.event import LIVE, EventBatch, handled
 from s4node.events.routing import key_failure
 from s4node.metrics.registry import MetricsRegistry
 from s4node.offsets.system import SystemStreamPartition
-from s4node.runtime.task.coordinator_requests import Asked
+from s4node.runtime.task.actions import Asked
 from s4node.runtime.task.gate import Op
 from s4node.runtime.task.pe_state import State
 from s4node.runtime.task.processor import EndEvent, InFlightEvent, Mode

@@ -19,32 +19,28 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from s4node.app.app import App
-from s4node.app.stream import InputStream, OutputStream, Stream
+from s4node.app.stream import InputStream, OutputStream
 from s4node.errors import ProcessingError
 from s4node.events.event import EventBatch
 from s4node.metrics.registry import MetricsRegistry
 from s4node.net.ingress.unbegun import KeptElsewhere
+from s4node.runtime.task.actions import NONE, Actions, Ask, EndTold, HandOn
 from s4node.runtime.task.backlog import Backlog
 from s4node.runtime.task.chooser import Bootstrap, MessageChooser
-from s4node.runtime.task.coordinator_requests import Asked, CoordinatorRequests
 from s4node.runtime.task.failures import Failures
-from s4node.runtime.task.gate import Gate, Op
+from s4node.runtime.task.gate import Gate, Op, Phase
 from s4node.runtime.task.in_flight import InFlight, InFlightEvents
 from s4node.runtime.task.pace import Pace
 from s4node.runtime.task.pe_processor import PeProcessor
-from s4node.runtime.task.processor import InFlightEvent, Mode, Processor
+from s4node.runtime.task.processor import Mode, Processor
 from s4node.runtime.task.settings import TaskSettings
 from s4node.runtime.task.statistics import TaskStatistics
 from s4node.runtime.task.timers import CommitBudget, Timers
 from s4node.stages.executors import Executor
 from s4node.stages.stage import Stage
-from s4node.state.rows import Changes
 
 if TYPE_CHECKING:
     from s4node.state.task_state import TaskState
-
-Deliver = Callable[["Task", str, Stream, list[Any]], None]
-"""Hands on events: who put them, while processing which stream (or none), on what."""
 
 _SLICES = (Mode.AWAIT, Mode.THREAD)
 
@@ -54,9 +50,10 @@ class Task:
 
     ``stages``, ``held``, ``rates``, ``chooser`` and ``bootstrap`` are for its backlog. ``parallel``
     says of which streams more than one handler may be outstanding. Without a ``processor`` it runs
-    the app's PEs. ``on_commit(task)`` takes the task's progress as it is at that moment, and says
-    whether it has. ``starts`` is where its inputs begin, by its own wish. ``in_flight`` is there
+    the app's PEs. ``starts`` is where its inputs begin, by its own wish. ``in_flight`` is there
     where events of some stream are outstanding together. The ``commit_budget`` is its container's.
+    ``done`` says that it has said so, or was told of the end of its inputs. ``sent`` counts the
+    events that were handed on.
     """
 
     def __init__(
@@ -66,7 +63,6 @@ class Task:
         *,
         stages: Mapping[Any, Stage],
         clock: Callable[[], float],
-        deliver: Deliver,
         held: Collection[str],
         rates: Mapping[str, tuple[Executor, ...]] | None = None,
         parallel: Mapping[str, int] | None = None,
@@ -76,6 +72,7 @@ class Task:
         chooser: MessageChooser[Any] | None = None,
         bootstrap: Bootstrap | None = None,
         commit_budget: CommitBudget | None = None,
+        phase: Phase = Phase.CREATED,
     ) -> None:
         self.app = app
         self.partition = partition
@@ -84,34 +81,23 @@ class Task:
         self.processor = processor or PeProcessor(app, partition, clock, parallel, self.name)
         self.instances = self.processor.instances
         most = max((settings.concurrency, *(parallel or {}).values()))
-        self.gate = Gate(most, async_commit=settings.async_commit)
+        self.gate = Gate(most, async_commit=settings.async_commit, phase=phase)
         self.pace = Pace(2048, 0.005)
-        self.ready = False
-        self.processed = 0
         self.sent = 0
+        self._processed = 0
         self._calls: Counter[str] = Counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self.starts: Mapping[Any, Any] = self.processor.starts
-        self.on_commit: Callable[[Task], bool | None] | None = None
-        self.requests: CoordinatorRequests[Task]
-        self.done = False  # it has said so, or was told of the end of its inputs
-        self.rests = False  # it was done before it came here: nothing of it is called
-        self.slow_window = False  # a window has taken longer than the time between two
+        self.done = False
         self._clock = clock
-        self._deliver = deliver
         self.backlog = Backlog(
             app, stages, clock, held=held, rates=rates or {}, chooser=chooser, bootstrap=bootstrap
         )
-        self._alone = not self.backlog.inner and not settings.exchanging
         self.metrics: MetricsRegistry | None = None  # those of the author's task
         self._streams = list(app.streams.values())
         fed = [s.name for s in self._streams if not isinstance(s, OutputStream)]
         self._modes = {name: self.processor.mode(Op.PROCESS, name) for name in fed}
         self._slicing = False
-        self._retired = False
-        self._changes: Changes | None = None
-        self._changes_bytes = 0
-        self.whole = False  # what it does is part of its commits, so they leave no event out
         self.failures = Failures(self, app.name, self.gate, self.backlog, self.processor)
         entries = None
         if Mode.TOGETHER in self._modes.values():
@@ -128,9 +114,7 @@ class Task:
                 timetable=self.timetable,
                 failures=self.failures,
                 modes=self._modes,
-                clock=clock if settings.callback_timeout else None,
-                done=self._done,
-                ask=self._ask,
+                streams=self._streams,
             )
 
     # -- feeding -----------------------------------------------------------------------------
@@ -138,32 +122,34 @@ class Task:
     def keep(self, state: TaskState, changes_bytes: int) -> None:
         """Keep what is to outlive the process in ``state``, before the start; commit early when
         its changes take so many bytes."""
-        self._changes = self.failures.changes = state.changes
-        self._changes_bytes = changes_bytes
+        self.failures.changes = state.changes
+        self.failures.changes_bytes = changes_bytes
         self.processor.keep(state)
         puts = any(not isinstance(stream, InputStream) for stream in self.app.streams.values())
-        self.whole = puts or bool(state.stores or state.instances)
-        if self.in_flight is not None:
-            self.in_flight.whole = self.whole
+        self.gate.whole = puts or bool(state.stores or state.instances)
 
     def ended(self, source: Hashable) -> None:
         """All batches of an input have been offered; the caller wakes the loop."""
         self.backlog.ended(source)
-        if self._alone:
-            self.gate.inputs_ended = self.backlog.inputs_ended
-        else:
-            self.requests.ending = True
+        if self.alone and self.backlog.inputs_ended:
+            self.gate.end_inputs()
+
+    @property
+    def alone(self) -> bool:
+        """Whether no task sends it events."""
+        return not self.backlog.inner and not self.settings.exchanging
 
     @property
     def may_rest(self) -> bool:
         """Whether nobody gives it events but the inputs that it reads."""
-        return self._alone and not self.backlog.is_live
+        return self.alone and not self.backlog.is_live
 
     @property
     def busy(self) -> bool:
         """Whether something of it is under way, or may be done behind something that is not."""
         under_way = self.gate.in_flight or self.gate.running or self._looked_ahead
-        return bool(under_way or self.failures.dead_letters_wait or self.failures.broken)
+        failed = self.gate.phase is Phase.FAILED
+        return bool(under_way or self.failures.dead_letters_wait or failed)
 
     @property
     def _looked_ahead(self) -> bool:
@@ -186,7 +172,8 @@ class Task:
         """Work off what cannot be read again, and be done."""
         self.give_back()
         self.timetable.end_windows()
-        self.gate.draining = True
+        if self.gate.may_enter(Phase.DRAINING):
+            self.gate.enter(Phase.DRAINING)
 
     def give_back(self) -> None:
         """Begin nothing more of what can be read again, and go on with what has begun."""
@@ -212,15 +199,15 @@ class Task:
 
     def next_op(self) -> Op:
         """What the task may do now."""
-        in_flight, failures = self.in_flight, self.failures
-        closing = False
-        if in_flight is not None:
-            in_flight.end_arrived()
-            closing = in_flight.closing
-        if self._slicing or failures.halted:
+        in_flight, failures, phase = self.in_flight, self.failures, self.gate.phase
+        closing = in_flight is not None and in_flight.closing
+        if self._slicing:
             return Op.NOTHING
-        if self._retired and not self._looked_ahead:
-            return Op.DONE
+        if phase is not Phase.RUNNING:
+            if not self.gate.begins:
+                return Op.NOTHING
+            if phase is Phase.RETIRING and not self._looked_ahead:
+                return Op.DONE
         waiting = in_flight.ready if closing and in_flight is not None else self.choose()
         op = self.gate.next_op(waiting, self.backlog.waiting, closing)
         isolation = failures.isolation
@@ -265,21 +252,19 @@ class Task:
     def run(self, op: Op, limit: int) -> int:
         """Process up to ``limit`` events of the batch at hand, or do what runs alone.
 
-        Returns how many events it were; for other steps, whether nothing of them is left.
+        Returns how many events it were; for other steps, whether nothing of them is left. A commit
+        is the loop's to take.
         """
         if op is Op.PROCESS:
-            return self.processor.process(*self._slice(limit))
-        if op is Op.COMMIT:
-            taken = self.on_commit is not None and self.on_commit(self)
-            if taken and self.failures.isolation is not None:
-                self.failures.isolation.committed()
-            return 1
+            done = self.processor.process(*self._slice(limit))
+            return done if self.failures.isolation is None else self._looked_at(done)
         return self.processor.run(op, limit)
 
     async def run_async(self, op: Op, limit: int) -> int:
         """As run, where something is awaited."""
         if op is Op.PROCESS:
-            return await self.processor.process_async(*self._slice(limit))
+            done = await self.processor.process_async(*self._slice(limit))
+            return done if self.failures.isolation is None else self._looked_at(done)
         return await self.processor.run_async(op, limit)
 
     def _slice(self, limit: int) -> tuple[EventBatch, list[Any]]:
@@ -297,37 +282,58 @@ class Task:
                 self.processor.check(batch.stream, events[0])  # what could not be saved before it
         return batch, events
 
-    def finish(self, op: Op, result: int) -> None:
-        """A step has ended; ``result`` is what ``run`` returned."""
-        gate, failures = self.gate, self.failures
-        self._slicing = False
-        if failures.broken:  # a commit has failed meanwhile
-            failures.undone(op)
-            return
-        if op is Op.PROCESS:
-            batch, isolation = self.backlog.at_hand, failures.isolation
+    def _looked_at(self, result: int) -> int:
+        """So many events were processed; raises the failure of one that has left what cannot be
+        saved, where that is looked at."""
+        batch, failures = self.backlog.at_hand, self.failures
+        failed = self.gate.phase is Phase.FAILED  # a commit has failed meanwhile
+        if result and not failed:
             assert batch is not None
-            if isolation is not None and result:
-                failure = failures.left_by(batch, batch.at)
-                if failure is not None:
-                    self.failed(failure)
-                    return
-            self.hand_on(batch.stream)
-            if self._changes is not None and self._changes.bytes > self._changes_bytes:
+            failure = failures.left_by(batch, batch.at)
+            if failure is not None:
+                raise failure
+        return result
+
+    def put(self, op: Op) -> Actions:
+        """Hand on what handlers have put in a step that has ended; ``finish`` follows."""
+        put = self.processor.put
+        if self.gate.phase is Phase.FAILED or not any(put):
+            return NONE
+        batch = self.backlog.at_hand if op is Op.PROCESS else None
+        source = "" if batch is None else batch.stream
+        actions = [
+            HandOn(source, self._streams[i], events) for i, events in enumerate(put) if events
+        ]
+        put[:] = [[] for _ in put]
+        return actions
+
+    def finish(self, op: Op, result: int) -> Actions:
+        """A step has ended; ``result`` is what ``run`` returned, or whether a commit was taken."""
+        gate, failures, isolation = self.gate, self.failures, self.failures.isolation
+        actions: Actions = NONE
+        self._slicing = False
+        if gate.phase is Phase.FAILED:  # a commit has failed meanwhile
+            return failures.undone(op)
+        if op is Op.PROCESS:
+            changes = failures.changes
+            if changes is not None and changes.bytes > failures.changes_bytes:
                 self.want_commit()
             if isolation is not None:
+                batch = self.backlog.at_hand
+                assert batch is not None
                 isolation.ended(batch, result)
                 if isolation.pulls(result):
                     self.want_commit()
-            self.processed += result
+            self._processed += result
             self.backlog.passed(result)
             gate.end(op)
         elif op is Op.COMMIT:
+            if result and isolation is not None:
+                isolation.committed()
             gate.end(op)
             if self.in_flight is not None:
-                self.in_flight.commit_ended()
+                actions = self.in_flight.commit_ended()
         else:
-            self.hand_on()
             gate.end(op)
             if op is Op.WINDOW:
                 self.timetable.window_ended(self._clock())
@@ -336,27 +342,18 @@ class Task:
             elif op is Op.END_OF_STREAM:
                 if failures.undoes:
                     gate.commit_due = True  # before anything that comes of it can fail
-                self.requests.finished(self)
+                actions = (EndTold(),)
         if self.processor.asked.any:
-            self._ask(self.processor.asked.taken())
-        if self._changes is not None:
-            failures.check_changes()
+            actions = (*actions, Ask(self.processor.asked.taken()))
+        if failures.changes is not None and failures.changes.spoiled is not None:
+            actions = (*actions, *failures.check_changes())
+        return actions
 
-    def failed(self, error: ProcessingError) -> None:
+    def failed(self, error: ProcessingError) -> Actions:
         """A slice has failed; raises what stops the app."""
         self.failures.go_back(error)
         self._slicing = False
-        self.failures.undone(Op.PROCESS)
-
-    def _done(self, entry: InFlightEvent) -> None:
-        """One of several events that are outstanding is done."""
-        if self._changes is not None and self._changes.bytes > self._changes_bytes:
-            self.gate.commit_due = True
-        self.hand_on(entry.batch.stream, entry.put)
-        self.processed += 1
-
-    def _ask(self, asked: Asked) -> None:
-        self.requests.take(self, asked)
+        return self.failures.undone(Op.PROCESS)
 
     def want_commit(self) -> None:
         """Commit as soon as it may be; the caller wakes the loop."""
@@ -376,35 +373,40 @@ class Task:
         if self._slicing:
             self.processor.asked.any = True
 
-    def end_overdue(self, now: float) -> float:
-        """End the events that have been outstanding for too long; returns when to look again."""
-        assert self.in_flight is not None
-        return self.in_flight.end_overdue(now, self.settings.callback_timeout)
+    def end_overdue(self, now: float) -> Actions:
+        """End the events that have been outstanding for too long; raises what stops the app."""
+        timetable, in_flight = self.timetable, self.in_flight
+        if in_flight is None or timetable.timeout_at > now:
+            return NONE
+        timeout = self.settings.callback_timeout
+        actions = in_flight.end_overdue(now, timeout)
+        timetable.timeout_at = in_flight.overdue_at(now, timeout)
+        return actions
 
-    def hand_on(self, source: str = "", put: list[list[Any]] | None = None) -> None:
-        """Hand on what handlers have put on streams, while they processed ``source``."""
-        put = self.processor.put if put is None else put
-        for index, events in enumerate(put):
-            if events:
-                put[index] = []
-                self.sent += len(events)
-                self._deliver(self, source, self._streams[index], events)
+    def check_due(self, now: float) -> bool:
+        """Tell the gate what is due; True if something is, and then a slice ends for it."""
+        due = self.timetable.check_due(now)
+        if due:
+            self.interrupt()
+        return due
 
-    def tell(self, stream: Stream, event: Any) -> None:
-        """Put an event of the container's on one of the app's streams, as the task's own."""
-        self.sent += 1
-        self._deliver(self, "", stream, [event])
+    @property
+    def processed(self) -> int:
+        """Events that were processed."""
+        return self._processed + (0 if self.in_flight is None else self.in_flight.processed)
 
     # -- life --------------------------------------------------------------------------------
 
     def succeed(self, before: Task) -> None:
         """Take the place of a task that has failed."""
         self.failures.succeed(before.failures)
-        self.processed, self.sent = before.processed, before.sent
+        self._processed, self.sent = before.processed, before.sent
 
     def retire(self) -> None:
-        """Begin nothing more, for another container is about to have the partition."""
-        self._retired = True
+        """Begin nothing more, for another container is about to have the partition; a task that has
+        not started, or has failed, goes on all the same."""
+        if self.gate.may_enter(Phase.RETIRING):
+            self.gate.enter(Phase.RETIRING)
 
     @property
     def has_retired(self) -> bool:
@@ -412,27 +414,28 @@ class Task:
         gate, failures = self.gate, self.failures
         busy = gate.in_flight or gate.running or gate.committing or self._slicing
         busy = busy or self._looked_ahead
-        return self._retired and not (busy or failures.halted or failures.dead_letters_wait)
+        return gate.phase is Phase.RETIRING and not (busy or failures.dead_letters_wait)
 
-    def leave_none_behind(self) -> None:
+    def leave_none_behind(self) -> Actions:
         """Release what had ended before the task retired, though a commit was to come in between:
         there is only one to come, and it covers all."""
-        if self.in_flight is not None:
-            self.in_flight.release_all()
+        return NONE if self.in_flight is None else self.in_flight.release_all()
 
     def took(self, op: Op, seconds: float) -> None:
         """A step that was no processing took so long."""
         self._calls[op.value] += 1
         self._seconds[op.value] += seconds
 
-    async def start(self) -> None:
+    async def start(self) -> Actions:
         """Have the processor begin its life."""
         await self.processor.start()
-        self.failures.started()
+        if self.gate.may_enter(Phase.RUNNING):  # it may drain already
+            self.gate.enter(Phase.RUNNING)
         self.timetable.begin_windows(self._clock())
-        self.hand_on()
+        put = self.put(Op.NOTHING)
         if self.processor.asked.any:
-            self._ask(self.processor.asked.taken())
+            return [*put, Ask(self.processor.asked.taken())]
+        return put
 
     async def close(self) -> None:
         """Have the processor end its life, however far it has come."""

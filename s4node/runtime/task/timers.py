@@ -122,21 +122,8 @@ class Timed(Protocol):
     backlog: Backlog
     processor: Processor
 
-    @property
-    def on_commit(self) -> object:
-        """What takes its commits; None if nothing does."""
-        ...
-
     def choose(self) -> bool:
         """Have an event that may be processed, if there is one."""
-        ...
-
-    def interrupt(self) -> None:
-        """If a slice is under way, it ends where it is."""
-        ...
-
-    def end_overdue(self, now: float, /) -> float:
-        """End the events that have been outstanding for too long; returns when to look again."""
         ...
 
 
@@ -144,9 +131,9 @@ class Timers:
     """That of ``task``; times are those of its clock, in seconds.
 
     ``shared`` is the budget for commits of all tasks of a container. ``together`` says that events
-    may be outstanding, and so may take too long. ``at`` is when the next tick comes, timers apart.
-    ``owing`` says that no event has begun since the last window, ``timers_owing`` since a part of
-    the timers.
+    may be outstanding, and so may take too long: ``timeout_at`` is when to look. ``at`` is when the
+    next tick comes, timers apart. ``owing`` says that no event has begun since the last window,
+    ``timers_owing`` since a part of the timers.
     """
 
     __slots__ = (
@@ -158,13 +145,13 @@ class Timers:
         "_processor",
         "_shared",
         "_task",
-        "_timeout_at",
         "_waited",
         "_waiting_since",
         "_windows",
         "_windows_over",
         "at",
         "owing",
+        "timeout_at",
         "timers_owing",
     )
 
@@ -189,10 +176,10 @@ class Timers:
         self._waiting_since = math.inf  # when such a commit was due and events were outstanding
         self._waited = 0.0  # how long the commit under way had waited for them
         self._committing = False
-        self._timeout_at = math.inf
+        self.timeout_at = math.inf
         if task.settings.callback_timeout and together:
-            self._timeout_at = now + task.settings.callback_timeout
-        self.at = min(self._commits.at, self._timeout_at)
+            self.timeout_at = now + task.settings.callback_timeout
+        self.at = min(self._commits.at, self.timeout_at)
 
     @property
     def timed(self) -> bool:
@@ -213,15 +200,10 @@ class Timers:
         """Whether events, or the task's own end, come before further timers."""
         if not self.timers_owing:
             return False
-        gate = self._gate
-        ends = gate.draining or (gate.inputs_ended and not gate.end_told)
-        return self._task.choose() or (ends and not self._task.backlog.waiting)
+        return self._task.choose() or (self._gate.ends and not self._task.backlog.waiting)
 
     def check_due(self, now: float) -> bool:
-        """Tell the gate what is due; True if something is.
-
-        Raises EventTimeout where an event has taken too long, and that stops the app.
-        """
+        """Tell the gate what is due; True if something is."""
         gate = self._gate
         if self.at <= now:
             self._tick(now)
@@ -229,22 +211,17 @@ class Timers:
             due = self._processor.next_due
             if due is not None and due <= now and not self._events_first:
                 gate.timer_due = True
-        found = gate.timer_due or gate.window_due or gate.commit_due
-        if found:
-            self._task.interrupt()
-        return found
+        return gate.timer_due or gate.window_due or gate.commit_due
 
     def _tick(self, now: float) -> None:
         """Windows and commits that are due; however many were missed, they are one."""
         if self._windows.due(now):
             self._gate.window_due |= not (self.owing and self._task.choose())
-        if self._commits.due(now) and self._task.on_commit is not None:
+        if self._commits.due(now):
             self._gate.commit_due = True  # others may have processed what it has read
         if self._awaited_at <= now:
             self._await_commit(now)
-        if self._timeout_at <= now:
-            self._timeout_at = self._task.end_overdue(now)
-        self.at = min(self._windows.at, self._commits.at, self._awaited_at, self._timeout_at)
+        self.at = min(self._windows.at, self._commits.at, self._awaited_at, self.timeout_at)
 
     # -- commits -----------------------------------------------------------------------------
 

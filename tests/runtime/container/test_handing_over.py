@@ -23,6 +23,7 @@ from shared_apps import OnePE
 from s4node import App, Client, Event, OutputStream, ProcessingElement, Stream, TaskApp
 from s4node.events.keys import Partitioner
 from s4node.runtime.container.container import Container
+from s4node.runtime.task.gate import Phase
 from s4node.stages.stage import Overflow
 from s4node.state.key_value_store import KeyValueStore
 from s4node.state.task_state import TaskState
@@ -312,8 +313,14 @@ class Two:
     async def begin(self) -> None:
         """Have the last partition handed over; returns when its task begins nothing more."""
         self.new = await self._nodes.start("n1", self._nursery)
-        last, tasks = self.partitions - 1, self.old.tasks
-        await until(lambda: last not in tasks or tasks[last]._retired)
+        last, tasks, ownership = self.partitions - 1, self.old.tasks, self.old.parts.ownership
+        still = (Phase.RETIRING, Phase.FAILED)
+        await until(
+            lambda: (
+                last not in tasks
+                or (last in ownership.view.owed and tasks[last].gate.phase in still)
+            )
+        )
 
     async def end(self) -> None:
         """Return when that is done."""

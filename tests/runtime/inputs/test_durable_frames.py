@@ -93,15 +93,11 @@ class Node:
             0,
             stages={"clicks": self.stages[0]},
             clock=lambda: 0.0,
-            deliver=lambda *_: None,
             processor=processor,
             settings=chosen,
             held=set(),
         )
-        self.task.whole = True  # what it does is part of its commits
-        if self.task.in_flight is not None:
-            self.task.in_flight.whole = True
-        self.task.on_commit = self._commit
+        self.task.gate.whole = True  # what it does is part of its commits
         self.commits: list[int] = []
         with pytest.raises(StopIteration):  # it has nothing to wait for
             self.task.start().send(None)
@@ -182,17 +178,19 @@ class Node:
 
     def step(self) -> bool:
         """Take one step, as the loop does; whether there was one."""
+        if self.task.in_flight is not None:
+            self.task.in_flight.end_arrived()
         op = self.task.next_op()
         if op in (Op.NOTHING, Op.DONE):
             return False
         if self.task.mode(op) is Mode.TOGETHER:
             assert self.task.in_flight is not None
-            entry = self.task.in_flight.begin()
+            entry = self.task.in_flight.begin(0.0)
             assert entry is not None
             self.processor.begin_one(entry, self.task.in_flight.end_soon)
         else:
             self.task.begin(op, Mode.LOOP)
-            self.task.finish(op, self.task.run(op, 100))
+            self.task.finish(op, self._commit() if op is Op.COMMIT else self.task.run(op, 100))
         return True
 
     def land(self, pick: int) -> None:
@@ -203,7 +201,7 @@ class Node:
 
     # -- commits
 
-    def _commit(self, _: Task) -> bool:
+    def _commit(self) -> bool:
         self.check()
         self.check_letters()
         self.commits.append(self.lane.safe)
@@ -324,5 +322,4 @@ def test_a_commit_waits_for_no_event_that_was_not_looked_at_when_it_was_asked_fo
     while not node.commits:
         if not node.step():
             node.land(0)
-            node.task.next_op()  # as whoever has flown looks for the next one
     assert len(node.processed) <= limit

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.runtime.task.gate import Gate, Op
+from s4node.runtime.task.gate import NEXT, Gate, Inputs, Op, Phase
 
 ANY = None
 FLAGS = (False, True)
@@ -127,8 +127,8 @@ def gate_in(state: State) -> Gate:
     gate.timer_due = bool(state.timer_due)
     assert isinstance(state.in_flight, int)
     gate.in_flight = state.in_flight
-    gate.inputs_ended = bool(state.ended)
-    gate.draining = bool(state.draining)
+    gate.inputs = Inputs.ENDED if state.ended else Inputs.OPEN
+    gate.phase = Phase.DRAINING if state.draining else Phase.RUNNING
     gate.uncommitted = bool(state.uncommitted)
     gate.validate()
     return gate
@@ -209,7 +209,7 @@ def test_a_second_commit_during_an_async_one_keeps_events_from_beginning_until_i
 def test_at_the_end_of_stream_the_task_is_told_once_then_commits_then_is_done() -> None:
     gate = Gate()
     gate.begin(Op.PROCESS)
-    gate.inputs_ended = True
+    gate.end_inputs()
     assert gate.next_op(waiting=False) is Op.NOTHING
     gate.end(Op.PROCESS)
     for op in (Op.END_OF_STREAM, Op.COMMIT):
@@ -222,7 +222,7 @@ def test_at_the_end_of_stream_the_task_is_told_once_then_commits_then_is_done() 
 
 def test_what_came_after_the_end_was_told_is_processed_and_committed_too() -> None:
     gate = Gate()
-    gate.inputs_ended = True
+    gate.end_inputs()
     for op in (Op.END_OF_STREAM, Op.COMMIT):
         gate.begin(gate.next_op(waiting=False))
         gate.end(op)
@@ -234,7 +234,7 @@ def test_what_came_after_the_end_was_told_is_processed_and_committed_too() -> No
 
 def test_a_task_that_drains_and_has_done_nothing_since_its_commit_makes_no_other() -> None:
     gate = Gate()
-    gate.draining = True
+    gate.phase = Phase.DRAINING
     assert gate.next_op(waiting=False) is Op.DONE
     gate.begin(Op.PROCESS)
     gate.end(Op.PROCESS)
@@ -250,7 +250,7 @@ def test_what_ends_after_an_async_commit_began_is_not_covered_by_it() -> None:
     gate.begin(Op.COMMIT)
     gate.end(Op.PROCESS)
     gate.end(Op.COMMIT)
-    gate.draining = True
+    gate.phase = Phase.DRAINING
     assert gate.next_op(waiting=False) is Op.COMMIT
 
 
@@ -333,9 +333,9 @@ def test_any_interleaving_keeps_the_rules_and_everything_due_gets_its_turn(
         elif move == "timer":
             gate.timer_due = True
         elif move == "drain":
-            gate.draining = True
+            gate.phase = Phase.DRAINING
         else:
-            gate.inputs_ended = True
+            gate.end_inputs()
         gate.validate()
         assert running.count(Op.PROCESS) == gate.in_flight <= concurrency
         assert not any(op in ALONE for op in running) or len(running) == 1
@@ -356,7 +356,50 @@ def test_any_interleaving_keeps_the_rules_and_everything_due_gets_its_turn(
     while last[-1] not in (Op.NOTHING, Op.DONE):
         end()
         last.append(step(waiting=False))
-    assert told == gate.inputs_ended
-    over = gate.draining or gate.inputs_ended
+    assert told == gate.end_told == (gate.inputs is not Inputs.OPEN)
+    over = gate.phase is Phase.DRAINING or gate.end_told
     assert last[-1] is (Op.DONE if over else Op.NOTHING)
     assert not (over and since_commit)
+
+
+# --- the life of a task --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("phase", Phase)
+@pytest.mark.parametrize("following", Phase)
+def test_a_phase_is_followed_by_those_of_the_table_only(phase: Phase, following: Phase) -> None:
+    gate = Gate(phase=phase)
+    assert gate.may_enter(following) == (following in NEXT[phase])
+    if gate.may_enter(following):
+        gate.enter(following)
+        assert gate.phase is following
+    else:
+        with pytest.raises(AssertionError, match=f"{phase.name} -> {following.name}"):
+            gate.enter(following)
+
+
+def test_every_phase_has_its_line_in_the_table_and_no_phase_comes_again() -> None:
+    assert NEXT.keys() == set(Phase)
+
+    def after(phase: Phase) -> set[Phase]:
+        return {phase}.union(*map(after, NEXT[phase]))  # would not end in a circle
+
+    assert after(Phase.CREATED) | after(Phase.REPLACING) == set(Phase)
+    for phase in set(Phase) - {Phase.CREATED, Phase.RESTING}:  # what runs may fail
+        assert Phase.FAILED in after(phase)
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_nothing_begins_before_the_start_nor_after_a_failure(phase: Phase) -> None:
+    still = phase in (Phase.CREATED, Phase.REPLACING, Phase.FAILED)
+    assert Gate(phase=phase).begins == (not still)
+
+
+def test_inputs_that_have_ended_end_once() -> None:
+    gate = Gate(phase=Phase.RUNNING)
+    gate.end_inputs()
+    gate.begin(gate.next_op(waiting=False))
+    gate.end(Op.END_OF_STREAM)
+    gate.end_inputs()
+    assert gate.end_told
+    assert gate.next_op(waiting=False) is Op.COMMIT

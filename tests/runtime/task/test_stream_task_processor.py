@@ -24,6 +24,7 @@ from s4node.errors import CallbackError, GraphError, ProcessingError, S4Error, T
 from s4node.events.keys import KeySpec
 from s4node.offsets.system import SystemStreamPartition
 from s4node.runtime.container.container import Container
+from s4node.runtime.task.task import Task as PartitionTask
 from s4node.systems.memory import MemorySystem
 from tests.harness import running, until
 from tests.input_systems import fresh
@@ -674,17 +675,18 @@ async def test_in_every_mode_windows_and_commits_are_alone_and_see_all_that_was_
 
     app = Job(Counting)
     async with running(app, settings | values | {"task.window.ms": "5"}) as container:
-        for task in container.tasks.values():
-            before, user = task.on_commit, app.tasks[task.partition]
+        loop = container.parts.loop
+        before = loop.commit
 
-            def commit(one: Any, before: Any = before, user: Any = user) -> None:
-                assert not user.in_window
-                assert len(user.seen) == user.entered
-                assert one.gate.in_flight == 0
-                commits.append(user.entered)
-                before(one)
+        def commit(one: PartitionTask) -> bool:
+            user = app.tasks[one.partition]
+            assert not user.in_window
+            assert len(user.seen) == user.entered
+            assert one.gate.in_flight == 0
+            commits.append(user.entered)
+            return before(one)
 
-            task.on_commit = commit
+        loop.commit = commit  # type: ignore[method-assign]
         fill(system, 2, 75)
         await until(lambda: all(user.windows and user.windows[-1] == 75 for user in app.tasks))
         fill(system, 2, 75)
@@ -709,17 +711,16 @@ async def test_a_commit_that_is_asked_for_at_an_event_covers_exactly_that_event(
             coordinator.commit()
 
     async with running(Job(lambda: make(ask)), settings | values) as container:
-        task = container.tasks[0]
-        before = task.on_commit
+        loop = container.parts.loop
+        before = loop.commit
         assert container.replay is not None
         progress = container.replay.consumers.progress[0][ssp()]
 
-        def commit(one: Any) -> None:
-            assert before is not None
+        def commit(one: PartitionTask) -> bool:
             taken.append(progress.safe)
-            before(one)
+            return before(one)
 
-        task.on_commit = commit
+        loop.commit = commit  # type: ignore[method-assign]
         fill(system, 1, 120)
         await until(lambda: container.processed == 120)
         await until(lambda: committed(container) == 100)

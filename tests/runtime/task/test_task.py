@@ -13,8 +13,9 @@ from s4node.app.stream_task import Callback, Collector, Coordinator, Envelope, T
 from s4node.events.event import Event, EventBatch
 from s4node.offsets.input_progress import InputProgress, InputReceipt
 from s4node.offsets.system import InputBatch, SystemStreamPartition
-from s4node.runtime.task.coordinator_requests import Asked, CoordinatorRequests
-from s4node.runtime.task.gate import Op
+from s4node.runtime.loop.coordinator_requests import CoordinatorRequests
+from s4node.runtime.task.actions import Actions, Ask, Asked
+from s4node.runtime.task.gate import Gate, Op, Phase
 from s4node.runtime.task.in_flight import InFlightEvents
 from s4node.runtime.task.poison.isolation import Isolation
 from s4node.runtime.task.poison.poison_events import LeftOut
@@ -104,14 +105,13 @@ class Machine:
             0,
             stages={ssp.stream: Stage(1000) for ssp in SSPS},
             clock=lambda: self.now,
-            deliver=lambda *_: None,
             held=set(),
             processor=self.processor,
             settings=chosen,
         )
         self.shutdowns = 0
         self.over = False  # a shutdown was asked for
-        self.requests = CoordinatorRequests(self._shut_down, lambda _: None)
+        self.requests: CoordinatorRequests[Task] = CoordinatorRequests()
         self.requests.add(self.task)
         self.progress = [InputProgress(ssp, 0, lambda *_: None) for ssp in SSPS]
         self.offered = [0, 0]
@@ -121,14 +121,17 @@ class Machine:
         self.commits: list[tuple[int, ...]] = []
         for ssp in SSPS:
             self.task.backlog.add_input(ssp, Stage(StageSettings(stream=ssp.stream)))
-        self.task.on_commit = self._commit
         self.task.keep(Nothing(), 1 << 20)  # type: ignore[arg-type]
         with pytest.raises(StopIteration):  # it has nothing to wait for
             self.task.start().send(None)
 
-    def _shut_down(self) -> None:
-        self.shutdowns += 1
-        self.task.give_back()
+    def _carry_out(self, actions: Actions) -> None:
+        for action in actions:
+            if isinstance(action, Ask):
+                self.requests.take(self.task, action.asked)
+                if self.requests.stopping and not self.shutdowns:
+                    self.shutdowns += 1
+                    self.task.give_back()
 
     def _commit(self, task: Task) -> None:
         safe = tuple(progress.safe for progress in self.progress)
@@ -173,27 +176,32 @@ class Machine:
     def step(self) -> bool:
         """Take one step, as the loop does; whether there was one."""
         task = self.task
-        task.timetable.check_due(self.now)
+        task.check_due(self.now)
+        if task.in_flight is not None:
+            self._carry_out(task.in_flight.end_arrived())
         op = task.next_op()
         if op in (Op.NOTHING, Op.DONE):
             return False
         if task.mode(op) is Mode.TOGETHER:
             assert task.in_flight is not None
-            entry = task.in_flight.begin()
+            entry = task.in_flight.begin(self.now)
             assert entry is not None
             self.processor.begin_one(entry, task.in_flight.end_soon)
         else:
             self.in_window = op is Op.WINDOW and self.slow
             task.begin(op, Mode.AWAIT if self.in_window else Mode.LOOP)
-            if not self.in_window:
-                task.finish(op, task.run(op, 100))
+            if op is Op.COMMIT:
+                self._commit(task)
+                self._carry_out(task.finish(op, True))
+            elif not self.in_window:
+                self._carry_out(task.finish(op, task.run(op, 100)))
         self.check()
         return True
 
     def end_window(self) -> None:
         if self.in_window:
             self.in_window = False
-            self.task.finish(Op.WINDOW, self.task.run(Op.WINDOW, 100))
+            self._carry_out(self.task.finish(Op.WINDOW, self.task.run(Op.WINDOW, 100)))
 
     def check(self) -> None:
         gate = self.task.gate
@@ -463,3 +471,26 @@ def test_what_was_asked_for_is_taken_once() -> None:
     again = asked.taken()
     left = (again.any, again.commit_this, again.shutdown_this, again.shutdown_all)
     assert left == (False, False, False, False)
+
+
+def test_a_task_begins_nothing_before_it_has_started_and_drains_if_it_was_told_to() -> None:
+    machine = Machine(by_key=False, concurrency=1, async_commit=False)
+    machine.task.gate = Gate(phase=Phase.CREATED)
+    machine.offer(0, [0])
+    assert machine.task.next_op() is Op.NOTHING
+    machine.task.drain()
+    assert machine.task.gate.phase is Phase.DRAINING
+    with pytest.raises(StopIteration):
+        machine.task.start().send(None)
+    assert machine.task.gate.phase is Phase.DRAINING
+    assert machine.task.next_op() is Op.DONE  # what can be read again was given back
+
+
+def test_a_task_that_has_failed_is_neither_drained_nor_retired() -> None:
+    machine = Machine(by_key=False, concurrency=1, async_commit=False)
+    machine.task.gate.enter(Phase.FAILED)
+    machine.task.drain()
+    machine.task.retire()
+    assert machine.task.gate.phase is Phase.FAILED
+    assert not machine.task.has_retired
+    assert machine.task.busy

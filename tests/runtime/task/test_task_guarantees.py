@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from typing import Any
 
 import pytest
 from harness import running
@@ -21,6 +20,7 @@ from tracing import (
 )
 
 from s4node import Client, TaskApp
+from s4node.runtime.task.task import Task
 
 TASKS = 3
 USERS = [f"user-{n}" for n in range(24)]
@@ -46,15 +46,14 @@ async def traced(mode: str, order: str) -> Trace:
         app.create_input_stream("clicks", key="user", types=Click)
         settings = {**ORDERS[order], **settings, "task.window.ms": "10"}
         async with running(app, settings, partitions=TASKS) as node:
-            for task in node.tasks.values():
-                told = task.on_commit
+            loop = node.parts.loop
+            before = loop.commit
 
-                def commit(task: Any, told: Any = told) -> None:
-                    trace.note(task.partition, "commit", "begin")
-                    if told is not None:
-                        told(task)
+            def commit(task: Task) -> bool:
+                trace.note(task.partition, "commit", "begin")
+                return before(task)
 
-                task.on_commit = commit
+            loop.commit = commit  # type: ignore[method-assign]
             async with Client(node.address) as client:
                 clicks = await client.stream("clicks")
                 await clicks.send_many(CLICKS)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.runtime.task.gate import Gate, Op
+from s4node.runtime.task.gate import Gate, Inputs, Op, Phase
 from s4node.runtime.task.timers import ASIDE, OF_CONTAINER, OF_TASK, CommitBudget, Tick, Timers
 
 
@@ -54,19 +54,17 @@ def test_the_next_tick_is_always_ahead_by_an_interval_at_most(
         assert not (came and step == 0 and now == 0)
 
 
-def made(*, may: bool = False, held: bool = False, **gate: bool) -> tuple[Timers, Gate]:
+def made(*, may: bool = False, held: bool = False, **gate: object) -> tuple[Timers, Gate]:
     """That of a task with timers that are always due: whether an event may begin, or is held."""
-    its = Gate()
+    its = Gate(phase=Phase.RUNNING)
     for name, value in gate.items():
         setattr(its, name, value)
     task: Any = SimpleNamespace(
         gate=its,
         processor=SimpleNamespace(timed=True, next_due=0.0),
         settings=SimpleNamespace(commit=0, window=0, callback_timeout=0),
-        on_commit=None,
         choose=lambda: may,
         backlog=SimpleNamespace(waiting=held),
-        interrupt=lambda: None,
     )
     return Timers(task, 0.0), its
 
@@ -78,15 +76,15 @@ def made(*, may: bool = False, held: bool = False, **gate: bool) -> tuple[Timers
         ({}, True),
         ({"held": True}, True),
         ({"may": True}, False),  # events have their turn
-        ({"draining": True}, False),  # the task ends
-        ({"draining": True, "held": True}, True),  # it cannot end yet
-        ({"inputs_ended": True}, False),
-        ({"inputs_ended": True, "held": True}, True),
-        ({"inputs_ended": True, "end_told": True}, True),
+        ({"phase": Phase.DRAINING}, False),  # the task ends
+        ({"phase": Phase.DRAINING, "held": True}, True),  # it cannot end yet
+        ({"inputs": Inputs.ENDED}, False),
+        ({"inputs": Inputs.ENDED, "held": True}, True),
+        ({"inputs": Inputs.TOLD}, True),
     ],
 )
 def test_what_comes_behind_a_part_of_the_timers(
-    state: dict[str, bool], timers: bool, over: bool
+    state: dict[str, Any], timers: bool, over: bool
 ) -> None:
     timetable, gate = made(**state)
     timetable.timers_ended(over=over)
@@ -189,8 +187,6 @@ def commits(shared: CommitBudget | None = None) -> tuple[Timers, Gate]:
         gate=its,
         processor=SimpleNamespace(timed=False),
         settings=SimpleNamespace(commit=60, window=0, callback_timeout=0),
-        on_commit=lambda _: True,
-        interrupt=lambda: None,
     )
     return Timers(task, 0.0, shared), its
 

@@ -12,6 +12,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from s4node.events.event import GenericEvent
@@ -54,4 +55,11 @@ def dead_letter(
 
 def raw_of(event: Any) -> bytes:
     """An event as bytes: an array of one."""
-    return EventType(type(event)).encode([event])
+    cls: type = type(event)
+    return _type_of(cls).encode([event])
+
+
+@lru_cache(maxsize=256)
+def _type_of(cls: type) -> EventType:
+    """The type of events of a class, which takes long to make."""
+    return EventType(cls)

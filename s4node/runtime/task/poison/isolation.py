@@ -38,7 +38,11 @@ class IsolatedGate(Protocol):
     """What isolation knows of the gate of a task."""
 
     max_concurrency: int
-    end_told: bool
+
+    @property
+    def end_told(self) -> bool:
+        """Whether the task was told of the end of its inputs."""
+        ...
 
 
 class Isolated(Protocol):
@@ -53,10 +57,6 @@ class Isolated(Protocol):
 
     def own(self) -> Mapping[str, list[Any]]:
         """The events that wait here and came from nowhere but the app itself, by stream."""
-        ...
-
-    def tell(self, stream: Stream, event: Any, /) -> None:
-        """Put an event of the container's on one of the app's streams, as the task's own."""
         ...
 
 
@@ -162,19 +162,21 @@ class Isolation(Generic[T]):
         the event."""
         self._untold.append((batch, left, stream))
 
-    def taken(self) -> None:
-        """A commit is about to be taken."""
+    def taken(self) -> list[tuple[Stream, Any]]:
+        """A commit is about to be taken; returns the dead letters that are to be part of it, with
+        the streams to put them on."""
         self._end_taken = self._task.gate.end_told
         if self._suspects is not None:
             self._suspects.taken(waits=bool(self._task.own()))
-        left = []
+        left, told = [], []
         for untold in self._untold:
             batch, one, stream = untold
             if is_covered(batch, one):
-                self._task.tell(stream, one.dead_letter)
+                told.append((stream, one.dead_letter))
             else:
                 left.append(untold)
         self._untold = left
+        return told
 
     @property
     def may(self) -> bool:

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 
 class UnsaveableSearch:
-    """Which of a task's events are looked at."""
+    """Which of a task's events are looked at. ``looks`` is whether the next one is."""
 
-    __slots__ = ("_done", "_left", "_length", "_taken", "_tries", "_unseen")
+    __slots__ = ("_done", "_left", "_length", "_taken", "_tries", "_unseen", "looks")
 
     def __init__(self) -> None:
+        self.looks = False
         self._tries = 0  # searches since an event was found
         self._length = 0  # events that are looked at behind a going back,
         self._left = 0  # and how many of them are left
@@ -27,15 +28,11 @@ class UnsaveableSearch:
         self._unseen = 0  # and those of them that were not looked at
         self._taken = 0, 0  # the same of the last commit itself
 
-    @property
-    def looks(self) -> bool:
-        """Whether the next event is looked at."""
-        return self._left > 0
-
     def did(self, count: int) -> None:
         """So many events were processed, and looked at as long as it looks."""
         seen = min(count, self._left)
         self._left -= seen
+        self.looks = self._left > 0
         if seen and not self._left:
             self._length = 0
         self._done += count
@@ -64,3 +61,4 @@ class UnsaveableSearch:
         """This is of the task that takes the place of one that goes back."""
         self._tries = before._tries
         self._length = self._left = before._length
+        self.looks = self._left > 0

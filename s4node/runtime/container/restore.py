@@ -1,0 +1,277 @@
+"""The restore of tasks: how each gets back what it has kept, from the first claim to its inputs.
+
+Rules
+- A task is restored before it starts, in this order: the right to write it; its database, and
+  whether that is whole; what its producers had sent, and what was under way when its owner died;
+  its state, and what it had put for others; where its inputs begin. They are read after it has
+  started, so that the task may say where.
+- Tasks are restored together, for most of it waits for disks.
+- A task that fails is restored as well, from what it has committed last: its files stay open.
+- What was committed of a task that is done is that it is done: it rests with every owner.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from s4node import clocks
+from s4node.app.app import App
+from s4node.config import settings
+from s4node.config.config import Config
+from s4node.errors import CheckpointError, StartpointError
+from s4node.events.event import LIVE
+from s4node.events.keys import hasher_named
+from s4node.failpoints import passing
+from s4node.logger import get_logger
+from s4node.net.ingress.producer_lane import origin_of
+from s4node.offsets.checkpoint import Checkpoint
+from s4node.offsets.startpoint import Startpoint
+from s4node.offsets.startpoint_fan_out import Request, id_of_start, ids_of_start
+from s4node.offsets.system import SystemStreamPartition
+from s4node.offsets.task_claims import Claim
+from s4node.runtime.commit.committer import Committer
+from s4node.runtime.commit.recovery import Recovery
+from s4node.runtime.commit.task_commit import CommitContext, TaskCommits
+from s4node.runtime.container.partitions import Partitions
+from s4node.runtime.inputs.binding import live_of
+from s4node.runtime.inputs.job_model import JobModel
+from s4node.runtime.inputs.startpoints import Startpoints
+from s4node.runtime.inputs.system_consumers import Gained, SystemConsumers
+from s4node.runtime.loop.run_loop import RunLoop
+from s4node.runtime.task.gate import Phase
+from s4node.runtime.task.poison import in_flight_journal
+from s4node.runtime.task.task import Task
+from s4node.state import epochs
+from s4node.state.checkpoint_policy import CheckpointRetention, Policy
+from s4node.state.commit_id import shipped_of
+from s4node.state.database import Database
+from s4node.state.job import task_folder
+from s4node.state.remote_job import RemoteJob
+from s4node.state.remote_task import check_newest
+from s4node.state.rows import OUTBOX
+from s4node.state.task_state import TaskState
+from s4node.systems.live import LiveSource
+
+log = get_logger("s4node.runtime")
+
+_KEPT_EPOCHS = 2
+
+
+class Restore:
+    """Restores the tasks of ``app`` that this container gets, below ``folder`` and from ``depot``.
+
+    ``committer`` and ``consumers`` know them from then on. ``start`` is the name of this start of
+    the job, set when it is known.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        config: Config,
+        model: JobModel,
+        folder: Path,
+        depot: RemoteJob | None,
+        context: CommitContext,
+        *,
+        partitions: Partitions,
+        recovery: Recovery,
+        committer: Committer,
+        startpoints: Startpoints,
+        consumers: SystemConsumers,
+        loop: RunLoop,
+    ) -> None:
+        self.start = ""
+        self._app = app
+        self._model = model
+        self._folder = folder
+        self._depot = depot
+        self._context = context
+        self._partitions = partitions
+        self._recovery = recovery
+        self._committer = committer
+        self._startpoints = startpoints
+        self._consumers = consumers
+        self._loop = loop
+        self._hasher = hasher_named(config[settings.HASHER])
+        self._database = partial(Database, sync=config[settings.STATE_SYNC] == "full")
+        self._changes_bytes = config[settings.STATE_CHANGES_BYTES]
+        self._policy = Policy(
+            config[settings.STATE_CHECKPOINT_INTERVAL],
+            config[settings.STATE_CHECKPOINTS],
+            config[settings.STATE_CHECKPOINT_AGE],
+        )
+        self._begin_at: dict[int, tuple[Checkpoint, Mapping[SystemStreamPartition, Request]]] = {}
+        self._unused: set[str] = set()  # PEs of which that was told
+
+    async def restore(self, tasks: Collection[Task], origin: str, since: Sequence[int]) -> None:
+        """Restore these tasks, which start next. ``since`` are the epochs, by partition, from which
+        on they are ours."""
+        async with trio.open_nursery() as nursery:
+            for task in tasks:
+                nursery.start_soon(self._restore, task, origin, since[task.partition])
+        for task in tasks:  # not before it is known of all what feeds them
+            if task.gate.phase is Phase.RESTING:
+                self._loop.finished(task)
+
+    async def _restore(self, task: Task, origin: str, epoch: int) -> None:
+        model, in_thread = self._model.tasks[task.partition], self._context.in_thread
+        folder = task_folder(self._folder, model.name)
+        shipment = None if self._depot is None else self._depot.task(folder.name)
+        task.failures.isolate(self._recovery)
+
+        # the right to write it
+        passing("claim.begin")
+        above = await in_thread(epochs.highest, folder)
+        if shipment is not None:
+            above = max(above, await in_thread(shipment.highest))
+        store = self._context.store
+        assert store is not None
+        claim = await self._context.claims(store.claim, model.name, origin, epoch, above)
+        passing("claim.fenced")
+        if shipment is not None:
+            await in_thread(shipment.claim, claim.fence, origin, epoch)
+
+        # its database, and whether that is whole
+        database = await in_thread(epochs.claim, folder, claim.fence, self._database, shipment)
+        try:
+            state = TaskState(database, self._hasher, fence=claim.fence, ship=shipment)
+            if self._depot is None and (url := shipped_of(database)):
+                await in_thread(check_newest, url, folder.name, database)
+            self._check_whole(claim, state, folder)
+            keeping = CheckpointRetention(folder, claim.fence, self._policy, shipment)
+            await in_thread(keeping.begin, state)
+        except BaseException:
+            database.close()
+            raise
+        commits = TaskCommits(self._context, task, claim, state, keeping)
+        self._committer.add(commits)
+        if _is_behind(claim, state):
+            log.error(
+                "commits of a task are missing; what they had done is done again from its "
+                "inputs, and what producers were told is safe may be lost",
+                task=claim.task,
+                found=state.last[1],
+                written=claim.commit,
+                acknowledged=claim.acknowledged,
+            )
+        passing("claim.whole")
+        await in_thread(epochs.sweep, folder, _KEPT_EPOCHS, math.inf, clocks.wall())
+
+        # what its producers had sent, and what was under way when its owner died
+        producers = state.producers()
+        self._context.producers.restore(task.partition, producers)
+        positions = state.positions() | {
+            origin_of(stream, task.partition, producer): row.number
+            for (stream, producer), row in producers.items()
+        }
+        await in_thread(keeping.sweep)
+        under_way = await in_thread(in_flight_journal.enter, folder, claim.fence, positions)
+        commits.under_way = under_way
+        assert task.failures.isolation is not None
+        task.failures.isolation.watch(under_way)
+
+        # its state, and what it had put for others
+        task.keep(state, self._changes_bytes)
+        self._tell_unused(state.unused())
+        left = await in_thread(state.rows, OUTBOX)
+        self._context.exchange.open(task, state, claim.fence, left)
+
+        # where its inputs begin, and whether it does
+        kept = commits.checkpoint
+        pending = await self._startpoints.of(model.name, kept.consumed)
+        startpoints = {
+            ssp: request
+            for ssp, request in pending.items()
+            if id_of_start(self.start, ssp) not in kept.consumed
+        }
+        commits.forget(kept.consumed - ids_of_start(kept.consumed, self.start))
+        self._begin_at[task.partition] = kept, startpoints
+        if commits.done:
+            if task.may_rest and not startpoints and kept.offsets.keys() >= set(model.ssps):
+                task.gate.enter(Phase.RESTING)
+            else:
+                commits.begin_anew()
+        self._consumers.add(task, model.ssps)
+
+    async def read(self, tasks: Iterable[Task]) -> None:
+        """Read the inputs of these tasks, which have started."""
+        begin_at = [(task, self._begin_at.pop(task.partition)) for task in tasks]
+        gained = [
+            Gained(task, self._model.tasks[task.partition].ssps, *known, self.start)
+            for task, known in begin_at
+            if task.gate.phase is not Phase.RESTING
+        ]
+        for each in gained:
+            await self._check_wishes(each.task, each.ssps)
+        self._consumers.take(gained, _wishes)
+
+    async def restore_failed(self, old: Task) -> Task:
+        """Make a task in the place of one that has failed, as of its last commit; it is not started
+        yet, and is given no event before it is."""
+        commits = await self._committer.written(old)
+        new = self._partitions.replace(old, self._model.tasks[old.partition].ssps)
+        new.failures.isolate(self._recovery)
+        new.succeed(old)
+        commits.go_back(new)
+        new.keep(commits.state, self._changes_bytes)
+        self._context.exchange.go_back(new, commits.state)
+        progress = self._consumers.progress[old.partition].items()
+        committed = {str(ssp): one.committed for ssp, one in progress if one.committed is not None}
+        assert new.failures.isolation is not None
+        new.failures.isolation.poison_events.going_back(committed)
+        self._consumers.go_back(old, new)
+        return new
+
+    # -- what may be wrong -------------------------------------------------------------------
+
+    def _check_whole(self, claim: Claim, state: TaskState, folder: Path) -> None:
+        """Raise CheckpointError where a task has been set back, and others cannot go back."""
+        if claim.linked and _is_behind(claim, state):
+            raise CheckpointError(
+                f"task {claim.task!r} has lost commits: {folder} has {state.last[1]} of "
+                f"{claim.commit} that were begun; others were told of {claim.acknowledged}. It had "
+                f"put events for other tasks or on streams, or had taken theirs, and they have "
+                f"gone on: so it cannot begin again where it was without counting twice. To go on "
+                f"it needs all tasks as of one moment: restore {self._folder} as a whole from a "
+                f"backup that was made while the job stood; or remove it to begin anew, which puts "
+                f"on streams again what is there already"
+            )
+
+    def _tell_unused(self, pes: Iterable[str]) -> None:
+        """Say, once for all tasks, that a PE class was renamed or removed and its state was not."""
+        new = sorted(set(pes) - self._unused)
+        if new:
+            self._unused.update(new)
+            log.warning(
+                "state of PE classes that the app no longer has is kept, and not used",
+                pes=new,
+                folder=str(self._folder),
+            )
+
+    async def _check_wishes(self, task: Task, ssps: Collection[SystemStreamPartition]) -> None:
+        """A task may only say where its own inputs begin."""
+        for ssp, startpoint in _wishes(task).items():
+            if ssp.system == LIVE:
+                live = LiveSource(live_of(self._app), len(self._model.tasks))
+                await live.resolve(ssp, startpoint)
+            elif ssp not in ssps:
+                raise StartpointError(
+                    f"task {task.partition} says where {ssp} begins, and does not read it; it "
+                    f"reads {', '.join(map(str, ssps)) or 'nothing'}"
+                )
+
+
+def _is_behind(claim: Claim, state: TaskState) -> bool:
+    """Whether a database does not have all commits that were written."""
+    # the last one that was begun may not have been written; those that others were told of were
+    return state.last[1] < max(claim.commit - 1, claim.acknowledged)
+
+
+def _wishes(task: Task) -> Mapping[SystemStreamPartition, Startpoint]:
+    starts: Mapping[SystemStreamPartition, Startpoint] = task.starts
+    return starts
