@@ -86,17 +86,8 @@ async def test_the_commands_of_the_page_print_what_it_says(
             assert matches(told, (done.stdout + done.stderr).splitlines()), (command, done)
         if command == commands()[3][0]:  # what the page says next: it goes back, and once
             assert "2 clicks" in await life(2)
-            done = await run_s4(
-                "startpoint",
-                "set",
-                "clicks",
-                "log.clicks[0]",
-                "--offset",
-                "3",
-                *state,
-                cwd=tmp_path,
-            )
-            await life(0)
+            place = ("clicks", "log.clicks[0]")
+            done = await run_s4("startpoint", "set", *place, "--offset", "3", *state, cwd=tmp_path)
     assert len(commands()) == 8
     system.put("clicks", 0, GenericEvent(user="ann"))
     assert "1 clicks" in await life(1)  # as if nothing had been
@@ -579,9 +570,9 @@ async def test_s4_state_without_the_url_says_that_there_may_be_more(nodes: Nodes
 async def test_what_would_stop_the_next_owner_is_told_to_who_looks(nodes: Nodes) -> None:
     nodes.append(10, "ta", "tb")
     await nodes.run("x", 20)
-    await nodes.run("y", 0)
     nodes.append(10, "ta")
     await nodes.run("x", 10, shipped=False)
+    await nodes.run("y", 10)
     done = await nodes.s4("state scan two", "x")
     assert (done.returncode, done.stdout) == (1, "")
     place = nodes.folder / "x" / "default" / "two" / "tasks" / "Partition%200"

@@ -425,7 +425,9 @@ async def test_a_callback_that_does_not_come_in_time_stops_the_container_and_is_
                 callback.complete()
 
     values = settings | {"task.callback.timeout.ms": "60", "task.max.concurrency": "3"}
-    with pytest.raises(CallbackError, match=r"'Partition 0' .* clicks\[0\]@1 within 0.06 s"):
+    with pytest.raises(
+        CallbackError, match=r"'Partition 0' .* clicks\[0\]@1 was not ended within 0.06 s"
+    ):
         async with running(Job(Forget), values):
             await trio.sleep_forever()
 
@@ -439,7 +441,7 @@ async def test_an_async_process_that_hangs_is_found_by_the_timeout_too(
         async def process(self, *_: Any) -> None:
             await trio.sleep_forever()
 
-    with pytest.raises(CallbackError, match=r"clicks\[0\]@0 within 0.05 s"):
+    with pytest.raises(CallbackError, match=r"clicks\[0\]@0 was not ended within 0.05 s"):
         async with running(Job(Hang), settings | {"task.callback.timeout.ms": "50"}):
             await trio.sleep_forever()
 
@@ -527,7 +529,7 @@ async def test_a_plain_process_that_hangs_in_a_thread_is_found_by_the_timeout_to
         gate.wait(30)
 
     values = THREADS | {"task.callback.timeout.ms": "50", "task.shutdown.ms": "100"}
-    with pytest.raises(CallbackError, match=r"clicks\[0\]@0 within 0.05 s"):
+    with pytest.raises(CallbackError, match=r"clicks\[0\]@0 was not ended within 0.05 s"):
         async with running(Job(lambda: Plain(hang)), settings | values):
             await trio.sleep_forever()
     assert not gate.is_set()
