@@ -351,8 +351,9 @@ class DurableAdmission(StreamAdmission):
         return ""
 
     def _full(self, producer: str) -> bool:
-        """Return True if there is no room for another producer, and this is one."""
-        if len(self._known) + len(self.lanes) < self.most * len(self.stages):
+        """Return True if there is no room for another producer, and this is one. A node without a
+        partition of the stream keeps nothing of it."""
+        if not self.stages or len(self._known) + len(self.lanes) < self.most * len(self.stages):
             return False
         return all(self._number(producer, partition) is None for partition in self.stages)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import trio
 import trio.testing
@@ -91,7 +94,8 @@ async def test_what_is_reported_after_the_turn_of_a_sleeping_loop_gets_another_t
             told = False
             loop.nudge()
 
-    loop = RunLoop(max_events=1, max_seconds=1, after_turn=after_turn)
+    shell: Any = SimpleNamespace(after_turn=after_turn, commit=None)  # there are no tasks
+    loop = RunLoop(max_events=1, max_seconds=1, shell=shell)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(loop.run)
         await trio.testing.wait_all_tasks_blocked()

@@ -211,7 +211,7 @@ class Node:
         """A commit that is taken now covers what is done, no less and no more."""
         admission = self.port.admission
         assert isinstance(admission, DurableAdmission)
-        row = admission.take(0, 0.0, 0).lanes.get(self.lane)
+        row = admission.take(0).lanes.get(self.lane)
         number = 0 if row is None else row.number
         done = self.processed | self.sent_on
         good = {n for n, kind in enumerate(self.kinds) if kind in (GOOD, STRAY)}

@@ -58,7 +58,7 @@ def test_the_answer_tells_types_routing_partitions_and_the_largest_frame(
         (CLICK.declaration,),
         routing,
         2,
-        (wire.Position(0, 0, 1000, 0), wire.Position(1, 0, 1000, 0)),
+        (wire.Position(0, 0, 1000, 0, 1), wire.Position(1, 0, 1000, 0, 1)),
         headers={wire.MAX_FRAME_BYTES: 4096, wire.PRODUCER: "p"},
     )
 

@@ -133,7 +133,7 @@ async def test_a_way_that_an_earlier_version_of_s4node_has_saved_is_gone_on_with
     """That had one life for all ways of a task, and no row of it beside them."""
     lives = cycle(["abc", ""])
     with trio.fail_after(60), monkeypatch.context() as patched:
-        patched.setattr(exchange, "tokens", SimpleNamespace(fresh=lambda _: next(lives)))
+        patched.setattr(exchange, "tokens", SimpleNamespace(later=lambda: next(lives)))
         async with cluster.relays(), cluster.counts():
             await cluster.come(*USERS * 20)
     with trio.fail_after(60):
