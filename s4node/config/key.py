@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Generic, TypeVar
 
 from s4node.config import kinds
@@ -43,7 +44,7 @@ class Pattern(ConfigKey[T]):
 
     example: str
 
-    @property
+    @cached_property
     def ends(self) -> tuple[str, str]:
         """The text before and after the placeholder."""
         before, _, rest = self.name.partition("<")
@@ -52,5 +53,7 @@ class Pattern(ConfigKey[T]):
     def placeholder_of(self, name: str) -> str | None:
         """The text in the placeholder's place; None if ``name`` is not of this family."""
         before, after = self.ends
+        if not name.startswith(before):
+            return None
         middle = name[len(before) : len(name) - len(after)]
         return middle if name == before + middle + after and kinds.is_name(middle) else None

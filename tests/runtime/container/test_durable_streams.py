@@ -683,12 +683,12 @@ async def test_troubles_of_commits_that_pass_do_not_add_up(
 
         monkeypatch.setattr(TaskClaims, name, once)
 
-    failing("check")  # behind a commit
+    failing("acknowledge")  # behind a commit
     failing("renew")  # before one
     async with running(CountingApp(), often) as container, Client(container.address) as client:
         assert container.replay is not None
         clicks = await client.stream("clicks")
-        for name in ("check", "renew"):
+        for name in ("acknowledge", "renew"):
             fails.append(name)
             await clicks.send_many(clicks_of(0, 10))
             assert await clicks.flush() == []

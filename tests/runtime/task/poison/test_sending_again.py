@@ -127,7 +127,7 @@ async def test_a_replay_that_was_killed_is_known_as_long_as_its_dead_letter_is_t
                 await client.flush()
                 client.abandon()
             while (
-                "client-"
+                "from 'client-"
                 in (await run_s4("checkpoint", "show", "counts", *words, cwd=tmp_path)).stdout
             ):
                 await trio.lowlevel.checkpoint()
