@@ -12,6 +12,7 @@ Rules
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from s4node.config import kinds
@@ -80,7 +81,7 @@ class Config:
 
     def matching(self, pattern: Pattern[T]) -> dict[str, T]:
         """The values of a family of keys, by the text in the placeholder's place."""
-        found = ((pattern.placeholder_of(entry.name), entry.value) for entry in self.items())
+        found = ((pattern.placeholder_of(entry.name), entry.value) for entry in self._members)
         return {placeholder: value for placeholder, value in found if placeholder is not None}
 
     def origin(self, setting: Setting[Any] | str) -> str:
@@ -93,6 +94,11 @@ class Config:
     def items(self) -> Iterator[Entry]:
         """Every setting in the order of the list, then the members of families as they came."""
         return iter(self._entries.values())
+
+    @cached_property
+    def _members(self) -> list[Entry]:
+        """Those of families: the names of other settings are in no family."""
+        return [entry for name, entry in self._entries.items() if name not in _SETTINGS]
 
     def _changed(self, lines: Sequence[Line | Problem]) -> Config:
         results = [line if isinstance(line, Problem) else _checked(line) for line in lines]
