@@ -241,18 +241,28 @@ class SystemConsumers:
                     taker.progress.committed = taker.next
                 self.progress[taker.task.partition][taker.ssp] = taker.progress
                 self._begun[taker.task.partition].append(taker)
-            await self._keep_begin(takers)
+            readers_of: dict[SystemStreamPartition, list[Taker]] = {}
             for taker in takers:
-                self._join(taker)
-                await self._bootstrap(taker, system)
+                readers_of.setdefault(taker.ssp, []).append(taker)
+            async with trio.open_nursery() as nursery:
+                for readers in readers_of.values():
+                    nursery.start_soon(self._begin_partition, readers, system)
         self._beginning = [each for each in self._beginning if each not in takers]
         self.released()  # there may be no turn for long
 
-    async def _keep_begin(self, takers: list[Taker]) -> None:
-        """Return when it is committed where each of these begins."""
+    async def _begin_partition(self, takers: list[Taker], system: System) -> None:
+        """Feed the tasks that read a partition, which is read once for all of them, as soon as it
+        is committed where they begin: that of another partition may wait for a long window."""
         for taker in takers:
             self._want_kept(taker)
         await self.wait(lambda: all(_is_kept(taker) for taker in takers))
+        for taker in takers:
+            self._join(taker)
+            await self._bootstrap(taker, system)
+        for taker in takers:
+            self._beginning.remove(taker)
+        self.tell_ends(takers[0].ssp)
+        self.released()
 
     def _want_kept(self, taker: Taker) -> None:
         if not _is_kept(taker):
@@ -324,6 +334,8 @@ class SystemConsumers:
         partitions of a stream hears of the end when all have ended that are read here."""
         over = [each for each in self._feeds.values() if each.ssp == ssp]
         if self._keyed_of(ssp) is not None:
+            if any(_name(taker.ssp) == _name(ssp) for taker in self._beginning):
+                return
             over = [each for each in self._feeds.values() if each.ssp.stream == ssp.stream]
         if all(each.ended for each in over):
             for taker in [taker for each in over for taker in each.takers.values()]:

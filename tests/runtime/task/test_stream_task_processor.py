@@ -857,14 +857,18 @@ async def test_ticks_of_a_window_coalesce_and_a_slow_one_is_warned_of_once(
     assert capsys.readouterr().err.count("a window takes longer than the time between two") == 1
 
 
+@pytest.mark.parametrize("start", [0.0, 0.05], ids=["at once", "starts longer than a window"])
 async def test_a_window_of_one_task_does_not_hold_up_the_others(
-    system: MemorySystem, settings: dict[str, str]
+    system: MemorySystem, settings: dict[str, str], start: float
 ) -> None:
     fill(system, 2, 1)
     inside = trio.Event()
     go_on = trio.Event()
 
     class Waits(Awaiting):
+        def init(self, _p: Any, _c: Any) -> None:
+            time.sleep(start)
+
         async def window(self, _c: Any, _k: Any) -> None:
             if app.tasks[0] is self:
                 inside.set()
