@@ -60,6 +60,16 @@ class _Reading:
         self.told: set[int] = set()  # fingerprints
 
 
+def lost_end(place: str, number: int, end: int) -> str:
+    """What is wrong with a position beyond the end of its epoch."""
+    return (
+        f"the events of {place} from offset {end} to {number} are lost, in a power cut or since "
+        f"an older copy of its file was put back: the log goes on at {end} with other events. A "
+        f"job that is started again goes on there, with what it has counted; a program starts at "
+        f"{end}"
+    )
+
+
 class Feed:
     """Feeds the readers at the other end of ``connection``; ``node`` and ``headers`` are told."""
 
@@ -139,6 +149,7 @@ class Feed:
         start: Any = hello.headers.get(wire.START, wire.UPCOMING)
         found = []
         if start == wire.POSITIONS:
+            epochs = dict(hello.headers.get(wire.EPOCHS, ()))
             for position in hello.positions:
                 if not 0 <= position.partition < len(hosted.partitions):
                     raise StartpointError(
@@ -147,6 +158,9 @@ class Feed:
                     )
                 partition = hosted.partitions[position.partition]
                 bounds = partition.bounds
+                epoch = epochs.get(position.partition)
+                if epoch and position.number > (end := bounds.end_of(epoch)):
+                    raise StartpointError(lost_end(str(partition), position.number, end))
                 if not 0 <= position.number <= bounds.upcoming:
                     raise StartpointError(
                         f"{hosted.name}[{position.partition}] has no offset {position.number}: it "
@@ -179,6 +193,8 @@ class Feed:
         headers = {**self._headers, wire.READER: reading.reader, wire.LOG: True}
         if error is not None:
             headers[wire.FAULT] = type(error).__name__
+        if cursors:
+            headers[wire.EPOCHS] = [(c.partition.number, c.partition.bounds.epoch) for c in cursors]
         types = reading.hosted.types
         reading.told |= types.keys()
         return wire.encode_frame(

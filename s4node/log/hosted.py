@@ -404,6 +404,7 @@ def _described(partition: LogPartition) -> Mapping[str, Any]:
         "partition": partition.number,
         "oldest": bounds.oldest,
         "upcoming": bounds.upcoming,
+        "epochs": bounds.epochs,
         "bytes": partition.size,
         "last_ms": partition.last_ms,
     }

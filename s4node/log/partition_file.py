@@ -7,6 +7,9 @@ Rules
 - A process that dies loses nothing that was committed, with any ``sync``: it is with the kernel by
   then. A power cut loses nothing with ``full``; with ``normal`` what was committed since the
   write-ahead log was last worked off, but the file is sound; with ``none`` it may damage the file.
+- A new epoch of the partition begins when it is opened after anything but a clean close: its last
+  events may be gone, and what comes has their offsets. Opening and closing wait for the disk,
+  whatever ``sync`` is. With ``none`` no close is clean. A copy that was put back is another file.
 - Only whole rows are deleted, from the old end. The oldest offset is written with them, so it
   survives the last row.
 - The write-ahead log is worked off by a connection of its own (:meth:`PartitionFile.work_off`), in
@@ -27,8 +30,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from s4node import clocks
 from s4node.errors import StoreError
 from s4node.events.schema import TypeDecl
+from s4node.failpoints import passing
 from s4node.log.ledger import Ledger, Plan
 from s4node.log.partition_database import (
     PAGE_BYTES,
@@ -72,6 +77,9 @@ class PartitionFile:
         not ask again what may be written."""
         self._synchronous = f"PRAGMA synchronous = {_SYNCHRONOUS[sync]}"
         self._sync = sync
+        self.epochs: tuple[tuple[int, int], ...] = ()
+        """Each epoch, with the first offset of its events."""
+        self._entered = False
         self._wal = path.with_name(f"{path.name}-wal")
         self._database = PartitionDatabase(path, "rw")
         try:
@@ -81,6 +89,8 @@ class PartitionFile:
                 self._set_up()
                 self._database.writing = True
                 self.load()
+                with contextlib.suppress(NotTaken):  # it is done before the first write, then
+                    self._enter()
                 # others' writes are waited for by trying again: it holds nobody up meanwhile
                 self._database.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
         except NotTaken as error:
@@ -97,6 +107,28 @@ class PartitionFile:
         # some builds overwrite what is deleted: deleting would cost as much as writing
         self._database.execute("PRAGMA secure_delete = OFF")
         self._database.execute(f"PRAGMA wal_autocheckpoint = {MAX_WAL_BYTES // PAGE_BYTES}")
+
+    def _enter(self) -> None:
+        """Begin an epoch, unless the file is as the last owner has closed it."""
+        self._database.execute("PRAGMA synchronous = FULL")
+        with self._database.transaction():
+            clean = self._database.one("SELECT value FROM meta WHERE name = 'clean'")
+            if clean != (self._opened.st_ino,):
+                upcoming = self.ledger.upcoming
+                last = self._database.one("SELECT ifnull(max(epoch), 0) FROM epochs")[0]
+                epoch = max(int(clocks.wall() * 1000), last + 1)  # a copy's must not be equal
+                self._database.execute("DELETE FROM epochs WHERE first >= ?", (upcoming,))
+                self._database.execute("INSERT INTO epochs VALUES (?, ?)", (epoch, upcoming))
+            self._database.execute(
+                "DELETE FROM epochs WHERE epoch < (SELECT max(epoch) FROM epochs WHERE first <= ?)",
+                (self._oldest,),
+            )
+            self._database.execute("DELETE FROM meta WHERE name = 'clean'")
+        passing("disk.synced")
+        self._database.execute(self._synchronous)
+        found = self._database.execute("SELECT epoch, first FROM epochs ORDER BY epoch")
+        self.epochs = tuple(found)
+        self._entered = True
 
     def load(self) -> None:
         """Read the book from the file, as it stands there."""
@@ -130,6 +162,9 @@ class PartitionFile:
         """Write a plan of ``ledger`` in one transaction, and settle it."""
         if not plan.producers:
             return
+        if not self._entered:
+            with self._database.explained():
+                self._enter()
         total = self._total
         rows: list[tuple[Any, ...]] = []
         for entry in plan.entries:
@@ -225,6 +260,15 @@ class PartitionFile:
 
     def close(self) -> None:
         """Close the file; everything that was written stays."""
+        with contextlib.suppress(sqlite3.Error, StoreError, NotTaken):
+            if self._entered and self._sync != "none":
+                self._sizes()  # it is still the partition's
+                self._database.execute("PRAGMA synchronous = FULL")
+                with self._database.transaction():
+                    self._database.execute(
+                        "INSERT OR REPLACE INTO meta VALUES ('clean', ?)", (self._opened.st_ino,)
+                    )
+                passing("disk.synced")
         with contextlib.suppress(sqlite3.Error):
             self._database.close()
 
@@ -294,6 +338,7 @@ class Standing(NamedTuple):
     producers: Mapping[str, KeptProducer] = {}
     types: Mapping[int, TypeDecl] = {}
     forgotten: Sequence[str] = ()
+    epochs: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(
@@ -314,4 +359,5 @@ class Standing(NamedTuple):
             producers,
             types,
             forgotten,
+            file.epochs,
         )

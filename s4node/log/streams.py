@@ -174,7 +174,7 @@ class LogPartition:
 
     def _told(self, standing: Standing) -> None:
         self._standing = standing
-        self._bounds = Bounds(standing.oldest, standing.upcoming)
+        self._bounds = Bounds(standing.oldest, standing.upcoming, epochs=standing.epochs)
         for name, known in standing.producers.items():
             if name not in self.producers:
                 self.on_producer(name, known)

@@ -28,17 +28,20 @@ KEY_ENCODING = "utf8-msgpack/4096"
 class Checkpoint:
     """The progress of a task: the next offset by ``(system, stream, partition)``.
 
+    ``epochs`` are those of the partitions as of which the offsets are known, where there are any.
     ``written_ms`` is when it was written (Unix time). ``consumed`` are ids of startpoints.
     """
 
     offsets: Mapping[tuple[str, str, int], int] = field(default_factory=dict)
     written_ms: int = 0
     consumed: frozenset[str] = frozenset()
+    epochs: Mapping[tuple[str, str, int], int] = field(default_factory=dict, compare=False)
 
     def over(self, before: Checkpoint) -> Checkpoint:
         """This one, plus what only ``before`` has."""
         offsets = {**before.offsets, **self.offsets}
-        return Checkpoint(offsets, self.written_ms, self.consumed | before.consumed)
+        epochs = {**before.epochs, **self.epochs}
+        return Checkpoint(offsets, self.written_ms, self.consumed | before.consumed, epochs)
 
     def without(self, startpoints: Collection[str]) -> Checkpoint:
         """This one, without startpoints that are forgotten everywhere else."""

@@ -37,6 +37,7 @@ class InputProgress:
     __slots__ = (
         "_low",
         "committed",
+        "epoch",
         "on_refused",
         "on_safe",
         "origin",
@@ -50,6 +51,8 @@ class InputProgress:
         self.origin = str(ssp)
         self.start = start
         self.committed: int | None = None
+        self.epoch = 0
+        """The epoch of the partition as of which ``safe`` is known; 0 where there are none."""
         self.on_refused = on_refused
         self.on_safe: Callable[[int], None] | None = None
         self.startpoints: frozenset[str] = frozenset()

@@ -16,7 +16,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from s4node.events.event import EventBatch
@@ -40,11 +40,25 @@ class Bounds:
 
     They are equal if it is empty. ``end`` is the offset at which the stream ends for good, None if
     it does not.
+
+    ``epochs`` is the history: each epoch, a number that rises, with the first offset of its events.
+    A new epoch begins when the last events of the one before may be lost, for what comes then has
+    their offsets. Empty where nothing is ever lost so.
     """
 
     oldest: int
     upcoming: int
     end: int | None = None
+    epochs: tuple[tuple[int, int], ...] = field(default=(), compare=False)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is now; 0 where there are none."""
+        return self.epochs[-1][0] if self.epochs else 0
+
+    def end_of(self, epoch: int) -> int:
+        """The offset behind the last event that has remained of an epoch."""
+        return next((first for each, first in self.epochs if each > epoch), self.upcoming)
 
 
 class EndOfStream:

@@ -7,6 +7,7 @@ Rules
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -32,6 +33,10 @@ WRITTEN = "written"
 
 DONE = "done"
 """The fact in which run of its job a task was done; 0 for none."""
+
+
+EPOCH_OF = "epoch of "
+"""The fact as of which epoch of a place its position is; 0 where that is not known."""
 
 
 def safe_name(name: str) -> str:
@@ -70,7 +75,11 @@ def task_folder(folder: Path, task: str) -> Path:
 
 def checkpoint_of(state: TaskState) -> Checkpoint:
     """The progress of a task, as of its last commit."""
-    return Checkpoint.at(state.positions(), state.meta(WRITTEN) or 0, state.consumed())
+    positions = state.positions()
+    found = Checkpoint.at(positions, state.meta(WRITTEN) or 0, state.consumed())
+    known = zip(found.offsets, positions, strict=True)
+    epochs = {at: epoch for at, place in known if (epoch := state.meta(EPOCH_OF + place))}
+    return dataclasses.replace(found, epochs=epochs)
 
 
 class Progress(NamedTuple):
@@ -126,6 +135,8 @@ def replace(
             CheckpointRetention(place, claim.fence, Policy(0, 1, 0), shipment).begin(state)
             state.set_meta(WRITTEN, checkpoint.written_ms)
             state.set_meta(DONE, 0)
+            for input_place in checkpoint.positions():
+                state.set_meta(EPOCH_OF + input_place, 0)
             state.begin_commit(checkpoint.positions())
             store.renew(claim, checkpoint.written_ms, state.last[1] + 1)
             state.write()

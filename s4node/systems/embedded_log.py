@@ -104,7 +104,8 @@ class EmbeddedLog:
         found = partitions[ssp.partition]
         if "damage" in found:
             raise StoreCorrupt(found["damage"])
-        return Bounds(found["oldest"], found["upcoming"])
+        epochs = tuple((epoch, first) for epoch, first in found["epochs"])
+        return Bounds(found["oldest"], found["upcoming"], epochs=epochs)
 
     async def resolve(self, ssp: SystemStreamPartition, startpoint: Startpoint) -> int:
         bounds = await self.bounds(ssp)
@@ -134,7 +135,8 @@ class EmbeddedLog:
                 f"latest"
             )
         self._last += 1
-        reader = _Reader(self, ssp, offset, types, f"{self._me}-{self._last}")
+        name = f"{self._me}-{self._last}"
+        reader = _Reader(self, ssp, offset, types, name, bounds.epoch)
         self._readers.add(reader)
         self._link.add(reader.reading)
         return reader
@@ -342,6 +344,7 @@ class _Reader:
         offset: int,
         types: Sequence[type],
         name: str,
+        epoch: int,
     ) -> None:
         self.ssp = ssp
         self.position = offset
@@ -358,6 +361,7 @@ class _Reader:
             window_bytes=WINDOW_BYTES,
             others=tuple(types) == (GenericEvent,),
             deliver=self._arrived.append,
+            epochs={ssp.partition: epoch},
             on_credit=log._wake,
         )
 
@@ -367,6 +371,12 @@ class _Reader:
         if place is None or place.upcoming is None:
             return None
         return max(0, place.upcoming - self.position)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the partition as of which ``position`` is known; 0 before any is."""
+        place = self.reading.places.get(self.ssp.partition)
+        return 0 if place is None else place.epoch
 
     async def read(self) -> InputBatch | EndOfStream:
         await trio.lowlevel.checkpoint()

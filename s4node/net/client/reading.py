@@ -56,12 +56,13 @@ class Place:
     what the node's next event will get, as it was last heard.
     """
 
-    __slots__ = ("limit", "lost", "partition", "passed", "position", "upcoming")
+    __slots__ = ("epoch", "limit", "lost", "partition", "passed", "position", "upcoming")
 
     def __init__(self, partition: int, position: int) -> None:
         self.partition = partition
         self.position = self.passed = self.limit = position
         self.upcoming: int | None = None
+        self.epoch = 0  # that of the position, where the node has told one
         self.lost = False
 
 
@@ -109,6 +110,7 @@ class Reading:
         window_bytes: int,
         others: bool,
         deliver: Callable[[Arrived | Lost], None],
+        epochs: Mapping[int, int] = {},
         on_credit: Callable[[], None] = lambda: None,
     ) -> None:
         self.stream = stream
@@ -124,6 +126,7 @@ class Reading:
         self.said: list[bytes] = []
         self._missed = self._missed_before = 0
         self._start = start
+        self._epochs = dict(epochs)
         self._window = window
         self._window_bytes = window_bytes
         self._deliver = deliver
@@ -172,9 +175,14 @@ class Reading:
                 "",
                 self.stream,
                 positions=tuple(wire.Position(p.partition, p.position, p.limit) for p in places),
-                headers={wire.SUBSCRIBE: True, wire.START: start},
+                headers={wire.SUBSCRIBE: True, wire.START: start, **self._known_epochs(places)},
             )
         )
+
+    def _known_epochs(self, places: Sequence[Place]) -> dict[str, Any]:
+        known = [(p.partition, p.epoch or self._epochs.get(p.partition, 0)) for p in places]
+        epochs = [each for each in known if each[1]]
+        return {wire.EPOCHS: epochs} if epochs else {}
 
     def take_said(self) -> list[bytes]:
         """What is to be sent."""
@@ -266,10 +274,12 @@ class Reading:
             place = self.places[0] = Place(0, 0)
             place.limit = self.window
             return
+        epochs = dict(answer.headers.get(wire.EPOCHS, ()))
         for position in answer.positions:
             if position.partition not in self.places:
                 self.places[position.partition] = Place(position.partition, position.number)
             place = self.places[position.partition]
+            place.epoch = epochs.get(position.partition, 0)
             place.upcoming = position.safe
             place.limit = max(place.position, position.limit)
             self._credit(place)

@@ -109,6 +109,10 @@ OLDEST, UPCOMING, POSITIONS = "oldest", "upcoming", "positions"
 """Values of the header ``start``; the second is also a header of a log's data frames: the number
 that the next event of the partition will get."""
 
+EPOCHS = "epochs"
+"""Header of a hello from or to a reader of a log: the epoch of each partition's position, as pairs
+of partition and epoch. A log refuses a position beyond the end of its epoch."""
+
 READER = "reader"
 """Header of a node's hello to a reader: which of the connection's readers it answers."""
 

@@ -42,7 +42,7 @@ from s4node.runtime.outputs.exchange import Exchange
 from s4node.runtime.task.poison.in_flight_journal import InFlightJournal
 from s4node.runtime.task.task import Task
 from s4node.state.checkpoint_policy import CheckpointRetention
-from s4node.state.job import DONE, WRITTEN, checkpoint_of
+from s4node.state.job import DONE, EPOCH_OF, WRITTEN, checkpoint_of
 from s4node.state.task_state import TaskState
 
 log = get_logger("s4node.runtime")
@@ -65,6 +65,7 @@ class TaskProgress(NamedTuple):
     offsets: Mapping[SystemStreamPartition, int]
     consumed: frozenset[str]
     producers: TakenProducers
+    epochs: Mapping[SystemStreamPartition, int] = {}
 
     @property
     def rows(self) -> tuple[dict[str, int], frozenset[str], KeptProducers]:
@@ -131,6 +132,7 @@ class TaskCommits:
 
     __slots__ = (
         "_context",
+        "_epochs",
         "_expire_at",
         "_failing_since",
         "_written_ms",
@@ -161,6 +163,7 @@ class TaskCommits:
         self.keeping = keeping
         self.under_way: InFlightJournal | None = None
         self.checkpoint = checkpoint_of(state)
+        self._epochs = dict(self.checkpoint.epochs)
         self.writing = False  # a commit is under way
         self.pending: TaskProgress | None = None  # what to write next, if it is all
         self.again = False  # a commit was asked for meanwhile
@@ -191,6 +194,7 @@ class TaskCommits:
         self.again = False
         self._expire_at = {}
         self.state = self.state.reloaded()
+        self._epochs = dict(checkpoint_of(self.state).epochs)
         self.pending = None
 
     def forget(self, startpoints: Collection[str]) -> None:
@@ -236,7 +240,9 @@ class TaskCommits:
         """The progress as it is now."""
         partition = self.task.partition
         offsets, consumed = taken(self._context.progress.get(partition, {}))
-        return TaskProgress(offsets, consumed, self._context.producers.take(partition))
+        epochs = {ssp: self._context.progress[partition][ssp].epoch for ssp in offsets}
+        producers = self._context.producers.take(partition)
+        return TaskProgress(offsets, consumed, producers, epochs)
 
     # -- one commit ------------------------------------------------------------------------------
 
@@ -245,6 +251,10 @@ class TaskCommits:
         began = clocks.cpu()
         self._written_ms = now_ms()
         self.state.set_meta(WRITTEN, self._written_ms)
+        for ssp, epoch in what.epochs.items():
+            if self._epochs.get(ssp, 0) != epoch:
+                self._epochs[ssp] = epoch
+                self.state.set_meta(f"{EPOCH_OF}{ssp}", epoch)
         if self.task.done:
             self.state.set_meta(DONE, self._context.run)
         self._context.exchange.begin(self.task)
@@ -373,7 +383,7 @@ class TaskCommits:
         self._context.commits += 1
         if self.task.failures.isolation is not None:
             self.task.failures.isolation.written()
-        offsets, consumed, producers = what
+        offsets, consumed, producers, _ = what
         keyed: dict[tuple[str, str, int], int] = dict(offsets.items())
         self.checkpoint = Checkpoint(keyed, self._written_ms, consumed).over(self.checkpoint)
         progress = self._context.progress.get(self.task.partition, {})

@@ -30,13 +30,14 @@ log = get_logger("s4node.runtime")
 
 class Known(NamedTuple):
     """What there is to say where a task goes on with an input: the wish of its ``init``, a pending
-    startpoint, and the offset of its checkpoint. ``start`` is the id of what this start of the job
-    says; empty where the task has begun there already."""
+    startpoint, and the offset of its checkpoint with its ``epoch``, 0 without. ``start`` is the id
+    of what this start of the job says; empty where the task has begun there already."""
 
     wish: Startpoint | None
     request: Request | None
     kept: int | None
     start: str
+    epoch: int = 0
 
 
 class StartingOffsets:
@@ -62,7 +63,7 @@ class StartingOffsets:
             return await self._requested(system, ssp, task, known.request), "startpoint"
         reset = self._resets(ssp) and known.start
         if known.kept is not None and not reset:
-            return await self._checkpointed(system, ssp, known.kept), "checkpoint"
+            return await self._checkpointed(system, ssp, known.kept, known.epoch), "checkpoint"
         if not reset and ssp.partition >= self._grown.get(f"{ssp.system}.{ssp.stream}", math.inf):
             return await system.resolve(ssp, Oldest()), "a new partition"
         word = default_offset(self._config, ssp.system, ssp.stream)
@@ -90,8 +91,18 @@ class StartingOffsets:
                 f"take it back: {deleting(self._config, self._name, ssp)}"
             ) from error
 
-    async def _checkpointed(self, system: System, ssp: SystemStreamPartition, kept: int) -> int:
+    async def _checkpointed(
+        self, system: System, ssp: SystemStreamPartition, kept: int, epoch: int
+    ) -> int:
         bounds = await system.bounds(ssp)
+        if epoch and kept > (end := bounds.end_of(epoch)):
+            log.error(
+                "the end of an input is lost, and stays counted; what has come since is read",
+                input=str(ssp),
+                events=kept - end,
+                goes_on_at=end,
+            )
+            kept = end
         if kept > bounds.upcoming:
             raise CheckpointError(
                 f"the checkpoint of {ssp} goes on at offset {kept}, and {ssp} ends at "

@@ -173,6 +173,7 @@ class SystemConsumers:
                     startpoints.get(ssp),
                     kept.offsets.get(ssp),
                     "" if mark in kept.consumed else mark,
+                    kept.epochs.get(ssp, 0),
                 )
                 taker = Taker(task, ssp, known)
                 taker.undecoded = partial(self._undecoded, taker)
