@@ -149,7 +149,7 @@ class Feed:
         start: Any = hello.headers.get(wire.START, wire.UPCOMING)
         found = []
         if start == wire.POSITIONS:
-            epochs = dict(hello.headers.get(wire.EPOCHS, ()))
+            epochs = wire.pairs(hello.headers, wire.EPOCHS)
             for position in hello.positions:
                 if not 0 <= position.partition < len(hosted.partitions):
                     raise StartpointError(

@@ -146,6 +146,21 @@ class HostedStream:
         from_here = msgspec.structs.replace(hello, positions=tuple(starts))
         return self.admission.hello(from_here, connection, now), ""
 
+    def lost(self, hello: wire.Hello) -> list[tuple[int, int]]:
+        """The partitions that lack events which they have acknowledged to a producer, and from
+        which number on. Parts for other partitions are not looked at."""
+        found = []
+        for position in hello.positions:
+            lane = (hello.peer, position.partition)
+            if lane in self.admission.lanes or not 0 <= position.partition < len(self.partitions):
+                continue
+            partition = self.partitions[position.partition]
+            row = partition.producers.get(hello.peer)
+            number = 0 if row is None else row.number
+            if number < position.number and not partition.damage:
+                found.append((position.partition, number))
+        return found
+
     def _behind_parts(self, producer: str) -> dict[int, int]:
         """The numbers behind all parts of a producer's frames, by the lane that they came by."""
         behind: dict[int, int] = {}

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import structlog
 import trio
 
 from s4node import Client, Event
@@ -104,6 +105,36 @@ async def test_after_a_power_cut_of_the_log_a_job_reads_all_new_events_and_tells
             async with s4_process(*job, cwd=tmp_path) as reader:  # and it is told once
                 await until(lambda: "input goes on" in reader.errors)
                 assert "stays counted" not in reader.errors
+
+
+@pytest.mark.slow
+async def test_a_producer_is_told_what_the_log_has_lost_of_what_it_acknowledged(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "keeper.py").write_text(KEEPER)
+    power = Power(tmp_path / "log")
+    address = f"tcp://127.0.0.1:{free_port()}"
+    keeper = ["run", tmp_path / "keeper.py", "-p", f"s4.log.folder={tmp_path / 'log'}"]
+    keeper += ["--listen", address]
+    with plain_errors(), trio.fail_after(100), structlog.testing.capture_logs() as logs:
+        async with s4_process(*keeper, cwd=tmp_path, fault=power.fault) as process:
+            async with trio.open_nursery() as nursery:
+                log = EmbeddedLog("log", address)
+                await nursery.start(log.run)
+                await log.create("clicks", 1)
+                nursery.cancel_scope.cancel()
+            async with Client(address, producer="import") as client:
+                clicks = await client.stream("clicks")
+                await clicks.send_many([Click("joe", n) for n in range(1000)])
+                assert await clicks.flush() == []
+                await process.kill()
+                power.cut()
+                async with s4_process(*keeper, cwd=tmp_path) as again:
+                    await clicks.send(Click("joe", 1000))
+                    assert await clicks.flush() == []
+                    assert "events that were acknowledged are not in the log" in again.errors
+    told = [line for line in logs if line["event"].startswith("the log has not all that it has")]
+    assert [(line["stream"], line["events"]) for line in told] == [("clicks", {0: 1000})]
 
 
 @pytest.mark.slow

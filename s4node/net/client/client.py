@@ -549,6 +549,15 @@ class ClientStream:
                 producer=self._client.producer,
                 partitions=partitions,
             )
+        if self._routes.lost:
+            lost, self._routes.lost = self._routes.lost, {}
+            log.error(
+                "the log has not all that it has acknowledged: a power cut took it, an older copy "
+                "of a file was put back, or this producer was forgotten there",
+                stream=self.name,
+                producer=self._client.producer,
+                events=lost,
+            )
 
     def _admit(self, events: Sequence[Any]) -> None:
         """Declare new event classes, freeze GenericEvents, complain about what is no event."""

@@ -274,7 +274,7 @@ class Reading:
             place = self.places[0] = Place(0, 0)
             place.limit = self.window
             return
-        epochs = dict(answer.headers.get(wire.EPOCHS, ()))
+        epochs = wire.pairs(answer.headers, wire.EPOCHS)
         for position in answer.positions:
             if position.partition not in self.places:
                 self.places[position.partition] = Place(position.partition, position.number)

@@ -75,6 +75,7 @@ class Routes:
         self.flags = flags
         self.durable = False  # what the nodes settle survives them
         self.unknown: list[int] = []  # partitions whose owners have forgotten us
+        self.lost: dict[int, int] = {}  # acknowledged events that a log lacks, by partition
         self.by_address: dict[str, NodeRoute] = {}
         self.nodes: tuple[str, ...] = ()
         self.regrouped = False  # routes have come or gone
@@ -455,6 +456,9 @@ class NodeRoute:
         unknown = answer.headers.get(wire.UNKNOWN)
         if isinstance(unknown, (list, tuple)):
             routes.unknown += [number for number in unknown if isinstance(number, int)]
+        for partition, number in wire.pairs(answer.headers, wire.LOST).items():
+            if 0 <= partition < len(self.outbox.lanes):
+                routes.lost[partition] = self.outbox.lanes[partition].upto - number
         self._frame_bytes = _whole(answer.headers.get(wire.MAX_FRAME_BYTES))
         most = _whole(answer.headers.get(wire.MAX_ENVELOPE_BYTES))
         if most:  # an envelope may be over its budget by a frame

@@ -121,7 +121,10 @@ LOG = "log"
 
 LOST = "lost"
 """Header of an idle frame to a reader of a log: ``[partition, number, oldest]``. The events from
-``number`` on, which it was to get next, are gone; nothing more of the partition is sent."""
+``number`` on, which it was to get next, are gone; nothing more of the partition is sent.
+
+Also a header of a log's hello to a producer: pairs of a partition and a number, from which on to
+the producer's position the log has nothing of what it has acknowledged."""
 
 FAULT = "fault"
 """Header of a node's hello or answer that carries an error: the name of the error's class."""
@@ -325,6 +328,15 @@ class BadFrame(NamedTuple):
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Header)
 _UNDECODABLE = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
+
+
+def pairs(headers: Headers, name: str) -> dict[int, int]:
+    """The header that pairs partitions with numbers; empty where a peer sends anything else."""
+    found = headers.get(name)
+    if not isinstance(found, (list, tuple)):
+        return {}
+    listed = [each for each in found if isinstance(each, (list, tuple)) and len(each) == 2]
+    return {a: b for a, b in listed if isinstance(a, int) and isinstance(b, int)}
 
 
 def too_long(producer: str) -> str:
