@@ -216,7 +216,6 @@ class LogHost:
             positions, error = hosted.hello(hello, connection, trio.current_time())
             if lost and not error:
                 headers[wire.LOST] = lost
-                self._tell_lost(hosted.name, hello, lost)
         if not error:
             connection.takes_over(before, hello)
         answer = wire.Hello(
@@ -231,16 +230,6 @@ class LogHost:
             headers,
         )
         connection.answer(wire.encode_frame(answer))
-
-    def _tell_lost(self, stream: str, hello: wire.Hello, lost: list[tuple[int, int]]) -> None:
-        told = {position.partition: position.number for position in hello.positions}
-        log.error(
-            "events that were acknowledged are not in the log: a power cut took them, an older "
-            "copy of a file was put back, or the producer was forgotten",
-            stream=stream,
-            producer=hello.peer,
-            events={partition: told[partition] - number for partition, number in lost},
-        )
 
     def _feed(self, connection: Connection) -> Feed:
         feed = self._feeds.get(connection)

@@ -159,6 +159,13 @@ class HostedStream:
             number = 0 if row is None else row.number
             if number < position.number and not partition.damage:
                 found.append((position.partition, number))
+                log.error(
+                    "events that were acknowledged are not in the log: a power cut took them, an "
+                    "older copy of the file was put back, or the producer was forgotten",
+                    partition=str(partition),
+                    producer=hello.peer,
+                    events=position.number - number,
+                )
         return found
 
     def _behind_parts(self, producer: str) -> dict[int, int]:

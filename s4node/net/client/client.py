@@ -540,24 +540,9 @@ class ClientStream:
                 stream=self.name,
                 producer=self._client.producer,
             )
-        if self._routes.unknown:
-            partitions, self._routes.unknown = self._routes.unknown, []
-            log.warning(
-                "the node knows this producer no longer: what had no verdict is sent, and "
-                "counts twice if it was committed",
-                stream=self.name,
-                producer=self._client.producer,
-                partitions=partitions,
-            )
-        if self._routes.lost:
-            lost, self._routes.lost = self._routes.lost, {}
-            log.error(
-                "the log has not all that it has acknowledged: a power cut took it, an older copy "
-                "of a file was put back, or this producer was forgotten there",
-                stream=self.name,
-                producer=self._client.producer,
-                events=lost,
-            )
+        while self._routes.warnings:
+            what, facts = self._routes.warnings.popleft()
+            log.warning(what, stream=self.name, producer=self._client.producer, **facts)
 
     def _admit(self, events: Sequence[Any]) -> None:
         """Declare new event classes, freeze GenericEvents, complain about what is no event."""

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from typing import Any
 
 from s4node.net.egress.lane import Lane
 from s4node.net.egress.outbox import Outbox
@@ -31,6 +32,15 @@ from s4node.net.wire import frame as wire
 
 _ENVELOPE_BYTES = 131_072
 _NOTHING = Sendable(0, 0, 0)
+
+_UNKNOWN = (
+    "the node knows this producer no longer: what had no verdict is sent, and counts twice if it "
+    "was committed"
+)
+_LOST = (
+    "the log has not all that it has acknowledged: a power cut took it, an older copy of a file "
+    "was put back, or this producer was forgotten there"
+)
 
 
 class _Ownership:
@@ -74,8 +84,7 @@ class Routes:
         self.again = again
         self.flags = flags
         self.durable = False  # what the nodes settle survives them
-        self.unknown: list[int] = []  # partitions whose owners have forgotten us
-        self.lost: dict[int, int] = {}  # acknowledged events that a log lacks, by partition
+        self.warnings: deque[tuple[str, dict[str, Any]]] = deque()  # what users should know
         self.by_address: dict[str, NodeRoute] = {}
         self.nodes: tuple[str, ...] = ()
         self.regrouped = False  # routes have come or gone
@@ -455,10 +464,12 @@ class NodeRoute:
         routes = self.routes
         unknown = answer.headers.get(wire.UNKNOWN)
         if isinstance(unknown, (list, tuple)):
-            routes.unknown += [number for number in unknown if isinstance(number, int)]
-        for partition, number in wire.pairs(answer.headers, wire.LOST).items():
-            if 0 <= partition < len(self.outbox.lanes):
-                routes.lost[partition] = self.outbox.lanes[partition].upto - number
+            partitions = [number for number in unknown if isinstance(number, int)]
+            routes.warnings.append((_UNKNOWN, {"partitions": partitions}))
+        upto = {lane.partition: lane.upto for lane in self.outbox.lanes}
+        lost = wire.pairs(answer.headers, wire.LOST).items()
+        if events := {each: upto[each] - number for each, number in lost if each in upto}:
+            routes.warnings.append((_LOST, {"events": events}))
         self._frame_bytes = _whole(answer.headers.get(wire.MAX_FRAME_BYTES))
         most = _whole(answer.headers.get(wire.MAX_ENVELOPE_BYTES))
         if most:  # an envelope may be over its budget by a frame
