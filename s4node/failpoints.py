@@ -14,6 +14,7 @@ Rules
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import os
 import shutil
@@ -90,13 +91,16 @@ def point(text: str) -> Callable[[str], None]:
 
 
 def _copying(name: str, folder: Path, copy: Path) -> Callable[[str], None]:
-    """Copies a folder at each passing; a copy that is not whole never has the name."""
+    """Copies a folder at each passing; a copy that is not whole never has the name. Several
+    processes that have the folder take turns."""
     lock = threading.Lock()
+    turns = copy.with_suffix(".turns")
 
     def take(passed: str) -> None:
         if passed != name or not folder.exists():
             return
-        with lock:
+        with lock, turns.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
             new, old = copy.with_suffix(".new"), copy.with_suffix(".old")
             while True:
                 shutil.rmtree(new, ignore_errors=True)

@@ -19,6 +19,7 @@ parser.add_argument("--round", type=float, default=15)
 parser.add_argument("--deaths", choices=("yes", "no", "both"), default="both")
 parser.add_argument("--what", choices=("cluster", "log", "exact", "all"), default="all")
 parser.add_argument("--kills", type=int, default=200, help="of the exact run, at least")
+parser.add_argument("--deeds", default=",".join(exact_run.DEEDS), help="of the exact run")
 parser.add_argument("--hits", type=int, default=5, help="of each point of a commit, at least")
 options = parser.parse_args()
 
@@ -33,7 +34,8 @@ def folder() -> Path:
 
 held = True
 if options.what in ("exact", "all"):
-    held = exact_run.main(seed, options.kills, options.hits, folder())
+    deeds = options.deeds.split(",")
+    held = exact_run.main(seed, options.kills, options.hits, folder(), deeds)
 while held and options.what != "exact" and time.monotonic() < until:
     deaths = options.deaths == "yes" or (options.deaths == "both" and seed % 2 == 1)
     if options.what in ("cluster", "all"):

@@ -2,7 +2,8 @@
 
 It sends the orders 0, 1, 2... of its name, all of them again in each of its lives, and notes how
 far it may have come. After a while it goes to another address, for the first may be nobody's now.
-SIGTERM ends it after a flush; then it notes ``sent N``. What is refused it notes, too.
+SIGTERM ends it after a flush; then it notes ``sent N``. What is refused it notes, too. It ends when
+another process has its name.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from pathlib import Path
 import trio
 
 from s4node import Client
-from s4node.errors import ConnectionRefused, StageBroken
+from s4node.errors import ConnectionRefused, EventError, StageBroken
 from s4node.process import log_setup
 from torture.exact import Order, order
 
 PATIENCE_SECONDS = 6.0
+SHUT_OUT = 3
+"""The exit status of a process that is not the last one of its name."""
+
 FLUSH_SECONDS = 60.0  # what has been sent may have to wait for many others
 
 
@@ -45,15 +49,19 @@ async def main(addresses: str, stream: str, name: str, notes: str) -> None:
             nursery.start_soon(wait_term)
             places = addresses.split(",")
             for address in cycle(chance.sample(places, len(places))):
-                least = farthest(Path(notes))
                 scope = trio.CancelScope(deadline=trio.current_time() + PATIENCE_SECONDS)
                 try:
                     with scope:
                         sent = await produce(
-                            scope, address, stream, name, least, chance, over, file
+                            scope, address, stream, name, Path(notes), chance, over, file
                         )
                     if not scope.cancelled_caught:
                         break
+                except EventError as error:
+                    if "has connected again" not in str(error):
+                        raise
+                    os.write(file, b"shut out\n")  # another process has our name
+                    os._exit(SHUT_OUT)
                 except (ConnectionRefused, StageBroken) as error:  # that one may be down
                     os.write(file, f"again: {error}\n".encode())
             os.write(file, f"sent {sent}\n".encode())
@@ -65,7 +73,7 @@ async def produce(
     address: str,
     stream: str,
     name: str,
-    least: int,
+    notes: Path,
     chance: random.Random,
     over: trio.Event,
     file: int,
@@ -76,8 +84,8 @@ async def produce(
     """
     async with Client(address, producer=name, timeout=10) as client:
         out = await client.stream(stream, types=Order, again=True)
-        number = 0
-        while not over.is_set() or number < least:
+        number, least = 0, farthest(notes)
+        while not over.is_set() or number < farthest(notes):  # another may have gone on meanwhile
             end = number + chance.choice([1, 5, 40, 300])
             if end > least:
                 os.write(file, f"to {end}\n".encode())  # before any of them is sent

@@ -4,6 +4,9 @@ Rules
 - Containers have one of a few addresses, which producers know. Containers, producers and the log's
   node are killed all the time, and come back; half of them are told at their start to die at a
   point of a commit, a claim, an outbox or an append.
+- A producer may be away for longer than programs are remembered, or wake up when another process
+  has its name; several containers in a row are killed; the disk of all folders is full for a while,
+  and what ends then comes back.
 - A step of the app that misses or sees twice an event raises, and its container says so and ends.
 - In the end everybody is left alone. What comes out, and the state that is left, must be the truth.
 """
@@ -11,10 +14,11 @@ Rules
 from __future__ import annotations
 
 import json
+import math
 import signal
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -25,11 +29,16 @@ from s4node import Client, Oldest
 from s4node.failpoints import POINTS
 from s4node.process import log_setup
 from torture.exact import Order, order
+from torture.exact_producer import SHUT_OUT
 from torture.log_run import LogTorture
-from torture.run import SESSION_SECONDS, SETTINGS
+from torture.run import SESSION_SECONDS, SETTINGS, Member
+from torture.small_disk import SmallDisk
 
 STREAM_OF = {"log-1": "orders", "log-2": "orders", "call-1": "calls", "call-2": "calls"}
-DEEDS = ("member", "member", "member", "member", "log", "producer", "stop", "pause", "freeze")
+DEEDS = (
+    *("member", "member", "member", "member", "log", "producer", "stop", "pause", "freeze"),
+    *("away", "wake", "row", "fill"),
+)
 MOST = 3
 PARTITIONS = 4
 OF_LOG = [point for point in POINTS if point.startswith("log.")]
@@ -39,6 +48,15 @@ OF_CONTAINERS = [
     if point.startswith(("claim.", "commit.", "pieces.", "outbox.", "checkpoint."))
 ]
 PATIENCE_SECONDS = 1800.0
+EXPIRY_SECONDS = 1.0
+AWAY_SECONDS = 3.0
+WAKE_SECONDS = 4.0
+FULL_SECONDS = 2.0
+NOTICED_SECONDS = 15.0
+"""So long after a disk was full a process may end because of that."""
+DISK_MEGABYTES = 512
+IN_A_ROW = 4
+"""So many containers are killed one after the other, as soon as they run."""
 FEW = 3
 """So often at most a container passes a point before it dies there."""
 
@@ -47,10 +65,22 @@ class ExactTorture(LogTorture):
     """One run; ``complaints`` should be empty. It ends after so many ``kills``, and not before."""
 
     def __init__(
-        self, folder: Path, seed: int, kills: int, hits: int, *, say: Callable[[str], None]
+        self,
+        folder: Path,
+        seed: int,
+        kills: int,
+        hits: int,
+        *,
+        say: Callable[[str], None],
+        deeds: Sequence[str] = DEEDS,
     ) -> None:
-        super().__init__(folder, seed, 0, say=say)
+        super().__init__(folder, seed, 0, say=say, deeds=deeds)
         self.kills = kills
+        self.disk = SmallDisk(folder / "disk", DISK_MEGABYTES)
+        self._no_room_until = -math.inf  # who ends before may have found no room
+        if not self.disk.mounted:
+            self._deeds = [deed for deed in self._deeds if deed != "fill"]
+            self.log(f"SKIPPED: no disk is filled, as none can be mounted: {self.disk.why}")
         self.first = MOST  # containers at the beginning
         self.hits: Counter[str] = Counter()
         self.killed: Counter[str] = Counter()  # what, or at which point
@@ -58,7 +88,8 @@ class ExactTorture(LogTorture):
         self.addresses = {f"tcp://127.0.0.1:{free_port()}": "" for _ in range(MOST + 2)}
         self.settings = SETTINGS | {
             "s4.cluster.partitions": str(PARTITIONS),
-            "s4.state.folder": str(folder / "state"),
+            "s4.state.folder": str(self.disk.folder / "state"),
+            "s4.producer.expiry": f"{EXPIRY_SECONDS * 1000:.0f}",
             "systems.log.address": self.address,
             "streams.orders.samza.offset.default": "oldest",
             "s4.stream.done.consumers": "log",
@@ -66,6 +97,11 @@ class ExactTorture(LogTorture):
             "s4.stream.calls.grade": "durable",
             "s4.state.checkpointInterval": "500",
             "task.commit.ms": self._chance.choice(["20", "50", "200"]),
+        }
+        self.of_log = {
+            "s4.log.folder": str(self.disk.folder / "log"),
+            "s4.state.folder": str(self.disk.folder / "state-of-node"),
+            "s4.producer.expiry": self.settings["s4.producer.expiry"],
         }
 
     async def _run(self) -> None:
@@ -137,7 +173,7 @@ class ExactTorture(LogTorture):
 
     async def _wrong_state(self, sent: dict[str, int]) -> list[str]:
         """What the steps have counted, compared with what was sent."""
-        folder = ["-p", f"s4.state.folder={self.folder / 'state'}"]
+        folder = ["-p", f"s4.state.folder={self.disk.folder / 'state'}"]
         found = []
         users = Counter(order(name, n).user for name, count in sent.items() for n in range(count))
         for step, behind in (("First", ""), ("Second", " again"), ("Third", " at last")):
@@ -230,31 +266,10 @@ class ExactTorture(LogTorture):
             until = trio.current_time() + PATIENCE_SECONDS
             while not self._enough and trio.current_time() < until:
                 await trio.sleep(self._chance.choice([0.1, 0.3, 0.6]))
-                deed = self._chance.choice(DEEDS)
-                running = self._in("running")
                 living = [m for m in self.members.values() if m.state not in ("over", "dead")]
                 if len(living) < MOST:
                     under_way.start_soon(self._start, "exact", self._name("exact"))
-                if deed in ("log", "producer"):
-                    name = "log" if deed == "log" else self._chance.choice(list(STREAM_OF))
-                    if name not in self.busy:
-                        self.busy.add(name)
-                        under_way.start_soon(self._do_to_process, "kill", name, 0.1)
-                elif running and deed == "member":
-                    victim = self._chance.choice(running)
-                    self.log(f"SIGKILL {victim.name}")
-                    victim.state = "dead"
-                    self.faults.pop(victim.name, None)
-                    self._killed(deed)
-                    victim.signal(signal.SIGKILL)
-                elif len(running) > 1:
-                    victim = self._chance.choice(running)
-                    if deed == "stop":
-                        under_way.start_soon(self._stop, victim)
-                    elif deed == "pause":
-                        under_way.start_soon(self._pause, victim, SESSION_SECONDS * 0.3)
-                    else:
-                        under_way.start_soon(self._freeze, victim)
+                self._do(self._chance.choice(self._deeds), under_way)
         if not self._enough:
             self.complaints.append(f"{self.kills} kills or some points are still missing")
         self.log("the adversary is done")
@@ -269,6 +284,88 @@ class ExactTorture(LogTorture):
                 await self._stop(self.members[name])
         while len(self._in("running")) < 2:
             await self._start("exact", self._name("exact"))
+
+    def _do(self, deed: str, under_way: trio.Nursery) -> None:
+        running = self._in("running")
+        if deed in ("log", "producer", "away", "wake"):
+            name = "log" if deed == "log" else self._chance.choice(list(STREAM_OF))
+            if name in self.busy:
+                return
+            self.busy.add(name)
+            if deed == "wake":
+                under_way.start_soon(self._wake, name)
+            else:
+                pause = AWAY_SECONDS * 2 if deed == "away" else 0.1
+                under_way.start_soon(self._do_to_process, "kill", name, pause)
+        elif deed == "fill":
+            if self._no_room_until < trio.current_time():
+                under_way.start_soon(self._fill)
+        elif deed == "row":
+            under_way.start_soon(self._kill_in_a_row)
+        elif running and deed == "member":
+            self._kill(self._chance.choice(running))
+        elif len(running) > 1:
+            victim = self._chance.choice(running)
+            if deed == "stop":
+                under_way.start_soon(self._stop, victim)
+            elif deed == "pause":
+                under_way.start_soon(self._pause, victim, SESSION_SECONDS * 0.3)
+            else:
+                under_way.start_soon(self._freeze, victim)
+
+    def _kill(self, victim: Member) -> None:
+        self.log(f"SIGKILL {victim.name}")
+        victim.state = "dead"
+        self.faults.pop(victim.name, None)
+        self._killed("member")
+        victim.signal(signal.SIGKILL)
+
+    async def _kill_in_a_row(self) -> None:
+        """Kill containers as soon as they run: what they process then is not to blame."""
+        for _ in range(IN_A_ROW):
+            while not self._in("running"):
+                await trio.sleep(0.02)
+            self._kill(self._in("running")[-1])
+
+    async def _wake(self, name: str) -> None:
+        """Stop a producer, start another process of its name, and have the first go on."""
+        first = self.processes[name]
+        self.log(f"SIGSTOP {name}, which is started once more")
+        first.send_signal(signal.SIGSTOP)
+        await trio.sleep(0.2)
+        await self._start_producer(name)
+        self.busy.add(name)
+        await trio.sleep(1)
+        first.send_signal(signal.SIGCONT)
+        with trio.move_on_after(WAKE_SECONDS):
+            await first.wait()
+        first.kill()
+        await first.wait()
+        self._killed("wake")
+        second = self.processes[name]
+        with trio.move_on_after(WAKE_SECONDS):
+            await second.wait()  # if it was the first that has connected last
+        if second.returncode == SHUT_OUT:
+            await self._start_producer(name)
+        self.busy.discard(name)
+
+    async def _fill(self) -> None:
+        """Leave no room for a while."""
+        self.log("the disk is full")
+        self._no_room_until = math.inf
+        self.disk.fill()
+        await trio.sleep(FULL_SECONDS)
+        self.disk.empty()
+        self._no_room_until = trio.current_time() + NOTICED_SECONDS
+        self.log("the disk has room")
+        self._killed("fill")
+
+    def _excused(self) -> bool:
+        return trio.current_time() < self._no_room_until
+
+    async def _end(self) -> None:
+        await super()._end()
+        self.disk.unmount()
 
 
 def wrong(sent: dict[str, int], done: list[Order]) -> list[str]:
@@ -293,23 +390,28 @@ def wrong(sent: dict[str, int], done: list[Order]) -> list[str]:
 
 
 async def torture_exact(
-    folder: Path, seed: int, kills: int, hits: int, say: Callable[[str], None]
+    folder: Path,
+    seed: int,
+    kills: int,
+    hits: int,
+    say: Callable[[str], None],
+    deeds: Sequence[str] = DEEDS,
 ) -> ExactTorture:
     """Run it once; ``complaints`` of what it returns should be empty.
 
     It goes on until there were so many ``kills``, and each point of ``faults`` was hit so often.
     """
-    run = ExactTorture(folder, seed, kills, hits, say=say)
+    run = ExactTorture(folder, seed, kills, hits, say=say, deeds=deeds)
     await run.run()
     return run
 
 
-def main(seed: int, kills: int, hits: int, folder: Path) -> bool:
+def main(seed: int, kills: int, hits: int, folder: Path, deeds: Sequence[str] = DEEDS) -> bool:
     """Run it once, and print what happens; whether all claims held."""
     log_setup.configure("warning")
     print(f"EXACT SEED={seed} KILLS={kills} HITS={hits}  logs in {folder}", flush=True)
     say = partial(print, flush=True)
-    run = trio.run(partial(torture_exact, folder, seed, kills, hits, say))
+    run = trio.run(partial(torture_exact, folder, seed, kills, hits, say, deeds))
     missed = [point for point in OF_CONTAINERS + OF_LOG if run.hits[point] < hits]
     if missed:
         print(f"hit less than {hits} times: {', '.join(missed)}")

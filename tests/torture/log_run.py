@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -59,9 +59,19 @@ class LogTorture(Torture):
     stop_seconds = SHUTDOWN_SECONDS + 5  # where its log is away, it cannot drain
 
     def __init__(
-        self, folder: Path, seed: int, seconds: float, *, say: Callable[[str], None]
+        self,
+        folder: Path,
+        seed: int,
+        seconds: float,
+        *,
+        say: Callable[[str], None],
+        deeds: Sequence[str] = (),
     ) -> None:
-        super().__init__(folder, seed, seconds, deaths=True, say=say)
+        super().__init__(folder, seed, seconds, deaths=True, say=say, deeds=deeds)
+        self.of_log = {
+            "s4.log.folder": str(folder / "log"),
+            "s4.state.folder": str(folder / "state-of-node"),
+        }
         chance = self._chance
         self.way = chance.choice(list(WAYS)) + chance.choice(["", "-keyed"])
         self.partitions = chance.choice([1, 4, 6])
@@ -201,13 +211,10 @@ class LogTorture(Torture):
         command = [
             *s4("node", "torture", "--name", "keeper", "--folder", self.folder / "nodes"),
             "-p",
-            f"s4.log.folder={self.folder / 'log'}",
-            "-p",
             f"s4.listener.address={self.address}",
             "-p",
-            f"s4.state.folder={self.folder / 'state-of-node'}",
-            "-p",
             "s4.watchdog.ms=0",
+            *(part for key, value in self.of_log.items() for part in ("-p", f"{key}={value}")),
         ]
         process = await self._open("log", command)
         await self._until_line(process, "log", " runs at ")
@@ -253,7 +260,8 @@ class LogTorture(Torture):
         with trio.move_on_after(30) as patience:
             while path.read_text().count(wanted) <= self._log_starts:
                 if process.returncode is not None:
-                    if process.returncode != -signal.SIGKILL or name not in self.faults:
+                    died = process.returncode == -signal.SIGKILL and name in self.faults
+                    if not died and not self._excused():
                         self.complaints.append(f"{name} does not start: {process.returncode}")
                     break
                 await trio.sleep(0.01)
@@ -274,7 +282,7 @@ class LogTorture(Torture):
             self.complaints.append(f"{name} does not stop within {STOP_SECONDS} s")
             process.kill()
             await process.wait()
-        elif process.returncode != 0:
+        elif process.returncode != 0 and not self._excused():
             last = (self.folder / f"{name}.log").read_text().splitlines()[-1:]
             self.complaints.append(f"{name} stopped with {process.returncode}: {last}")
         self.log(f"{name} has ended")
@@ -306,7 +314,7 @@ class LogTorture(Torture):
     async def _do_to_process(self, deed: str, name: str, pause: float) -> None:
         process = self.processes[name]
         if process.returncode is not None:
-            if not self._was_to_die(name):
+            if not self._was_to_die(name) and not self._excused():
                 self.complaints.append(f"{name} ended by itself: {process.returncode}")
         elif deed == "pause":
             self.log(f"SIGSTOP {name} for {pause:g} s")
