@@ -22,6 +22,7 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from uuid import uuid4
 
 from s4node.errors import ConfigError
 
@@ -91,7 +92,7 @@ def point(text: str) -> Callable[[str], None]:
 
 
 def _copying(name: str, folder: Path, copy: Path) -> Callable[[str], None]:
-    """Copies a folder at each passing; a copy that is not whole never has the name. Several
+    """Copies a folder at each passing; the name is a link to the last copy that is whole. Several
     processes that have the folder take turns."""
     lock = threading.Lock()
     turns = copy.with_suffix(".turns")
@@ -101,7 +102,11 @@ def _copying(name: str, folder: Path, copy: Path) -> Callable[[str], None]:
             return
         with lock, turns.open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            new, old = copy.with_suffix(".new"), copy.with_suffix(".old")
+            last = copy.resolve()
+            for left in copy.parent.glob(f"{copy.name}-*"):  # by who was killed midway
+                if left != last:
+                    shutil.rmtree(left)
+            new, link = copy.with_name(f"{copy.name}-{uuid4()}"), copy.with_suffix(".link")
             while True:
                 shutil.rmtree(new, ignore_errors=True)
                 try:
@@ -109,10 +114,9 @@ def _copying(name: str, folder: Path, copy: Path) -> Callable[[str], None]:
                     break
                 except (shutil.Error, FileNotFoundError):  # its owners remove files meanwhile
                     continue
-            if copy.exists():
-                copy.rename(old)
-            new.rename(copy)
-            shutil.rmtree(old, ignore_errors=True)
+            link.unlink(missing_ok=True)
+            link.symlink_to(new.name)
+            link.replace(copy)
 
     return take
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from torture.exact_run import torture_exact
 from torture.log_run import torture_log
+from torture.power_run import torture_power
 from torture.run import torture
 
 pytestmark = pytest.mark.slow
@@ -47,3 +48,10 @@ async def test_what_is_killed_at_any_step_counts_exactly(tmp_path: Path) -> None
     assert run.complaints == []
     assert run.killed.total() >= 8
     assert run.total > 1000
+
+
+async def test_what_loses_its_power_counts_exactly(tmp_path: Path) -> None:
+    run = await torture_power(tmp_path, 3, cuts=1, say=print)
+    assert run.complaints == []
+    assert run.killed["power"] == 1
+    assert run.total > 500

@@ -1,4 +1,4 @@
-"""A producer of orders in a process of its own: ``ADDRESSES STREAM NAME NOTES``.
+"""A producer of orders in a process of its own: ``ADDRESSES STREAM NAME NOTES PAUSE``.
 
 It sends the orders 0, 1, 2... of its name, all of them again in each of its lives, and notes how
 far it may have come. After a while it goes to another address, for the first may be nobody's now.
@@ -35,10 +35,11 @@ def farthest(notes: Path) -> int:
     return max((int(line.split()[1]) for line in lines if line.startswith("to ")), default=0)
 
 
-async def main(addresses: str, stream: str, name: str, notes: str) -> None:
+async def main(addresses: str, stream: str, name: str, notes: str, pause: str) -> None:
     file = os.open(Path(notes), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     chance = random.Random(os.getpid())
     with trio.open_signal_receiver(signal.SIGTERM) as received:
+        os.write(file, b"begins\n")
         async with trio.open_nursery() as nursery:
             over = trio.Event()
 
@@ -53,7 +54,15 @@ async def main(addresses: str, stream: str, name: str, notes: str) -> None:
                 try:
                     with scope:
                         sent = await produce(
-                            scope, address, stream, name, Path(notes), chance, over, file
+                            scope,
+                            address,
+                            stream,
+                            name,
+                            Path(notes),
+                            chance,
+                            over,
+                            file,
+                            float(pause),
                         )
                     if not scope.cancelled_caught:
                         break
@@ -77,8 +86,10 @@ async def produce(
     chance: random.Random,
     over: trio.Event,
     file: int,
+    pause: float,
 ) -> int:
-    """Send until it is over, as many as earlier lives at the least; returns how many.
+    """Send until it is over, as many as earlier lives at the least; returns how many. It pauses so
+    many seconds at most behind a batch.
 
     ``scope`` ends it where nothing moves on for too long.
     """
@@ -93,7 +104,7 @@ async def produce(
             number = end
             scope.deadline = trio.current_time() + PATIENCE_SECONDS
             if number > least:
-                await trio.sleep(chance.choice([0.002, 0.01, 0.05]))
+                await trio.sleep(pause * chance.choice([0.04, 0.2, 1.0]))
         scope.deadline = trio.current_time() + FLUSH_SECONDS
         for refusal in await out.flush():
             os.write(file, f"refused {refusal}\n".encode())

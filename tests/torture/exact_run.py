@@ -64,6 +64,9 @@ FEW = 3
 class ExactTorture(LogTorture):
     """One run; ``complaints`` should be empty. It ends after so many ``kills``, and not before."""
 
+    pause = 0.05
+    """How long a producer pauses at most."""
+
     def __init__(
         self,
         folder: Path,
@@ -77,6 +80,8 @@ class ExactTorture(LogTorture):
         super().__init__(folder, seed, 0, say=say, deeds=deeds)
         self.kills = kills
         self.disk = SmallDisk(folder / "disk", DISK_MEGABYTES)
+        self.machine = self.disk.folder / "machine"
+        self.machine.mkdir()
         self._no_room_until = -math.inf  # who ends before may have found no room
         if not self.disk.mounted:
             self._deeds = [deed for deed in self._deeds if deed != "fill"]
@@ -88,7 +93,7 @@ class ExactTorture(LogTorture):
         self.addresses = {f"tcp://127.0.0.1:{free_port()}": "" for _ in range(MOST + 2)}
         self.settings = SETTINGS | {
             "s4.cluster.partitions": str(PARTITIONS),
-            "s4.state.folder": str(self.disk.folder / "state"),
+            "s4.state.folder": str(self.machine / "state"),
             "s4.producer.expiry": f"{EXPIRY_SECONDS * 1000:.0f}",
             "systems.log.address": self.address,
             "streams.orders.samza.offset.default": "oldest",
@@ -99,8 +104,8 @@ class ExactTorture(LogTorture):
             "task.commit.ms": self._chance.choice(["20", "50", "200"]),
         }
         self.of_log = {
-            "s4.log.folder": str(self.disk.folder / "log"),
-            "s4.state.folder": str(self.disk.folder / "state-of-node"),
+            "s4.log.folder": str(self.machine / "log"),
+            "s4.state.folder": str(self.machine / "state-of-node"),
             "s4.producer.expiry": self.settings["s4.producer.expiry"],
         }
 
@@ -173,7 +178,7 @@ class ExactTorture(LogTorture):
 
     async def _wrong_state(self, sent: dict[str, int]) -> list[str]:
         """What the steps have counted, compared with what was sent."""
-        folder = ["-p", f"s4.state.folder={self.disk.folder / 'state'}"]
+        folder = ["-p", f"s4.state.folder={self.machine / 'state'}"]
         found = []
         users = Counter(order(name, n).user for name, count in sent.items() for n in range(count))
         for step, behind in (("First", ""), ("Second", " again"), ("Third", " at last")):
@@ -203,9 +208,9 @@ class ExactTorture(LogTorture):
             stream,
             name,
             str(self._notes(name)),
+            str(self.pause),
         ]
-        await self._open(name, command)
-        self.busy.discard(name)
+        await self._begin_producer(name, command, self._notes(name))
 
     def _environment_of(self, name: str) -> dict[str, str]:
         """Half of the containers, and of the log's nodes, die at a point that is most wanted."""

@@ -231,10 +231,16 @@ class LogTorture(Torture):
             str(notes),
             str(self.partitions),
         ]
-        lives = notes.read_text().count("begins") if notes.exists() else 0
+        await self._begin_producer(name, command, notes)
+
+    async def _begin_producer(self, name: str, command: list[str], notes: Path) -> None:
+        def lives() -> int:
+            return notes.read_text().count("begins") if notes.exists() else 0
+
+        before = lives()
         await self._open(name, command)
         with trio.move_on_after(60) as patience:
-            while not notes.exists() or notes.read_text().count("begins") == lives:
+            while lives() == before:
                 if self.processes[name].returncode is not None:
                     break
                 await trio.sleep(0.01)

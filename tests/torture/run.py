@@ -86,6 +86,7 @@ class Torture:
         self.settings: dict[str, str] = SETTINGS
         self.complaints: list[str] = []
         self._chance = random.Random(seed)
+        self.coordination = folder / "cluster"
         self._say = say
         self._deeds = deeds or DEEDS + (DEADLY if deaths else ())
         self._began = trio.current_time()
@@ -174,7 +175,7 @@ class Torture:
                     sys.executable,
                     "-m",
                     "torture.member",
-                    str(self.folder / "cluster"),
+                    str(self.coordination),
                     app,
                     name,
                     str(expected),
@@ -237,7 +238,7 @@ class Torture:
         member.state = "stopping"
         began = trio.current_time()
         member.signal(signal.SIGTERM)
-        with trio.move_on_after(SHUTDOWN_SECONDS * 2):
+        with trio.move_on_after(self.stop_seconds * 2):
             await member.process.wait()
         took = trio.current_time() - began
         if member.name in self.dead or self._excused():
