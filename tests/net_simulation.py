@@ -14,9 +14,10 @@ from s4node.events.event import EventBatch
 from s4node.net.egress.outbox import Outbox
 from s4node.net.egress.refusal import Refusal
 from s4node.net.ingress.admission import StreamAdmission
-from s4node.net.ingress.producer_lane import FrameReceipt, ProducerLane
+from s4node.net.ingress.producer_lane import ProducerLane
 from s4node.net.wire import frame as wire
 from s4node.net.wire.frame import Frame, check_sections, envelope, read_envelope
+from s4node.offsets.receipts import BatchReceipt
 from s4node.stages.executors import StageSettings
 from s4node.stages.stage import Gauge, Stage
 
@@ -182,9 +183,10 @@ class World:
             receipt = self.admission.admit(header, wire_, 0.0, size)
             if receipt is not None:
                 count = receipt.end - receipt.first
-                events = TICK.decode(frame.body)[receipt.skip : receipt.skip + count]
+                skip = receipt.first - header.first
+                events = TICK.decode(frame.body)[skip : skip + count]
                 assert len(events) == count
-                assert count == header.count - receipt.skip or self.sheds
+                assert count == header.count - skip or self.sheds
                 stage = self.admission.stages[header.partition]
                 assert stage.bytes + size <= stage.max_bytes or not stage.depth
                 batch = EventBatch(
@@ -218,8 +220,8 @@ class World:
             return
         self.admission.deserializer.went(batch.size, batch.bytes)
         receipt = batch.receipt
-        assert isinstance(receipt, FrameReceipt)
-        name = receipt.lane.producer
+        assert isinstance(receipt, BatchReceipt)
+        name = receipt.progress.producer
         done = self.processed.setdefault((name, partition), [])
         for index, tick in enumerate(batch.events):
             done.append(tick.serial)
@@ -233,7 +235,7 @@ class World:
         if self.working:
             batch = self.working.pop(index % len(self.working))
             receipt = batch.receipt
-            assert isinstance(receipt, FrameReceipt)
+            assert isinstance(receipt, BatchReceipt)
             if receipt.parts == 1:
                 self.admission.stages[batch.partition].passed(batch.size, batch.bytes)
             receipt.done()

@@ -18,7 +18,8 @@ from s4node.bench.result import Result, middle
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.events.event import Event
-from s4node.offsets.input_progress import InputProgress, InputReceipt
+from s4node.offsets.input_progress import InputProgress
+from s4node.offsets.receipts import BatchReceipt
 from s4node.offsets.system import InputBatch, SystemStreamPartition
 from s4node.runtime.container import hooks
 from s4node.runtime.loop.pipeline import Pipeline
@@ -137,7 +138,7 @@ class _Feed:
             return False
         batch = InputBatch(self._ssp, self._next, self._size, 0, 0)
         batch.events = self._numbers
-        batch.receipt = InputReceipt(self._progress, self._next, self._next + self._size, batch)
+        batch.receipt = BatchReceipt(self._progress, self._next, self._next + self._size)
         self._next += self._size
         self.left -= 1
         self.task.backlog.offer(batch)

@@ -10,7 +10,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from operator import length_hint
 from sys import getsizeof
@@ -130,7 +130,7 @@ class Receipt(Protocol):
         ...
 
     def done(self) -> None:
-        """One part of the frame is fully processed."""
+        """One part of the batch is fully processed."""
         ...
 
     def passed(self, first: int, end: int) -> None:
@@ -140,16 +140,12 @@ class Receipt(Protocol):
         """
         ...
 
-    def refuse(self, number: int, reason: str) -> None:
-        """Report that the event of this number was not processed, and why."""
+    def refuse(self, number: int, reason: str, event: Any = None, *, shed: bool = False) -> None:
+        """Report that the event of this number was not processed, or dropped for overload."""
         ...
 
-    def shed(self, number: int, count: int, reason: str) -> None:
-        """Report that ``count`` events from this number on were dropped for overload."""
-        ...
-
-    def without(self, reasons: Mapping[int, str], numbers: list[int], /) -> Receipt:
-        """Report events as skipped, for these reasons by their numbers.
+    def without(self, gone: Collection[int], numbers: Sequence[int]) -> Receipt:
+        """Report the events that have ``gone``, by their numbers, as skipped and done.
 
         Returns the receipt of the others, which have these ``numbers``.
         """

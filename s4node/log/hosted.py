@@ -36,7 +36,7 @@ from s4node.log.split import Part, take_apart
 from s4node.log.streams import LogPartition, LogStream
 from s4node.logger import get_logger
 from s4node.net.ingress.admission import MAX_PRODUCERS
-from s4node.net.ingress.producer_lane import LaneReceipt, ProducerLane
+from s4node.net.ingress.producer_lane import FrameReceipt, ProducerLane
 from s4node.net.wire import frame as wire
 from s4node.stages.executors import StageSettings
 from s4node.stages.stage import Gauge, Stage
@@ -61,7 +61,7 @@ class _Queued:
     yet that must be first."""
 
     frame: Incoming
-    receipt: LaneReceipt
+    receipt: FrameReceipt
     weight: int
     before: int = 0
     settles: bool = True
@@ -229,8 +229,8 @@ class HostedStream:
         routed = self._partition_of is None or data.routing == self._routed
         known = all(section.fingerprint in self._readers for section in data.sections)
         plain = known and data.encoding == wire.MSGPACK  # people's JSON is looked at
-        if routed and plain and not receipt.skip:
-            frame = self.incoming(data, bytes(body), receipt.lane)
+        if routed and plain and receipt.first == data.first:
+            frame = self.incoming(data, bytes(body), receipt.progress)
             self._enqueue(_Queued(frame, receipt, weight))
         else:
             self._take_apart(data, body, receipt, weight, routed=routed)
@@ -269,14 +269,20 @@ class HostedStream:
         )
 
     def _take_apart(
-        self, data: wire.Data, body: memoryview, receipt: LaneReceipt, weight: int, *, routed: bool
+        self,
+        data: wire.Data,
+        body: memoryview,
+        receipt: FrameReceipt,
+        weight: int,
+        *,
+        routed: bool,
     ) -> None:
         """Event by event: each to the partition of its key, without those that were there."""
         own = data.partition
         place = self._partition_of
         if place is None or routed:
             place = lambda _: own  # noqa: E731
-        parts, refusals = take_apart(data, body, self._readers, place, receipt.skip)
+        parts, refusals = take_apart(data, body, self._readers, place, receipt.first - data.first)
         for index, reason in refusals:
             receipt.refuse(data.first + index, reason)
         mine = Part(own, [], (), b"", b"")
@@ -296,7 +302,7 @@ class HostedStream:
                 frame, partial(self._one_less, queued, frame, part.partition)
             )
 
-    def _part(self, data: wire.Data, part: Part, receipt: LaneReceipt, producer: str) -> Incoming:
+    def _part(self, data: wire.Data, part: Part, receipt: FrameReceipt, producer: str) -> Incoming:
         alone = msgspec.structs.replace(
             data,
             producer=producer,
@@ -306,13 +312,13 @@ class HostedStream:
             order=part.order,
             routing=self._routed,
         )
-        return self.incoming(alone, part.body, receipt.lane, receipt.end, part.numbers)
+        return self.incoming(alone, part.body, receipt.progress, receipt.end, part.numbers)
 
     # -- to the disk and back ------------------------------------------------------------------
 
     def _enqueue(self, queued: _Queued) -> None:
         """Behind what its lane has handed in before."""
-        lane = queued.receipt.lane
+        lane = queued.receipt.progress
         waiting = self._waiting.get(lane)
         if waiting is None:
             if not queued.before:
@@ -322,7 +328,7 @@ class HostedStream:
         waiting.append(queued)
 
     def _hand(self, queued: _Queued) -> None:
-        number = queued.receipt.lane.partition
+        number = queued.receipt.progress.partition
         self.partitions[number].append(queued.frame, partial(self._done, queued))
 
     def _one_less(
@@ -334,7 +340,7 @@ class HostedStream:
         else:
             self.grown(partition)
         queued.before -= 1
-        lane = queued.receipt.lane
+        lane = queued.receipt.progress
         waiting = self._waiting.get(lane)
         while waiting and waiting[0].settles and not waiting[0].before:
             self._hand(waiting.popleft())
@@ -346,7 +352,7 @@ class HostedStream:
         if not isinstance(answer, Appended):
             self._failed(queued, queued.frame, answer)
         else:  # maybe it was written when nobody could be told
-            self.grown(queued.receipt.lane.partition)
+            self.grown(queued.receipt.progress.partition)
         if queued.settles:
             self._release(queued)
             queued.receipt.done()
@@ -356,7 +362,7 @@ class HostedStream:
         receipt = queued.receipt
         events = receipt.end - receipt.first
         self.admission.deserializer.went(events, queued.weight)
-        self._stages[receipt.lane.partition].went(events, queued.weight)
+        self._stages[receipt.progress.partition].went(events, queued.weight)
 
     def _failed(self, queued: _Queued, part: Incoming, error: S4Error) -> None:
         """A damaged file takes nothing of its part, and other partitions have theirs. Any other
@@ -367,10 +373,10 @@ class HostedStream:
         receipt = queued.receipt
         log.error("events cannot be appended", stream=self.name, reason=str(error))
         for first, end in _ranges(receipt, part.numbers):
-            receipt.lane.refuse(first, end - first, str(error))
+            receipt.progress.refuse(first, end - first, str(error))
 
 
-def _ranges(receipt: LaneReceipt, numbers: Sequence[int] | None) -> Iterator[tuple[int, int]]:
+def _ranges(receipt: FrameReceipt, numbers: Sequence[int] | None) -> Iterator[tuple[int, int]]:
     """Numbers of a frame, of all of its events where None is given, as firsts and ends."""
     if numbers is None:
         yield receipt.first, receipt.end

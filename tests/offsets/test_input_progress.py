@@ -9,8 +9,8 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.events.event import EventBatch
 from s4node.offsets.input_progress import InputProgress, InputReceipt, taken
+from s4node.offsets.receipts import BatchReceipt, PartReceipt
 from s4node.offsets.system import SystemStreamPartition
 
 SSP = SystemStreamPartition("memory", "clicks", 0)
@@ -21,7 +21,7 @@ def progress(start: int = 0) -> InputProgress:
 
 
 def receipt(of: InputProgress, first: int, end: int, parts: int = 1) -> InputReceipt:
-    whole = InputReceipt(of, first, end, EventBatch("clicks", 0, []))
+    whole = BatchReceipt(of, first, end)
     whole.parts = parts
     return whole
 
@@ -56,7 +56,7 @@ def test_events_count_while_their_batch_goes_on() -> None:
 def test_a_part_completes_its_own_offsets_only() -> None:
     it = progress()
     whole = receipt(it, 0, 6, parts=2)
-    even, odd = whole.part([0, 2, 4]), whole.part([1, 3, 5])
+    even, odd = PartReceipt(whole, [0, 2, 4]), PartReceipt(whole, [1, 3, 5])
     even.passed(0, 3)
     assert it.safe == 1
     odd.passed(0, 2)
@@ -80,11 +80,11 @@ def test_what_is_held_is_not_done_before_it_is_released_whatever_its_task_says()
 
 def test_refusals_go_to_whoever_deals_with_them() -> None:
     told: list[tuple[int, str]] = []
-    it = InputProgress(SSP, 0, lambda _, number, reason: told.append((number, reason)))
+    it = InputProgress(SSP, 0, lambda _, number, reason, __: told.append((number, reason)))
     whole = receipt(it, 0, 4)
-    whole.part([1, 2]).refuse(2, "no key")
-    whole.shed(0, 2, "full")
-    assert told == [(2, "no key"), (0, "full"), (1, "full")]
+    PartReceipt(whole, [1, 2]).refuse(2, "no key")
+    whole.refuse(0, "full", shed=True)
+    assert told == [(2, "no key"), (0, "full")]
 
 
 @given(st.data())
@@ -109,7 +109,7 @@ def test_safe_never_passes_what_is_not_done_and_reaches_the_end_when_all_is(
         for part in parts:
             numbers = [first + index for index in range(10) if owners[index] == part]
             cut = data.draw(st.integers(0, len(numbers)))
-            mine = whole.part(numbers)
+            mine = PartReceipt(whole, numbers)
             early = Step(
                 partial(mine.passed, numbers[0], numbers[cut - 1] + 1 if cut else numbers[0]),
                 batch,

@@ -95,10 +95,12 @@ class Forwarder:
                 batch, index = carried.batch, carried.indices[place]
                 if batch.receipt is not None and refusal.shed:
                     self._shed_there += 1
-                    batch.receipt.shed(batch.number(index), 1, refusal.reason)
+                    batch.receipt.refuse(
+                        batch.number(index), refusal.reason, batch.events[index], shed=True
+                    )
                 elif batch.receipt is not None:
                     self._refused_there += 1
-                    batch.receipt.refuse(batch.number(index), refusal.reason)
+                    batch.receipt.refuse(batch.number(index), refusal.reason, batch.events[index])
             left -= max(0, min(size, at + left) - at)
             at = max(0, at - size)
             if left <= 0:
@@ -112,7 +114,7 @@ class Forwarder:
             if at < len(carried.indices):
                 batch, index = carried.batch, carried.indices[at]
                 if batch.receipt is not None:
-                    batch.receipt.refuse(batch.number(index), reason)
+                    batch.receipt.refuse(batch.number(index), reason, batch.events[index])
                 self._events -= 1
                 carried.indices = [*carried.indices[:at], *carried.indices[at + 1 :]]
                 if not carried.indices:

@@ -22,10 +22,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from s4node.net.ingress.producer_lane import LaneReceipt, ProducerLane
+from s4node.net.ingress.producer_lane import FrameReceipt, ProducerLane
 from s4node.net.ingress.producer_life import Life, fence_of, has_own_id, life_of, task_of
 from s4node.net.wire import frame as wire
 from s4node.offsets.producer_offsets import KeptProducer
+from s4node.offsets.receipts import BatchReceipt
 from s4node.stages.credit import Credit
 from s4node.stages.executors import DESERIALIZER, UNLIMITED, StageSettings
 from s4node.stages.stage import Gauge, Stage
@@ -238,7 +239,7 @@ class StreamAdmission:
 
     def admit(
         self, data: wire.Data, connection: Hashable, now: float, size: int = 0
-    ) -> LaneReceipt | None:
+    ) -> FrameReceipt | None:
         """Decide on a data frame of ``size`` bytes by its header; None if nothing is admitted."""
         lane = self.lanes.get((data.producer, data.partition))
         if lane is None or lane.connection != connection:
@@ -276,7 +277,7 @@ class StreamAdmission:
             return None
         self.frames += 1
         self.admitted += room
-        return lane.receipt(first, first + room, skip)
+        return BatchReceipt(lane, first, first + room)
 
     def _on_gap(self, lane: ProducerLane, first: int) -> None:
         """A frame begins behind what is expected: its producer is told, once until it goes back."""

@@ -27,10 +27,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from s4node.net.ingress.admission import MAX_KEPT, StreamAdmission
-from s4node.net.ingress.producer_lane import LaneReceipt, ProducerLane, Unprocessed
+from s4node.net.ingress.producer_lane import ProducerLane, Unprocessed
 from s4node.net.ingress.producer_life import Life
 from s4node.net.wire import frame as wire
-from s4node.offsets.input_progress import PartReceipt, Pieces
 from s4node.offsets.low_watermark import LowWatermark
 from s4node.offsets.producer_offsets import KeptProducer
 
@@ -55,6 +54,7 @@ class DurableLane(ProducerLane):
     __slots__ = ("awaited", "committed", "has_row", "returns", "wanted")
 
     admission: DurableAdmission
+    by_event = True
 
     def __init__(
         self, admission: DurableAdmission, producer: str, partition: int, start: int
@@ -128,10 +128,6 @@ class DurableLane(ProducerLane):
         self.untold.forget_from(self.committed)
         self.gap_first = -1
 
-    def receipt(self, first: int, end: int, skip: int) -> LaneReceipt:
-        """For an admitted frame."""
-        return DurableReceipt(self, first, end, skip)
-
     @property
     def pressing(self) -> bool:
         """Whether the producer should hear now: it waits, or there is more credit for it."""
@@ -151,68 +147,6 @@ class DurableLane(ProducerLane):
         self.has_row = True
         if kept.untold:
             self.unheard = deque([(self.limit, [Unprocessed(*one) for one in kept.untold])])
-
-
-class DurableReceipt(Pieces):
-    """An admitted frame of a durable stream; its numbers count one by one."""
-
-    __slots__ = ("_returns", "lane", "skip")
-
-    lane: ProducerLane
-
-    def __init__(self, lane: DurableLane, first: int, end: int, skip: int) -> None:
-        super().__init__(first, end)
-        self.lane, self.skip = lane, skip
-        self._returns = lane.returns
-
-    def cut(self, number: int) -> DurableReceipt:
-        """The receipt of the events from this number on; this one is for those below it."""
-        assert isinstance(self.lane, DurableLane)
-        rest = DurableReceipt(self.lane, number, self.end, 0)
-        rest._returns = self._returns
-        self.end = number
-        return rest
-
-    @property
-    def _counts(self) -> bool:
-        assert isinstance(self.lane, DurableLane)
-        return self._returns == self.lane.returns
-
-    def count(self, first: int, end: int) -> None:
-        """These numbers are done; unless the lane has gone back meanwhile, and they come again."""
-        if self._counts:
-            self.lane.complete(first, end)
-
-    def without(self, reasons: Mapping[int, str], numbers: list[int], /) -> PartReceipt:
-        """Events are left out and done with, and their producer is told why."""
-        for number, reason in sorted(reasons.items()):
-            self.refuse(number, reason)
-            self.passed(number, number + 1)
-        return PartReceipt(self, numbers)
-
-    @property
-    def home(self) -> tuple[str, str, int]:
-        """The stream and the partition that the producer sent to."""
-        return self.lane.home
-
-    @property
-    def origin(self) -> str:
-        """What has the numbers."""
-        return self.lane.origin
-
-    def refuse(self, number: int, reason: str) -> None:
-        """One event was not processed."""
-        if self._counts:
-            self.lane.refuse(number, 1, reason)
-
-    def shed(self, number: int, count: int, reason: str) -> None:
-        """Events were dropped, by another member of the app."""
-        if self._counts:
-            self.lane.shed(number, count, reason)
-
-    def describe(self, number: int) -> str:
-        """Producer and number, for messages."""
-        return f"{self.lane.producer}:{number}"
 
 
 class Known(NamedTuple):

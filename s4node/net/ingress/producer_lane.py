@@ -12,14 +12,15 @@ Rules
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from s4node.events.event import LIVE, Receipt
+from s4node.events.event import LIVE
 from s4node.net.ingress.producer_life import Life
 from s4node.net.wire import frame as wire
 from s4node.offsets.low_watermark import LowWatermark
+from s4node.offsets.receipts import BatchReceipt
 
 MAX_EXCEPTIONS = 256
 """Ranges told in a verdict, refused and shed together; the rest follow in the next."""
@@ -193,6 +194,9 @@ class ProducerLane:
         "weight",
     )
 
+    by_event = False  # its producer hears of whole frames
+    returns = 0
+
     def __init__(self, admission: LaneOwner, producer: str, partition: int, start: int):
         self.admission = admission
         self.producer = producer
@@ -258,6 +262,25 @@ class ProducerLane:
         self.untold.add(Unprocessed(number, count, shortened(reason), True))
         self.admission.shed += count
         self.admission.touched(self)
+
+    def refused(
+        self,
+        _receipt: FrameReceipt,
+        number: int,
+        reason: str,
+        _event: Any,
+        *,
+        shed: bool,
+    ) -> None:
+        """An event of a frame was not processed, or it was dropped."""
+        if shed:
+            self.shed(number, 1, reason)
+        else:
+            self.refuse(number, 1, reason)
+
+    def describe(self, number: int) -> str:
+        """Producer and number, for messages."""
+        return f"{self.producer}:{number}"
 
     @property
     def upto(self) -> int:
@@ -332,10 +355,6 @@ class ProducerLane:
         self.expected = self.limit = self.press_at = start
         self.told_upto = self.told_limit = start
 
-    def receipt(self, first: int, end: int, skip: int) -> LaneReceipt:
-        """For an admitted frame."""
-        return FrameReceipt(self, first, end, skip)
-
     def reopened(self, upto: int) -> None:
         """The producer is back and has heard everything below ``upto``: tell it the rest again."""
         told = [
@@ -355,70 +374,4 @@ class ProducerLane:
         return self.urgent or self.done >= self.press_at or 0 <= self.asked <= self.settled
 
 
-class LaneReceipt(Receipt, Protocol):
-    """An admitted frame: its events from ``skip`` on, and the parts still being processed."""
-
-    lane: ProducerLane
-    first: int
-    end: int
-    skip: int
-    parts: int
-
-    def cut(self, number: int) -> LaneReceipt:
-        """The receipt of the events from this number on; this one is for those below it."""
-        ...
-
-
-class FrameReceipt:
-    """An admitted frame: its events from ``skip`` on, and the parts still being processed."""
-
-    __slots__ = ("end", "first", "lane", "parts", "skip")
-
-    by_event = False
-
-    def __init__(self, lane: ProducerLane, first: int, end: int, skip: int) -> None:
-        self.lane, self.first, self.end, self.skip = lane, first, end, skip
-        self.parts = 1
-
-    def cut(self, number: int) -> FrameReceipt:
-        """The receipt of the events from this number on; this one is for those below it."""
-        rest = FrameReceipt(self.lane, number, self.end, 0)
-        self.end = number
-        return rest
-
-    def done(self) -> None:
-        """One part is fully processed; with the last the frame is."""
-        self.parts -= 1
-        if self.parts <= 0:
-            self.lane.complete(self.first, self.end)
-
-    def passed(self, first: int, end: int) -> None:
-        """A producer hears of whole frames only."""
-
-    def refuse(self, number: int, reason: str) -> None:
-        """One event was not processed."""
-        self.lane.refuse(number, 1, reason)
-
-    def shed(self, number: int, count: int, reason: str) -> None:
-        """Events were dropped."""
-        self.lane.shed(number, count, reason)
-
-    def without(self, reasons: Mapping[int, str], _: list[int], /) -> FrameReceipt:
-        """Events are left out; the producer is told why."""
-        for number, reason in reasons.items():
-            self.refuse(number, reason)
-        return self
-
-    @property
-    def home(self) -> tuple[str, str, int]:
-        """The stream and the partition that the producer sent to."""
-        return self.lane.home
-
-    @property
-    def origin(self) -> str:
-        """What has the numbers."""
-        return self.lane.origin
-
-    def describe(self, number: int) -> str:
-        """Producer and number, for messages."""
-        return f"{self.lane.producer}:{number}"
+FrameReceipt: TypeAlias = BatchReceipt[ProducerLane]

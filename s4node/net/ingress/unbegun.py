@@ -15,10 +15,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from s4node.events.event import EventBatch
-from s4node.net.ingress.durable_admission import DurableReceipt
-from s4node.net.ingress.producer_lane import FrameReceipt, LaneReceipt, ProducerLane
-
-_FRAMES = (FrameReceipt, DurableReceipt)
+from s4node.net.ingress.producer_lane import FrameReceipt, ProducerLane
+from s4node.offsets.receipts import BatchReceipt
 
 KeptElsewhere = Callable[[ProducerLane], bool]
 """Whether a lane's producer keeps what has no verdict, and will send it again."""
@@ -29,15 +27,15 @@ def last_frames(waiting: Iterable[EventBatch], kept: KeptElsewhere) -> set[Any]:
 
     Their lanes expect them again.
     """
-    events: Counter[LaneReceipt] = Counter()
+    events: Counter[FrameReceipt] = Counter()
     for batch in waiting:
-        receipt = batch.receipt
-        if isinstance(receipt, _FRAMES) and kept(receipt.lane):
-            events[receipt] += batch.size if batch.numbers is None else len(batch.numbers)
-    by_end: dict[ProducerLane, dict[int, LaneReceipt]] = {}
+        frame = _frame_of(batch)
+        if frame is not None and kept(frame.progress):
+            events[frame] += batch.size if batch.numbers is None else len(batch.numbers)
+    by_end: dict[ProducerLane, dict[int, FrameReceipt]] = {}
     for frame, count in events.items():
         if count == frame.end - frame.first:  # all of its parts wait
-            by_end.setdefault(frame.lane, {})[frame.end] = frame
+            by_end.setdefault(frame.progress, {})[frame.end] = frame
     gone = set()
     for lane, frames in by_end.items():
         while lane.expected in frames:
@@ -49,12 +47,20 @@ def last_frames(waiting: Iterable[EventBatch], kept: KeptElsewhere) -> set[Any]:
 
 def cut_off(batch: EventBatch, kept: KeptElsewhere) -> bool:
     """End a frame in front of its event at hand, if what is behind it is its lane's last."""
-    frame = batch.receipt
-    if not isinstance(frame, _FRAMES) or batch.numbers is not None or frame.parts != 1:
+    frame = _frame_of(batch)
+    if frame is None or batch.numbers is not None or frame.parts != 1:
         return False
-    if frame.lane.expected != frame.end or not kept(frame.lane):
+    lane = frame.progress
+    if lane.expected != frame.end or not kept(lane):
         return False
     number = batch.number(batch.at)
     frame.cut(number)
-    frame.lane.left_to_producer(number)
+    lane.left_to_producer(number)
     return True
+
+
+def _frame_of(batch: EventBatch) -> FrameReceipt | None:
+    """The receipt of a batch that is a producer's frame, or shares one with others."""
+    receipt = batch.receipt
+    frame = isinstance(receipt, BatchReceipt) and isinstance(receipt.progress, ProducerLane)
+    return receipt if frame else None  # type: ignore[return-value]

@@ -92,10 +92,8 @@ class DeadLetterQueue:
         number: int,
         reason: str,
         event: Any,
-        *,
-        given: bool,
     ) -> None:
-        """An event of ``receipt``'s batch cannot be processed; ``given`` where its task has it.
+        """An event of ``receipt``'s batch cannot be processed.
 
         ``event`` is its bytes where it does not decode. Raises DecodeError if that is to stop the
         container.
@@ -117,14 +115,8 @@ class DeadLetterQueue:
                 kept=self._keep is not None,
             )
         self.counts[stream] += 1
-        if self._keep is None:
-            if not given:
-                receipt.passed(number, number + 1)
-            return
         place = (task.partition, str(ssp), number)
-        if place in self._known:
-            if not given:
-                receipt.passed(number, number + 1)
+        if self._keep is None or place in self._known:
             return
         receipt.hold(number)
         self._send(task, place, dead_letter(ssp, str(ssp), number, reason, event), receipt)

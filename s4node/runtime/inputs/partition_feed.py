@@ -31,7 +31,7 @@ from s4node.offsets.system import (
     SystemStreamPartition,
 )
 from s4node.runtime.commit.dead_letter_queue import DeadLetterQueue
-from s4node.runtime.inputs.input_batches import MixedBatch, Reject, TaskBatch
+from s4node.runtime.inputs.input_batches import MixedBatch, TaskBatch
 from s4node.runtime.inputs.starting_offsets import Known, StartingOffsets
 from s4node.runtime.task.task import Task
 
@@ -84,7 +84,6 @@ class Taker:
         self.next = 0
         self.told_end = False
         self.progress: InputProgress
-        self.undecoded: Reject
 
 
 class Keyed(NamedTuple):
@@ -229,7 +228,6 @@ class PartitionFeed:
                 task.partition,
                 taker.progress,
                 taker.next,
-                taker.undecoded,
                 keyed.partition_of,
                 partial(self._tasks.send, task, stream),
             )
@@ -241,9 +239,7 @@ class PartitionFeed:
         end = batch.first + batch.size
         for taker in self.takers.values():
             if taker.next < end:
-                mine = TaskBatch(
-                    batch, taker.task.partition, taker.progress, taker.next, taker.undecoded
-                )
+                mine = TaskBatch(batch, taker.task.partition, taker.progress, taker.next)
                 taker.next = end
                 self._tasks.feed(taker.task, mine)
 

@@ -35,12 +35,13 @@ from s4node.events.keys import Partitioner
 from s4node.events.routing import Router, route, router
 from s4node.events.schema import EventType, TypeReader, fingerprint_of, misfit
 from s4node.net.ingress.admission import MAX_PRODUCERS, StreamAdmission
-from s4node.net.ingress.durable_admission import DurableAdmission, DurableReceipt
+from s4node.net.ingress.durable_admission import DurableAdmission
 from s4node.net.ingress.part_numbers import FrameNumbers, PartNumbers
-from s4node.net.ingress.producer_lane import LaneReceipt, ProducerLane
-from s4node.net.ingress.rerouted_batch import MixedFramePart, sorted_out
+from s4node.net.ingress.producer_lane import FrameReceipt, ProducerLane
+from s4node.net.ingress.rerouted_batch import sorted_out
 from s4node.net.wire import frame as wire
 from s4node.net.wire.decoder import Apart, Decoded, FrameDecoder
+from s4node.offsets.receipts import PartReceipt, Strays
 from s4node.stages.stage import Gauge, Stage, put_back
 
 FRAME_BYTES = 512
@@ -63,7 +64,7 @@ class FrameBatch(EventBatch):
     __slots__ = ("_apart", "_body", "_data", "_port", "frame")
 
     def __init__(
-        self, port: InputPort, data: wire.Data, body: memoryview, frame: LaneReceipt
+        self, port: InputPort, data: wire.Data, body: memoryview, frame: FrameReceipt
     ) -> None:
         self.stream = self.source = data.stream
         self.created_ms = data.created_ms
@@ -81,7 +82,7 @@ class FrameBatch(EventBatch):
 
     def precedes(self, other: EventBatch) -> bool:
         """Return True for a later frame of the same producer."""
-        return isinstance(other, FrameBatch) and other.frame.lane is self.frame.lane
+        return isinstance(other, FrameBatch) and other.frame.progress is self.frame.progress
 
     def discard(self) -> None:
         """It will not be processed: the producer sends it again."""
@@ -99,7 +100,7 @@ class FrameBatch(EventBatch):
     def decode(self) -> FrameBatch | None:
         """As ``load``; it is in the deserializer still."""
         rest = None
-        decoder, skip = self._port.decoder, self.frame.skip
+        decoder, skip = self._port.decoder, self.first - self._data.first
         if self._apart is None:
             events = decoder.at_once(self._data, self._body)
             if events is not None:  # what comes behind ours was shed
@@ -121,6 +122,8 @@ class FrameBatch(EventBatch):
         numbers = [n for n in range(base, base + self.size) if n not in reasons]
         self.events = [events[number - base] for number in numbers]
         self.numbers = numbers
+        for number, reason in reasons.items():
+            self.frame.refuse(number, reason)
         self.receipt = self.frame.without(reasons, numbers)
         return rest
 
@@ -160,24 +163,23 @@ class MixedFrameBatch(FrameBatch):
         """Decode, and keep what is the task's own."""
         rest = self.decode()
         port, whole = self._port, self.frame
-        assert isinstance(whole, DurableReceipt)
         assert port.partition_of is not None
         numbers = self.numbers or range(self.first, self.first + len(self.events))
-        reasons: dict[int, str] = {}
 
         def refuse(number: int, reason: str, _: Any) -> None:
-            reasons[number] = reason
+            whole.refuse(number, reason)
+            whole.passed(number, number + 1)
 
         events, home, finds = self.events, self.partition, port.partition_of
         found = sorted_out(numbers, events, finds, home, refuse, PIECE)
         if found.seen < len(events):
             rest = self.keep_from(found.seen)
         self.left()
-        whole.without(reasons, found.good)
         self.events, self.numbers = found.events, found.numbers
         port.redispatched += len(found.strays)
         port.uncounted -= self.size - len(found.strays)
-        self.receipt = MixedFramePart(whole, found, partial(port.pass_on, self.partition))
+        send = partial(port.pass_on, self.partition)
+        self.receipt = PartReceipt(whole, found.good, Strays(found.strays, whole.first, send))
         return rest
 
 
@@ -419,7 +421,7 @@ class InputPort:
         assert self._router is not None
         rest = None
         events, receipt = batch.events, batch.frame
-        lane = receipt.lane
+        lane = receipt.progress
         shares, failures = route(self._router, events, self._partitions, PIECE)
         for index, reason in failures:
             lane.refuse(batch.number(index), 1, f"{reason} (event {events[index]!r})")
@@ -455,9 +457,9 @@ class InputPort:
             self._deliver(part)
         return rest
 
-    def _shed(self, stage: Stage, receipt: LaneReceipt, numbers: list[int]) -> None:
+    def _shed(self, stage: Stage, receipt: FrameReceipt, numbers: list[int]) -> None:
         """Drop events for which the stage of their own partition has no room."""
         reason = stage.executor.reason
         stage.dropped(len(numbers), reason)
         for number in numbers:
-            receipt.shed(number, 1, reason)
+            receipt.refuse(number, reason, shed=True)

@@ -30,7 +30,6 @@ from s4node.offsets.startpoint import Startpoint
 from s4node.offsets.startpoint_fan_out import Request, id_of_start
 from s4node.offsets.system import System, SystemStreamPartition
 from s4node.runtime.commit.dead_letter_queue import DeadLetterQueue
-from s4node.runtime.inputs.input_batches import refused
 from s4node.runtime.inputs.partition_feed import FedTasks, Keyed, PartitionFeed, Taker
 from s4node.runtime.inputs.starting_offsets import Known, StartingOffsets
 from s4node.runtime.task.chooser import Bootstrap
@@ -176,7 +175,6 @@ class SystemConsumers:
                     kept.epochs.get(ssp, 0),
                 )
                 taker = Taker(task, ssp, known)
-                taker.undecoded = partial(self._undecoded, taker)
                 found.setdefault((ssp.system, ssp.stream), []).append(taker)
         for takers in found.values():
             self._beginning += takers
@@ -372,14 +370,15 @@ class SystemConsumers:
 
     # -- what cannot be processed ------------------------------------------------------------
 
-    def _undecoded(
-        self, taker: Taker, receipt: InputReceipt, number: int, reason: str, event: Any
+    def _refused(
+        self,
+        taker: Taker,
+        receipt: InputReceipt,
+        number: int,
+        reason: str,
+        event: Any,
     ) -> None:
-        self.dead_letters.reject(taker.task, receipt, number, reason, event, given=False)
-
-    def _refused(self, taker: Taker, receipt: InputReceipt, number: int, reason: str) -> None:
-        event = refused(receipt, number)
-        self.dead_letters.reject(taker.task, receipt, number, reason, event, given=True)
+        self.dead_letters.reject(taker.task, receipt, number, reason, event)
 
     # -- watching ----------------------------------------------------------------------------
 

@@ -22,7 +22,6 @@ from typing import Any
 from s4node.app.stream import Stream
 from s4node.errors import EventTimeout, ProcessingError
 from s4node.events.event import EventBatch
-from s4node.offsets.input_progress import PartReceipt, Pieces
 from s4node.offsets.ordered_release import OrderedRelease
 from s4node.runtime.task.actions import NONE, Action, Actions, Ask, HandOn
 from s4node.runtime.task.backlog import Backlog
@@ -34,10 +33,6 @@ from s4node.stages.key_order import KeyOrder
 
 _AHEAD = 4
 """Events looked at for each that may be outstanding, to find other keys."""
-
-_COUNTED = (Pieces, PartReceipt)
-"""Receipts of events whose places are part of commits."""
-
 
 _EMPTY = 512
 """Events of batches in which none decodes, after which a look ends: it takes time to load them."""
@@ -232,7 +227,8 @@ class InFlight:
                     return
                 continue
             if batch.at < len(batch.events):
-                entry = entries.look(batch, in_order=isinstance(batch.receipt, _COUNTED))
+                receipt = batch.receipt
+                entry = entries.look(batch, in_order=receipt is not None and receipt.by_event)
                 self._processor.place(entry)
                 entries.add(entry)
                 batch.at += 1
@@ -240,10 +236,11 @@ class InFlight:
                     executor.left(1)
             elif not batch.events:
                 backlog.stages[batch.source].passed(batch.size, batch.bytes)
-                if isinstance(batch.receipt, _COUNTED):
-                    self._release(entries.look_past(batch))
-                elif batch.receipt is not None:
-                    batch.receipt.done()
+                if batch.receipt is not None:
+                    if batch.receipt.by_event:
+                        self._release(entries.look_past(batch))
+                    else:
+                        batch.receipt.done()
             if batch.at >= len(batch.events):
                 backlog.at_hand = None
                 backlog.update(batch.source)

@@ -206,7 +206,8 @@ class PeProcessor:
                 failure.at = batch, index
                 raise failure
             self.refused += 1
-            batch.receipt.refuse(batch.number(index), f"{key_failure(error)} (event {event!r})")
+            why = f"{key_failure(error)} (event {event!r})"
+            batch.receipt.refuse(batch.number(index), why, event)
             return
         pe = graph.blame(error)
         if isinstance(error, AttributeError) and pe is not None and error.obj is pe:

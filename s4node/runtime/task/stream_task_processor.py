@@ -275,8 +275,8 @@ class StreamTaskProcessor:
             failure.at = batch, index
             raise failure
         self.refused += 1
-        why = f"{key_failure(error)} (event {batch.events[index]!r})"
-        batch.receipt.refuse(batch.number(index), why)
+        event = batch.events[index]
+        batch.receipt.refuse(batch.number(index), f"{key_failure(error)} (event {event!r})", event)
 
     def failed(self, batch: EventBatch, error: BaseException, index: int) -> None:
         """Count what is to be ignored, or raise what stops the app."""

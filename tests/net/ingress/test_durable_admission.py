@@ -17,14 +17,13 @@ from s4node.net.egress.outbox import Outbox
 from s4node.net.ingress.durable_admission import (
     UNKNOWN_BYTES,
     DurableAdmission,
-    DurableReceipt,
     TakenLanes,
 )
-from s4node.net.ingress.producer_lane import LaneReceipt
+from s4node.net.ingress.producer_lane import FrameReceipt
 from s4node.net.wire import frame as wire
 from s4node.net.wire.frame import WINDOW_BYTES, Frame
-from s4node.offsets.input_progress import PartReceipt
 from s4node.offsets.producer_offsets import KeptProducer
+from s4node.offsets.receipts import BatchReceipt, PartReceipt
 from s4node.stages.stage import Gauge, Stage
 
 State = dict[tuple[str, int], list[int]]
@@ -117,8 +116,8 @@ class DurableWorld(World):
         if batch is None:
             return
         receipt = batch.receipt
-        assert isinstance(receipt, DurableReceipt)
-        name = receipt.lane.producer
+        assert isinstance(receipt, BatchReceipt)
+        name = receipt.progress.producer
         before, batch.at = batch.at, min(batch.size, batch.at + parts)
         for index in range(before, batch.at):
             tick = batch.events[index]
@@ -304,7 +303,7 @@ class Node:
         assert not self.admission.unsettled(hello, 0.0)
         return [(at.number, at.safe) for at in self.admission.hello(hello, connection, 0.0)]
 
-    def take(self, first: int, count: int, partition: int = 0, peer: str = "p") -> LaneReceipt:
+    def take(self, first: int, count: int, partition: int = 0, peer: str = "p") -> FrameReceipt:
         sections = (wire.Section(1, count, count),)
         data = wire.Data("ticks", partition, peer, first, count, sections)
         receipt = self.admission.admit(data, NODE, 0.0, 10 * count)
@@ -598,7 +597,6 @@ def test_parts_of_a_frame_count_one_by_one_in_whatever_order() -> None:
     node.greet()
     frame = node.take(0, 6)
     frame.parts = 2
-    assert isinstance(frame, DurableReceipt)
     even, odd = PartReceipt(frame, [0, 2, 4]), PartReceipt(frame, [1, 3, 5])
     even.passed(0, 3)
     assert node.commit() == {"p": kept(1)}

@@ -6,8 +6,9 @@ from typing import Any
 
 from s4node import App, Event
 from s4node.events.event import EventBatch
-from s4node.net.ingress.rerouted_batch import MixedInputPart, sorted_out
+from s4node.net.ingress.rerouted_batch import sorted_out
 from s4node.offsets.input_progress import InputProgress, InputReceipt
+from s4node.offsets.receipts import BatchReceipt, PartReceipt, Strays
 from s4node.offsets.system import InputBatch, SystemStreamPartition
 from s4node.runtime.inputs.input_batches import MixedBatch
 from s4node.runtime.task.backlog import Backlog
@@ -26,10 +27,11 @@ SSP = SystemStreamPartition("log", "clicks", 0)
 def test_an_event_is_covered_exactly_when_the_offset_to_resume_at_is_after_it() -> None:
     progress = InputProgress(SSP, 0, lambda *_: None)
     batch = EventBatch("clicks", 0, [Click(str(n)) for n in range(6)], first=0)
-    whole = InputReceipt(progress, 0, 6, batch)
+    whole = BatchReceipt(progress, 0, 6)
     found = sorted_out(range(6), batch.events, lambda e: int(e.user == "3"), 0, lambda *_: None)
     batch.events, batch.numbers = found.events, found.numbers
-    batch.receipt = MixedInputPart(whole, found, lambda *_: None)
+    strays = Strays(found.strays, 0, lambda *_: None)
+    batch.receipt = PartReceipt(whole, found.good, strays)
     poison_events = PoisonEvents()
     for number in (0, 2, 5):
         poison_events.add(Place(str(SSP), number), Fault("it fails"))
@@ -83,17 +85,16 @@ class Undecodable(InputBatch):
 
 
 def test_a_batch_with_events_of_others_may_be_one_in_which_nothing_decodes() -> None:
-    progress = InputProgress(SSP, 0, lambda *_: None)
-    rejected: list[int] = []
+    refused: list[int] = []
 
-    def reject(receipt: InputReceipt, number: int, _reason: str, _event: Any) -> None:
-        rejected.append(number)
-        receipt.passed(number, number + 1)
+    def refuse(_receipt: InputReceipt, number: int, _reason: str, _event: Any) -> None:
+        refused.append(number)
 
+    progress = InputProgress(SSP, 0, refuse)
     source = Undecodable(SSP, 0, 3, 0, 0)
-    batch = MixedBatch(source, 0, progress, 0, reject, lambda _: 0, lambda *_: None)
+    batch = MixedBatch(source, 0, progress, 0, lambda _: 0, lambda *_: None)
     batch.load()
-    assert (batch.events, rejected, progress.safe) == ([], [0, 1, 2], 3)
+    assert (batch.events, refused, progress.safe) == ([], [0, 1, 2], 3)
     assert batch.receipt is not None
     batch.receipt.done()
     assert progress.safe == 3

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from s4node.app.stream_task import Callback, Collector, Coordinator, Envelope, TaskApp
 from s4node.events.event import Event, EventBatch
-from s4node.offsets.input_progress import InputProgress, InputReceipt
+from s4node.offsets.input_progress import InputProgress
+from s4node.offsets.receipts import BatchReceipt
 from s4node.offsets.system import InputBatch, SystemStreamPartition
 from s4node.runtime.loop.coordinator_requests import CoordinatorRequests
 from s4node.runtime.task.actions import Actions, Ask, Asked
@@ -150,7 +151,7 @@ class Machine:
         ssp, first = SSPS[which], self.offered[which]
         batch = InputBatch(ssp, first, len(users), 0, 0)
         batch.events = [Click(user) for user in users]
-        batch.receipt = InputReceipt(self.progress[which], first, first + len(users), batch)
+        batch.receipt = BatchReceipt(self.progress[which], first, first + len(users))
         for index, user in enumerate(users):
             self.users[ssp.stream, first + index] = user
         self.offered[which] += len(users)

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from s4node.events.event import EventBatch
-from s4node.net.ingress.rerouted_batch import MixedPart
+from s4node.offsets.receipts import PartReceipt
 from s4node.runtime.task.poison.poison_events import (
     KILLED,
     KILLS,
@@ -277,6 +277,6 @@ def is_covered(batch: EventBatch, left: LeftOut) -> bool:
     receipt = batch.receipt
     if receipt is None:  # commits keep what waits of the task's own, and no more of this one
         return True
-    if isinstance(receipt, MixedPart):  # done when the task comes past it
+    if isinstance(receipt, PartReceipt) and receipt.past is not None:  # done as the task passes
         return receipt.past > left.place.number
     return batch.at >= left.at

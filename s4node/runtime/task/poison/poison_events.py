@@ -148,8 +148,11 @@ class PoisonEvents:
         left = [index for index in range(len(batch.events)) if index not in faults]
         if batch.receipt is not None:
             numbers = [batch.number(index) for index in left]
-            reasons = {batch.number(index): fault.reason for index, fault in faults.items()}
-            batch.receipt = batch.receipt.without(reasons, numbers)
+            gone = [batch.number(index) for index in faults]
+            if batch.receipt.home[0] == LIVE:  # its producer is told, in its order
+                for number, index in sorted(zip(gone, faults, strict=True)):
+                    batch.receipt.refuse(number, faults[index].reason)
+            batch.receipt = batch.receipt.without(gone, numbers)
             batch.numbers = numbers
         batch.events = [batch.events[index] for index in left]
         return found

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from s4node import Event
 from s4node.errors import ProcessingError
 from s4node.events.event import EventBatch
-from s4node.offsets.input_progress import InputProgress, InputReceipt
+from s4node.offsets.input_progress import InputProgress
+from s4node.offsets.receipts import BatchReceipt
 from s4node.offsets.system import InputBatch, SystemStreamPartition
 from s4node.runtime.task.poison.poison_events import (
     LONGEST_BACKOFF,
@@ -32,7 +33,7 @@ def read(progress: InputProgress, first: int, count: int) -> InputBatch:
     """A batch as it is read from an input."""
     batch = InputBatch(SSP, first, count, 0, 0)
     batch.events = [Click(n) for n in range(first, first + count)]
-    batch.receipt = InputReceipt(progress, first, first + count, batch)
+    batch.receipt = BatchReceipt(progress, first, first + count)
     return batch
 
 
