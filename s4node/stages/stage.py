@@ -1,6 +1,7 @@
 """A stage: a bounded queue of batches in front of something that processes them. Pure.
 
 Rules
+- A batch that is processed stays at the head of the queue until it is finished.
 - Sizes count events, not batches; bytes are counted beside them.
 - A stage never refuses a batch: its feeder asks its executor first. Being over capacity is possible
   for a moment (batches are not cut to fit) and stops further credit.
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from s4node.events.event import EventBatch
 from s4node.stages.executors import Executor, StageSettings, executor_of
@@ -123,10 +124,6 @@ class Gauge:
         if self.depth > self.highest:
             self.highest = self.depth
 
-    def waited(self, seconds: float) -> None:
-        """A batch was taken after so many seconds."""
-        self._waited_last = seconds
-
     def went(self, events: int, size: int) -> None:
         """Events have left."""
         self.depth -= events
@@ -187,9 +184,13 @@ class Gauge:
 
 
 class Stage(Gauge):
-    """The queue of one stream in one partition, in order of arrival."""
+    """The queue of one stream in one partition, in order of arrival.
 
-    __slots__ = ("_inner", "_outer", "overflow")
+    ``head`` is the batch that was taken last and is not finished; ``loaded`` says that its events
+    are ready.
+    """
+
+    __slots__ = ("_inner", "_outer", "head", "loaded", "overflow")
 
     def __init__(
         self,
@@ -201,6 +202,8 @@ class Stage(Gauge):
             settings = StageSettings(capacity=settings)
         super().__init__(settings, partition, executor)
         self.overflow: Overflow | None = None
+        self.head: EventBatch | None = None
+        self.loaded = False
         self._inner: deque[EventBatch] = deque()
         self._outer: deque[EventBatch] = deque()
 
@@ -221,7 +224,8 @@ class Stage(Gauge):
         self._inner.append(batch)
 
     def take(self, now: float = 0.0) -> EventBatch | None:
-        """The next batch, or None. Its events count as in the stage until ``passed``."""
+        """Take the next batch to the head, if there is one. Its events count as in the stage until
+        ``passed``."""
         if self._inner:
             batch = self._inner.popleft()
         elif self.spilled:
@@ -229,15 +233,21 @@ class Stage(Gauge):
         elif self._outer:
             batch = self._outer.popleft()
         else:
+            self.head = None
             return None
+        self.head, self.loaded = batch, False
         self.in_flight += batch.size
-        self.waited(now - batch.offered_at)
+        self._waited_last = now - batch.offered_at
         return batch
 
-    def put_back(self, rest: EventBatch) -> None:
-        """Return the rest of a taken batch; other sources' events from outside go first."""
-        self.in_flight -= rest.size
-        put_back(self._outer, rest)
+    def load(self) -> None:
+        """Decode the head, as far as that goes at once."""
+        assert self.head is not None
+        self.loaded = True
+        rest = self.head.load()
+        if rest is not None:
+            self.in_flight -= rest.size
+            put_back(self._outer, rest)
 
     def resume(self, overflow: Overflow, events: int) -> None:
         """The overflow has this many events from an earlier process."""
@@ -251,9 +261,12 @@ class Stage(Gauge):
         return list(self._outer)
 
     @property
-    def own(self) -> list[EventBatch]:
-        """Batches of the app itself that have not been taken, without the overflow."""
-        return list(self._inner)
+    def own(self) -> list[list[Any]]:
+        """Events of the app itself that have not been processed, without the overflow."""
+        head, found = self.head, []
+        if head is not None and head.receipt is None and head.at < len(head.events):
+            found.append(head.events[head.at :])
+        return found + [batch.events for batch in self._inner]
 
     def passed(self, events: int, size: int = 0) -> None:
         """``events`` of a taken batch have been processed, with ``size`` of its bytes."""
@@ -272,8 +285,10 @@ class Stage(Gauge):
 
     def clear(self) -> None:
         """Drop everything, also what was taken: it will be replayed."""
-        for batch in self._outer:
-            batch.discard()
+        for batch in (self.head, *self._outer):
+            if batch is not None:
+                batch.discard()
+        self.head = None
         self._inner.clear()
         self._outer.clear()
         self.depth = self.in_flight = self.bytes = self.spilled = 0

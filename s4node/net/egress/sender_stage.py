@@ -27,7 +27,6 @@ class SenderStage:
         self.stage = stage
         self.outbox = outbox
         self._executor = stage.executor
-        self._head: EventBatch | None = None
         self._staged: Counter[int] = Counter()
 
     @property
@@ -118,7 +117,7 @@ class SenderStage:
             allowed = self._executor.allowance(now)
             if allowed <= 0:
                 break
-            batch = self._head or stage.take(now)
+            batch = stage.head or stage.take(now)
             assert batch is not None
             part = batch.events[batch.at : batch.at + allowed]
             batch.at += len(part)
@@ -126,7 +125,8 @@ class SenderStage:
             self._executor.left(len(part))
             self._staged[batch.partition] -= len(part)
             stage.passed(len(part), batch.bytes if ended else 0)
-            self._head = None if ended else batch
+            if ended:
+                stage.head = None
             self._pass(part, batch.partition)
             moved = True
         return moved

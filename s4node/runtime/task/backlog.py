@@ -1,12 +1,14 @@
 """What waits in a task: the batches in its stages, and which of them is at hand. Pure.
 
 Rules
-- Each source of batches, a stream or an input that can be read again, has a stage. The stage offers
-  its next batch to a chooser; what the choosers give is at hand.
-- Internal streams go before inputs. A source that is held, because a stage it leads to is full or
-  because its rate is used up, stops no other: its batch is put aside, where it stopped.
-- After each step the batch at hand is put aside if other sources have one, and the choosers say
-  what is next. A source that is alone keeps its batch at hand until all of it has passed.
+- Each source of batches, a stream or an input that can be read again, has a stage. A batch is in
+  its stage from its coming to its end; the one at the head of a stage is the source's next.
+- A source with a batch at its head waits for its turn, or the batch is at hand. Internal streams
+  take turns, and go before inputs; among inputs the chooser decides.
+- A source that is held, because a stage it leads to is full or because its rate is used up, stops
+  no other: it waits with the rest of its batch.
+- After each step a source gives way to the others that wait. One that is alone keeps its batch at
+  hand until all of it has passed.
 - What is given back comes again, to the next owner of the task. What was taken apart by key is not
   given back, for its parts are with several tasks; a frame is, where all of its parts still wait.
 """
@@ -14,6 +16,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from s4node.app.app import App
@@ -21,7 +24,7 @@ from s4node.app.stream import InputStream, OutputStream
 from s4node.events.event import EventBatch
 from s4node.net.ingress.unbegun import KeptElsewhere, cut_off
 from s4node.offsets.system import InputBatch
-from s4node.runtime.task.chooser import Bootstrap, MessageChooser, RoundRobin, batching_of
+from s4node.runtime.task.chooser import Bootstrap, MessageChooser, batching_of
 from s4node.stages.executors import UNLIMITED, Executor
 from s4node.stages.stage import Overflow, Stage
 
@@ -30,12 +33,12 @@ class Backlog:
     """That of one task, by source.
 
     ``at_hand`` is the batch that is processed now; code that takes its last event without
-    ``passed`` sets it to None and has its source's next one offered by ``update``. ``held`` are the
-    streams that must not be processed now; it changes. ``rates`` are the executors that limit how
-    fast events may leave their stages. ``chooser`` is for what comes from outside, round robin if
-    it is None, and heeds the ``bootstrap``. ``on_load`` is called with each batch that is to be at
-    hand for the first time. ``on_cut`` is called with a frame of which the last so many events have
-    been left to its producer, and says whether others of it have yet to end.
+    ``passed`` calls ``finished``. ``held`` are the streams that must not be processed now; it
+    changes. ``rates`` are the executors that limit how fast events may leave their stages.
+    ``chooser`` is for what comes from outside, which takes turns if it is None, and heeds the
+    ``bootstrap``. ``on_load`` is called with each batch that is to be at hand for the first time.
+    ``on_cut`` is called with a frame of which the last so many events have been left to its
+    producer, and says whether others of it have yet to end.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class Backlog:
         fed = [s for s in app.streams.values() if not isinstance(s, OutputStream)]
         self.stages: dict[Any, Stage] = dict(stages)
         self.at_hand: EventBatch | None = None
-        self.inner = [s.name for s in fed if not isinstance(s, InputStream)]
+        self.inner = frozenset(s.name for s in fed if not isinstance(s, InputStream))
         self.rates: dict[Any, tuple[Executor, ...]] = dict(rates)
         self.resume_at: float | None = None  # when a rate gives leave again
         self.replayable: set[Hashable] = set()
@@ -65,12 +68,11 @@ class Backlog:
         self.is_live = any(isinstance(s, InputStream) and s.is_live for s in fed)
         self._fed = [s.name for s in fed]
         self._stream_of: dict[Any, str] = {s.name: s.name for s in fed}
-        self._inner_chooser: MessageChooser[Any] = RoundRobin()
-        self._outer_chooser: MessageChooser[Any] = RoundRobin() if chooser is None else chooser
-        self._batching = batching_of(self._outer_chooser)
+        self._chooser = chooser
+        self._batching = batching_of(chooser)
         self._began = 0  # where the batch at hand was when it was chosen
-        self._offered: dict[Any, EventBatch] = {}  # taken from their stages
-        self._loaded: dict[Any, EventBatch] = {}  # those that were chosen, maybe to be put aside
+        self._inner_waiting: dict[Any, EventBatch] = {}  # the heads that are not at hand
+        self._outer_waiting: dict[Any, EventBatch] = {}
         self._unended: set[Hashable] = set()  # inputs that can be read again
         self._given_back = False
         self._cuts: KeptElsewhere | None = None  # frames that have begun, after their next slice
@@ -106,30 +108,38 @@ class Backlog:
         if self.closed or (self._given_back and isinstance(batch, InputBatch)):
             batch.discard()
             return
-        source = batch.source
-        self.stages[source].offer(batch, self._clock())
-        if source not in self._offered:
-            self.update(source)
+        stage = self.stages[batch.source]
+        stage.offer(batch, self._clock())
+        if stage.head is None:
+            self._next(batch.source, stage)
 
     def resume(self, source: Any, overflow: Overflow, events: int) -> None:
         """So many events of an earlier life are in the overflow of a stage."""
-        self.stages[source].resume(overflow, events)
-        if source not in self._offered:
-            self.update(source)
-
-    def update(self, source: Any) -> None:
-        """Let the stage offer its next batch to its chooser."""
         stage = self.stages[source]
-        batch = stage.take(self._clock()) if stage.depth > stage.in_flight else None
-        self._loaded.pop(source, None)
-        if batch is None:
-            self._offered.pop(source, None)
-            return
-        self._offered[source] = batch
-        self._chooser(source).update(source, batch)
+        stage.resume(overflow, events)
+        if stage.head is None:
+            self._next(source, stage)
 
-    def _chooser(self, source: Any) -> MessageChooser[Any]:
-        return self._inner_chooser if source in self.inner else self._outer_chooser
+    def finished(self) -> bool:
+        """The events of the batch at hand have all begun; return True if its source has more."""
+        batch = self.at_hand
+        assert batch is not None
+        self.at_hand = None
+        return self._next(batch.source, self.stages[batch.source])
+
+    def _next(self, source: Any, stage: Stage) -> bool:
+        """The head of a source is finished: have its next batch wait, if there is one."""
+        if stage.depth <= stage.in_flight:
+            stage.head = None
+            return False
+        batch = stage.take(self._clock())
+        assert batch is not None
+        self._wait(source, batch)
+        return True
+
+    def _wait(self, source: Any, batch: EventBatch) -> None:
+        waiting = self._inner_waiting if source in self.inner else self._outer_waiting
+        waiting[source] = batch
 
     # -- what is at hand ---------------------------------------------------------------------
 
@@ -143,17 +153,17 @@ class Backlog:
         return self._take(self.may)
 
     def put_aside(self) -> None:
-        """Offer what is left of the batch at hand again: the choosers say what is next."""
+        """Let the others that wait have their turn before what is left of the batch at hand."""
         batch = self.at_hand
         assert batch is not None
         self.at_hand = None
-        self._chooser(batch.source).update(batch.source, batch)
+        self._wait(batch.source, batch)
 
     def turn_over(self, events: int) -> bool:
         """Whether others wait, and so many events of the batch at hand have gone meanwhile."""
         batch = self.at_hand
         assert batch is not None
-        if len(self._offered) < 2:
+        if not (self._inner_waiting or self._outer_waiting):
             return False
         return batch.at - self._began >= events or self._left_of_turn(batch) <= 0
 
@@ -163,7 +173,7 @@ class Backlog:
         assert batch is not None
         if batch.source in self.rates:
             events = min(events, self.allowance(batch.source))
-        if len(self._offered) > 1:
+        if self._inner_waiting or self._outer_waiting:
             events = min(events, self._left_of_turn(batch))
         return max(1, events)
 
@@ -174,31 +184,31 @@ class Backlog:
 
     def choose_of(self, stream: str) -> bool:
         """Have another batch of a stream at hand, as long as nothing else may go."""
+        waiting = (*self._inner_waiting, *self._outer_waiting)
         if self.at_hand is not None or any(
-            self._stream_of[s] != stream and self.may(s) for s in self._offered
+            self._stream_of[s] != stream and self.may(s) for s in waiting
         ):
             return False
         return self._take(lambda s: self._stream_of[s] == stream and self.may(s))
 
     def _take(self, may: Callable[[Any], bool]) -> bool:
-        """Take a batch from the choosers, of a source that may go now."""
-        while self._offered:
-            chosen = self._inner_chooser.choose(may) or self._outer_chooser.choose(may)
-            if chosen is None:
+        """Have the head of a source at hand whose turn it is, of those that may go now."""
+        inner, outer, chooser = self._inner_waiting, self._outer_waiting, self._chooser
+        for source in inner if chooser is not None else chain(inner, outer):
+            if may(source):
+                break
+        else:
+            source = None if chooser is None else chooser.choose(outer, may)
+            if source is None:
                 return False
-            source, batch = chosen
-            if self._offered.get(source) is not batch:
-                continue  # it was given back
-            if not batch.at and self._loaded.get(source) is not batch:
-                self._loaded[source] = batch
-                rest = batch.load()
-                if rest is not None:
-                    self.stages[source].put_back(rest)
-                if self.on_load is not None:
-                    self.on_load(batch)
-            self.at_hand, self._began = batch, batch.at
-            return True
-        return False
+        batch = inner.pop(source, None) or outer.pop(source)
+        stage = self.stages[source]
+        if not stage.loaded:
+            stage.load()
+            if self.on_load is not None:
+                self.on_load(batch)
+        self.at_hand, self._began = batch, batch.at
+        return True
 
     def may(self, source: Any) -> bool:
         """Whether a source may go now."""
@@ -227,22 +237,21 @@ class Backlog:
         assert batch is not None
         for executor in self.rates.get(batch.source, ()):
             executor.left(count)
-        before = batch.at
+        stage, before = self.stages[batch.source], batch.at
         batch.at += count
         if batch.at < len(batch.events):
-            self.stages[batch.source].passed(count)
+            stage.passed(count)
             if count and batch.receipt is not None and batch.receipt.by_event:
                 batch.receipt.passed(batch.number(before), batch.number(batch.at - 1) + 1)
             if self._given_back and _is_whole(batch):
                 self._abandon(batch)
             elif self._cuts is not None and self._cut_off(batch, self._cuts):
                 pass
-            elif len(self._offered) > 1:
+            elif self._inner_waiting or self._outer_waiting:
                 self.put_aside()
             return
-        self.stages[batch.source].passed(batch.size - before, batch.bytes)
-        self.at_hand = None
-        self.update(batch.source)
+        stage.passed(batch.size - before, batch.bytes)
+        self.finished()
         if batch.receipt is not None:
             batch.receipt.done()
 
@@ -254,15 +263,15 @@ class Backlog:
         self._given_back = True
         for source in self.replayable:
             self.stages[source].give_back(_is_whole)
-            batch = self._offered.get(source)
+            batch = self.stages[source].head
             if batch is not None and _is_whole(batch) and not (slicing and batch is self.at_hand):
                 self._abandon(batch)
 
     @property
     def has_sent(self) -> bool:
         """Whether something waits that was sent from outside, and cannot be read again."""
-        offered = (self._offered.get(source) for source in self._fed)
-        return any(batch is not None and batch.receipt is not None for batch in offered)
+        heads = (self.stages[source].head for source in self._fed)
+        return any(batch is not None and batch.receipt is not None for batch in heads)
 
     def unbegun(self, *, slicing: bool) -> Iterator[EventBatch]:
         """The batches that nothing was processed of and that cannot be read again.
@@ -270,7 +279,7 @@ class Backlog:
         While a slice runs, the current batch counts as begun.
         """
         for source in self._fed:
-            batch = self._offered.get(source)
+            batch = self.stages[source].head
             if batch is not None and not batch.at and not (slicing and batch is self.at_hand):
                 yield batch
             yield from self.stages[source].waiting
@@ -282,7 +291,7 @@ class Backlog:
         of others that have begun; of the one that is being processed, after its slice."""
         for source in self._fed:
             self.stages[source].give_back(lambda batch: batch.receipt in frames)
-            batch = self._offered.get(source)
+            batch = self.stages[source].head
             if batch is None:
                 continue
             if batch.receipt in frames:
@@ -305,25 +314,23 @@ class Backlog:
         return True
 
     def _abandon(self, batch: EventBatch) -> None:
-        """Process no more of a batch that was offered; the choosers may still have it."""
+        """Process no more of the batch at the head of its source."""
         batch.discard()
-        self.stages[batch.source].passed(batch.size - batch.at, batch.bytes)
+        source = batch.source
+        stage = self.stages[source]
+        stage.passed(batch.size - batch.at, batch.bytes)
         if batch is self.at_hand:
             self.at_hand = None
-        self.update(batch.source)
+        self._inner_waiting.pop(source, None)
+        self._outer_waiting.pop(source, None)
+        self._next(source, stage)
 
     def discard(self) -> None:
         """Forget all that waits; it comes again, to the task that takes the place of this one."""
-        for batch in self._offered.values():
-            batch.discard()
-        self._offered.clear()
-        self._loaded.clear()
+        self._inner_waiting.clear()
+        self._outer_waiting.clear()
         for stage in self.stages.values():
             stage.clear()
-
-    def offers(self, source: Any) -> bool:
-        """Whether a source has something to process, now or when it may go."""
-        return source in self._offered
 
     # -- for those who look ------------------------------------------------------------------
 
@@ -333,24 +340,22 @@ class Backlog:
 
         What waits for a bootstrap that will not end any more is left to who sent it.
         """
-        batch = self.at_hand
-        if self._given_back and self.bootstrap is not None and self.bootstrap.streams:
-            return any(source in self.inner for source in self._offered)
-        return len(self._offered) > (batch is not None and batch.source in self._offered)
+        if self._inner_waiting:
+            return True
+        ends = self._given_back and self.bootstrap is not None and self.bootstrap.streams
+        return bool(self._outer_waiting) and not ends
 
     def own(self) -> Iterator[tuple[str, list[Any]]]:
         """The events that wait here and came from nowhere but the app itself, by stream."""
         for name in self._fed:
-            batch = self._offered.get(name)
-            if batch is not None and batch.receipt is None and batch.at < len(batch.events):
-                yield name, batch.events[batch.at :]
-            for waiting in self.stages[name].own:
-                yield name, waiting.events
+            for events in self.stages[name].own:
+                yield name, events
 
     @property
     def buffered(self) -> int:
         """Events that were taken from their stages and have not passed."""
-        return sum(batch.size - batch.at for batch in self._offered.values())
+        heads = (stage.head for stage in self.stages.values())
+        return sum(head.size - head.at for head in heads if head is not None)
 
     @property
     def batch_resets(self) -> int:

@@ -1,11 +1,11 @@
 """Message choosers: which of a task's inputs goes next. Pure.
 
 Rules
-- An input has at most one batch with the chooser; it offers the next when that one is used up.
-- A choice is for one step. If other inputs wait after it, the chooser is asked again, and what is
-  left of the batch is offered again. So a large batch keeps nobody waiting for longer than a step.
-- A chooser gives every batch it was offered exactly once, and those of inputs that may not go now
-  later.
+- An input waits with one batch, its next; the batches are in the task's queue, and a chooser says
+  whose turn it is. The inputs are in the order in which they began to wait.
+- A choice is for one step. If other inputs wait after it, the chooser is asked again, and an input
+  with a rest of its batch waits behind them. So a large batch keeps nobody waiting for longer than
+  a step.
 - Choosers are composed from the inside: round robin (or the author's) in each tier of priority,
   batching around them, bootstrapping around all. A layer is there only where it is configured.
 - Priority is strict: as long as a higher tier has a batch that may go, the lower ones starve.
@@ -15,10 +15,11 @@ Rules
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, NoReturn, Protocol, TypeVar
+from types import MappingProxyType
+from typing import Any, Generic, Protocol, TypeVar
 
 from s4node.config import plugins, settings
 from s4node.config.config import Config
@@ -37,47 +38,23 @@ class MessageChooser(Protocol[I]):
     An author's is made with the app's parameters (the ``s4.app.*`` settings) as its only argument.
     """
 
-    def update(self, source: I, batch: EventBatch) -> None:
-        """``source``, which has no batch here, offers one."""
-        ...
-
-    def choose(self, may: May[I] | None = None) -> tuple[I, EventBatch] | None:
-        """The batch to process next, of an input that ``may`` go; None if there is none."""
-        ...
-
-    def __len__(self) -> int:
-        """How many batches are here."""
+    def choose(self, waiting: Mapping[I, EventBatch], may: May[I]) -> I | None:
+        """The input that goes next, of those ``waiting`` with a batch that ``may`` go; None if
+        there is none. They are in the order in which they began to wait."""
         ...
 
 
 class RoundRobin(Generic[I]):
-    """Inputs take turns: first offered, first chosen."""
+    """Inputs take turns: who has waited longest goes first."""
 
-    __slots__ = ("_offered",)
+    __slots__ = ()
 
-    def __init__(self) -> None:
-        self._offered: deque[tuple[I, EventBatch]] = deque()
-
-    def update(self, source: I, batch: EventBatch) -> None:
-        """``source`` offers a batch."""
-        self._offered.append((source, batch))
-
-    def choose(self, may: May[I] | None = None) -> tuple[I, EventBatch] | None:
-        """The batch that was offered first, among those that may go."""
-        offered = self._offered
-        if not offered:
-            return None
-        if may is None or may(offered[0][0]):
-            return offered.popleft()
-        for index, (source, batch) in enumerate(offered):
-            if index and may(source):
-                del offered[index]
-                return source, batch
+    def choose(self, waiting: Mapping[I, EventBatch], may: May[I]) -> I | None:
+        """The first that may go."""
+        for source in waiting:
+            if may(source):
+                return source
         return None
-
-    def __len__(self) -> int:
-        """How many batches are here."""
-        return len(self._offered)
 
 
 class TieredPriority(Generic[I]):
@@ -93,21 +70,16 @@ class TieredPriority(Generic[I]):
         numbers = sorted({0, *priorities.values()}, reverse=True)
         self._tiers: dict[int, MessageChooser[I]] = {number: tier() for number in numbers}
 
-    def update(self, source: I, batch: EventBatch) -> None:
-        """``source`` offers a batch."""
-        self._tiers[self._priorities.get(batch.stream, 0)].update(source, batch)
-
-    def choose(self, may: May[I] | None = None) -> tuple[I, EventBatch] | None:
+    def choose(self, waiting: Mapping[I, EventBatch], may: May[I]) -> I | None:
         """What the highest tier chooses that has a batch that may go."""
-        for tier in self._tiers.values():
-            chosen = tier.choose(may)
+        here: dict[int, dict[I, EventBatch]] = {number: {} for number in self._tiers}
+        for source, batch in waiting.items():
+            here[self._priorities.get(batch.stream, 0)][source] = batch
+        for number, tier in self._tiers.items():
+            chosen = tier.choose(here[number], may)
             if chosen is not None:
                 return chosen
         return None
-
-    def __len__(self) -> int:
-        """How many batches are here."""
-        return sum(map(len, self._tiers.values()))
 
 
 class Batching(Generic[I]):
@@ -118,7 +90,6 @@ class Batching(Generic[I]):
         self._wrapped = wrapped
         self._size = size
         self._source: I | None = None
-        self._kept: EventBatch | None = None
         self._chosen: EventBatch | None = None
         self._end = 0  # where the turn of the source ends in the batch that was chosen
 
@@ -127,35 +98,22 @@ class Batching(Generic[I]):
         """How many more events of the batch that was chosen last belong to its source's turn."""
         return 0 if self._chosen is None else self._end - self._chosen.at
 
-    def update(self, source: I, batch: EventBatch) -> None:
-        """``source`` offers a batch."""
-        if source == self._source:
-            left = self.left
-            if left > 0:
-                self._kept, self._chosen, self._end = batch, batch, batch.at + left
-                return
-            self.resets += 1
-            self._source = self._chosen = None
-        self._wrapped.update(source, batch)
-
-    def choose(self, may: May[I] | None = None) -> tuple[I, EventBatch] | None:
-        """The next batch of the same input, or what is chosen behind it."""
-        kept, source = self._kept, self._source
-        if kept is not None and source is not None:
-            self._kept = None
-            if may is None or may(source):
-                return source, kept
-            self._wrapped.update(source, kept)
+    def choose(self, waiting: Mapping[I, EventBatch], may: May[I]) -> I | None:
+        """The same input as long as it is its turn, or what is chosen after it."""
+        source, left = self._source, self.left
+        if source is not None and source in waiting:
+            if left > 0 and may(source):
+                self._turn(source, waiting[source], left)
+                return source
+            self.resets += left <= 0
         self._source = self._chosen = None  # others have their turn, and this one after them
-        chosen = self._wrapped.choose(may)
+        chosen = self._wrapped.choose(waiting, may)
         if chosen is not None:
-            self._source, self._chosen = chosen
-            self._end = self._chosen.at + self._size
+            self._turn(chosen, waiting[chosen], self._size)
         return chosen
 
-    def __len__(self) -> int:
-        """How many batches are here."""
-        return len(self._wrapped) + (self._kept is not None)
+    def _turn(self, source: I, batch: EventBatch, events: int) -> None:
+        self._source, self._chosen, self._end = source, batch, batch.at + events
 
 
 class Bootstrap:
@@ -215,88 +173,53 @@ class Bootstrapping(Generic[I]):
         self._wrapped = wrapped
         self._bootstrap = bootstrap
         self._priorities = priorities
-        self._streams: dict[I, str] = {}
 
-    def update(self, source: I, batch: EventBatch) -> None:
-        """``source`` offers a batch."""
-        self._streams[source] = batch.stream
-        self._wrapped.update(source, batch)
-
-    def choose(self, may: May[I] | None = None) -> tuple[I, EventBatch] | None:
+    def choose(self, waiting: Mapping[I, EventBatch], may: May[I]) -> I | None:
         """What is chosen among those that may go."""
         lagging = self._bootstrap.streams
         if not lagging:
-            return self._wrapped.choose(may)
+            return self._wrapped.choose(waiting, may)
         least = max(self._priorities[stream] for stream in lagging)
 
         def now(source: I) -> bool:
             # what bootstraps and is caught up with goes on: others may wait for parts of it
-            rank = self._priorities.get(self._streams[source], -1)
-            return rank >= least and (may is None or may(source))
+            return self._priorities.get(waiting[source].stream, -1) >= least and may(source)
 
-        return self._wrapped.choose(now)
-
-    def __len__(self) -> int:
-        """How many batches are here."""
-        return len(self._wrapped)
+        return self._wrapped.choose(waiting, now)
 
 
 class Checked(Generic[I]):
     """Holds an author's chooser, ``named`` for messages, to the contract.
 
-    What it never gives stays unprocessed, and counts as waiting.
+    What it never chooses stays unprocessed, and counts as waiting.
     """
 
     def __init__(self, wrapped: MessageChooser[I], named: str) -> None:
         self._wrapped = wrapped
-        self._named = named
-        self._here: dict[int, tuple[I, EventBatch]] = {}  # by identity
+        self._blamed = f"chooser {named!r} of {settings.CHOOSER.name}"
 
-    def update(self, source: I, batch: EventBatch) -> None:
-        """``source`` offers a batch; raises S4Error if the wrapped one raises."""
-        self._here[id(batch)] = source, batch
-        try:
-            self._wrapped.update(source, batch)
-        except Exception as error:
-            raise self._raised("update", error) from error
-
-    def choose(self, may: May[I] | None = None) -> tuple[I, EventBatch] | None:
+    def choose(self, waiting: Mapping[I, EventBatch], may: May[I]) -> I | None:
         """What the wrapped one chooses; raises S4Error if it raises, or may not choose that."""
         try:
-            chosen = self._wrapped.choose(may)
+            chosen = self._wrapped.choose(MappingProxyType(waiting), may)
         except Exception as error:
-            raise self._raised("choose", error) from error
+            raise S4Error(
+                f"choose of {self._blamed} raised {type(error).__name__}: {error}; the task cannot "
+                f"know what goes next: fix it, or take the setting away"
+            ) from error
         if chosen is None:
             return None
-        if not (isinstance(chosen, tuple) and len(chosen) == 2):
+        if not any(chosen == source for source in waiting):
             raise S4Error(
-                f"choose of {self._blamed} gave {chosen!r}; give a (source, batch) that was "
-                f"offered, or None"
+                f"choose of {self._blamed} gave {chosen!r}, which has no batch waiting; give one "
+                f"of the inputs that wait, or None"
             )
-        source, batch = chosen
-        here = self._here.pop(id(batch), None)
-        if here is None or here[0] != source:
-            self._wrong(source, "that was not offered, or was given before; give each batch once")
-        if may is not None and not may(source):
-            self._wrong(source, "which may not go now; ask may(source) before choosing it")
+        if not may(chosen):
+            raise S4Error(
+                f"choose of {self._blamed} gave {chosen}, which may not go now; ask may(source) "
+                f"before choosing it"
+            )
         return chosen
-
-    @property
-    def _blamed(self) -> str:
-        return f"chooser {self._named!r} of {settings.CHOOSER.name}"
-
-    def _raised(self, method: str, error: Exception) -> S4Error:
-        return S4Error(
-            f"{method} of {self._blamed} raised {type(error).__name__}: {error}; the task cannot "
-            f"know what goes next: fix it, or take the setting away"
-        )
-
-    def _wrong(self, source: I, what: str) -> NoReturn:
-        raise S4Error(f"{self._blamed} gave a batch of {source}, {what}")
-
-    def __len__(self) -> int:
-        """How many batches are here."""
-        return len(self._here)
 
 
 def batching_of(chooser: object) -> Batching[Any] | None:
@@ -357,15 +280,18 @@ class ChooserSettings:
 
     def make(
         self, parameters: Mapping[str, str], bootstrap: Bootstrap | None = None
-    ) -> MessageChooser[Hashable]:
-        """The chooser of one task; raises ConfigError where the author's cannot be made."""
+    ) -> MessageChooser[Hashable] | None:
+        """The chooser of one task, None where inputs take turns; raises ConfigError where the
+        author's cannot be made."""
+        if self == ChooserSettings():
+            return None
 
         def base() -> MessageChooser[Hashable]:
             if self.named == "round-robin":
                 return RoundRobin()
             setting, what = settings.CHOOSER.name, "chooser"
             mine = plugins.made(self.named, setting, what, parameters)
-            plugins.lacking(mine, ("update", "choose", "__len__"), self.named, setting, what)
+            plugins.lacking(mine, ("choose",), self.named, setting, what)
             return Checked(mine, self.named)
 
         tiers = any(self.priorities.values())

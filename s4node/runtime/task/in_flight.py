@@ -242,10 +242,9 @@ class InFlight:
                     else:
                         batch.receipt.done()
             if batch.at >= len(batch.events):
-                backlog.at_hand = None
-                backlog.update(batch.source)
+                more = backlog.finished()
                 empty += 0 if batch.events else batch.size
-                if empty >= _EMPTY and backlog.offers(batch.source):
+                if empty >= _EMPTY and more:
                     self._looks_again = True
                     return
 

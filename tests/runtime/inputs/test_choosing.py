@@ -46,22 +46,13 @@ class Noting:
 
 
 class LastFirst:
-    """A chooser of the app's own: last offered, first chosen."""
+    """A chooser of the app's own: who waits last goes first."""
 
     def __init__(self, parameters: Mapping[str, str]) -> None:
-        self._offered: list[tuple[Any, EventBatch]] = []
+        pass
 
-    def update(self, source: Any, batch: EventBatch) -> None:
-        self._offered.append((source, batch))
-
-    def choose(self, may: Callable[[Any], bool] | None = None) -> tuple[Any, EventBatch] | None:
-        for index in reversed(range(len(self._offered))):
-            if may is None or may(self._offered[index][0]):
-                return self._offered.pop(index)
-        return None
-
-    def __len__(self) -> int:
-        return len(self._offered)
+    def choose(self, waiting: Mapping[Any, EventBatch], may: Callable[[Any], bool]) -> Any:
+        return next((source for source in reversed(list(waiting)) if may(source)), None)
 
 
 class Notes(TaskApp):
