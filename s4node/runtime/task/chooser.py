@@ -9,7 +9,7 @@ Rules
 - Choosers are composed from the inside: round robin (or the author's) in each tier of priority,
   batching around them, bootstrapping around all. A layer is there only where it is configured.
 - Priority is strict: as long as a higher tier has a batch that may go, the lower ones starve.
-- Each task has choosers of its own, so one that bootstraps does not hold up the others.
+- Each task has a chooser of its own, so one that bootstraps does not hold up the others.
 """
 
 from __future__ import annotations

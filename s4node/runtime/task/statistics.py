@@ -17,7 +17,7 @@ class TaskStatistics:
     """What one task has done. Counts are events.
 
     ``sent`` are those that it has put on streams, ``in_flight`` those that are outstanding,
-    ``buffered`` those that its choosers have. ``calls`` and ``seconds`` are by what was called:
+    ``buffered`` those at the heads of its stages. ``calls`` and ``seconds`` are by what was called:
     commit, window, timer, end of stream, process. ``ignored`` counts exceptions by class;
     ``lagging`` are the partitions, by input, that are yet to be caught up with.
     """
