@@ -151,6 +151,28 @@ def route(
         return lanes, failures
 
 
+def placed(
+    events: Iterable[Any], partition_of: Callable[[Any], int], most_failures: int = sys.maxsize
+) -> tuple[list[int], list[tuple[int, str]]]:
+    """The partition of each event's key, -1 if it is not found, with the reasons by index.
+
+    For events that need their numbers, one by one. Stops after ``most_failures``, which take long.
+    """
+    places: list[int] = []
+    failures: list[tuple[int, str]] = []
+    for event in events:
+        try:
+            places.append(partition_of(event))
+        except BaseException as error:  # a KeyFinder of the app's may raise anything
+            if is_signal(error):
+                raise
+            failures.append((len(places), key_failure(error)))
+            places.append(-1)
+            if len(failures) == most_failures:
+                break
+    return places, failures
+
+
 def failed_at(it: Any, total: int) -> int:
     """The index of the event that a list iterator handed out last."""
     return total - length_hint(it) - 1

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from s4node.events.routing import key_failure
+from s4node.events.routing import placed
 from s4node.events.schema import Refusals, TypeReader
 from s4node.net.wire import frame as wire
 from s4node.net.wire.decoder import FrameDecoder, raws_of
@@ -39,15 +39,14 @@ def take_apart(
     events, refusals = FrameDecoder(readers).decode(data, body)
     refusals = [refused for refused in refusals if refused[0] >= skip]
     bad = {index for index, _ in refusals}
+    good = [index for index in range(skip, len(events)) if index not in bad]
+    places, failures = placed((events[index] for index in good), partition_of)
+    refusals += [(good[at], reason) for at, reason in failures]
     raws = raws_of(data, body)
     picked: dict[int, list[int]] = {}
-    for index, event in enumerate(events):
-        if index < skip or index in bad:
-            continue
-        try:
-            picked.setdefault(partition_of(event), []).append(index)
-        except Exception as error:
-            refusals.append((index, key_failure(error)))
+    for index, place in zip(good, places, strict=True):
+        if place >= 0:
+            picked.setdefault(place, []).append(index)
     return [
         Part(
             partition,
@@ -55,7 +54,6 @@ def take_apart(
             *_assembled(data, raws, indices),
         )
         for partition, indices in picked.items()
-        if indices
     ], refusals
 
 

@@ -12,8 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from s4node.errors import is_signal
-from s4node.events.routing import key_failure
+from s4node.events.routing import placed
 
 Send = Callable[[int, list[Any]], None]
 """Puts events on the way to the task of a partition."""
@@ -40,26 +39,15 @@ def sorted_out(
 ) -> SortedOut:
     """Sort events by whose they are; one whose key is not found is refused. Stops after
     ``most_refused`` of those, which take long."""
-    own: list[Any] = []
-    own_numbers: list[int] = []
-    strays: list[tuple[int, int, Any]] = []
-    good: list[int] = []
-    refused = 0
-    for number, event in zip(numbers, events, strict=True):
-        try:
-            partition = partition_of(event)
-        except BaseException as error:  # a KeyFinder of the app's may raise anything
-            if is_signal(error):
-                raise
-            refuse(number, f"{key_failure(error)} (event {event!r})", event)
-            refused += 1
-            if refused == most_refused:
-                break
-            continue
-        good.append(number)
-        if partition == home:
-            own.append(event)
-            own_numbers.append(number)
-        else:
-            strays.append((number, partition, event))
-    return SortedOut(own, own_numbers, strays, good, len(good) + refused)
+    places, failures = placed(events, partition_of, most_refused)
+    here = list(zip(numbers, places, events, strict=False))  # of those that were looked at
+    for index, reason in failures:
+        number, _, event = here[index]
+        refuse(number, f"{reason} (event {event!r})", event)
+    return SortedOut(
+        [event for _, place, event in here if place == home],
+        [number for number, place, _ in here if place == home],
+        [one for one in here if one[1] not in (home, -1)],
+        [number for number, place, _ in here if place >= 0],
+        len(here),
+    )
