@@ -82,6 +82,7 @@ class ExactTorture(LogTorture):
         self.disk = SmallDisk(folder / "disk", DISK_MEGABYTES)
         self.machine = self.disk.folder / "machine"
         self.machine.mkdir()
+        self.state = self.machine / "state"
         self._no_room_until = -math.inf  # who ends before may have found no room
         if not self.disk.mounted:
             self._deeds = [deed for deed in self._deeds if deed != "fill"]
@@ -93,7 +94,7 @@ class ExactTorture(LogTorture):
         self.addresses = {f"tcp://127.0.0.1:{free_port()}": "" for _ in range(MOST + 2)}
         self.settings = SETTINGS | {
             "s4.cluster.partitions": str(PARTITIONS),
-            "s4.state.folder": str(self.machine / "state"),
+            "s4.state.folder": str(self.state),
             "s4.producer.expiry": f"{EXPIRY_SECONDS * 1000:.0f}",
             "systems.log.address": self.address,
             "streams.orders.samza.offset.default": "oldest",
@@ -178,7 +179,7 @@ class ExactTorture(LogTorture):
 
     async def _wrong_state(self, sent: dict[str, int]) -> list[str]:
         """What the steps have counted, compared with what was sent."""
-        folder = ["-p", f"s4.state.folder={self.machine / 'state'}"]
+        folder = ["-p", f"s4.state.folder={self.state}"]
         found = []
         users = Counter(order(name, n).user for name, count in sent.items() for n in range(count))
         for step, behind in (("First", ""), ("Second", " again"), ("Third", " at last")):

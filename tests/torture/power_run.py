@@ -1,8 +1,8 @@
 """One run of exactly once on a machine that loses its power: what was waited for is there.
 
 Rules
-- Every commit waits for the disk. At each wait the processes copy what is on the disk; a power cut
-  kills all of them and leaves the last copy.
+- Every commit waits for the disk. At each wait the processes copy what is on their disk, the log's
+  node its own and the containers theirs; a power cut kills all of them and leaves the last copies.
 - Producers are on another machine: they know what they have sent, and start again with the others.
 - One thing happens after the other, for a cut takes everybody.
 """
@@ -33,14 +33,25 @@ class PowerTorture(ExactTorture):
 
     def __init__(self, folder: Path, seed: int, cuts: int, *, say: Callable[[str], None]) -> None:
         super().__init__(folder, seed, cuts, 0, say=say, deeds=DEEDS)
-        self.power = Power(self.machine)
-        self.coordination = self.machine / "cluster"
+        of_log, of_containers = self.machine / "of-log", self.machine / "of-containers"
+        self.power = {"log": Power(of_log), "exact": Power(of_containers)}
+        self.coordination = of_containers / "cluster"
+        self.state = of_containers / "state"
         self.first = CONTAINERS
-        self.settings |= {"s4.state.sync": "full", "s4.cluster.partitions": "2"}
-        self.of_log |= {"s4.log.sync": "full"}
+        self.settings |= {
+            "s4.state.folder": str(self.state),
+            "s4.state.sync": "full",
+            "s4.cluster.partitions": "2",
+        }
+        self.of_log |= {
+            "s4.log.folder": str(of_log / "log"),
+            "s4.state.folder": str(of_log / "state"),
+            "s4.log.sync": "full",
+        }
 
     def _environment_of(self, name: str) -> dict[str, str]:
-        fault = {} if name in STREAM_OF else {VARIABLE: self.power.fault}
+        power = self.power.get(name.partition("-")[0])
+        fault = {VARIABLE: power.fault} if power and name not in STREAM_OF else {}
         return environment(PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}", **fault)
 
     @property
@@ -74,7 +85,8 @@ class PowerTorture(ExactTorture):
             process.kill()
         for process in [*(m.process for m in living), *self.processes.values()]:
             await process.wait()
-        self.power.cut()
+        for power in self.power.values():
+            power.cut()
         self.killed["power"] += 1
         self.kills -= 1
         await self._start_log()
