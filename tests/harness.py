@@ -232,8 +232,21 @@ async def s4_process(
 
     ``fault`` is where it, or a process that it starts, is to die; see s4node/failpoints.py.
     """
+    async with process_of(s4(*arguments), cwd, ready, limits, fault) as node:
+        yield node
+
+
+@asynccontextmanager
+async def process_of(
+    command: Sequence[str],
+    cwd: Path,
+    ready: bool = False,
+    limits: Callable[[], None] | None = None,
+    fault: str = "",
+) -> AsyncIterator[NodeProcess]:
+    """A command as a process, killed at the end."""
     process = await trio.lowlevel.open_process(
-        s4(*arguments),
+        command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -180,7 +180,8 @@ def import_(target: str, file: str, config: Config, *, as_json: bool) -> int:
     if job.depot is None:
         _check_unshipped(job, checkpoints)
 
-    def write() -> None:
+    def write(state: str) -> None:
+        job.check_state(state)
         store = TaskClaims(job.folder)
         try:
             if guard is not None:

@@ -33,7 +33,7 @@ from s4node.config.config import Config
 from s4node.config.kinds import is_name
 from s4node.config.paths import full_path, is_file, is_folder, looking
 from s4node.deploy.load_app import load_app
-from s4node.errors import ConfigError, JobRuns, StoreCorrupt, UnknownStream
+from s4node.errors import CheckpointError, ConfigError, JobRuns, StoreCorrupt, UnknownStream
 from s4node.events.event import LIVE
 from s4node.offsets.checkpoint import Checkpoint, JobGuard
 from s4node.offsets.job_lock import runs
@@ -42,7 +42,7 @@ from s4node.offsets.task_claims import FILE, TaskClaims
 from s4node.runtime.commit.committer import folder_of
 from s4node.runtime.container.hooks import declare
 from s4node.runtime.inputs.binding import replayable
-from s4node.state.job import Progress, kept_by, safe_name, task_of
+from s4node.state.job import Progress, elsewhere, identity_of, kept_by, safe_name, task_of
 from s4node.state.remote_job import RemoteJob, depot_of
 from s4node.state.task_state import TaskState
 
@@ -147,17 +147,18 @@ class Job:
         if runs(self.folder):
             return True
         try:
-            self.while_stopped(lambda: None)
+            self.while_stopped(lambda _: None)
         except JobRuns:
             return True
         return False
 
-    def while_stopped(self, work: Callable[[], None]) -> None:
-        """Call ``work`` while no container of it runs on the nodes of the coordination; raises
-        JobRuns where one does."""
+    def while_stopped(self, work: Callable[[str], None]) -> None:
+        """Call ``work`` with the identity of the job's state, empty where no coordination knows it,
+        while no container of it runs on the nodes of the coordination; raises JobRuns where one
+        does."""
         place = full_path(self.config[settings.COORDINATION_FOLDER], _COORDINATION)
         if not is_folder(place, f"fix its permissions, or set {_COORDINATION} to another folder"):
-            work()
+            work("")
             return
         coordination = FolderCoordination(
             place, session_timeout=self.config[settings.SESSION_TIMEOUT]
@@ -166,10 +167,20 @@ class Job:
         async def run() -> None:
             async with coordination.session(f"s4 for {self.name}") as session:
                 app = AppId(self.config[settings.CLUSTER_NAME], self.name)
-                async with JobPresence(Registry(session), app).stopped():
-                    await threads.run_sync(work)
+                async with JobPresence(Registry(session), app).stopped() as state:
+                    await threads.run_sync(work, state)
 
         trio.run(run)
+
+    def check_state(self, wanted: str) -> None:
+        """Raise CheckpointError unless what is kept here is the state of this identity."""
+        if wanted and not self.config[settings.STATE_ADOPT]:
+            own = identity_of(self.folder, self.depot)
+            if own != wanted:
+                raise CheckpointError(
+                    f"the state in {self.folder} is not that of the app {self.name!r} in its "
+                    f"cluster: {elsewhere(own, wanted)}"
+                )
 
     def places(self, where: Where) -> list[Place]:
         """The partitions that are meant; raises UnknownStream if the job does not read them."""

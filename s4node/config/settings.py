@@ -391,6 +391,12 @@ STATE_URL = Setting(
     "fsspec knows, such as s3://bucket/s4 or file:///mnt/shared. A commit counts only once it is "
     "there; a node without a task's folder fetches it from there.",
 )
+STATE_ADOPT = Setting(
+    _PROGRESS, "s4.state.adopt", "false", kinds.SWITCH,
+    "Whether a start of the app makes what its tasks have in s4.state.folder, or at s4.state.url, "
+    "the state of the app, though the coordination knows another one. Without it a container that "
+    "has not the app's state gets no tasks.",
+)
 STATE_SYNC = Setting(
     _PROGRESS, "s4.state.sync", "normal", kinds.choice("normal", "full"),
     "What a power cut may lose of the state: with full nothing that was committed, for a wait for "

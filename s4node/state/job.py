@@ -15,8 +15,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+from s4node import disk, tokens
 from s4node.config import kinds
-from s4node.errors import ConfigError
+from s4node.errors import ConfigError, ProgressUnwritten
 from s4node.events.keys import crc32m
 from s4node.offsets.checkpoint import Checkpoint
 from s4node.offsets.producer_offsets import KeptProducer, Producer
@@ -30,6 +31,8 @@ from s4node.state.task_state import TaskState
 
 WRITTEN = "written"
 """The fact when a task's progress was written (Unix time, ms)."""
+
+_IDENTITY_BYTES = 16
 
 DONE = "done"
 """The fact in which run of its job a task was done; 0 for none."""
@@ -71,6 +74,38 @@ def task_of(name: str) -> str:
 def task_folder(folder: Path, task: str) -> Path:
     """Where what a task of the job in ``folder`` keeps is; raises as :func:`named_folder` does."""
     return named_folder(folder / "tasks", task)
+
+
+def identity_of(folder: Path, depot: RemoteJob | None) -> str:
+    """What names the state of the job in ``folder`` wherever a copy of it is. A folder without any
+    gets a new one, or that of ``depot``. Two that call it at a time must take turns.
+
+    Raises ProgressUnwritten where the folder cannot be written, or the depot not be reached.
+    """
+    place = folder / "identity"
+    try:
+        own = place.read_text() if place.exists() else ""
+        there = own or tokens.fresh(_IDENTITY_BYTES)
+        if depot is not None:
+            there = depot.identity(there)
+        if there != own:
+            disk.make_folders(folder)
+            disk.write(place, there.encode())
+    except OSError as error:
+        raise ProgressUnwritten(
+            f"{place} cannot be written ({error}); fix its permissions, or set s4.state.folder to "
+            f"another folder"
+        ) from error
+    return there
+
+
+def elsewhere(own: str, wanted: str) -> str:
+    """What to do where the state of a job is not here."""
+    return (
+        f"it is {own}, and the app has {wanted}. Set s4.state.url, or set s4.state.folder to the "
+        f"folder of the other nodes; to go on with what is here instead, stop all containers and "
+        f"set s4.state.adopt = true"
+    )
 
 
 def checkpoint_of(state: TaskState) -> Checkpoint:

@@ -52,6 +52,16 @@ class RemoteJob:
         data = self._files.fs.cat_file(f"{self._guards}/{names[-1]}")
         return fences(names)[-1], JobGuard.of(msgspec.json.decode(data))
 
+    def identity(self, own: str) -> str:
+        """The identity of what is there, which is ``own`` where it has none. Two that call it at a
+        time must take turns."""
+        place = f"{self._files.root}/identity"
+        with self._files.told():
+            self._files.make_folder(self._files.root)
+            if not self._files.fs.exists(place):
+                self._files.put(place, own.encode())
+            return bytes(self._files.fs.cat_file(place)).decode()
+
     def apps(self) -> list[str]:
         """The names of the folders of all apps of the cluster."""
         return self._folders(self._files.root.rpartition("/")[0])

@@ -39,9 +39,8 @@ class Enrolment:
         """Whether the process was stopped for so long that others may own its partitions by now."""
         return self.session.doubtful
 
-    def membership(self, address: str, partitions: int, *, anywhere: bool) -> Membership:
-        """The container's part in the app, reached at ``address``; what it keeps may be had
-        ``anywhere``, or on its host only."""
+    def membership(self, address: str, partitions: int, *, state: str) -> Membership:
+        """The container's part in the app, reached at ``address``; it can reach ``state``."""
         return Membership(
             self.session,
             cluster=self.cluster,
@@ -52,7 +51,7 @@ class Enrolment:
             expected=self.expected,
             containers=self.containers,
             gather_timeout=self.gather_timeout,
-            anywhere=anywhere,
+            state=state,
             node=self.node,
             version=self.version,
         )

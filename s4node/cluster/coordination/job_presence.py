@@ -5,19 +5,31 @@ Rules
   whatever folders they keep state in.
 - A job starts with the first of its containers, which gives the start a name: what holds for one
   start only is kept with that name.
+- The state of a job has an identity, which is that of the first container that keeps any. Another
+  one takes its place only at a start that is told to.
 - Who comes, and who needs the job not to run, holds the job's gate meanwhile; the others wait.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 from s4node import tokens
 from s4node.cluster.coordination.registry import AppId, Registry
 from s4node.errors import JobRuns
 
 _NAME_BYTES = 6
+
+
+class Entered(NamedTuple):
+    """The name of the job's start, the identity of the container's own state, and that of the
+    job's."""
+
+    start: str
+    own: str
+    state: str
 
 
 class JobPresence:
@@ -27,21 +39,32 @@ class JobPresence:
         self._registry = registry
         self._app = app
 
-    async def enter(self) -> str:
-        """Be there for as long as the session lives; returns the name of the job's start."""
+    async def enter(
+        self, identify: Callable[[], Awaitable[str]], *, adopt: bool = False
+    ) -> Entered:
+        """Be there for as long as the session lives, with the state that ``identify`` names; with
+        ``adopt`` a start makes that one the job's."""
         async with self._registry.gate(self._app):
+            own = await identify()
+            state = await self._registry.state(self._app)
             start = ""
             if await self._registry.running(self._app):
                 start = await self._registry.start(self._app)
+            elif adopt:
+                state = ""
+            if not state:
+                state = own
+                await self._registry.set_state(self._app, state)
             if not start:
                 start = tokens.fresh(_NAME_BYTES)
                 await self._registry.set_start(self._app, start)
             await self._registry.add_running(self._app)
-        return start
+        return Entered(start, own, state)
 
     @asynccontextmanager
-    async def stopped(self) -> AsyncIterator[None]:
-        """Keep the job from starting; raises JobRuns where it runs."""
+    async def stopped(self) -> AsyncIterator[str]:
+        """Keep the job from starting, and give the identity of its state, empty before the first
+        start; raises JobRuns where it runs."""
         async with self._registry.gate(self._app):
             if await self._registry.running(self._app):
                 members = ", ".join(sorted(await self._registry.members(self._app)))
@@ -49,4 +72,4 @@ class JobPresence:
                     f"the job {str(self._app)!r} runs at this moment"
                     f"{f', in {members}' if members else ''}; stop all of its containers first"
                 )
-            yield
+            yield await self._registry.state(self._app)

@@ -6,6 +6,8 @@ Rules
 - The first assignment waits until the expected number of members is there, or for the gather time.
   First is also the one of members who never saw a living owner: all containers started anew.
 - What is told is a whole view, never a difference; equal views are told once.
+- A member whose folder or URL has not the state of the app gets no partition: its tasks would begin
+  from nothing.
 - Who has more than its share is told what it owes to others. It hands that over by itself, when it
   has stopped with it.
 - An owner that no longer lives is nobody: its address is not told.
@@ -56,8 +58,8 @@ class Membership:
 
     ``member`` must be unique among the app's living members, ``address`` is where peers reach it,
     ``expected`` how many members the first assignment waits for, ``gather_timeout`` (seconds) for
-    how long at most. ``anywhere`` says that what a member's tasks keep can be had on other hosts as
-    well. ``node`` and ``version`` are for those who look.
+    how long at most. ``state`` is the identity of the state that the member can reach. ``node`` and
+    ``version`` are for those who look.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class Membership:
         expected: int = 1,
         containers: int = 0,
         gather_timeout: float = GATHER_SECONDS,
-        anywhere: bool = False,
+        state: str = "",
         node: str = "",
         version: str = "",
     ) -> None:
@@ -87,10 +89,10 @@ class Membership:
             address=address,
             version=version,
             partitions=partitions,
+            state=state,
         )
         self._expected = expected
         self._containers = containers
-        self._anywhere = anywhere
         self._gather_timeout = gather_timeout
         self._gather_until = 0.0
         self._running: trio.CancelScope | None = None
@@ -201,27 +203,20 @@ class Membership:
         return True
 
     def _equals(self, group: Group) -> list[Member]:
-        """The members that have as many partitions as we."""
+        """The members that have as many partitions as we, and can reach the state of the app."""
         return [
             candidate
             for candidate, member in zip(group.candidates, group.members, strict=True)
             if member.value.partitions == self._info.partitions
+            and member.value.state in ("", group.state)
         ]
 
     def _owed(self, group: Group) -> dict[int, Member]:
-        """Who is to have which partition instead of its owner, where what it keeps can be had."""
-        if group.assignment is None:
+        """Who is to have which partition instead of its owner."""
+        members = self._equals(group)
+        if group.assignment is None or not members:
             return {}
-        hosts = {
-            candidate.key: member.value.host
-            for candidate, member in zip(group.candidates, group.members, strict=True)
-        }
-        heirs = moves(group.assignment.value, self._equals(group), self._containers)
-        return {
-            partition: heir
-            for partition, heir in heirs.items()
-            if self._anywhere or hosts[heir.key] == self._info.host
-        }
+        return moves(group.assignment.value, members, self._containers)
 
     async def hand_over(self, partitions: Iterable[int]) -> None:
         """Let others have these of ``mine``, which have been stopped with: those whom they are owed

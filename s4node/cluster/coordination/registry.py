@@ -18,6 +18,7 @@ Rules
     /clusters/<cluster>/apps/<app>/gate          who holds the gate of its job, ephemeral
     /clusters/<cluster>/apps/<app>/running/<id>  a container of its job, by session, ephemeral
     /clusters/<cluster>/apps/<app>/start         the name of the last start of its job
+    /clusters/<cluster>/apps/<app>/state         the identity of the state of its job
     /locks/<cluster>/<what>                      who holds it, ephemeral
     /streams/<stream>/<role>/<cluster>/<app>     empty; role is producers or consumers
     /metadata/<key>                              anybody's bytes
@@ -107,6 +108,8 @@ class MemberInfo(msgspec.Struct, frozen=True):
     address: str
     version: str
     partitions: int
+    state: str = ""
+    """The identity of the state that it can reach; empty where its tasks keep none."""
 
 
 class AppId(NamedTuple):
@@ -130,10 +133,12 @@ class Found(NamedTuple, Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """An app's living members, the oldest first, and its assignment as it stands."""
+    """An app's living members, the oldest first, its assignment as it stands, and the identity of
+    its state."""
 
     members: tuple[Found[MemberInfo], ...]
     assignment: Found[Assignment] | None
+    state: str = ""
 
     @property
     def candidates(self) -> list[Member]:
@@ -300,7 +305,7 @@ class Registry:
         """The members and the assignment, read one after the other."""
         members = await self.members(app)
         by_age = sorted(members.values(), key=lambda member: member.created)
-        return Group(tuple(by_age), await self.assignment(app))
+        return Group(tuple(by_age), await self.assignment(app), await self.state(app))
 
     async def assignment(self, app: AppId) -> Found[Assignment] | None:
         """The app's assignment with its version, or None before the first one."""
@@ -351,15 +356,28 @@ class Registry:
 
     async def start(self, app: AppId) -> str:
         """The name of the last start of the app's job; empty before the first."""
-        entry = await self.session.get(_app(app) + "/start")
-        return "" if entry is None else entry.data.decode()
+        return await self._text(_app(app) + "/start")
 
     async def set_start(self, app: AppId, name: str) -> None:
         """Name a new start of the app's job; the caller holds its gate."""
-        path = _app(app) + "/start"
+        await self._set_text(_app(app) + "/start", name)
+
+    async def state(self, app: AppId) -> str:
+        """The identity of what the app's tasks keep; empty before anybody has said it."""
+        return await self._text(_app(app) + "/state")
+
+    async def set_state(self, app: AppId, identity: str) -> None:
+        """Say which state is that of the app's job; the caller holds its gate."""
+        await self._set_text(_app(app) + "/state", identity)
+
+    async def _text(self, path: str) -> str:
+        entry = await self.session.get(path)
+        return "" if entry is None else entry.data.decode()
+
+    async def _set_text(self, path: str, text: str) -> None:
         with contextlib.suppress(EntryExists):
             await self.session.create(path)
-        await self.session.set(path, name.encode())
+        await self.session.set(path, text.encode())
 
     # --- streams ---------------------------------------------------------------------------------
 

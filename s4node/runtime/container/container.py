@@ -297,8 +297,8 @@ class Container:
         """Have the partitions that are ours: all of them, or what the cluster gives."""
         ownership = self.parts.ownership
         if self.enrolment is not None:
-            anywhere = bool(self.config[settings.STATE_URL])
-            await ownership.join(self.enrolment, inner, self.parts.outputs, anywhere=anywhere)
+            state = "" if self.replay is None else self.replay.state
+            await ownership.join(self.enrolment, inner, self.parts.outputs, state=state)
             return
         await ownership.own_all()
         await self._open(outer)

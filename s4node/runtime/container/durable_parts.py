@@ -53,6 +53,7 @@ from s4node.runtime.outputs.exchange import Exchange
 from s4node.runtime.outputs.output_streams import OutputStreams
 from s4node.runtime.task.statistics import ReplayStatistics
 from s4node.runtime.task.task import Task
+from s4node.state.job import elsewhere, identity_of
 from s4node.state.remote_job import depot_of
 from s4node.systems.embedded_log import EmbeddedLog
 from s4node.systems.live import LiveSource
@@ -85,6 +86,8 @@ class DurableParts:
         self._model: JobModel
         self._startpoints: Startpoints
         self._presence: JobLock
+        self._name = ""
+        self.state = ""  # the identity of what is kept here, for members
         self._dead_letter_partitions = 0  # of the stream of a system that dead letters go to
 
     @classmethod
@@ -204,6 +207,7 @@ class DurableParts:
     ) -> None:
         """Make the parts; the progress is kept under ``name``."""
         config = self._config
+        self._name = name
         self._model = model
         self._outputs = outputs
         self._partitions = partitions
@@ -264,13 +268,31 @@ class DurableParts:
         await self.committer.open(self._guard(self._model))
         await nursery.start(self._be_present)
         if enrolment is not None:  # a start is one for all nodes, whatever folders they have
-            self.restore.start = await enrolment.presence().enter()
+            await self._enter(enrolment)
         await nursery.start(self.committer.run)
         for system in self.systems:
             await nursery.start(system.run)
         await nursery.start(self.dead_letters.run)
         await nursery.start(self.consumers.run)
         await nursery.start(self.exchange.emitter.run)
+
+    async def _enter(self, enrolment: Enrolment) -> None:
+        """Be a container of the job on all nodes, if what the job keeps can be had here."""
+        config, folder = self._config, self._folder(self._name)
+
+        async def identify() -> str:
+            return await threads.run_sync(identity_of, folder, depot_of(config, folder))
+
+        adopt = config[settings.STATE_ADOPT]
+        entered = await enrolment.presence().enter(identify, adopt=adopt)
+        self.restore.start, self.state, jobs = entered
+        if self.state != jobs:
+            log.error(
+                "gets no tasks: the state of the app is not here",
+                app=self._name,
+                folder=str(folder),
+                reason=elsewhere(self.state, jobs),
+            )
 
     async def _be_present(
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED

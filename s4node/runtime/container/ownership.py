@@ -100,12 +100,12 @@ class Ownership:
         nursery: trio.Nursery,
         outputs: OutputStreams,
         *,
-        anywhere: bool,
+        state: str,
     ) -> None:
         """Own our partitions from the first view on that says who owns any, and follow the views.
-        What tasks keep can be had ``anywhere``, or on this host only."""
+        ``state`` is the identity of what the tasks keep; empty where that is nothing."""
         self._membership = enrolment.membership(
-            self._front.listener.address, self._app.partitions, anywhere=anywhere
+            self._front.listener.address, self._app.partitions, state=state
         )
         send, views = trio.open_memory_channel[View](math.inf)
         nursery.start_soon(self._membership.run, send.send_nowait)

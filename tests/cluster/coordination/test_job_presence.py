@@ -16,20 +16,30 @@ from s4node.errors import JobRuns
 JOB = AppId("east", "count")
 
 
+async def one_state() -> str:
+    return "one"
+
+
+async def other_state() -> str:
+    return "other"
+
+
 async def test_a_start_is_one_for_all_containers_and_ends_with_the_last(tmp_path: Path) -> None:
     coordination = FolderCoordination(tmp_path)
     async with coordination.session("other") as other:
         async with coordination.session("one") as one:
-            start = await JobPresence(Registry(one), JOB).enter()
+            start = (await JobPresence(Registry(one), JOB).enter(one_state)).start
             async with coordination.session("two") as two:
-                assert await JobPresence(Registry(two), JOB).enter() == start
+                assert (await JobPresence(Registry(two), JOB).enter(one_state)).start == start
             with pytest.raises(JobRuns, match=r"'east\.count' runs at this moment; stop all"):
                 async with JobPresence(Registry(other), JOB).stopped():
                     pass
         async with JobPresence(Registry(other), JOB).stopped():
             pass
-        assert await JobPresence(Registry(other), JOB).enter() not in ("", start)
-        assert await JobPresence(Registry(other), AppId("east", "sum")).enter() != start
+        again = await JobPresence(Registry(other), JOB).enter(one_state)
+        assert again.start not in ("", start)
+        sum_ = await JobPresence(Registry(other), AppId("east", "sum")).enter(one_state)
+        assert sum_.start not in ("", start, again.start)
 
 
 async def test_a_container_waits_while_somebody_needs_the_job_not_to_run(tmp_path: Path) -> None:
@@ -38,7 +48,7 @@ async def test_a_container_waits_while_somebody_needs_the_job_not_to_run(tmp_pat
 
     async def enter() -> None:
         async with coordination.session("container") as session:
-            await JobPresence(Registry(session), JOB).enter()
+            await JobPresence(Registry(session), JOB).enter(one_state)
             order.append("started")
 
     async with coordination.session("import") as session, trio.open_nursery() as nursery:
@@ -56,4 +66,20 @@ async def test_what_held_the_gate_and_died_lets_go_of_it(tmp_path: Path) -> None
         async with coordination.session("dies") as dies:
             await dies.create("/clusters/east/apps/count/gate", ephemeral=True)
         with trio.fail_after(10):
-            await JobPresence(Registry(waits), JOB).enter()
+            await JobPresence(Registry(waits), JOB).enter(one_state)
+
+
+async def test_the_state_of_a_job_is_that_of_its_first_container_until_a_start_adopts_another(
+    tmp_path: Path,
+) -> None:
+    coordination = FolderCoordination(tmp_path)
+    async with coordination.session("one") as one, coordination.session("two") as two:
+        first, second = JobPresence(Registry(one), JOB), JobPresence(Registry(two), JOB)
+        assert (await first.enter(one_state))[1:] == ("one", "one")
+        assert (await second.enter(other_state, adopt=True))[1:] == ("other", "one")  # it runs
+    async with coordination.session("three") as three:
+        presence = JobPresence(Registry(three), JOB)
+        assert (await presence.enter(other_state))[1:] == ("other", "one")
+    async with coordination.session("four") as four:
+        presence = JobPresence(Registry(four), JOB)
+        assert (await presence.enter(other_state, adopt=True))[1:] == ("other", "other")

@@ -202,6 +202,22 @@ async def test_after_a_restart_with_another_number_few_partitions_change_their_m
     assert sum(old != new for old, new in zip(before, after, strict=True)) == 1
 
 
+async def test_a_member_that_cannot_reach_the_state_gets_nothing_whoever_dies(
+    tmp_path: Path,
+) -> None:
+    async with FolderCoordination(tmp_path).session("first") as session:
+        await Registry(session).set_state(AppId("east", "count"), "one")
+    async with seat(tmp_path, "b", expected=3, state="other") as b:
+        async with seat(tmp_path, "a", expected=3, state="one") as a:
+            async with seat(tmp_path, "c", expected=3, state="one") as c:
+                await until(lambda: len(a.mine) == len(c.mine) == 2)
+            await owners([a, b], "aaaa")
+        await owners([b], "....")
+        async with seat(tmp_path, "d", state="one") as d:
+            await owners([b, d], "dddd")
+        assert b.mine == []
+
+
 async def test_only_what_was_the_dead_one_s_moves(tmp_path: Path) -> None:
     async with seat(tmp_path, "a", expected=2) as a:
         async with member_process(tmp_path, "b", expected=2) as b:
@@ -489,6 +505,7 @@ async def seat(
     containers: int = 0,
     app: str = "count",
     timeout: float = 10.0,
+    state: str = "",
 ) -> AsyncIterator[Seat]:
     """A member with a session of its own, which ends without leaving."""
     with plain_errors():
@@ -507,6 +524,7 @@ async def seat(
                     expected=expected,
                     gather_timeout=gather,
                     containers=containers,
+                    state=state,
                 )
             )
             nursery.start_soon(one.membership.run, one.views.append)

@@ -225,6 +225,7 @@ class Cluster:
             "task.commit.ms": "10",
             "s4.stream.clicks.grade": "durable",
             "s4.cluster.partitions": str(partitions),
+            "s4.state.adopt": "true",
         }
         async with self._container(OnePE(Count, name="count"), more) as self.count:
             if known:
