@@ -65,6 +65,7 @@ def test_the_list_has_these_keys_and_defaults() -> None:
         ("job.coordinator.monitor-partition-change.frequency.ms", "300000"),
         ("s4.state.folder", "~/.s4node/state"),
         ("s4.state.url", ""),
+        ("s4.state.adopt", "false"),
         ("s4.state.sync", "normal"),
         ("s4.state.checkpointInterval", "600000"),
         ("s4.state.checkpoints", "3"),
