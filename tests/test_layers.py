@@ -74,8 +74,8 @@ PURE_MODULES = {
     "net.wire": "decoder encoder frame",
     "net.transport": "linger log_throttle number_ranges peer_answers",
     "net.egress": (
-        "forwarder frame_builder lane outbox outbox_rows refusal routes sender_stage stream_types "
-        "subscriber transactional_outbox unsendable"
+        "forwarder frame_builder lane outbox outbox_rows refusal routes spill staged_outbox "
+        "stream_types subscriber transactional_outbox unsendable"
     ),
     "net.ingress": (
         "admission durable_admission part_numbers producer_lane producer_life rerouted_batch "

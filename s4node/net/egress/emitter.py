@@ -155,8 +155,10 @@ class Emitter:
         self._nursery.start_soon(carry)
 
     def _heard(self) -> None:
-        if any(routes.regrouped for routes in self.carried):
-            self._settle()
+        for routes in self.carried:
+            if routes.regrouped:
+                self._settle()
+                break
         self._on_news()
 
     def _lost(self, link: Link) -> None:

@@ -1,4 +1,4 @@
-"""Carries events that came to the wrong node on to the node that owns their partition. Pure.
+"""An outbox for events that came to the wrong node: on to the owner of their partition. Pure.
 
 Rules
 - The producer's frame is done when the owner has ruled on every event of it, so nothing is
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from s4node.events.event import EventBatch
-from s4node.net.egress.lane import Lane
+from s4node.net.egress.lane import Kept, Lane
 from s4node.net.egress.outbox import Outbox
 from s4node.net.egress.refusal import Refusal
 
@@ -41,36 +41,36 @@ class PassedOn(NamedTuple):
     shed: int = 0
 
 
-class Forwarder:
-    """One stream's way from this node to the others of its cluster."""
+class Forwarder(Outbox):
+    """What goes from this node to the others of its cluster, of one stream."""
 
-    def __init__(self, outbox: Outbox) -> None:
-        self.outbox = outbox
-        self._events = 0
-        self._refused_there = 0
-        self._shed_there = 0
-        self._carried: dict[int, deque[_Carried]] = {}
-        outbox.on_settled = self._settled
-        outbox.refusals.on_refusal = self._refused
+    _events = _refused_there = _shed_there = 0
+
+    def open_lanes(self, partitions: int, routing: str) -> None:
+        """Have lanes, and nothing that is carried in any."""
+        super().open_lanes(partitions, routing)
+        self._carried: list[deque[_Carried]] = [deque() for _ in self.lanes]
 
     def forward(self, batch: EventBatch) -> None:
         """Take a batch for a partition of another node."""
         self._events += len(batch.events)
-        self._carried.setdefault(batch.partition, deque()).append(_Carried(batch))
-        self.outbox.extend_lane(batch.partition, batch.events)
+        self._carried[batch.partition].append(_Carried(batch))
+        self.extend_lane(batch.partition, batch.events)
 
     def behind(self, partition: int) -> bool:
         """Whether events for a partition are still on their way."""
-        return bool(self._carried.get(partition))
+        return bool(self._carried[partition])
 
     @property
     def passed_on(self) -> PassedOn:
         """What others count, since the start."""
         return PassedOn(self._events, self._refused_there, self._shed_there)
 
-    def _settled(self, lane: Lane, count: int) -> None:
-        """The owner has ruled on the lane's oldest ``count`` events."""
-        waiting = self._carried.get(lane.partition)
+    def _settled(self, lane: Lane, before: int, frames: Sequence[Kept]) -> None:
+        """The owner has ruled on the lane's oldest events: what was carried for them is done."""
+        super()._settled(lane, before, frames)
+        count = lane.upto - before
+        waiting = self._carried[lane.partition]
         while count and waiting:
             carried = waiting[0]
             taken = min(count, len(carried.indices))
@@ -84,12 +84,13 @@ class Forwarder:
     def _refused(self, refusal: Refusal) -> None:
         """The owner did not process events, or one could not be sent at all."""
         assert refusal.partition >= 0, "what is passed on has a lane from the beginning"
-        lane = self.outbox.lanes[refusal.partition]
+        self.refusals.count(refusal)
+        lane = self.lanes[refusal.partition]
         if refusal.unsent:
             self._unsent(lane, refusal.reason)
             return
         at, left = refusal.number - lane.upto, refusal.count
-        for carried in self._carried.get(lane.partition, ()):
+        for carried in self._carried[lane.partition]:
             size = len(carried.indices)
             for place in range(at, min(size, at + left)):
                 batch, index = carried.batch, carried.indices[place]
@@ -109,7 +110,7 @@ class Forwarder:
     def _unsent(self, lane: Lane, reason: str) -> None:
         """The lane's next event could not be sent at all; nothing will settle it, or count it."""
         at = lane.next_number - lane.upto
-        waiting = self._carried.get(lane.partition, deque())
+        waiting = self._carried[lane.partition]
         for carried in waiting:
             if at < len(carried.indices):
                 batch, index = carried.batch, carried.indices[at]

@@ -49,21 +49,6 @@ class FrameBuilder:
         self._max_bytes = max_bytes
         self._fits = max_events
 
-    def unnumbered(self, events: Sequence[Any]) -> bytes:
-        """Events as a frame that is not sent; raises EventError for what msgpack cannot hold."""
-        encoding, sections, order, body = encoded(self._types.kinds, events)
-        header = wire.Data(
-            self._stream,
-            0,
-            self._producer,
-            0,
-            len(events),
-            sections,
-            encoding=encoding,
-            order=order,
-        )
-        return wire.encode_frame(header, body)
-
     def build(
         self, lane: Lane, count: int, routing: str, now_ms: int, flags: int, most_bytes: int
     ) -> Built | NotBuilt:
@@ -112,3 +97,11 @@ class FrameBuilder:
             if self._fits < self.max_events:  # large events lately: grow back step by step
                 self._fits = min(self.max_events, self._fits + self._fits // 4 + 1)
         return Built(count, data)
+
+
+def unnumbered(types: StreamTypes, events: Sequence[Any]) -> bytes:
+    """Events as a frame that is not sent; raises EventError for what msgpack cannot hold."""
+    encoding, sections, order, body = encoded(types.kinds, events)
+    count = len(events)
+    header = wire.Data(types.stream, 0, "", 0, count, sections, encoding=encoding, order=order)
+    return wire.encode_frame(header, body)

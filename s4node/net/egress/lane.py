@@ -65,6 +65,16 @@ class Lane:
         self.next_number = self.released = next_number
         self.start = self.upto = kept[0].first if kept else next_number
 
+    def cut_back(self) -> list[Kept]:
+        """Go on from what is released: the rest was never sent, and never will be. Returns the
+        frames of that."""
+        forgotten: list[Kept] = []
+        while self.kept and self.kept[-1].end > self.released:
+            forgotten.append(self.kept.pop())
+        self.next_number = self.released
+        self.cursor = min(self.cursor, len(self.kept))
+        return forgotten
+
     @property
     def end(self) -> int:
         """Numbers from here on may not be sent now."""
@@ -87,36 +97,37 @@ class Lane:
             budget -= len(kept.data)
         return frames
 
-    def settle(self, upto: int) -> int:
-        """The node has ruled on everything below ``upto``; returns how many bytes that frees."""
-        kept, freed = self.kept, 0
+    def settle(self, upto: int) -> list[Kept]:
+        """The node has ruled on everything below ``upto``; returns the frames that are kept no
+        longer."""
+        kept, settled = self.kept, []
         self.upto = max(self.upto, upto)
         if self.excepted.ranges:
             self.excepted.settle(self.upto)
         while kept and kept[0].end <= upto:
-            freed += len(kept.popleft().data)
+            settled.append(kept.popleft())
             self.cursor = max(0, self.cursor - 1)
-        return freed
+        return settled
 
-    def reopen(self, position: wire.Position, *, again: bool = False) -> int:
+    def reopen(self, position: wire.Position, *, again: bool = False) -> list[Kept]:
         """The owner has said where the lane goes on.
 
         Where that is behind what this life of the producer has sent, it goes on there; or it sends
-        all of it ``again``, and what is settled does not leave. Returns how many bytes
-        that frees.
+        all of it ``again``, and what is settled does not leave. Returns the frames that are kept no
+        longer.
         """
-        freed = 0
+        settled: list[Kept] = []
         if position.number > self.next_number:
             self.known = position.safe if again else position.number
             if not again:
-                freed = sum(len(kept.data) for kept in self.kept)
+                settled += self.kept
                 self.kept.clear()
                 self.start = self.next_number = self.upto = position.number
-        freed += self.settle(min(position.safe, self.next_number, self.released))
+        settled += self.settle(min(position.safe, self.next_number, self.released))
         self.go_back(position.number)
         self.limit, self.life = position.limit, position.life
         self.open = True
-        return freed
+        return settled
 
     def close(self) -> None:
         """The way to the owner is gone: all that has no verdict will be sent again."""

@@ -102,6 +102,13 @@ class Link:
             events += route.outbox.pending
         return events
 
+    def _taken_out(self) -> int:
+        """Events that our outboxes have taken from what is pending, since the start."""
+        events = 0
+        for route in self.routes:
+            events += route.outbox.taken_out
+        return events
+
     def wake(self) -> None:
         """There is something to send."""
         if not self.awake:
@@ -263,9 +270,9 @@ class Link:
         for route in self.routes:
             if route.asks:
                 return 0
-        before = self.pending
+        before = self._taken_out()
         sendable = together(route.sendable for route in self.routes)
-        if before and self.pending < before:
+        if self._taken_out() > before:
             self.on_news()  # events without a key were refused here, which made room
         if not sendable.events:
             self._hurry = False
@@ -277,7 +284,7 @@ class Link:
 
     def _send(self) -> None:
         """Make one envelope of what may leave now, and send it unless the socket is busy."""
-        before = self.pending
+        before = self._taken_out()
         frames, self._control = self._control, []
         now_ms = int(clocks.wall() * 1000)
         room = _ENVELOPE_BYTES
@@ -290,7 +297,7 @@ class Link:
         for route in self.routes:
             if route.outbox.warning is not None:
                 self._warn_of_one_lane(route.outbox)
-        left = before - self.pending
+        left = self._taken_out() - before
         if frames:
             self._coalescer.flushed(left, clocks.steady())
             self._unsent = wire.envelope(frames)

@@ -16,14 +16,13 @@ Rules
   does not take) is refused here, with the same word that the node would use.
 - Frames without a verdict take ``WINDOW_BYTES`` and no more: what goes beyond waits as events. Who
   brings those looks at ``pending_bytes``, an estimate by one in some hundred of them.
-- Where frames leave only when they are committed, they are cut, kept and numbered by the caller's
-  word, and may be those of an earlier life. A node that has seen other numbers is an error: nothing
-  is sent under a number that meant another event.
+- Frames are released when they are made: they may leave at once. A TransactionalOutbox is the same
+  queue with another release: at a commit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from s4node.errors import ConfigError, GraphError
@@ -35,6 +34,7 @@ from s4node.net.egress.frame_builder import FrameBuilder, NotBuilt
 from s4node.net.egress.lane import Kept, Lane
 from s4node.net.egress.refusal import Refusal, Refusals
 from s4node.net.egress.stream_types import StreamTypes
+from s4node.net.transport.linger import Sendable
 from s4node.net.wire import frame as wire
 
 _WEIGH_AFTER = 64
@@ -54,12 +54,12 @@ class OneLane(NamedTuple):
 class Outbox:
     """All lanes of one stream to one cluster, without any node.
 
-    ``put`` and ``extend`` only append; ``new_frames`` encodes what may leave now. Counts are
-    events: ``pending`` waits here, ``unsettled`` has no verdict yet (pending included). Where only
-    what is ``committed`` leaves, the caller cuts the frames, and releases them by their lane's
-    number. An ``error`` says why nothing leaves any more; a ``warning`` is for the caller that
-    takes it first.
+    ``put`` and ``extend`` only append; ``frames`` encodes what may leave now. Counts are events:
+    ``pending`` waits here, ``unsettled`` has no verdict yet (pending included). An ``error`` says
+    why nothing leaves any more; a ``warning`` is for the caller that takes it first.
     """
+
+    committed = False  # what leaves is part of a commit
 
     def __init__(
         self,
@@ -70,21 +70,19 @@ class Outbox:
         types: Sequence[type] = (),
         max_frame_events: int = 2048,
         max_frame_bytes: int = 262_144,
-        committed: bool = False,
     ) -> None:
         self.stream = stream
         self.producer = producer
         self.types = StreamTypes(stream, types)
         self.refusals = Refusals(stream)
-        self.committed = committed
         self.builder = FrameBuilder(stream, producer, self.types, max_frame_events, max_frame_bytes)
         self.weight = 0.0  # bytes of memory that an event takes which waits, about
         self.kept_bytes = 0  # of the frames in all lanes
+        self.taken_out = 0  # events that were pending, and have become part of a frame or cannot
         self.error = ""
         self.repartitioned = False  # that is why
         self.warning: OneLane | None = None
         self.answer: wire.Hello | None = None
-        self.on_settled: Callable[[Lane, int], None] | None = None
         self.routing = ""
         self._key = key
         self._router: Router | None = None
@@ -136,13 +134,16 @@ class Outbox:
 
     @property
     def feeds(self) -> bool:
-        """Whether frames may be made of events that wait."""
-        return not self.committed and self.kept_bytes < wire.WINDOW_BYTES
+        """Whether frames may be made, for those that leave, of events that wait."""
+        return self.kept_bytes < wire.WINDOW_BYTES
 
     @property
     def in_flight(self) -> int:
         """Events that were sent and have no verdict."""
-        return sum(lane.next_number - lane.upto for lane in self.lanes)
+        events = 0
+        for lane in self.lanes:
+            events += lane.next_number - lane.upto
+        return events
 
     @property
     def admitted(self) -> int:
@@ -161,9 +162,6 @@ class Outbox:
         """Have lanes before any node has answered: the caller routes, with ``extend_lane``."""
         self.lanes = [Lane(partition) for partition in range(partitions)]
         self.routing = routing
-        if self.committed:
-            for lane in self.lanes:
-                lane.released = 0
 
     def extend_lane(self, partition: int, events: Sequence[Any]) -> None:
         """Take events that belong to ``partition``."""
@@ -178,14 +176,53 @@ class Outbox:
             self._weigh(self._incoming)
             self._route()
 
-    def new_frames(
+    def drop_pending(self) -> None:
+        """Forget all that is in no frame."""
+        for lane in self.lanes:
+            lane.pending.clear()
+        self._incoming.clear()
+        self._ready_events = self._weighed = 0
+
+    # -- what leaves -------------------------------------------------------------------------
+
+    def sendable(self, lanes: Sequence[Lane]) -> Sendable:
+        """What may leave of these lanes now, with what is to be sent again."""
+        if self._incoming:
+            self.route()
+        events, with_events, credit, feeds = 0, 0, 0, self.feeds
+        for lane in lanes:
+            if not lane.open:
+                continue
+            if lane.cursor < len(lane.kept):
+                kept = lane.kept[lane.cursor]
+                room = min(lane.next_number, lane.released) - kept.first
+                waiting = room if kept.first < lane.end else 0
+            elif feeds:
+                room, waiting = lane.limit - lane.next_number, len(lane.pending)
+            else:
+                continue
+            if waiting and room > 0:
+                events += min(waiting, room)
+                with_events += 1
+                credit += room
+        return Sendable(events, with_events, credit)
+
+    def frames(
         self, lane: Lane, budget: int, now_ms: int, flags: int, most_bytes: int
     ) -> list[bytes]:
-        """Frames of events that wait in a lane, up to about ``budget`` bytes and its limit.
+        """The frames of a lane that may leave now, resends first, up to about ``budget`` bytes.
 
         ``most_bytes`` is the longest frame that the lane's owner takes; 0 if it did not say.
         """
-        out: list[bytes] = []
+        if lane.cursor < len(lane.kept):
+            out = lane.resend(budget)
+            budget -= sum(map(len, out))
+            if lane.cursor < len(lane.kept):
+                return out
+        else:
+            out = []
+        if not lane.pending or not self.feeds:
+            return out
         while lane.pending and budget > 0:
             room = lane.limit - lane.next_number
             if room <= 0:
@@ -198,31 +235,6 @@ class Outbox:
                 out.append(data)
                 budget -= len(data)
         return out
-
-    def cut(self, lane: Lane, count: int, now_ms: int) -> Kept | None:
-        """The lane's next events, up to ``count`` of them, as a kept frame that has not been sent;
-        None if there is none, or the only one was refused."""
-        if self._encode(lane, count, now_ms, 0, 0) is None:
-            return None
-        lane.cursor -= 1
-        return lane.kept[-1]
-
-    def cut_back(self) -> None:
-        """Forget what no commit holds: it never leaves."""
-        for lane in self.lanes:
-            self._ready_events -= len(lane.pending)
-            lane.pending.clear()
-            while lane.kept and lane.kept[-1].end > lane.released:
-                self.kept_bytes -= len(lane.kept.pop().data)
-            lane.next_number = lane.released
-            lane.cursor = min(lane.cursor, len(lane.kept))
-        self._incoming.clear()
-        self._weighed = 0
-
-    def restore(self, partition: int, kept: Sequence[Kept], next_number: int) -> None:
-        """A lane goes on where an earlier life has stopped, with the frames that it committed."""
-        self.lanes[partition].restore(kept, next_number)
-        self.kept_bytes += sum(len(one.data) for one in kept)
 
     # -- what owners say ---------------------------------------------------------------------
 
@@ -263,45 +275,31 @@ class Outbox:
 
     def reopen(self, lane: Lane, position: wire.Position, *, again: bool) -> bool:
         """Have a lane go on where its owner says; False if the outbox has failed."""
-        self.error = self.error or self._contradicts(lane, position)
         if self.error:
             return False
         before = lane.upto
-        self.kept_bytes -= lane.reopen(position, again=again)
-        self._tell_settled(lane, before)
+        self._settled(lane, before, lane.reopen(position, again=again))
         return True
-
-    def _contradicts(self, lane: Lane, position: wire.Position) -> str:
-        """Why a lane of committed frames cannot go on where its owner says; empty if it can."""
-        if not self.committed or lane.upto <= position.number <= lane.released:
-            return ""
-        where = f"stream {self.stream!r}, partition {lane.partition}: its owner goes on with event"
-        if position.number > lane.released:
-            return (
-                f"{where} {position.number} of producer {self.producer!r}, which has sent "
-                f"{lane.released} so far: the state here is older than what was sent from it; put "
-                f"the newer state back, or begin anew without any"
-            )
-        return (
-            f"{where} {position.number} of producer {self.producer!r}, which it had up to "
-            f"{lane.upto} before: the state there is older than what was taken into it; put the "
-            f"newer state back, or begin anew without any"
-        )
 
     def take_ruling(self, lane: Lane, ruling: wire.Ruling) -> None:
         """Take what the lane's owner says."""
-        self._take_exceptions(lane, ruling)
+        if ruling.exceptions or ruling.shed:
+            self._take_exceptions(lane, ruling)
         before = lane.upto
-        self.kept_bytes -= lane.settle(min(ruling.upto, lane.next_number, lane.released))
-        self._tell_settled(lane, before)
+        self._settled(lane, before, lane.settle(min(ruling.upto, lane.next_number, lane.released)))
         lane.limit = max(lane.limit, ruling.limit)
         if ruling.outcome == wire.EXPECTED:
             lane.go_back(ruling.expected)
 
-    def _tell_settled(self, lane: Lane, before: int) -> None:
-        """The lane's ``upto`` was ``before``: tell callers that follow single events."""
-        if self.on_settled is not None and lane.upto > before:
-            self.on_settled(lane, lane.upto - before)
+    def _settled(self, lane: Lane, before: int, frames: Sequence[Kept]) -> None:  # noqa: ARG002
+        """The lane's owner has ruled on its events from ``before`` to its ``upto``; these frames
+        are kept no longer."""
+        for kept in frames:
+            self.kept_bytes -= len(kept.data)
+
+    def _refused(self, refusal: Refusal) -> None:
+        """Events were not processed, or could not be sent."""
+        self.refusals.add(refusal)
 
     def _take_exceptions(self, lane: Lane, ruling: wire.Ruling) -> None:
         """Count what was refused or shed; a node says it again after a reconnect."""
@@ -309,7 +307,7 @@ class Outbox:
             for first, count, reason in told:
                 new = lane.excepted.add(max(first, lane.upto), min(first + count, lane.next_number))
                 for number, end in new:
-                    self.refusals.add(
+                    self._refused(
                         Refusal(self.stream, lane.partition, number, reason, shed, end - number)
                     )
 
@@ -413,8 +411,9 @@ class Outbox:
         self.weight += (max(weight, self.builder.event_bytes) - self.weight) * part
 
     def _refuse(self, lane: Lane | None, reason: str) -> None:
+        self.taken_out += 1
         partition = -1 if lane is None else lane.partition
-        self.refusals.add(Refusal(self.stream, partition, -1, reason, unsent=True))
+        self._refused(Refusal(self.stream, partition, -1, reason, unsent=True))
 
     def _encode(
         self, lane: Lane, count: int, now_ms: int, flags: int, most_bytes: int
@@ -431,9 +430,10 @@ class Outbox:
         first, end = lane.next_number, lane.next_number + built.events
         del lane.pending[: built.events]
         self._ready_events -= built.events
+        self.taken_out += built.events
         lane.next_number = end
         if end <= lane.known:
-            self.kept_bytes -= lane.settle(end)
+            self._settled(lane, end, lane.settle(end))
             return None
         lane.kept.append(Kept(first, end, built.data))
         self.kept_bytes += len(built.data)

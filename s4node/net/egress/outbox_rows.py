@@ -10,8 +10,8 @@ Rules
 from __future__ import annotations
 
 import struct
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,6 +19,7 @@ import msgspec
 from s4node.errors import StateError
 from s4node.events.schema import EventType, TypeDecl
 from s4node.net.egress.lane import Kept
+from s4node.net.egress.stream_types import StreamTypes
 from s4node.net.wire import frame as wire
 from s4node.net.wire.decoder import FrameDecoder
 from s4node.state.rows import OUTBOX, Changes, task_row
@@ -115,6 +116,44 @@ def type_row(declared: TypeDecl) -> bytes:
     return _encode(declared)
 
 
+class SpillRows:
+    """Blocks of what was spilled, as rows in the ``changes`` of a task; ``read`` gives one that is
+    written."""
+
+    def __init__(
+        self, keys: RowKeys, changes: Changes, read: Callable[[bytes], bytes | None]
+    ) -> None:
+        self._keys = keys
+        self._changes = changes
+        self._read = read
+        self._indices: deque[int] = deque()
+        self.grew = False  # since somebody has looked
+
+    def append(self, data: bytes) -> None:
+        """Put a row behind the others."""
+        index = self._indices[-1] + 1 if self._indices else 0
+        self._changes.put(self._keys.spilled(index), data)
+        self._indices.append(index)
+        self.grew = True
+
+    def pop(self) -> bytes:
+        """Take the oldest."""
+        row = self._keys.spilled(self._indices.popleft())
+        data = self._changes.find(row, None) or self._read(row)
+        assert isinstance(data, bytes), "a row of what was spilled is gone"
+        self._changes.put(row, None)
+        return data
+
+    def forget_all(self) -> None:
+        """Know of none: what is written comes again."""
+        self._indices.clear()
+
+    def restore(self, changes: Changes, indices: Iterable[int]) -> None:
+        """Go on with what is written; ``changes`` are those since."""
+        self._changes = changes
+        self._indices = deque(indices)
+
+
 class SavedRows(NamedTuple):
     """A way's rows, sorted."""
 
@@ -153,32 +192,28 @@ def fingerprints_in(frames: Iterable[bytes]) -> set[int]:
     return {section.fingerprint for data in frames for section in _data_of(data)[0].sections}
 
 
-def read_events(
-    stream: str, rows: Sequence[bytes], classes: Iterable[type], versions: Mapping[int, TypeDecl]
-) -> Iterator[Any]:
-    """The events of saved rows as those of ``classes``, in order.
-
-    ``versions`` are what they were written as, by fingerprint. Raises StateError if one cannot be
-    read any more.
-    """
-    readers: dict[int, EventType] = {}
-    by_name = {}
-    for cls in classes:
-        kind = EventType(cls)
-        readers[kind.fingerprint] = by_name[kind.name] = kind
+def decoder_of(types: StreamTypes, versions: Mapping[int, TypeDecl]) -> FrameDecoder:
+    """What reads saved events as those of ``types``; ``versions`` are what they were written as, by
+    fingerprint."""
+    kinds = [kind for kind in types.kinds.values() if isinstance(kind, EventType)]
+    readers = {kind.fingerprint: kind for kind in kinds}
+    by_name = {kind.name: kind for kind in kinds}
     for fingerprint, declared in versions.items():
         ours = by_name.get(declared.name)
         if ours is not None and ours.refusal_of(declared) is None:
             readers.setdefault(fingerprint, ours)
-    decoder = FrameDecoder(readers)
-    for data in rows:
-        events, refusals = decoder.decode(*_data_of(data))
-        if refusals:
-            raise StateError(
-                f"saved events of stream {stream!r} cannot be read: "
-                f"{refusals[0][1]}; run the program that wrote them until it stops in order"
-            )
-        yield from events
+    return FrameDecoder(readers)
+
+
+def read_events(stream: str, row: bytes, decoder: FrameDecoder) -> list[Any]:
+    """The events of a saved row; raises StateError if one cannot be read any more."""
+    events, refusals = decoder.decode(*_data_of(row))
+    if refusals:
+        raise StateError(
+            f"saved events of stream {stream!r} cannot be read: "
+            f"{refusals[0][1]}; run the program that wrote them until it stops in order"
+        )
+    return events
 
 
 def _data_of(data: bytes) -> tuple[wire.Data, memoryview]:

@@ -4,13 +4,11 @@ Rules
 - Refusals wait until the caller takes them. There is a most that wait; further ones are only
   counted.
 - What was shed in a row is one refusal.
-- Who follows single events is told of each at once, and then none waits.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 MAX_REFUSALS = 10_000
@@ -39,18 +37,18 @@ class Refusals:
 
     def __init__(self, stream: str) -> None:
         self.counts = {"shed": 0, "refused": 0, "unsent": 0}
-        self.on_refusal: Callable[[Refusal], None] | None = None
         self._stream = stream
         self.waiting: list[Refusal] = []
         self._further: Counter[tuple[bool, bool]] = Counter()  # beyond the list: shed, unsent
 
-    def add(self, refusal: Refusal) -> None:
-        """Count events that were not processed, and tell of them."""
+    def count(self, refusal: Refusal) -> None:
+        """Count events that were not processed."""
         what = "unsent" if refusal.unsent else "shed" if refusal.shed else "refused"
         self.counts[what] += refusal.count
-        if self.on_refusal is not None:
-            self.on_refusal(refusal)
-            return
+
+    def add(self, refusal: Refusal) -> None:
+        """Count events that were not processed, and keep why until that is taken."""
+        self.count(refusal)
         last = self.waiting[-1] if self.waiting else None
         if last is not None and refusal.shed and _follows(last, refusal):
             self.waiting[-1] = replace(last, count=last.count + refusal.count)

@@ -310,20 +310,15 @@ class NodeRoute:
 
     def _data_frames(self, budget: int, now_ms: int) -> list[bytes]:
         """Frames of the lanes in turn; where ``budget`` ends, the next lane begins next time."""
-        lanes, feeds, flags = self.lanes, self.outbox.feeds, self.routes.flags
+        box, lanes, flags, most = self.outbox, self.lanes, self.routes.flags, self._frame_bytes
         out: list[bytes] = []
         for offset in range(len(lanes)):
             lane = lanes[(self._first_lane + offset) % len(lanes)]
-            if not lane.open:
+            if not lane.open or not (lane.pending or lane.cursor < len(lane.kept)):
                 continue
-            if lane.cursor < len(lane.kept):
-                resent = lane.resend(budget)
-                out += resent
-                budget -= sum(map(len, resent))
-            if feeds and lane.pending and lane.cursor == len(lane.kept):
-                new = self.outbox.new_frames(lane, budget, now_ms, flags, self._frame_bytes)
-                out += new
-                budget -= sum(map(len, new))
+            frames = box.frames(lane, budget, now_ms, flags, most)
+            out += frames
+            budget -= sum(map(len, frames))
             if budget <= 0:
                 self._first_lane = (self._first_lane + offset + 1) % len(lanes)  # others' turn
                 break
@@ -335,24 +330,7 @@ class NodeRoute:
         box = self.outbox
         if not self.opened or box.error:
             return _NOTHING
-        box.route()
-        events, lanes, credit, feeds = 0, 0, 0, box.feeds
-        for lane in self.lanes:
-            if not lane.open:
-                continue
-            if lane.cursor < len(lane.kept):
-                kept = lane.kept[lane.cursor]
-                room = min(lane.next_number, lane.released) - kept.first
-                waiting = room if kept.first < lane.end else 0
-            elif feeds:
-                room, waiting = lane.limit - lane.next_number, len(lane.pending)
-            else:
-                continue
-            if waiting and room > 0:
-                events += min(waiting, room)
-                lanes += 1
-                credit += room
-        return Sendable(events, lanes, credit)
+        return box.sendable(self.lanes)
 
     def ask(self) -> bytes:
         """A frame that asks for a verdict without delay."""

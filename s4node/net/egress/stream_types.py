@@ -33,7 +33,7 @@ class StreamTypes:
         self.taken: Sequence[TypeDecl] | None = None
         self.versions: dict[int, TypeDecl] = {}
         self.given = tuple(types)
-        self._stream = stream
+        self.stream = stream
         for cls in types:
             self.declare(cls)
 
@@ -59,7 +59,7 @@ class StreamTypes:
     def declare_json(self, declaration: TypeDecl) -> None:
         """JsonText is to be read as the node's type ``declaration``."""
         if self.kinds.keys() - {JsonText}:
-            raise EventError(f"stream {self._stream!r} already carries events that are no texts")
+            raise EventError(f"stream {self.stream!r} already carries events that are no texts")
         self.kinds[JsonText] = JsonType(declaration)
 
     def renew_json(self, told: Sequence[TypeDecl]) -> None:
@@ -102,4 +102,4 @@ class StreamTypes:
 
     def _misfit(self, kind: EventType | JsonType, taken: Sequence[TypeDecl]) -> str:
         by_name = {declared.name: declared for declared in taken}
-        return misfit(self._stream, by_name, kind.declaration)
+        return misfit(self.stream, by_name, kind.declaration)

@@ -43,7 +43,6 @@ from s4node.config.config import Config
 from s4node.events.keys import Partitioner, hasher_named
 from s4node.logger import get_logger
 from s4node.metrics.snapshot import MetricsSnapshot
-from s4node.net.egress.remote_sender import RemoteSender
 from s4node.offsets.checkpoint import JobGuard
 from s4node.runtime.commit import recovery
 from s4node.runtime.container import hooks
@@ -58,6 +57,7 @@ from s4node.runtime.inputs.job_model import JobModel, model_of
 from s4node.runtime.inputs.port import InputPort
 from s4node.runtime.inputs.ports import close
 from s4node.runtime.loop.watchdog import Watchdog
+from s4node.runtime.outputs.remote_sender import RemoteSender
 from s4node.runtime.task.chooser import ChooserSettings
 from s4node.runtime.task.statistics import ContainerStatistics
 from s4node.runtime.task.task import Task

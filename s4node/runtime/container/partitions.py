@@ -10,7 +10,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ from s4node.runtime.outputs.dispatch import Dispatch
 from s4node.runtime.outputs.exchange import Exchange
 from s4node.runtime.outputs.members import Members
 from s4node.runtime.outputs.output_streams import OutputStreams
+from s4node.runtime.outputs.refusals import Refusals
 from s4node.runtime.outputs.subscribers import Subscribers
 from s4node.runtime.task.chooser import ChooserSettings
 from s4node.runtime.task.gate import Phase
@@ -60,7 +61,7 @@ class Partitions:
         exchange: Exchange | None,
         settings: TaskSettings,
         choosers: ChooserSettings,
-        on_dropped: Callable[[str, str, int, str], None],
+        refusals: Refusals,
     ) -> None:
         self.tasks: dict[int, Task] = {}
         self.turned = trio.lowlevel.ParkingLot()
@@ -76,7 +77,7 @@ class Partitions:
         self._choosers = choosers
         self._parallel = pipeline.parallel()
         self._commit_budget = CommitBudget(OF_CONTAINER, trio.current_time(), loop.rest)
-        self._on_dropped = on_dropped
+        self._refusals = refusals
         for stream in app.streams.values():
             if not isinstance(stream, OutputStream):
                 stream.carrier = _Inner(self, stream)
@@ -241,7 +242,7 @@ class Partitions:
             dropped = self._members.put(stream, partition, events, waits=waits)
             if dropped:
                 reason = self._members.ways[stream].stage.executor.reason
-                self._on_dropped(SENDER, stream, dropped, reason)
+                self._refusals.dropped(SENDER, stream, dropped, reason)
             return dropped
         stage = task.backlog.stages[stream]
         size, dropped = footprint(events), 0
@@ -251,7 +252,7 @@ class Partitions:
             if room < len(events):
                 dropped = len(events) - room
                 stage.dropped(dropped, stage.executor.reason)
-                self._on_dropped(STREAM, stream, dropped, stage.executor.reason)
+                self._refusals.dropped(STREAM, stream, dropped, stage.executor.reason)
                 size = size * room // len(events)
                 events = events[:room]
                 if not events:

@@ -32,7 +32,6 @@ from s4node.runtime.container.lifecycle import Lifecycle
 from s4node.runtime.container.ownership import Ownership
 from s4node.runtime.container.partitions import Partitions
 from s4node.runtime.container.quiescence import Quiescence
-from s4node.runtime.container.refusals import Refusals
 from s4node.runtime.inputs.binding import durable_of, exchanges, inner_of
 from s4node.runtime.inputs.job_model import JobModel
 from s4node.runtime.inputs.ports import Ports
@@ -43,6 +42,7 @@ from s4node.runtime.outputs.dispatch import Dispatch
 from s4node.runtime.outputs.exchange import Exchange
 from s4node.runtime.outputs.members import Members
 from s4node.runtime.outputs.output_streams import OutputStreams
+from s4node.runtime.outputs.refusals import Refusals
 from s4node.runtime.outputs.subscribers import Subscribers
 from s4node.runtime.task.chooser import ChooserSettings
 from s4node.runtime.task.settings import TaskSettings
@@ -110,7 +110,7 @@ class Parts:
             incarnation=incarnation,
             headers=front.headers,
             queue_size=config[settings.SENDER_WORK_QUEUE_SIZE],
-            on_refused=self.refusals.take,
+            refusals=self.refusals,
         )
         self.outputs = OutputStreams(
             app,
@@ -121,8 +121,7 @@ class Parts:
             enrolment=enrolment,
             on_room=self._room,
             on_news=self._heard,
-            on_refused=self.refusals.take,
-            on_dropped=self.refusals.dropped,
+            refusals=self.refusals,
         )
         if enrolment is not None:
             check_reachable(config)
@@ -134,7 +133,7 @@ class Parts:
                 incarnation=incarnation,
                 partitions=partitioner.partitions,
                 on_news=self._heard,
-                on_refused=self.refusals.take,
+                refusals=self.refusals,
             )
         if replay is not None:
             self.exchange = replay.exchange = Exchange(
@@ -147,7 +146,7 @@ class Parts:
                 partitions=partitioner.partitions,
                 wake=self.loop.wake,
                 on_news=self._heard,
-                on_refused=self.refusals.take,
+                refusals=self.refusals,
             )
 
         # where tasks come to be, and what brings them events
@@ -163,7 +162,7 @@ class Parts:
             self.exchange,
             TaskSettings.of(config, exchanging=exchanging, keeps=replay is not None),
             choosers,
-            self.refusals.dropped,
+            self.refusals,
         )
         self._tasks = self.partitions.tasks
         self.hand_on = self.partitions.hand_on

@@ -25,6 +25,8 @@ from s4node.config import settings
 from s4node.config.config import Config
 from s4node.config.paths import full_path
 from s4node.logger import get_logger
+from s4node.net.egress.spill import Spill
+from s4node.net.egress.stream_types import StreamTypes
 from s4node.runtime.loop.spill_file import SpillFile
 from s4node.stages.backpressure import Edges, Order
 from s4node.stages.executors import (
@@ -78,7 +80,7 @@ class Pipeline:
         self._config = config
         self._full: dict[tuple[str, Hashable], Holder] = {}
         self._queues: dict[str, list[Stage]] = {}  # that may need a spill once it is known
-        self._spills: list[SpillFile] = []
+        self._files: list[SpillFile] = []  # of spills
         self.overflow_of: Callable[[str, int], Overflow] | None = None  # of stages of tasks
         self._logged: set[frozenset[str]] = set()
         self.deserializers = {
@@ -269,14 +271,15 @@ class Pipeline:
         else:
             named = self._config[settings.SPILL_FOLDER]
             folder = full_path(named, settings.SPILL_FOLDER.name) if named else None
-            spill = SpillFile(self._app.name, self._app.streams[stream], folder)
-            queue.overflow = spill
-            self._spills.append(spill)
+            types = StreamTypes(stream, [kind.cls for kind in self._app.streams[stream].types])
+            file = SpillFile(stream, folder)
+            queue.overflow = Spill(self._app.name, types, file)
+            self._files.append(file)
 
     def close(self) -> None:
         """Give up the files."""
-        for spill in self._spills:
-            spill.close()
+        for file in self._files:
+            file.close()
 
 
 def _limits(executor: Executor) -> bool:

@@ -1,10 +1,8 @@
-"""The spill: a file in which events wait that must find room when memory has none.
+"""The file of a spill: bytes that wait on disk, in order.
 
 Rules
 - The file has no name from the moment it is made, so that it is gone with its process, however that
   ends. Bytes that have been read are given back to the disk in blocks.
-- Events are kept encoded, with the codecs of their stream's types, in blocks of some hundred events
-  of one partition; the last block of each partition is in memory until it is whole.
 - A disk that is full stops the app: what cannot be kept would be lost.
 """
 
@@ -15,38 +13,18 @@ import struct
 import tempfile
 from pathlib import Path
 
-from s4node.app.stream import Stream
-from s4node.errors import EventError, SpillError, unspillable
-from s4node.events.event import EventBatch, footprint
-from s4node.events.schema import EventType
+from s4node.errors import SpillError
 
-_HEAD = struct.Struct("=IIdI")  # bytes, partition, offered at, events
-_SECTION = struct.Struct("=HI")  # type, bytes
-_BLOCK = 512
+_SIZE = struct.Struct("=I")
 _RECLAIM = 8 << 20
 
 
-class _Tail:
-    """The youngest events of a partition."""
-
-    __slots__ = ("events", "offered_at", "partition")
-
-    def __init__(self, partition: int, offered_at: float) -> None:
-        self.partition = partition
-        self.offered_at = offered_at
-        self.events: list[object] = []
-
-
 class SpillFile:
-    """The waiting batches of one stream of ``app``, on disk."""
+    """Blocks of what waits of a stream, oldest first."""
 
-    def __init__(self, app: str, stream: Stream, folder: Path | None) -> None:
-        self._app = app
+    def __init__(self, stream: str, folder: Path | None) -> None:
         self._stream = stream
         self._folder = folder
-        self._kinds: list[EventType] = list(stream.types)
-        self._index = {kind.cls: index for index, kind in enumerate(self._kinds)}
-        self._tails: dict[int, _Tail] = {}
         self._file: int | None = None
         self._read_at = 0
         self._write_at = 0
@@ -54,67 +32,36 @@ class SpillFile:
 
     @property
     def size(self) -> int:
-        """Bytes that wait on disk."""
+        """Bytes that wait."""
         return self._write_at - self._read_at
 
-    def append(self, batch: EventBatch) -> None:
-        """Put a batch behind the others; raises SpillError if the disk takes it not, or an event
-        cannot be encoded."""
-        tail = self._tails.get(batch.partition)
-        if tail is None:
-            tail = self._tails[batch.partition] = _Tail(batch.partition, batch.offered_at)
-        tail.events += batch.events
-        if len(tail.events) >= _BLOCK:
-            del self._tails[batch.partition]
-            self._write(tail)
-
-    def pop(self) -> EventBatch | None:
-        """The oldest batch, or None; batches that were put one after another may come as one."""
-        if self.size:
-            partition, offered_at, events = self._read()
-        elif self._tails:
-            tail = self._tails.pop(next(iter(self._tails)))
-            partition, offered_at, events = tail.partition, tail.offered_at, tail.events
-        else:
-            return None
-        batch = EventBatch(self._stream.name, partition, events, weight=footprint(events))
-        batch.offered_at = offered_at
-        return batch
-
-    def _write(self, tail: _Tail) -> None:
-        try:
-            body = self._encode(tail.events)
-        except EventError as error:
-            raise unspillable(self._app, self._stream.name, error) from error
-        head = _HEAD.pack(len(body), tail.partition, tail.offered_at, len(tail.events))
-        data = memoryview(head + body)
+    def append(self, data: bytes) -> None:
+        """Put a block behind the others; raises SpillError if the disk takes it not."""
+        left = memoryview(_SIZE.pack(len(data)) + data)
         try:
             if self._file is None:
                 self._file = self._open()
-            while data:
-                written = os.pwrite(self._file, data, self._write_at)
+            while left:
+                written = os.pwrite(self._file, left, self._write_at)
                 self._write_at += written
-                data = data[written:]
+                left = left[written:]
         except OSError as error:
             raise self._failed("written", error) from error
 
-    def _read(self) -> tuple[int, float, list[object]]:
+    def pop(self) -> bytes:
+        """Take the oldest block; there is one."""
         assert self._file is not None
         try:
-            head = os.pread(self._file, _HEAD.size, self._read_at)
-            size, partition, offered_at, count = _HEAD.unpack(head)
-            body = os.pread(self._file, size, self._read_at + _HEAD.size)
-            self._read_at += _HEAD.size + size
+            (size,) = _SIZE.unpack(os.pread(self._file, _SIZE.size, self._read_at))
+            data = os.pread(self._file, size, self._read_at + _SIZE.size)
+            self._read_at += _SIZE.size + size
             self._reclaim()
         except (OSError, struct.error) as error:
             raise self._failed("read back", error) from error
-        events = self._decode(body)
-        assert len(events) == count
-        return partition, offered_at, events
+        return data
 
-    def clear(self) -> None:
-        """Forget all that waits."""
-        self._tails.clear()
+    def forget_all(self) -> None:
+        """Give the disk back what waits."""
         if self._file is not None:
             self._read_at = self._write_at
             self._reclaim()
@@ -154,38 +101,10 @@ class SpillFile:
         os.ftruncate(self._file, to)
         self._read_at, self._write_at, self._reclaimed = 0, to, 0
 
-    def _encode(self, events: list[object]) -> bytes:
-        if len(self._kinds) == 1:
-            return self._kinds[0].encode(events)
-        parts: list[bytes] = []
-        at = 0
-        while at < len(events):  # runs of one type
-            cls = events[at].__class__
-            end = at + 1
-            while end < len(events) and events[end].__class__ is cls:
-                end += 1
-            index = self._index[cls]
-            body = self._kinds[index].encode(events[at:end])
-            parts += (_SECTION.pack(index, len(body)), body)
-            at = end
-        return b"".join(parts)
-
-    def _decode(self, body: bytes) -> list[object]:
-        if len(self._kinds) == 1:
-            return self._kinds[0].decode(body)
-        events: list[object] = []
-        at = 0
-        while at < len(body):
-            index, size = _SECTION.unpack_from(body, at)
-            at += _SECTION.size
-            events += self._kinds[index].decode(body[at : at + size])
-            at += size
-        return events
-
     def _failed(self, what: str, error: Exception) -> SpillError:
         folder = self._folder or tempfile.gettempdir()
         reason = getattr(error, "strerror", None) or error
         return SpillError(
-            f"events of stream {self._stream.name!r} cannot be {what} in {folder}: {reason}; "
+            f"events of stream {self._stream!r} cannot be {what} in {folder}: {reason}; "
             f"{self.size:,} bytes wait there. Make room, or set s4.spill.folder to another disk"
         )

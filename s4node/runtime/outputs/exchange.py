@@ -19,10 +19,11 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
+
+import trio
 
 from s4node import tokens
 from s4node.app.app import App
@@ -34,15 +35,14 @@ from s4node.failpoints import passing
 from s4node.logger import get_logger
 from s4node.net.egress.emitter import Emitter
 from s4node.net.egress.lane import Lane
-from s4node.net.egress.outbox import Outbox
 from s4node.net.egress.outbox_rows import Rows, forget, life_of, ways_of, weight_of
-from s4node.net.egress.refusal import Refusal
 from s4node.net.egress.routes import Routes
 from s4node.net.egress.transactional_outbox import TransactionalOutbox
 from s4node.net.wire import frame as wire
 from s4node.offsets.task_claims import now_ms
 from s4node.runtime.loop.pipeline import Pipeline
-from s4node.runtime.outputs.output_streams import OutputStreams
+from s4node.runtime.outputs.output_streams import OutputStreams, outbox_options
+from s4node.runtime.outputs.refusals import Refusals
 from s4node.runtime.task.statistics import OutboxStatistics
 from s4node.runtime.task.task import Task
 from s4node.stages.executors import REMOTE_SENDER, SENDER
@@ -58,14 +58,6 @@ _TO = "\1"
 
 _MOMENT = 0.5
 """Seconds that it may take to connect to an owner."""
-
-
-class Wake(Protocol):
-    """Tells the loop that a task may have something to do."""
-
-    def __call__(self, task: Task) -> None:
-        """Have it looked at soon."""
-        ...
 
 
 class _Side:
@@ -95,48 +87,34 @@ class Unclaimed(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class Way:
-    """What a task has put on a stream for others; tasks wait where it is full."""
+    """What a task has put on a stream for others, and what leads there."""
 
-    dispatches: TransactionalOutbox
+    outbox: TransactionalOutbox
     routes: Routes
-    _bound: int
     emitter: Emitter
     replaces: bool = False  # another one, of which the database still has the rows
-
-    @property
-    def holds(self) -> bool:
-        """Whether more is not committed at its receivers than there should be."""
-        return self.dispatches.size >= self._bound
 
 
 @dataclass(eq=False, repr=False)
 class _Spilled:
-    """What finds no room in a task's own stage, as rows of the task.
+    """What finds no room in a task's own stage, as rows of the task."""
 
-    ``way`` makes the way that has them, ``known`` is that one if there is any.
-    """
-
+    _exchange: Exchange
     _stream: str
     _partition: int
-    _way: Callable[[], TransactionalOutbox]
-    _known: Callable[[], TransactionalOutbox | None]
 
     def append(self, batch: EventBatch) -> None:
         """Put a batch behind the others."""
-        self._way().spill(batch.events)
+        self._exchange.own_outbox(self._stream, self._partition).spill.append(batch)
 
     def pop(self) -> EventBatch | None:
         """The oldest events, or None."""
-        events = self._way().unspill()
-        if not events:
-            return None
-        return EventBatch(self._stream, self._partition, events, weight=footprint(events))
+        return self._exchange.own_outbox(self._stream, self._partition).spill.pop()
 
     def clear(self) -> None:
         """Forget all."""
-        way = self._known()
-        if way is not None:  # else nothing has been spilled, or it is the next owner's
-            way.forget_spilled()
+        if self._exchange.has_put(self._stream, self._partition):  # else it is the next owner's
+            self._exchange.own_outbox(self._stream, self._partition).spill.clear()
 
 
 class Exchange:
@@ -155,9 +133,9 @@ class Exchange:
         name: str,
         incarnation: str,
         partitions: int,
-        wake: Wake,
+        wake: Callable[[Task], None],
         on_news: Callable[[], None],
-        on_refused: Callable[[str, Refusal], None],
+        refusals: Refusals,
     ) -> None:
         self.emitter = Emitter(queue_size=config[settings.SENDER_WORK_QUEUE_SIZE], on_news=on_news)
         self._app = app
@@ -170,8 +148,7 @@ class Exchange:
         self._incarnation = incarnation
         self._partitions = partitions
         self._wake = wake
-        self._on_refused = on_refused
-        self._bound = config[settings.STATE_CHANGES_BYTES]
+        self._refusals = refusals
         self._sides: dict[int, _Side] = {}
         self._owners: tuple[Sequence[str], int, str] = ((), -1, "")
 
@@ -206,7 +183,7 @@ class Exchange:
             self._close(side, name, side.ways.pop(name))
             self._way(side, name, rows.get(name, ()))
         for stream, way in side.ways.items():
-            own = way.dispatches.go_back(state.changes, rows.get(stream, ()))
+            own = way.outbox.go_back(state.changes, rows.get(stream, ()), trio.current_time())
             self._tell(way)
             if own:
                 side.left[stream] = own
@@ -218,7 +195,7 @@ class Exchange:
         """Another container goes on for a task, with the rows of its last commit."""
         side = self._sides.pop(task.partition)
         for name, way in side.ways.items():
-            way.dispatches.unsent.leave()
+            way.outbox.unsent.leave()
             self._tell(way)
             self._close(side, name, way)
 
@@ -231,27 +208,23 @@ class Exchange:
         for stream, events in left.items():
             task.backlog.offer(EventBatch(stream, task.partition, events, weight=footprint(events)))
         for stream, way in side.ways.items():
-            if way.dispatches.spilled:
+            if way.outbox.spill.events:
                 overflow = self._overflow_of(stream, task.partition)
-                task.backlog.resume(stream, overflow, way.dispatches.spilled)
+                task.backlog.resume(stream, overflow, way.outbox.spill.events)
 
     def _overflow_of(self, stream: str, partition: int) -> Overflow:
         """Where a task keeps what its own stage of a stream has no room for."""
-        return _Spilled(
-            stream,
-            partition,
-            partial(self._own_way, stream, partition),
-            partial(self._known_way, stream, partition),
-        )
+        return _Spilled(self, stream, partition)
 
-    def _known_way(self, stream: str, partition: int) -> TransactionalOutbox | None:
+    def has_put(self, stream: str, partition: int) -> bool:
+        """Whether a task of ours has an outbox for a stream."""
         side = self._sides.get(partition)
-        way = None if side is None else side.ways.get(stream)
-        return None if way is None else way.dispatches
+        return side is not None and stream in side.ways
 
-    def _own_way(self, stream: str, partition: int) -> TransactionalOutbox:
+    def own_outbox(self, stream: str, partition: int) -> TransactionalOutbox:
+        """That of a task for a stream, made if there is none."""
         side = self._sides[partition]
-        return (side.ways.get(stream) or self._way(side, stream)).dispatches
+        return (side.ways.get(stream) or self._way(side, stream)).outbox
 
     def _way(self, side: _Side, name: str, rows: Rows = ()) -> Way:
         """Make the way of this name, which is that of a stream, or of one and a consumer."""
@@ -264,30 +237,31 @@ class Exchange:
         lives = f"{side.life}.{life}" if life else side.life
         cluster = self._config[settings.CLUSTER_NAME]
         fence = {wire.FENCE: side.fence}
-        outbox = Outbox(
+        outbox = TransactionalOutbox(
             stream,
             f"{wire.TASK}{cluster}/{self._name}/{task.name}#{lives}",
+            state.changes,
+            name,
+            partitions=0 if consumer else self._partitions,
+            home=task.partition,
             key=self._app.streams[stream].key if consumer else None,
-            types=[kind.cls for kind in self._app.streams[stream].types],
-            max_frame_events=self._config[settings.SENDER_MAX_FRAME_EVENTS],
-            max_frame_bytes=self._config[settings.SENDER_MAX_FRAME_BYTES],
-            committed=True,
+            bound=self._config[settings.STATE_CHANGES_BYTES],
+            clock=now_ms,
+            read=state.database.get,
+            life=life,
+            app=self._app.name,
+            **outbox_options(self._app.streams[stream], self._config),
         )
         headers = fence if consumer else {**fence, wire.CLUSTER: cluster}
         routes = Routes(outbox, self._incarnation, headers=headers)
         emitter = self.emitter
         if consumer:
             emitter = self._outputs.senders[stream].emitters[consumer]
-        else:
-            outbox.open_lanes(self._partitions, wire.ROUTED)
-        dispatches = TransactionalOutbox(
-            outbox, state.changes, name, now_ms, state.database.get, life, self._app.name
-        )
-        own = dispatches.restore(rows)
+        own = outbox.restore(rows, trio.current_time())
         if own:
             side.left[stream] = own
             side.own_rows = True
-        way = side.ways[name] = Way(dispatches, routes, self._bound, emitter)
+        way = side.ways[name] = Way(outbox, routes, emitter)
         emitter.add(routes)
         owners, epoch, origin = self._owners
         if owners and not consumer:
@@ -304,7 +278,7 @@ class Exchange:
             elif not here and name in side.ways:
                 way = side.ways.pop(name)
                 self._close(side, name, way)
-                for row in way.dispatches.rows():
+                for row in way.outbox.rows():
                     side.state.changes.put(row, None)
 
     def _close(self, side: _Side, name: str, way: Way) -> None:
@@ -324,7 +298,7 @@ class Exchange:
         """Take what a task has put for another one."""
         side = self._sides[task.partition]
         way = side.ways.get(stream) or self._way(side, stream)
-        way.dispatches.put(partition, events)
+        way.outbox.extend_lane(partition, events)
         self._look(side, stream, stream, way)
 
     def send(self, task: Task, stream: str, events: Sequence[Any]) -> None:
@@ -335,27 +309,27 @@ class Exchange:
         for consumer in sender.consumers:
             name = f"{stream}{_TO}{consumer}"
             way = side.ways.get(name) or self._way(side, name)
-            way.dispatches.send(events)
+            way.outbox.extend(events)
             self._look(side, stream, name, way)
 
     def _look(self, side: _Side, stream: str, name: str, way: Way) -> None:
         """Something was put on a way: hold who fills it up, and have it leave."""
-        if way.holds:
-            self._pipeline.watch(stream, (side.task.partition, name), way)
+        if way.outbox.holds:
+            self._pipeline.watch(stream, (side.task.partition, name), way.outbox)
             side.task.want_commit()  # nothing of it leaves before
             self._wake(side.task)
-        elif way.dispatches.unreleased and side.task.await_commit():
+        elif way.outbox.unreleased and side.task.await_commit():
             self._wake(side.task)
 
     def full(self, task: Task, stream: str) -> bool:
         """Whether more of a stream waits to be committed by others than there should be."""
         way = self._sides[task.partition].ways.get(stream)
-        return way is not None and way.holds
+        return way is not None and way.outbox.holds
 
     @property
     def idle(self) -> bool:
         """Whether all that tasks have put for each other is committed where it went."""
-        return all(way.dispatches.idle for way in self._all() if way.emitter is self.emitter)
+        return all(way.outbox.idle for way in self._all() if way.emitter is self.emitter)
 
     @property
     def moving(self) -> bool:
@@ -363,8 +337,8 @@ class Exchange:
         return any(
             _is_near(way, lane)
             for way in self._all()
-            if not way.dispatches.idle
-            for lane in way.dispatches.outbox.lanes
+            if not way.outbox.idle
+            for lane in way.outbox.lanes
             if lane.kept or lane.pending
         )
 
@@ -380,9 +354,9 @@ class Exchange:
             if not side.committing:
                 self._replace_ways(side)
         for way in self._all():
-            outbox = way.dispatches.outbox
-            if way.dispatches.settled:
-                way.dispatches.settled = False
+            outbox = way.outbox
+            if outbox.settled:
+                outbox.settled = False
                 passing("outbox.settled")
             self._tell(way)
             if outbox.error and not outbox.repartitioned:
@@ -392,27 +366,27 @@ class Exchange:
         """Route what waits for consumers that have another number of partitions now. No commit may
         be under way: what that one holds has to be in its rows."""
         for name, way in list(side.ways.items()):
-            outbox = way.dispatches.outbox
+            outbox = way.outbox
             if not outbox.repartitioned:
                 continue
-            events = way.dispatches.unsettled()
+            events = way.outbox.unsettled_events()
             log.warning("a consumer has begun anew with another number of partitions; what it has "
                         "not committed is routed again", stream=outbox.stream, task=side.task.name,
                         consumer=name.partition(_TO)[2], events=len(events))  # fmt: skip
             self._close(side, name, side.ways.pop(name))
-            for row in way.dispatches.rows():
+            for row in way.outbox.rows():
                 side.state.changes.put(row, None)
             new = self._way(side, name)
             new.replaces = True
-            new.dispatches.send(events)
+            new.outbox.extend(events)
             side.task.want_commit()
             self._wake(side.task)
 
     def _tell(self, way: Way) -> None:
         """Tell of events that were refused, or could not be encoded."""
         stage = SENDER if way.emitter is self.emitter else REMOTE_SENDER
-        for refusal in way.dispatches.take_refusals():
-            self._on_refused(stage, refusal)
+        for refusal in way.outbox.take_refusals():
+            self._refusals.take(stage, refusal)
 
     def statistics(self) -> Iterator[OutboxStatistics]:
         """What has been put for others, and is not settled."""
@@ -420,8 +394,8 @@ class Exchange:
             task = side.task.name
             for name, way in side.ways.items():
                 stream, _, consumer = name.partition(_TO)
-                out = way.dispatches
-                yield OutboxStatistics(task, stream, consumer, out.depth, out.size)
+                events, size = way.outbox.unsettled, way.outbox.unsettled_bytes
+                yield OutboxStatistics(task, stream, consumer, events, size)
             for name, (_, depth, size) in side.unclaimed.items():
                 stream, _, consumer = name.partition(_TO)
                 yield OutboxStatistics(task, stream, consumer, depth, size)
@@ -430,20 +404,22 @@ class Exchange:
 
     def keeps(self, task: Task) -> bool:
         """Whether there has been anything of this in a commit of a task."""
-        side = self._sides.get(task.partition)
-        return side is not None and bool(side.ways)
+        return bool(self._ways(task))
 
     def awaited(self, task: Task) -> bool:
         """Whether something that a task has put waits for a commit of it, to leave."""
+        return any(way.outbox.unreleased for way in self._ways(task))
+
+    def _ways(self, task: Task) -> Collection[Way]:
         side = self._sides.get(task.partition)
-        return side is not None and any(way.dispatches.unreleased for way in side.ways.values())
+        return () if side is None else side.ways.values()
 
     def changed(self, task: Task) -> bool:
         """Whether a commit of a task would write anything of this."""
         side = self._sides.get(task.partition)
         if side is None:
             return False
-        if any(way.dispatches.changed for way in side.ways.values()):
+        if any(way.outbox.changed for way in side.ways.values()):
             return True
         return _moved(task) != side.moved and (side.own_rows or bool(task.own()))
 
@@ -458,20 +434,18 @@ class Exchange:
         for stream in own.keys() - side.ways.keys():
             self._way(side, stream)
         for stream, way in side.ways.items():
-            way.dispatches.begin(own.get(stream, ()))
+            way.outbox.begin(own.get(stream, ()))
         side.committing = True
         side.own_rows = bool(own)
         side.moved = _moved(task)
 
     def encode(self, task: Task) -> bool:
         """Encode a part of what belongs to the commit; False if nothing of it is left."""
-        side = self._sides.get(task.partition)
-        return side is not None and any(way.dispatches.encode() for way in side.ways.values())
+        return any(way.outbox.encode() for way in self._ways(task))
 
     def leaves(self, task: Task) -> bool:
         """Whether something may leave when the commit under way is written."""
-        side = self._sides.get(task.partition)
-        return side is not None and any(way.dispatches.leaves for way in side.ways.values())
+        return any(way.outbox.leaving for way in self._ways(task))
 
     def end(self, task: Task, *, written: bool) -> None:
         """The commit has been written, or has failed."""
@@ -486,7 +460,7 @@ class Exchange:
         if leaves:
             passing("outbox.release")
         for way in side.ways.values():
-            way.dispatches.end(written=written)
+            way.outbox.end(written=written)
             if written:
                 way.replaces = False
                 way.emitter.wake()

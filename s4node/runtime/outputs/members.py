@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import trio
 
 from s4node.app.app import App
-from s4node.app.stream import InputStream, OutputStream, Stream
+from s4node.app.stream import InputStream, OutputStream
 from s4node.cluster.coordination.view import View
 from s4node.config import settings
 from s4node.config.config import Config
@@ -25,13 +25,13 @@ from s4node.errors import S4Error
 from s4node.events.event import EventBatch
 from s4node.net.egress.emitter import Emitter
 from s4node.net.egress.forwarder import Forwarder, PassedOn
-from s4node.net.egress.outbox import Outbox
-from s4node.net.egress.refusal import Refusal
 from s4node.net.egress.routes import Routes
-from s4node.net.egress.sender_stage import SenderStage
+from s4node.net.egress.staged_outbox import StagedOutbox
 from s4node.net.wire import frame as wire
 from s4node.runtime.loop.pipeline import Pipeline
 from s4node.runtime.loop.run_loop import RunLoop
+from s4node.runtime.outputs.output_streams import outbox_options
+from s4node.runtime.outputs.refusals import Refusals
 from s4node.stages.executors import SENDER
 from s4node.stages.stage import StageStatistics
 
@@ -69,43 +69,37 @@ class Members:
         incarnation: str,
         partitions: int,
         on_news: Callable[[], None],
-        on_refused: Callable[[str, Refusal], None],
+        refusals: Refusals,
     ) -> None:
         self.emitter = Emitter(queue_size=config[settings.SENDER_WORK_QUEUE_SIZE], on_news=on_news)
-        self.ways: dict[str, SenderStage] = {}
+        self.ways: dict[str, StagedOutbox] = {}
         self._forwarders: dict[str, Forwarder] = {}
-        self._routed: list[tuple[SenderStage | Forwarder, Routes]] = []
+        self._routed: list[tuple[StagedOutbox | Forwarder, Routes]] = []
         self._config = config
         self._pipeline = pipeline
         self._producer = f"{node}-{incarnation}"  # another host's container may have our name
         self._incarnation = incarnation
         self._partitions = partitions
-        self._on_refused = on_refused
+        self._refusals = refusals
         for stream in app.streams.values():
+            options = outbox_options(stream, config)
             if not isinstance(stream, OutputStream):
                 stage = pipeline.sender(stream.name, remote=False)
-                routes = self._routes(stream, self._producer)
-                way = self.ways[stream.name] = SenderStage(stage, routes.outbox)
-                self._routed.append((way, routes))
+                way = StagedOutbox(stage, stream.name, self._producer, **options)
+                self.ways[stream.name] = way
+                self._lead(way)
             if isinstance(stream, InputStream):
-                routes = self._routes(stream, f"{self._producer}-{_CARRIER}", wire.ANSWER_NOW)
-                carrier = self._forwarders[stream.name] = Forwarder(routes.outbox)
-                self._routed.append((carrier, routes))
+                carrier = Forwarder(stream.name, f"{self._producer}-{_CARRIER}", **options)
+                self._forwarders[stream.name] = carrier
+                self._lead(carrier, wire.ANSWER_NOW)
 
-    def _routes(self, stream: Stream, producer: str, flags: int = 0) -> Routes:
-        """Those by which ``stream`` gets to the partitions of the other members."""
-        outbox = Outbox(
-            stream.name,
-            producer,
-            types=[kind.cls for kind in stream.types],
-            max_frame_events=self._config[settings.SENDER_MAX_FRAME_EVENTS],
-            max_frame_bytes=self._config[settings.SENDER_MAX_FRAME_BYTES],
-        )
-        outbox.open_lanes(self._partitions, wire.ROUTED)
+    def _lead(self, way: StagedOutbox | Forwarder, flags: int = 0) -> None:
+        """Have an outbox lead to the partitions of the other members."""
+        way.open_lanes(self._partitions, wire.ROUTED)
         headers = {wire.CLUSTER: self._config[settings.CLUSTER_NAME]}
-        routes = Routes(outbox, self._incarnation, headers=headers, flags=flags)
+        routes = Routes(way, self._incarnation, headers=headers, flags=flags)
+        self._routed.append((way, routes))
         self.emitter.add(routes)
-        return routes
 
     def assign(self, view: View, ours: Collection[int]) -> None:
         """Lead the ways to where the partitions are now; ``ours`` are run here."""
@@ -131,7 +125,7 @@ class Members:
     def unsettled(self, stream: str) -> int:
         """Events of a stream on which their owners have not ruled."""
         forwarder = self._forwarders.get(stream)
-        carried = 0 if forwarder is None else forwarder.outbox.unsettled
+        carried = 0 if forwarder is None else forwarder.unsettled
         return self.ways[stream].unsettled + carried
 
     def forward(self, batch: EventBatch) -> None:
@@ -170,8 +164,8 @@ class Members:
     def heard(self) -> None:
         """Another member has ruled, come or gone; raises S4Error if one does not take a stream."""
         for way in self.ways.values():
-            for refusal in way.outbox.refusals.take():
-                self._on_refused(SENDER, refusal)
+            for refusal in way.refusals.take():
+                self._refusals.take(SENDER, refusal)
         for routes in self.emitter.carried:
             outbox = routes.outbox
             if outbox.error:
@@ -205,11 +199,10 @@ class Members:
         """The ``sender`` stages; what is carried for producers waits there, too."""
         for stream, way in self.ways.items():
             told = way.statistics()
-            forwarder = self._forwarders.get(stream)
-            if forwarder is None:
+            carried = self._forwarders.get(stream)
+            if carried is None:
                 yield told
                 continue
-            carried = forwarder.outbox
             yield replace(
                 told,
                 depth=told.depth + carried.pending,

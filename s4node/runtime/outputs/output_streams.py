@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import trio
 
@@ -25,13 +24,11 @@ from s4node.config import settings
 from s4node.config.config import Config
 from s4node.logger import get_logger
 from s4node.net.egress.emitter import Emitter
-from s4node.net.egress.outbox import Outbox
-from s4node.net.egress.refusal import Refusal
-from s4node.net.egress.remote_sender import RemoteSender
 from s4node.net.egress.routes import Routes
-from s4node.net.egress.sender_stage import Mark
+from s4node.net.egress.staged_outbox import Mark, StagedOutbox
 from s4node.runtime.loop.pipeline import Pipeline
-from s4node.stages.executors import REMOTE_SENDER
+from s4node.runtime.outputs.refusals import Refusals
+from s4node.runtime.outputs.remote_sender import RemoteSender
 
 log = get_logger("s4node.runtime")
 
@@ -42,6 +39,15 @@ class Owed(NamedTuple):
     stream: str
     consumer: str
     events: int
+
+
+def outbox_options(stream: Stream, config: Config) -> dict[str, Any]:
+    """What outboxes of a stream are told of its types, and of the frames that they make."""
+    return {
+        "types": [kind.cls for kind in stream.types],
+        "max_frame_events": config[settings.SENDER_MAX_FRAME_EVENTS],
+        "max_frame_bytes": config[settings.SENDER_MAX_FRAME_BYTES],
+    }
 
 
 class OutputStreams:
@@ -63,8 +69,7 @@ class OutputStreams:
         enrolment: Enrolment | None,
         on_room: Callable[[], None],
         on_news: Callable[[], None],
-        on_refused: Callable[[str, Refusal], None],
-        on_dropped: Callable[[str, str, int, str], None],
+        refusals: Refusals,
     ) -> None:
         self.senders: dict[str, RemoteSender] = {}
         self._app = app
@@ -76,8 +81,7 @@ class OutputStreams:
         self._ourselves = f"{enrolment.cluster}.{enrolment.app}" if enrolment else ""
         self._on_room = on_room
         self._on_news = on_news
-        self._on_refused = on_refused
-        self._on_dropped = on_dropped
+        self._refusals = refusals
         self._emitters: dict[str, Emitter] = {}
         self._found: set[str] = set()  # consumers that the cluster told of
         self._news = trio.lowlevel.ParkingLot()
@@ -90,16 +94,14 @@ class OutputStreams:
     def _sender(self, stream: OutputStream) -> RemoteSender:
         sender = RemoteSender(
             stream.name,
-            make_stage=partial(self._pipeline.sender, stream.name, remote=True),
             on_room=self._on_room,
-            on_refused=partial(self._on_refused, REMOTE_SENDER),
-            on_dropped=partial(self._on_dropped, REMOTE_SENDER, stream.name),
+            refusals=self._refusals,
             awaited=self._awaited,
         )
         for cluster, address in Topology(self._config).consumers(stream.name).items():
             if cluster not in self._emitters:
                 self._emitters[cluster] = self._emitter([address])
-            sender.connect(cluster, self._emitters[cluster], self._routes(stream))
+            self._connect(sender, cluster, stream)
         if not sender.consumers and not self._awaited:
             log.warning(
                 "nobody consumes an output stream; its events go nowhere",
@@ -115,16 +117,12 @@ class OutputStreams:
             on_news=self._on_news,
         )
 
-    def _routes(self, stream: Stream) -> Routes:
-        outbox = Outbox(
-            stream.name,
-            self._producer,
-            key=stream.key,
-            types=[kind.cls for kind in stream.types],
-            max_frame_events=self._config[settings.SENDER_MAX_FRAME_EVENTS],
-            max_frame_bytes=self._config[settings.SENDER_MAX_FRAME_BYTES],
-        )
-        return Routes(outbox, self._incarnation)
+    def _connect(self, sender: RemoteSender, consumer: str, stream: Stream) -> None:
+        stage = self._pipeline.sender(stream.name, remote=True)
+        options = outbox_options(stream, self._config)
+        outbox = StagedOutbox(stage, stream.name, self._producer, key=stream.key, **options)
+        routes = Routes(outbox, self._incarnation)
+        sender.connect(consumer, self._emitters[consumer], outbox, routes)
 
     async def start(self, nursery: trio.Nursery) -> None:
         """Connect to the consumers, and in this nursery to those that come later."""
@@ -157,7 +155,7 @@ class OutputStreams:
             else:
                 emitter.seeds(consumer.members)
             if name not in sender.consumers:
-                sender.connect(name, emitter, self._routes(self._app.streams[stream]))
+                self._connect(sender, name, self._app.streams[stream])
                 self.on_consumer(stream, name)
                 log.info("an app consumes a stream", stream=stream, consumer=name)
 
@@ -170,9 +168,8 @@ class OutputStreams:
         """Consumers have ruled, come or gone; raises EventError if one takes a stream no more."""
         for name, sender in self.senders.items():
             for consumer in sender.begun_anew:
-                emitter = sender.emitters[consumer]
                 sender.disconnect(consumer)
-                sender.connect(consumer, emitter, self._routes(self._app.streams[name]))
+                self._connect(sender, consumer, self._app.streams[name])
             sender.news()
         self._news.unpark_all()
 

@@ -9,17 +9,16 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from s4node import clocks
 from s4node.app.app import App
 from s4node.app.stream import InputStream, Stream
 from s4node.errors import StartpointError
-from s4node.net.egress.refusal import Refusal
 from s4node.net.egress.subscriber import Subscriber
 from s4node.net.ingress.listener import Connection
 from s4node.net.wire import frame as wire
+from s4node.runtime.outputs.refusals import Refusals
 from s4node.stages.executors import SUBSCRIBER
 
 _FEED_BYTES = 131_072
@@ -31,7 +30,7 @@ class Subscribers:
     """Those who read streams of ``app`` here.
 
     ``headers`` go with every answer; they change. ``queue_size`` events may wait for each reader.
-    ``on_refused`` is told of events that cannot be sent.
+    ``refusals`` are told of events that cannot be sent.
     """
 
     def __init__(
@@ -42,14 +41,14 @@ class Subscribers:
         incarnation: str,
         headers: wire.Headers,
         queue_size: int,
-        on_refused: Callable[[str, Refusal], None],
+        refusals: Refusals,
     ) -> None:
         self._app = app
         self._node = node
         self._incarnation = incarnation
         self._headers = headers
         self._queue_size = queue_size
-        self._on_refused = on_refused
+        self._refusals = refusals
         self.subscribers: dict[str, dict[Connection, Subscriber]] = {}
         """By stream, only those streams that somebody reads."""
 
@@ -136,6 +135,6 @@ class Subscribers:
                     for frame in subscriber.frames(_FEED_BYTES, now_ms):
                         connection.answer(frame)
                     for refusal in subscriber.take_unsendable():
-                        self._on_refused(SUBSCRIBER, refusal)
+                        self._refusals.take(SUBSCRIBER, refusal)
                 rest = rest or subscriber.waits
         return now + _FEED_SECONDS if rest else None

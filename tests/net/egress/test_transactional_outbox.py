@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from s4node import Event
 from s4node.errors import SpillError, StateError
+from s4node.events.event import EventBatch
 from s4node.events.schema import EventType
-from s4node.net.egress.outbox import Outbox
 from s4node.net.egress.outbox_rows import life_of, ways_of
 from s4node.net.egress.routes import Routes
 from s4node.net.egress.transactional_outbox import TransactionalOutbox
@@ -21,6 +21,7 @@ from s4node.net.wire.decoder import FrameDecoder
 from s4node.state.rows import OUTBOX, Changes, task_row
 
 PARTITIONS = 3
+HOME = 2
 
 
 MOVES = st.lists(
@@ -65,7 +66,7 @@ def test_what_was_committed_arrives_once_and_in_order_whatever_happens(moves: li
         if move == "put":
             partition, size = arguments
             put[partition] += range(count, count + size)
-            life.dispatches.put(partition, [Click(n) for n in range(count, count + size)])
+            life.outbox.extend_lane(partition, [Click(n) for n in range(count, count + size)])
             count += size
         elif move == "own":
             own = [*own[1:], count, count + 1]
@@ -73,7 +74,7 @@ def test_what_was_committed_arrives_once_and_in_order_whatever_happens(moves: li
             begun, begun_own = [len(each) for each in put], own
             life.begin([Click(n) for n in own])
         elif move == "encode" and life.committing:
-            life.dispatches.encode()
+            life.outbox.encode()
         elif move in ("write", "fail") and life.committing:
             life.end(written=move == "write")
             if move == "write":
@@ -91,17 +92,17 @@ def test_what_was_committed_arrives_once_and_in_order_whatever_happens(moves: li
             own = safe_own
             assert read(life.own) == own
             receiver.open(life)
-        life.dispatches.validate()
+        life.outbox.validate()
         if not life.committing:
-            assert life.dispatches.unreleased == (sum(map(len, put)) > sum(safe))
+            assert life.outbox.unreleased == (sum(map(len, put)) > sum(safe))
         elif sum(map(len, put)) > sum(begun):
-            assert life.dispatches.unreleased
+            assert life.outbox.unreleased
         for partition, taken in enumerate(receiver.taken):
             assert taken == put[partition][: len(taken)]
             assert len(taken) <= safe[partition], "it left before its commit"
     assert receiver.taken == put
     receiver.commit(life)
-    assert life.dispatches.idle
+    assert life.outbox.idle
     life.commit()
     assert not [key for key, _ in database.outbox if key[:1] in b"fo"]
 
@@ -110,7 +111,7 @@ def test_a_lane_goes_on_with_its_next_number_when_all_frames_are_gone() -> None:
     database, receiver = Database(), Receiver()
     life = Life(database)
     receiver.open(life)
-    life.dispatches.put(1, [Click(n) for n in range(5)])
+    life.outbox.extend_lane(1, [Click(n) for n in range(5)])
     life.commit()
     receiver.receive(life)
     receiver.commit(life)
@@ -118,7 +119,7 @@ def test_a_lane_goes_on_with_its_next_number_when_all_frames_are_gone() -> None:
     again = Life(database)
     assert again.outbox.lanes[1].next_number == 5
     receiver.open(again)
-    again.dispatches.put(1, [Click(5)])
+    again.outbox.extend_lane(1, [Click(5)])
     again.commit()
     receiver.receive(again)
     assert receiver.taken[1] == [0, 1, 2, 3, 4, 5]
@@ -142,10 +143,10 @@ def test_what_is_spilled_comes_back_in_order_as_of_the_last_commit(moves: list[A
     for move, *arguments in [*moves, ("commit",), ("crash",)]:
         if move == "spill":
             there += range(count, count + arguments[0])
-            life.dispatches.spill([Click(n) for n in range(count, count + arguments[0])])
+            life.spill([Click(n) for n in range(count, count + arguments[0])])
             count += arguments[0]
         elif move == "unspill":
-            came = [event.number for event in life.dispatches.unspill()]
+            came = [event.number for event in life.unspilled()]
             assert came == there[: len(came)]
             assert bool(came) == bool(there)
             del there[: len(came)]
@@ -155,16 +156,16 @@ def test_what_is_spilled_comes_back_in_order_as_of_the_last_commit(moves: list[A
             safe = list(there) if move == "commit" else safe
         else:
             life, there = Life(database), list(safe)
-        assert life.dispatches.spilled == len(there)
+        assert life.outbox.spill.events == len(there)
 
 
 def test_what_is_put_before_anybody_has_answered_is_saved_and_goes_where_it_belongs() -> None:
     database = Database()
     life = Life(database, partitions=0)
-    life.dispatches.send([Click(n) for n in range(3)])
+    life.outbox.extend([Click(n) for n in range(3)])
     life.commit()
     life = Life(database, partitions=0)
-    life.dispatches.send([Click(3)])
+    life.outbox.extend([Click(3)])
     receiver = Receiver()
     receiver.open(life)
     life.commit()
@@ -175,21 +176,21 @@ def test_what_is_put_before_anybody_has_answered_is_saved_and_goes_where_it_belo
     again = Life(database, partitions=0)
     assert len(again.outbox.lanes) == PARTITIONS  # they are known now
     assert sum(lane.next_number for lane in again.outbox.lanes) == 4
-    again.dispatches.send([Click(4)])
+    again.outbox.extend([Click(4)])
     again.commit()
-    for row in again.dispatches.rows():
+    for row in again.outbox.rows():
         database.rows.pop(row, None)
     assert not database.outbox
 
 
 def test_what_waits_for_an_answer_is_saved_by_any_commit_and_asks_for_one_when_it_comes() -> None:
     life = Life(Database(), partitions=0)
-    out = life.dispatches
+    out = life.outbox
     asks: list[tuple[bool, bool]] = []
     for step in (
-        lambda: out.send([Click(0)]),
+        lambda: out.extend([Click(0)]),
         life.commit,
-        lambda: out.send([Click(1)]),
+        lambda: out.extend([Click(1)]),
         life.begin,
         lambda: life.end(written=False),
         life.commit,
@@ -205,29 +206,29 @@ def test_what_waits_for_an_answer_is_saved_by_any_commit_and_asks_for_one_when_i
 def test_what_waits_for_an_answer_has_a_size_in_every_life() -> None:
     database = Database()
     life = Life(database, partitions=0)
-    life.dispatches.send([Click(n) for n in range(100)])
-    assert life.dispatches.size > 100
-    assert life.dispatches.depth == 100
+    life.outbox.extend([Click(n) for n in range(100)])
+    assert life.outbox.unsettled_bytes > 100
+    assert life.outbox.unsettled == 100
     life.commit()
-    size = life.dispatches.size
-    again = Life(database, partitions=0).dispatches
-    assert (again.size, again.depth) == (size, 100)
+    size = life.outbox.unsettled_bytes
+    again = Life(database, partitions=0).outbox
+    assert (again.unsettled_bytes, again.unsettled) == (size, 100)
 
 
 def test_going_back_forgets_what_no_commit_holds() -> None:
     life, receiver = Life(Database()), Receiver()
     receiver.open(life)
-    life.dispatches.put(0, [Click(n) for n in range(6)])
+    life.outbox.extend_lane(0, [Click(n) for n in range(6)])
     life.commit([Click(100)])
     receiver.receive(life)
     receiver.commit(life)  # the rows are still there
-    life.dispatches.put(0, [Click(n) for n in range(20, 27)])
-    life.dispatches.put(1, [Click(30)])
+    life.outbox.extend_lane(0, [Click(n) for n in range(20, 27)])
+    life.outbox.extend_lane(1, [Click(30)])
     life.changes = Changes()
     rows = ways_of(life.database.outbox)["digits"]
-    assert life.dispatches.go_back(life.changes, rows) == [Click(100)]
-    life.dispatches.validate()
-    life.dispatches.put(0, [Click(6)])
+    assert life.outbox.go_back(life.changes, rows) == [Click(100)]
+    life.outbox.validate()
+    life.outbox.extend_lane(0, [Click(6)])
     life.commit()
     receiver.receive(life)
     assert receiver.taken[0] == [0, 1, 2, 3, 4, 5, 6]
@@ -240,18 +241,18 @@ def test_a_way_that_was_made_anew_goes_back_to_nothing_of_the_one_before() -> No
     """Whose rows a commit was to have removed, which was not written."""
     database = Database()
     before = Life(database, partitions=0, life="a")
-    before.dispatches.send([Click(n) for n in range(9)])
+    before.outbox.extend([Click(n) for n in range(9)])
     Receiver().open(before)
     before.commit()
     assert life_of(database.outbox) == "a"
     rows = ways_of(database.outbox)["digits"]
     database.rows.clear()
     life = Life(database, partitions=0, life="b")
-    life.dispatches.send([Click(0)])
+    life.outbox.extend([Click(0)])
     life.changes = Changes()
-    assert life.dispatches.go_back(life.changes, rows) == []
-    assert life.dispatches.idle
-    life.dispatches.send([Click(20), Click(21)])
+    assert life.outbox.go_back(life.changes, rows) == []
+    assert life.outbox.idle
+    life.outbox.extend([Click(20), Click(21)])
     receiver = Receiver()
     receiver.open(life)
     database.rows.update((task_row(OUTBOX, key), value) for key, value in rows)
@@ -261,7 +262,7 @@ def test_a_way_that_was_made_anew_goes_back_to_nothing_of_the_one_before() -> No
     assert sorted(n for taken in receiver.taken for n in taken) == [20, 21]
     again = Life(database, partitions=0, life="b")
     assert sum(lane.next_number for lane in again.outbox.lanes) == 2
-    for row in again.dispatches.rows():
+    for row in again.outbox.rows():
         database.rows.pop(row, None)
     assert not database.outbox
 
@@ -278,7 +279,7 @@ def test_an_owner_that_has_seen_more_than_was_sent_is_an_error() -> None:
 def test_an_owner_that_has_forgotten_what_it_had_committed_is_an_error() -> None:
     life, receiver = Life(Database()), Receiver()
     receiver.open(life)
-    life.dispatches.put(0, [Click(n) for n in range(4)])
+    life.outbox.extend_lane(0, [Click(n) for n in range(4)])
     life.commit()
     receiver.receive(life)
     receiver.commit(life)
@@ -292,7 +293,7 @@ def test_an_owner_that_has_forgotten_what_it_had_committed_is_an_error() -> None
 def test_frames_of_an_earlier_version_are_announced_for_as_long_as_they_are_there() -> None:
     database, receiver = Database(), Receiver()
     before = Life(database, cls=Older)
-    before.dispatches.put(0, [Older(n) for n in range(3)])
+    before.outbox.extend_lane(0, [Older(n) for n in range(3)])
     before.commit([Older(7)])
     life = Life(database)
     assert life.own == [Click(7)]
@@ -310,8 +311,8 @@ def test_frames_of_an_earlier_version_are_announced_for_as_long_as_they_are_ther
 def test_frames_of_an_earlier_version_are_announced_where_something_is_spilled_too() -> None:
     database, receiver = Database(), Receiver()
     before = Life(database, cls=Older)
-    before.dispatches.put(0, [Older(n) for n in range(3)])
-    before.dispatches.spill([Older(7)])
+    before.outbox.extend_lane(0, [Older(n) for n in range(3)])
+    before.spill([Older(7)])
     before.commit()
     older, newer = EventType(Older).declaration, EventType(Click).declaration
     life = Life(database)
@@ -322,7 +323,7 @@ def test_frames_of_an_earlier_version_are_announced_where_something_is_spilled_t
     life.commit()
     life = Life(database)
     assert life.outbox.types.declarations == (newer,)
-    assert life.dispatches.unspill() == [Click(7)]  # its type was not forgotten
+    assert life.unspilled() == [Click(7)]  # its type was not forgotten
     life.commit()
     Life(database).commit()
     assert [key[:1] for key, _ in database.outbox if key[:1] == b"t"] == []
@@ -338,11 +339,11 @@ def test_what_cannot_be_read_any_more_is_an_error_that_names_the_stream() -> Non
 def test_an_event_that_cannot_be_encoded_is_refused_and_the_others_leave() -> None:
     life, receiver = Life(Database()), Receiver()
     receiver.open(life)
-    life.dispatches.put(0, [Click(0), Click(1, object()), Click(2)])
+    life.outbox.extend_lane(0, [Click(0), Click(1, object()), Click(2)])
     life.commit([Click(3), Click(4, object())])
     receiver.receive(life)
     assert receiver.taken[0] == [0, 2]
-    assert sum(each.count for each in life.dispatches.take_refusals()) == 1
+    assert sum(each.count for each in life.outbox.take_refusals()) == 1
     assert Life(life.database).own == [Click(3)]
 
 
@@ -350,27 +351,27 @@ def test_an_event_that_cannot_be_sent_is_told_once_by_the_commit_that_would_have
     life = Life(Database())
 
     def put_again() -> None:
-        life.dispatches.put(0, [Click(0), Click(1, object()), Click(2), Click(3), Click(4)])
-        assert life.dispatches.take_refusals() == []  # it is known, for a frame was made
+        life.outbox.extend_lane(0, [Click(0), Click(1, object()), Click(2), Click(3), Click(4)])
+        assert life.outbox.take_refusals() == []  # it is known, for a frame was made
 
     put_again()
     rows = ways_of(life.database.outbox).get("digits", ())
     life.changes = Changes()
-    life.dispatches.go_back(life.changes, rows)
+    life.outbox.go_back(life.changes, rows)
     put_again()
     life.begin()
-    life.dispatches.put(0, [Click(5, object()), *(Click(number) for number in range(6, 12))])
+    life.outbox.extend_lane(0, [Click(5, object()), *(Click(number) for number in range(6, 12))])
     life.end(written=False)
-    assert life.dispatches.take_refusals() == []
+    assert life.outbox.take_refusals() == []
     life.begin()
-    life.dispatches.put(0, [Click(12, object()), *(Click(number) for number in range(13, 20))])
+    life.outbox.extend_lane(0, [Click(12, object()), *(Click(number) for number in range(13, 20))])
     life.end(written=True)
-    (told,) = life.dispatches.take_refusals()
+    (told,) = life.outbox.take_refusals()
     assert (told.count, told.unsent) == (2, True)
     life.commit()
-    assert [each.count for each in life.dispatches.take_refusals()] == [1]
+    assert [each.count for each in life.outbox.take_refusals()] == [1]
     life.commit()
-    assert life.dispatches.take_refusals() == []
+    assert life.outbox.take_refusals() == []
 
 
 def test_an_event_of_the_task_s_own_that_no_commit_can_save_is_told_when_it_is_lost() -> None:
@@ -379,24 +380,39 @@ def test_an_event_of_the_task_s_own_that_no_commit_can_save_is_told_when_it_is_l
     life.commit([Click(1, object()), Click(2), Click(3, object())])  # the first was processed
     life.begin([Click(3, object())])
     life.end(written=False)
-    assert life.dispatches.take_refusals() == []  # they may come yet
+    assert life.outbox.take_refusals() == []  # they may come yet
     rows = ways_of(life.database.outbox)["digits"]
     life.changes = Changes()
-    assert life.dispatches.go_back(life.changes, rows) == [Click(2)]
-    (told,) = life.dispatches.take_refusals()
+    assert life.outbox.go_back(life.changes, rows) == [Click(2)]
+    (told,) = life.outbox.take_refusals()
     assert (told.count, told.unsent) == (2, True)
     assert told.reason.startswith("a Click cannot be encoded: ")
     life.commit([Click(2), Click(4, object())])
-    life.dispatches.unsent.leave()
-    assert [each.count for each in life.dispatches.take_refusals()] == [1]
+    life.outbox.unsent.leave()
+    assert [each.count for each in life.outbox.take_refusals()] == [1]
     life.commit()
-    life.dispatches.unsent.leave()
-    assert life.dispatches.take_refusals() == []
+    life.outbox.unsent.leave()
+    assert life.outbox.take_refusals() == []
+
+
+def test_what_is_spilled_into_rows_has_waited_since_it_came_or_since_the_start() -> None:
+    database = Database()
+    life = Life(database)
+    life.spill([Click(n) for n in range(600)], offered_at=7.0)
+    life.spill([Click(600)], offered_at=8.0)
+    life.commit()
+    found = [life.outbox.spill.pop(), life.outbox.spill.pop()]
+    assert [batch and (batch.offered_at, batch.size) for batch in found] == [(7.0, 600), (8.0, 1)]
+    rows = ways_of(database.outbox)["digits"]
+    life.outbox.go_back(Changes(), rows, now=9.0)
+    again = life.outbox.spill.pop()
+    assert again is not None
+    assert (again.offered_at, again.size) == (9.0, 600)
 
 
 def test_an_event_that_cannot_be_spilled_is_named_with_its_stream_and_app() -> None:
     life = Life(Database())
-    life.dispatches.spill([Click(1), Click(2, object())])
+    life.spill([Click(1), Click(2, object())])
     with pytest.raises(SpillError, match=r"stream 'digits' of app 'counts' .* a Click cannot"):
         life.begin()
 
@@ -456,38 +472,52 @@ class Life:
     ) -> None:
         self.database = database
         self.changes = Changes()
-        outbox = Outbox(
-            "digits", "~c/a/Partition 0#1", types=[cls], max_frame_events=frame, committed=True
-        )
-        if partitions:
-            outbox.open_lanes(partitions, wire.ROUTED)
-        self.outbox = outbox
         rows = ways_of(database.outbox)
         assert rows.keys() <= {"digits"}
-        self.dispatches = TransactionalOutbox(
-            outbox, self.changes, "digits", read=database.rows.get, life=life, app="counts"
+        outbox = self.outbox = TransactionalOutbox(
+            "digits",
+            "~c/a/Partition 0#1",
+            self.changes,
+            "digits",
+            partitions=partitions,
+            home=HOME,
+            types=[cls],
+            max_frame_events=frame,
+            read=database.rows.get,
+            life=life,
+            app="counts",
         )
-        self.own = self.dispatches.restore(rows.get("digits", ()))
+        self.own = outbox.restore(rows.get("digits", ()))
         routes = Routes(outbox)
         self.route = routes.to(ADDRESS)
         routes.assign([ADDRESS] * PARTITIONS, 0)
         self.committing = False
 
     def begin(self, own: Sequence[Any] = ()) -> None:
-        self.dispatches.begin(own)
+        self.outbox.begin(own)
         self.changes.begin()
         self.committing = True
 
     def end(self, *, written: bool) -> None:
-        while self.dispatches.encode():
-            self.dispatches.validate()
+        while self.outbox.encode():
+            self.outbox.validate()
         if written:
             self.database.write(*self.changes.leave())
             self.changes.written()
         else:
             self.changes.failed()
-        self.dispatches.end(written=written)
+        self.outbox.end(written=written)
         self.committing = False
+
+    def spill(self, events: list[Any], offered_at: float = 0.0) -> None:
+        batch = EventBatch("digits", HOME, events)
+        batch.offered_at = offered_at
+        self.outbox.spill.append(batch)
+
+    def unspilled(self) -> list[Any]:
+        batch = self.outbox.spill.pop()
+        assert batch is None or (batch.stream, batch.partition) == ("digits", HOME)
+        return [] if batch is None else batch.events
 
     def commit(self, own: Sequence[Any] = ()) -> None:
         self.begin(own)

@@ -348,7 +348,7 @@ async def test_a_container_that_takes_a_partition_over_processes_what_it_had_sen
                 # words of its own would go before the next click, and wait
                 await stream.send_many([Click(here, text=" ".join(there))] * 20)
                 assert await stream.flush() == []
-            await until(lambda: way.outbox.in_flight == 20 * len(there))
+            await until(lambda: way.in_flight == 20 * len(there))
             all_nodes.kill(dying.node)
             await until(lambda: len(staying.tasks) == 8)
             may_go.set()

@@ -21,6 +21,8 @@ from s4node.bench.process import resident_mb
 from s4node.config.config import Config
 from s4node.errors import GraphError, ProcessingError, SpillError
 from s4node.events.event import EventBatch
+from s4node.net.egress.spill import Spill
+from s4node.net.egress.stream_types import StreamTypes
 from s4node.net.wire import frame as wire
 from s4node.runtime.container.container import Container
 from s4node.runtime.loop.pipeline import Pipeline
@@ -882,12 +884,12 @@ async def test_what_parallel_handlers_put_and_refuse_is_accounted_for() -> None:
 # --- the spill -----------------------------------------------------------------------------------
 
 
-def spill_of(folder: Path | None, types: Any = Click) -> SpillFile:
-    app = App("app")
-    return SpillFile(app.name, app.create_input_stream("clicks", key="user", types=types), folder)
+def spill_of(folder: Path | None, types: Sequence[type] = (Click,)) -> tuple[Spill, SpillFile]:
+    file = SpillFile("clicks", folder)
+    return Spill("app", StreamTypes("clicks", types), file), file
 
 
-def drained(spill: SpillFile) -> dict[int, list[Any]]:
+def drained(spill: Spill) -> dict[int, list[Any]]:
     found = defaultdict[int, list[Any]](list)
     while (batch := spill.pop()) is not None:
         assert batch.size == len(batch.events)
@@ -896,43 +898,43 @@ def drained(spill: SpillFile) -> dict[int, list[Any]]:
 
 
 def test_what_is_spilled_comes_back_in_order_for_each_partition(tmp_path: Path) -> None:
-    spill = spill_of(tmp_path, types=(Click, Blob))
+    spill, file = spill_of(tmp_path, types=(Click, Blob))
     put = defaultdict[int, list[Any]](list)
     for n in range(3000):
         events: Sequence[Any] = [Click("joe", n), Blob("ann", b"x"), Click("joe", -n)][: n % 4]
         put[n % 3] += events
         spill.append(EventBatch("clicks", n % 3, list(events)))
-    assert spill.size > 0
+    assert file.size > 0
     assert drained(spill) == put
-    assert spill.size == 0
+    assert file.size == 0
     spill.append(EventBatch("clicks", 0, [Click("late")]))
     assert drained(spill) == {0: [Click("late")]}
-    spill.close()
+    file.close()
 
 
 def test_what_was_read_is_given_back_to_the_disk(tmp_path: Path) -> None:
-    spill = spill_of(tmp_path, types=Blob)
+    spill, file = spill_of(tmp_path, types=(Blob,))
     block = [Blob("joe", bytes(2000))] * 512
     for _ in range(12):
         spill.append(EventBatch("clicks", 0, list(block)))
-    whole = spill.size
+    whole = file.size
     for _ in range(9):
         assert spill.pop() is not None
-    assert spill._file is not None
-    assert os.fstat(spill._file).st_size < whole / 2
+    assert file._file is not None
+    assert os.fstat(file._file).st_size < whole / 2
     assert drained(spill) == {0: block * 3}
-    spill.close()
+    file.close()
 
 
 def test_a_folder_that_takes_nothing_is_named_with_the_setting(tmp_path: Path) -> None:
-    spill = spill_of(tmp_path / "missing")
+    spill, _ = spill_of(tmp_path / "missing")
     with pytest.raises(SpillError, match=r"s4\.spill\.folder") as caught:
         spill.append(EventBatch("clicks", 0, [Click("joe")] * 1000))
     assert str(tmp_path / "missing") in str(caught.value)
 
 
 def test_an_event_that_cannot_be_kept_on_disk_is_named_with_its_stream_and_app() -> None:
-    spill = spill_of(None, types=(Click, Blob))
+    spill, file = spill_of(None, types=(Click, Blob))
     events = [Blob("joe", b""), Click("joe", 7), Click("ann", 2**64), Click("joe", 2**65)] * 200
     with pytest.raises(SpillError) as caught:
         spill.append(EventBatch("clicks", 0, events))
@@ -941,7 +943,7 @@ def test_an_event_that_cannot_be_kept_on_disk_is_named_with_its_stream_and_app()
         "itself, and cannot be written to disk: a Click cannot be encoded: can't serialize ints < "
         "-2**63 or > 2**64 - 1. Check it where it is put"
     )
-    spill.close()
+    file.close()
 
 
 async def test_a_disk_that_is_full_stops_the_app_with_a_clear_error() -> None:

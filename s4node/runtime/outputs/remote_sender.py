@@ -6,7 +6,7 @@ Rules
 - Consumers come and go. What is put while nobody consumes the stream goes nowhere and is counted;
   sources wait for the first consumer where one may come. What one has not ruled on when it goes is
   counted as shed, and what it was sent stays counted.
-- What a stage drops before it leaves is reported to who sends it, to ``on_dropped``, and counted:
+- What a stage drops before it leaves is reported to who sends it, to the refusals, and counted:
   in ``dropped`` what at least one consumer does not get, and not in ``sent`` what none gets.
 - Each consuming cluster has its own emitter, so a slow one holds back only itself and its sources.
 """
@@ -22,10 +22,11 @@ import trio
 
 from s4node.errors import EventError, WouldBlock
 from s4node.net.egress.emitter import Emitter
-from s4node.net.egress.refusal import Refusal
 from s4node.net.egress.routes import Routes
-from s4node.net.egress.sender_stage import Mark, SenderStage
-from s4node.stages.stage import Stage, StageStatistics
+from s4node.net.egress.staged_outbox import Mark, StagedOutbox
+from s4node.runtime.outputs.refusals import Refusals
+from s4node.stages.executors import REMOTE_SENDER
+from s4node.stages.stage import StageStatistics
 
 _GONE = "its consumer has gone"
 
@@ -35,24 +36,22 @@ class _Consumer(NamedTuple):
 
     emitter: Emitter
     routes: Routes
-    outgoing: SenderStage
+    outbox: StagedOutbox
 
 
 class RemoteSender:
     """One output stream, to every app that consumes it.
 
-    ``on_room`` is called whenever room may have been made, ``on_dropped`` with how many events
-    were dropped, and why. ``awaited`` tells that consumers may come later.
+    ``on_room`` is called whenever room may have been made. ``awaited`` tells that consumers may
+    come later.
     """
 
     def __init__(
         self,
         stream: str,
         *,
-        make_stage: Callable[[], Stage],
         on_room: Callable[[], None],
-        on_refused: Callable[[Refusal], None],
-        on_dropped: Callable[[int, str], None],
+        refusals: Refusals,
         awaited: bool,
     ) -> None:
         self.stream = stream
@@ -61,10 +60,8 @@ class RemoteSender:
         self.unheard = 0
         self._consumers: dict[str, _Consumer] = {}
         self._gone: dict[str, StageStatistics] = {}  # what is counted of consumers that have gone
-        self._make_stage = make_stage
         self._on_room = on_room
-        self._on_refused = on_refused
-        self._on_dropped = on_dropped
+        self._refusals = refusals
         self._awaited = awaited
         self._lot = trio.lowlevel.ParkingLot()
         self._was_full = False
@@ -74,19 +71,20 @@ class RemoteSender:
         """The names of those who consume the stream."""
         return tuple(self._consumers)
 
-    def connect(self, consumer: str, emitter: Emitter, routes: Routes) -> None:
-        """From now on ``consumer`` gets every event."""
-        outgoing = SenderStage(self._make_stage(), routes.outbox)
-        self._consumers[consumer] = _Consumer(emitter, routes, outgoing)
+    def connect(
+        self, consumer: str, emitter: Emitter, outbox: StagedOutbox, routes: Routes
+    ) -> None:
+        """From now on ``consumer`` gets every event, in ``outbox``, which leaves by ``routes``."""
+        self._consumers[consumer] = _Consumer(emitter, routes, outbox)
         emitter.add(routes)
         self._lot.unpark_all()
 
     def disconnect(self, consumer: str) -> int:
         """``consumer`` gets nothing more; returns how many events it had not ruled on."""
         counted = self.statistics()[consumer]
-        emitter, routes, outgoing = self._consumers.pop(consumer)
+        emitter, routes, outbox = self._consumers.pop(consumer)
         emitter.remove(routes)
-        left = outgoing.unsettled
+        left = outbox.unsettled
         shed = Counter(counted.shed)
         if left:
             shed[_GONE] += left
@@ -107,8 +105,8 @@ class RemoteSender:
         the senders of this process waits for."""
         return [
             name
-            for name, (_, _, outgoing) in self._consumers.items()
-            if outgoing.outbox.repartitioned and not outgoing.unsettled
+            for name, (_, _, outbox) in self._consumers.items()
+            if outbox.repartitioned and not outbox.unsettled
         ]
 
     def passed_by(self, count: int) -> None:
@@ -127,10 +125,11 @@ class RemoteSender:
         if not self._consumers:
             self.unheard += count
         now = trio.current_time()
-        for emitter, _, outgoing in self._consumers.values():
-            dropped = outgoing.offer(events, now)
+        for emitter, _, outbox in self._consumers.values():
+            dropped = outbox.offer(events, now)
             if dropped:
-                self._on_dropped(dropped, outgoing.stage.executor.reason)
+                reason = outbox.stage.executor.reason
+                self._refusals.dropped(REMOTE_SENDER, self.stream, dropped, reason)
             least, most = min(least, dropped), max(most, dropped)
             emitter.wake()
         self.sent += count - least
@@ -142,11 +141,11 @@ class RemoteSender:
     def pump(self, now: float) -> float | None:
         """Let leave what waits for a token; returns when to come back, or None."""
         dues = []
-        for emitter, _, outgoing in self._consumers.values():
-            if outgoing.stage.depth:
-                if outgoing.pump(now):
+        for emitter, _, outbox in self._consumers.values():
+            if outbox.stage.depth:
+                if outbox.pump(now):
                     emitter.wake()
-                dues.append(outgoing.due(now))
+                dues.append(outbox.due(now))
         if dues:
             self._make_room()
         return min((due for due in dues if due is not None), default=None)
@@ -154,25 +153,25 @@ class RemoteSender:
     @property
     def depth(self) -> int:
         """Events that wait for the slowest cluster."""
-        return max((outgoing.depth for _, _, outgoing in self._consumers.values()), default=0)
+        return max((outbox.depth for _, _, outbox in self._consumers.values()), default=0)
 
     @property
     def full(self) -> bool:
         """Whether tasks and sources are to wait."""
-        return any(outgoing.holds for _, _, outgoing in self._consumers.values())
+        return any(outbox.holds for _, _, outbox in self._consumers.values())
 
     holds = full
 
     @property
     def pressure(self) -> float:
         """How full the stage of the slowest cluster is; from 1 on, ``send`` waits."""
-        return max((outgoing.pressure for _, _, outgoing in self._consumers.values()), default=0.0)
+        return max((outbox.pressure for _, _, outbox in self._consumers.values()), default=0.0)
 
     def statistics(self) -> dict[str, StageStatistics]:
         """The stage of each consumer, also of those that have gone."""
         found = dict(self._gone)
-        for name, (_, _, outgoing) in self._consumers.items():
-            told, before = outgoing.statistics(), self._gone.get(name)
+        for name, (_, _, outbox) in self._consumers.items():
+            told, before = outbox.statistics(), self._gone.get(name)
             if before is not None:
                 shed = dict(Counter(told.shed) + Counter(before.shed))
                 told = replace(told, admitted=told.admitted + before.admitted, shed=shed)
@@ -183,17 +182,17 @@ class RemoteSender:
     def unsettled(self) -> dict[str, int]:
         """Events without a verdict, by consumer; of those that have some, and take the stream."""
         return {
-            name: outgoing.unsettled
-            for name, (_, _, outgoing) in self._consumers.items()
-            if outgoing.unsettled and not outgoing.outbox.error
+            name: outbox.unsettled
+            for name, (_, _, outbox) in self._consumers.items()
+            if outbox.unsettled and not outbox.error
         }
 
     def marks(self) -> list[tuple[str, Mark]]:
         """A mark behind all that has been put so far, on the way to each consumer."""
         return [
-            (name, outgoing.mark())
-            for name, (_, _, outgoing) in self._consumers.items()
-            if outgoing.unsettled
+            (name, outbox.mark())
+            for name, (_, _, outbox) in self._consumers.items()
+            if outbox.unsettled
         ]
 
     async def send(self, events: Sequence[Any]) -> int:
@@ -216,11 +215,11 @@ class RemoteSender:
 
     def news(self) -> None:
         """A link has heard from its node: report refusals, let waiters go on."""
-        for _, _, outgoing in self._consumers.values():
-            for refusal in outgoing.outbox.refusals.take():
-                self._on_refused(refusal)
-            if outgoing.outbox.error:
-                raise EventError(f"stream {self.stream!r}: {outgoing.outbox.error}")
+        for _, _, outbox in self._consumers.values():
+            for refusal in outbox.refusals.take():
+                self._refusals.take(REMOTE_SENDER, refusal)
+            if outbox.error:
+                raise EventError(f"stream {self.stream!r}: {outbox.error}")
         self._make_room()
 
     def _make_room(self) -> None:

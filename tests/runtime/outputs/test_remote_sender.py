@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from s4node import GenericEvent
 from s4node.net.egress.emitter import Emitter
-from s4node.net.egress.outbox import Outbox
-from s4node.net.egress.remote_sender import RemoteSender
 from s4node.net.egress.routes import Routes
+from s4node.net.egress.staged_outbox import StagedOutbox
+from s4node.runtime.outputs.refusals import Refusals
+from s4node.runtime.outputs.remote_sender import RemoteSender
 from s4node.stages.executors import REMOTE_SENDER, StageSettings
 from s4node.stages.stage import Stage
 
 
 def sender() -> RemoteSender:
-    settings = StageSettings(REMOTE_SENDER, "totals", "block", 100, 1_000_000, 0, False)
     return RemoteSender(
         "totals",
-        make_stage=lambda: Stage(settings),
         on_room=lambda: None,
-        on_refused=lambda _: None,
-        on_dropped=lambda _, __: None,
+        refusals=Refusals(),
         awaited=False,
     )
 
@@ -26,8 +24,9 @@ def sender() -> RemoteSender:
 def connect(one: RemoteSender, consumer: str) -> None:
     """Have it consume the stream, and take nothing."""
     emitter = Emitter([], queue_size=100, on_news=lambda: None)
-    outbox = Outbox("totals", "app", types=[GenericEvent])
-    one.connect(consumer, emitter, Routes(outbox, "1"))
+    settings = StageSettings(REMOTE_SENDER, "totals", "block", 100, 1_000_000, 0, False)
+    outbox = StagedOutbox(Stage(settings), "totals", "app", types=[GenericEvent])
+    one.connect(consumer, emitter, outbox, Routes(outbox, "1"))
 
 
 def put(one: RemoteSender, count: int) -> None:

@@ -1,10 +1,10 @@
-"""The stage of a sender: what waits in front of an outbox, under the sender's executor. Pure.
+"""An outbox with a stage in front: events leave as the sender's executor lets them. Pure.
 
 Rules
-- Events go straight into the outbox as long as the executor lets them leave and nothing waits
-  before them. What waits leaves in order, when there are tokens.
-- The stage's depth is what waits here and what the outbox has not sent for the first time; bytes of
-  the latter are estimated by what some of them weigh.
+- Events go straight into the lanes as long as the executor lets them leave and nothing waits before
+  them. What waits in the stage leaves in order, when there are tokens.
+- The depth is what waits in the stage and what was not sent for the first time; bytes of the latter
+  are estimated by what some of them weigh.
 - Where the stage has an overflow nothing is dropped: what does not fit waits on disk.
 """
 
@@ -20,12 +20,12 @@ from s4node.net.egress.outbox import Outbox
 from s4node.stages.stage import Stage, StageStatistics
 
 
-class SenderStage:
-    """What leaves by one outbox: with a partition to that lane, without one by its routing."""
+class StagedOutbox(Outbox):
+    """An outbox behind ``stage``, made as any outbox."""
 
-    def __init__(self, stage: Stage, outbox: Outbox) -> None:
+    def __init__(self, stage: Stage, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self.stage = stage
-        self.outbox = outbox
         self._executor = stage.executor
         self._staged: Counter[int] = Counter()
 
@@ -42,12 +42,12 @@ class SenderStage:
     @property
     def depth(self) -> int:
         """Events that have not been sent for the first time."""
-        return self.stage.depth + self.outbox.pending
+        return self.stage.depth + self.pending
 
     @property
     def bytes(self) -> int:
         """Their bytes in memory, about."""
-        return self.stage.bytes + self.outbox.pending_bytes
+        return self.stage.bytes + self.pending_bytes
 
     @property
     def holds(self) -> bool:
@@ -64,7 +64,7 @@ class SenderStage:
     @property
     def unsettled(self) -> int:
         """Events without a verdict, sent or not."""
-        return self.stage.depth + self.outbox.unsettled
+        return self.stage.depth + super().unsettled
 
     def mark(self) -> Mark:
         """A mark behind all that has been offered so far."""
@@ -72,7 +72,7 @@ class SenderStage:
 
     def behind(self, partition: int) -> bool:
         """Whether events for a partition are still on their way."""
-        lane = self.outbox.lanes[partition]
+        lane = self.lanes[partition]
         return bool(lane.pending or lane.kept or self._staged[partition])
 
     @property
@@ -86,7 +86,8 @@ class SenderStage:
         return self.full
 
     def offer(self, events: Sequence[Any], now: float, partition: int = -1) -> int:
-        """Take events; returns how many of them were dropped."""
+        """Take events for a lane, or without a partition by the routing; returns how many of them
+        were dropped."""
         stage, count = self.stage, len(events)
         room = count
         if stage.overflow is None and not self._executor.withholds:
@@ -113,7 +114,7 @@ class SenderStage:
         """Let leave what may; True if something did."""
         moved = False
         stage = self.stage
-        while stage.depth and self.outbox.pending < self.capacity:
+        while stage.depth and self.pending < self.capacity:
             allowed = self._executor.allowance(now)
             if allowed <= 0:
                 break
@@ -133,7 +134,7 @@ class SenderStage:
 
     def due(self, now: float) -> float | None:
         """When to pump again; None if the outbox must move first, or nothing waits."""
-        if not self.stage.depth or self.outbox.pending >= self.capacity:
+        if not self.stage.depth or self.pending >= self.capacity:
             return None
         return self._executor.next_at(now)
 
@@ -143,37 +144,37 @@ class SenderStage:
             self.stage.statistics(),
             depth=self.depth,
             bytes=self.bytes,
-            in_flight=self.outbox.in_flight,
+            in_flight=self.in_flight,
         )
 
     def _pass(self, events: Sequence[Any], partition: int) -> None:
         if partition >= 0:
-            self.outbox.extend_lane(partition, events)
+            self.extend_lane(partition, events)
             return
         for cls in set(map(type, events)):
-            self.outbox.types.declare(cls)
-        self.outbox.extend(events)
+            self.types.declare(cls)
+        self.extend(events)
 
 
 class Mark:
-    """A place in what leaves by a way: behind all that had been offered when it was made."""
+    """A place in what leaves: behind all that had been offered when it was made."""
 
-    __slots__ = ("_admitted", "_ends", "_way")
+    __slots__ = ("_admitted", "_ends", "_outbox")
 
-    def __init__(self, way: SenderStage) -> None:
-        self._way = way
-        self._admitted = way.stage.admitted
+    def __init__(self, outbox: StagedOutbox) -> None:
+        self._outbox = outbox
+        self._admitted = outbox.stage.admitted
         self._ends: list[int] | None = None
 
     @property
     def passed(self) -> bool:
         """Whether everything before the mark has its verdict."""
-        way = self._way
-        outbox = way.outbox
-        if not way.unsettled or outbox.error:
+        outbox = self._outbox
+        if not outbox.unsettled or outbox.error:
             return True
         if self._ends is None:
-            if way.stage.admitted - way.stage.depth < self._admitted or not outbox.lanes:
+            passed = outbox.stage.admitted - outbox.stage.depth
+            if passed < self._admitted or not outbox.lanes:
                 return False  # some of it has no lane yet
             outbox.route()
             self._ends = [lane.next_number + len(lane.pending) for lane in outbox.lanes]

@@ -1,0 +1,127 @@
+"""The spill: events that must find room when memory has none, in order, encoded in blocks. Pure.
+
+Rules
+- A block is a frame of some hundred events of one partition; the last one of each partition is in
+  memory until it is whole.
+- Where blocks are kept is the matter of others: a file, or rows of a task that commits them.
+- What cannot be encoded stops the app: it would be lost.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Protocol
+
+from s4node.errors import EventError, unspillable
+from s4node.events.event import EventBatch, footprint
+from s4node.events.schema import TypeDecl
+from s4node.net.egress.frame_builder import unnumbered
+from s4node.net.egress.outbox_rows import decoder_of, read_events
+from s4node.net.egress.stream_types import StreamTypes
+
+_BLOCK = 512
+"""Events in a block, about."""
+
+
+class Blocks(Protocol):
+    """A queue of bytes that is not in memory."""
+
+    def append(self, data: bytes) -> None:
+        """Put a block behind the others."""
+        ...
+
+    def pop(self) -> bytes:
+        """Take the oldest block; there is one."""
+        ...
+
+    def forget_all(self) -> None:
+        """They are not needed, or come again."""
+        ...
+
+
+class _Waiting(NamedTuple):
+    """What waits of a partition, as a block or as the last events, which are not one yet."""
+
+    partition: int
+    offered_at: float
+    size: int
+    events: list[Any]  # empty of a block
+
+
+class Spill:
+    """The waiting batches of the stream of ``types`` in ``app``, in ``blocks``."""
+
+    def __init__(self, app: str, types: StreamTypes, blocks: Blocks) -> None:
+        self._app = app
+        self._types = types
+        self._blocks = blocks
+        self._whole: deque[_Waiting] = deque()
+        self.tails: dict[int, _Waiting] = {}  # what is in no block yet, by partition
+        self._versions: dict[int, TypeDecl] = {}
+        self._decoder = decoder_of(types, {})
+        self._known = len(types.kinds)  # so many classes are known to it
+
+    @property
+    def events(self) -> int:
+        """How many wait."""
+        tails = sum(len(tail.events) for tail in self.tails.values())
+        return tails + sum(block.size for block in self._whole)
+
+    def append(self, batch: EventBatch) -> None:
+        """Put a batch behind the others; raises SpillError if the disk takes it not, or an event
+        cannot be encoded."""
+        tail = self.tails.get(batch.partition)
+        if tail is None:
+            tail = _Waiting(batch.partition, batch.offered_at, 0, [])
+            self.tails[batch.partition] = tail
+        tail.events.extend(batch.events)
+        if len(tail.events) >= _BLOCK:
+            self._write(tail)
+
+    def flush(self) -> None:
+        """Have all of them in blocks."""
+        for tail in list(self.tails.values()):
+            self._write(tail)
+
+    def pop(self) -> EventBatch | None:
+        """The oldest batch, or None; batches that were put one after another may come as one."""
+        if self._whole:
+            found = self._whole.popleft()
+            events = self._read(self._blocks.pop())
+        elif self.tails:
+            found = self.tails.pop(next(iter(self.tails)))
+            events = found.events
+        else:
+            return None
+        batch = EventBatch(self._types.stream, found.partition, events, weight=footprint(events))
+        batch.offered_at = found.offered_at
+        return batch
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._whole.clear()
+        self.tails.clear()
+        self._blocks.forget_all()
+
+    def restore(
+        self, partition: int, now: float, counts: Iterable[int], versions: dict[int, TypeDecl]
+    ) -> None:
+        """Go on with blocks of an earlier life, of so many events each, by types of then."""
+        self._whole.extend(_Waiting(partition, now, count, []) for count in counts)
+        self._versions, self._known = versions, -1
+
+    def _write(self, tail: _Waiting) -> None:
+        try:
+            data = unnumbered(self._types, tail.events)
+        except EventError as error:
+            raise unspillable(self._app, self._types.stream, error) from error
+        self._blocks.append(data)
+        del self.tails[tail.partition]
+        self._whole.append(tail._replace(size=len(tail.events), events=[]))
+
+    def _read(self, data: bytes) -> list[Any]:
+        if self._known != len(self._types.kinds):
+            self._known = len(self._types.kinds)
+            self._decoder = decoder_of(self._types, self._versions)
+        return read_events(self._types.stream, data, self._decoder)
