@@ -4,6 +4,7 @@ Rules
 - Containers have one of a few addresses, which producers know. Containers, producers and the log's
   node are killed all the time, and come back; half of them are told at their start to die at a
   point of a commit, a claim, an outbox or an append.
+- A container may come that has another folder than the others: it gets no task.
 - A producer may be away for longer than programs are remembered, or wake up when another process
   has its name; several containers in a row are killed; the disk of all folders is full for a while,
   and what ends then comes back.
@@ -37,9 +38,10 @@ from torture.small_disk import SmallDisk
 STREAM_OF = {"log-1": "orders", "log-2": "orders", "call-1": "calls", "call-2": "calls"}
 DEEDS = (
     *("member", "member", "member", "member", "log", "producer", "stop", "pause", "freeze"),
-    *("away", "wake", "row", "fill"),
+    *("away", "wake", "row", "fill", "stranger"),
 )
 MOST = 3
+STRANGER = "stranger"
 PARTITIONS = 4
 OF_LOG = [point for point in POINTS if point.startswith("log.")]
 OF_CONTAINERS = [
@@ -52,6 +54,7 @@ EXPIRY_SECONDS = 1.0
 AWAY_SECONDS = 3.0
 WAKE_SECONDS = 4.0
 FULL_SECONDS = 2.0
+VISIT_SECONDS = 2.0
 NOTICED_SECONDS = 15.0
 """So long after a disk was full a process may end because of that."""
 DISK_MEGABYTES = 512
@@ -94,7 +97,6 @@ class ExactTorture(LogTorture):
         self.addresses = {f"tcp://127.0.0.1:{free_port()}": "" for _ in range(MOST + 2)}
         self.settings = SETTINGS | {
             "s4.cluster.partitions": str(PARTITIONS),
-            "s4.state.folder": str(self.state),
             "s4.producer.expiry": f"{EXPIRY_SECONDS * 1000:.0f}",
             "systems.log.address": self.address,
             "streams.orders.samza.offset.default": "oldest",
@@ -230,7 +232,8 @@ class ExactTorture(LogTorture):
         ended = {m.name for m in self.members.values() if m.process.returncode is not None} | {""}
         free = [place for place, holder in self.addresses.items() if holder in ended]
         self.addresses[free[0]] = name
-        return self.settings | {"s4.listener.address": free[0]}
+        folder = self.machine / "elsewhere" if name.startswith(STRANGER) else self.state
+        return self.settings | {"s4.listener.address": free[0], "s4.state.folder": str(folder)}
 
     def _was_to_die(self, name: str) -> bool:
         point = self.faults.pop(name, "")
@@ -272,8 +275,8 @@ class ExactTorture(LogTorture):
             until = trio.current_time() + PATIENCE_SECONDS
             while not self._enough and trio.current_time() < until:
                 await trio.sleep(self._chance.choice([0.1, 0.3, 0.6]))
-                living = [m for m in self.members.values() if m.state not in ("over", "dead")]
-                if len(living) < MOST:
+                strangers = [name for name in self._living() if name.startswith(STRANGER)]
+                if len(self._living()) - len(strangers) < MOST:
                     under_way.start_soon(self._start, "exact", self._name("exact"))
                 self._do(self._chance.choice(self._deeds), under_way)
         if not self._enough:
@@ -306,6 +309,9 @@ class ExactTorture(LogTorture):
         elif deed == "fill":
             if self._no_room_until < trio.current_time():
                 under_way.start_soon(self._fill)
+        elif deed == STRANGER:
+            if not any(name.startswith(STRANGER) for name in self._living()):
+                under_way.start_soon(self._send_stranger)
         elif deed == "row":
             under_way.start_soon(self._kill_in_a_row)
         elif running and deed == "member":
@@ -318,6 +324,18 @@ class ExactTorture(LogTorture):
                 under_way.start_soon(self._pause, victim, SESSION_SECONDS * 0.3)
             else:
                 under_way.start_soon(self._freeze, victim)
+
+    def _living(self) -> list[str]:
+        return [m.name for m in self.members.values() if m.state not in ("over", "dead")]
+
+    async def _send_stranger(self) -> None:
+        """Have a container come for a while that has not the state of the app."""
+        name = self._name(STRANGER)
+        await self._start("exact", name)
+        await trio.sleep(VISIT_SECONDS)
+        if self.members[name].state == "running":
+            await self._stop(self.members[name])
+        self._killed(STRANGER)
 
     def _kill(self, victim: Member) -> None:
         self.log(f"SIGKILL {victim.name}")

@@ -39,7 +39,6 @@ class PowerTorture(ExactTorture):
         self.state = of_containers / "state"
         self.first = CONTAINERS
         self.settings |= {
-            "s4.state.folder": str(self.state),
             "s4.state.sync": "full",
             "s4.cluster.partitions": "2",
         }
