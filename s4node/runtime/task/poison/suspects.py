@@ -9,7 +9,8 @@ Rules
   counted by itself: an event at which the process is killed again and again stops the job.
 - A suspect is none when a commit is written that covers it: all up to a number, of what is read in
   order. Of a task's own events, which have no order, it is the very one that was processed; or any
-  that can no longer be known, for a commit finds nothing waiting of what the task has put.
+  that can no longer be known, for a commit finds nothing waiting of what the task has put. The
+  commit of where inputs begin, before any event, says nothing of them.
 """
 
 from __future__ import annotations
@@ -96,6 +97,7 @@ class Suspects:
     def __init__(self, suspects: Iterable[Suspect]) -> None:
         self.left = list(suspects)
         self._passed: set[Suspect] = set()
+        self._any_passed = False
         self._committing: set[Suspect] = set()
 
     def alone(self, origin: str, numbers: Iterable[int]) -> int:
@@ -109,6 +111,7 @@ class Suspects:
 
     def passed(self, origin: str, number: int) -> None:
         """All numbers of an origin up to this one are done; of the task's own events this one."""
+        self._any_passed = True
         for one in self.left:
             if one.origin == origin and (one.last == number if one.own else one.last <= number):
                 self._passed.add(one)
@@ -116,9 +119,10 @@ class Suspects:
     def taken(self, *, waits: bool) -> None:
         """A commit has what is done; ``waits`` is whether any of the task's own events do."""
         self._committing |= self._passed
-        self._committing.update(
-            one for one in self.left if one.own and (one.last == ALL or not waits)
-        )
+        if self._any_passed:
+            self._committing.update(
+                one for one in self.left if one.own and (one.last == ALL or not waits)
+            )
         self._passed.clear()
 
     def written(self) -> list[Suspect]:

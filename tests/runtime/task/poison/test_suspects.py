@@ -81,6 +81,9 @@ HOPS = "hops (put by the task itself)"
 def test_all_of_the_task_s_own_events_are_suspected_until_the_next_commit() -> None:
     suspects = Suspects([Suspect(HOPS, 0, ALL)])
     assert suspects.alone(HOPS, (0,)) == 1
+    suspects.taken(waits=False)  # of where inputs begin
+    assert suspects.written() == []
+    suspects.passed(HOPS, 3)
     suspects.taken(waits=True)
     assert suspects.written() == [Suspect(HOPS, 0, ALL)]
     assert suspects.left == []
