@@ -57,7 +57,7 @@ FULL_SECONDS = 2.0
 VISIT_SECONDS = 2.0
 NOTICED_SECONDS = 15.0
 """So long after a disk was full a process may end because of that."""
-DISK_MEGABYTES = 512
+DISK_MEGABYTES = 1024
 IN_A_ROW = 4
 """So many containers are killed one after the other, as soon as they run."""
 FEW = 3
@@ -121,8 +121,9 @@ class ExactTorture(LogTorture):
         async with trio.open_nursery() as starting:
             for _ in range(self.first):
                 starting.start_soon(self._start, "exact", self._name("exact"), self.first)
-        for name in STREAM_OF:
-            await self._start_producer(name)
+        async with trio.open_nursery() as starting:
+            for name in STREAM_OF:
+                starting.start_soon(self._start_producer, name)
         await self._torment_all()
         self.log("producers stop")
         for name in STREAM_OF:

@@ -92,8 +92,9 @@ class PowerTorture(ExactTorture):
         async with trio.open_nursery() as starting:
             for _ in range(CONTAINERS):
                 starting.start_soon(self._start, "exact", self._name("exact"))
-        for name in STREAM_OF:
-            await self._start_producer(name)
+        async with trio.open_nursery() as starting:
+            for name in STREAM_OF:
+                starting.start_soon(self._start_producer, name)
 
     def _killed(self, where: str) -> None:
         self.killed[where] += 1
