@@ -384,7 +384,8 @@ def _open_session(folder: Path, row: SessionRow) -> FolderSession:
             except BlockingIOError as busy:
                 raise TreeBusy(str(busy)) from busy
             path = folder / "tree.sqlite"
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            if not path.exists():  # closing it drops the locks of this process's other sessions
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             tree = Tree(path)
             undo.callback(tree.close)
             watch = tree.watch()

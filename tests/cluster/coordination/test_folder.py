@@ -9,6 +9,7 @@ import shutil
 import signal
 import sqlite3
 import stat
+import sys
 import time
 from collections.abc import MutableMapping
 from pathlib import Path
@@ -418,3 +419,25 @@ async def test_a_session_whose_process_stood_still_is_in_doubt_until_it_has_look
             while session.doubtful:
                 await trio.sleep(0.001)
         assert not session.lost.is_set()
+
+
+def test_a_second_session_of_a_process_takes_no_lock_of_the_first(folder: Path) -> None:
+    """Another process that takes itself for the last one would delete the log of the database."""
+    path = str(folder / "tree.sqlite")
+    query = "SELECT count(*) FROM entry"
+    read = f"import sqlite3; c = sqlite3.connect({path!r}); c.execute({query!r}); c.close()"
+
+    async def main() -> None:
+        coordination = FolderCoordination(folder)
+        async with coordination.session("first") as first:
+            async with coordination.session("second"):
+                pass
+            await trio.run_process([sys.executable, "-c", read])
+            assert (folder / "tree.sqlite-wal").exists()
+            await first.create("/after", b"it")
+            async with coordination.session("third") as third:
+                entry = await third.get("/after")
+                assert entry is not None
+                assert entry.data == b"it"
+
+    trio.run(main)
