@@ -30,7 +30,7 @@ VARIABLE = "S4_FAULT"
 
 POINTS = {
     "startpoint.fan": "the job starts, and requested startpoints are not given to its tasks yet",
-    "startpoint.fanning": "they are being given to the tasks, in one transaction",
+    "startpoint.fanning": "they are being given to the tasks, in one write",
     "startpoint.fanned": "they are given to the tasks, and no task is claimed yet",
     "claim.begin": "a task is about to be claimed, and nothing is written",
     "claim.fenced": "its former owner is fenced, and the new folder does not exist",

@@ -14,20 +14,21 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import trio
 
 from s4node import threads
 from s4node.cli.arguments import cluster_option, json_option, setting_options
-from s4node.cli.running_apps import config_of, runs_here
+from s4node.cli.running_apps import config_of, coordinations_of, runs_here
 from s4node.cluster.coordination.folder import FolderCoordination
 from s4node.cluster.coordination.job_presence import JobPresence
 from s4node.cluster.coordination.registry import AppId, Registry
+from s4node.cluster.coordination.startpoint_store import StartpointStore
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.config.kinds import is_name
@@ -36,8 +37,8 @@ from s4node.deploy.load_app import load_app
 from s4node.errors import CheckpointError, ConfigError, JobRuns, StoreCorrupt, UnknownStream
 from s4node.events.event import LIVE
 from s4node.offsets.checkpoint import Checkpoint, JobGuard
-from s4node.offsets.job_lock import runs
-from s4node.offsets.startpoint_fan_out import Place
+from s4node.offsets.job_lock import gate, runs
+from s4node.offsets.startpoint_fan_out import Place, Requests
 from s4node.offsets.task_claims import FILE, TaskClaims
 from s4node.runtime.commit.committer import folder_of
 from s4node.runtime.container.hooks import declare
@@ -45,6 +46,8 @@ from s4node.runtime.inputs.binding import replayable
 from s4node.state.job import Progress, elsewhere, identity_of, kept_by, safe_name, task_of
 from s4node.state.remote_job import RemoteJob, depot_of
 from s4node.state.task_state import TaskState
+
+R = TypeVar("R")
 
 _COORDINATION = settings.COORDINATION_FOLDER.name
 
@@ -154,23 +157,48 @@ class Job:
 
     def while_stopped(self, work: Callable[[str], None]) -> None:
         """Call ``work`` with the identity of the job's state, empty where no coordination knows it,
-        while no container of it runs on the nodes of the coordination; raises JobRuns where one
-        does."""
+        while no container of it runs on the nodes of the coordination, nor below ``s4 run --nodes``
+        on this machine; raises JobRuns where one does."""
+        fix = f"fix its permissions, or set {_COORDINATION} to another folder"
         place = full_path(self.config[settings.COORDINATION_FOLDER], _COORDINATION)
-        if not is_folder(place, f"fix its permissions, or set {_COORDINATION} to another folder"):
-            work("")
-            return
-        coordination = FolderCoordination(
-            place, session_timeout=self.config[settings.SESSION_TIMEOUT]
-        )
+        places = coordinations_of(self.name, self.config)
+        if is_folder(place, fix):
+            places.add(place)
+        app = AppId(self.config[settings.CLUSTER_NAME], self.name)
 
         async def run() -> None:
-            async with coordination.session(f"s4 for {self.name}") as session:
-                app = AppId(self.config[settings.CLUSTER_NAME], self.name)
-                async with JobPresence(Registry(session), app).stopped() as state:
-                    await threads.run_sync(work, state)
+            known = ""
+            async with AsyncExitStack() as held:
+                for each in sorted(places):
+                    coordination = FolderCoordination(
+                        each, session_timeout=self.config[settings.SESSION_TIMEOUT]
+                    )
+                    name = f"s4 for {self.name}"
+                    session = await held.enter_async_context(coordination.session(name))
+                    presence = JobPresence(Registry(session), app)
+                    state = await held.enter_async_context(presence.stopped())
+                    if each == place:
+                        known = state
+                await threads.run_sync(work, known)
 
         trio.run(run)
+
+    @cached_property
+    def _startpoints(self) -> StartpointStore:
+        return StartpointStore(self.folder, self.config)
+
+    def startpoints(self) -> Requests:
+        """The startpoints that are set."""
+        state = identity_of(self.folder, self.depot, new=False) if self._startpoints.exists else ""
+        return trio.run(self._startpoints.read, state) if state else Requests()
+
+    def change_startpoints(self, change: Callable[[Requests], tuple[Requests, R]]) -> R:
+        """Write what ``change`` makes of the startpoints, and return what else it returns."""
+        app = AppId(self.config[settings.CLUSTER_NAME], self.name)
+        identify = partial(identity_of, self.folder, self.depot)
+        with gate(self.folder):
+            state = trio.run(self._startpoints.named, app, identify)
+        return trio.run(self._startpoints.change, state, change)
 
     def check_state(self, wanted: str) -> None:
         """Raise CheckpointError unless what is kept here is the state of this identity."""

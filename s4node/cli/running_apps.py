@@ -9,6 +9,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from s4node.cli.arguments import DEFAULT_ADDRESS
 from s4node.cluster.node.running import Running, running_processes
@@ -48,6 +49,20 @@ def runs_here(name: str, config: Config) -> bool:
         each.app == name and all(Config.of(each.settings)[key] == config[key] for key in _PLACE)
         for each in running_processes()
     )
+
+
+def coordinations_of(name: str, config: Config) -> set[Path]:
+    """The folders through which the containers of an app find each other whose state is at this
+    place, at the URL if there is one."""
+    where = settings.STATE_URL if config[settings.STATE_URL] else settings.STATE_FOLDER
+    return {
+        Path(each.folder)
+        for each in running_processes()
+        if each.app == name
+        and each.folder
+        and each.cluster == config[settings.CLUSTER_NAME]
+        and Config.of(each.settings)[where] == config[where]
+    }
 
 
 def addresses_of_app(name: str) -> list[str]:

@@ -12,14 +12,13 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
+from s4node import tokens
 from s4node.cli.arguments import command, group, millis, whole
 from s4node.cli.job import app_argument, find_job, job_options, task_option, where_of
 from s4node.config import settings
@@ -34,12 +33,9 @@ from s4node.offsets.startpoint import (
     describe,
 )
 from s4node.offsets.startpoint_fan_out import EXPIRY_MS, Place, Request
-from s4node.offsets.startpoint_store import StartpointStore, existing
 from s4node.offsets.system import SystemStreamPartition
 from s4node.offsets.task_claims import now_ms
 from s4node.runtime.inputs.grouper import BY_PARTITION, reader_of
-
-R = TypeVar("R")
 
 _NUMBERED = re.compile(r"Partition (0|[1-9][0-9]*)", re.ASCII)
 _HOURS = EXPIRY_MS // 3_600_000
@@ -120,15 +116,13 @@ def set_(
     as_json: bool,
 ) -> int:
     """Request a startpoint; returns the exit status."""
-    job = find_job(target, config)
+    job = find_job(target, config, shipped=True)
     places = job.places_of(task, job.places(where_of(place, all_partitions=all_partitions)))
     if task and not job.tasks:
         places = _readable(job.name, task, places, job.config)
-    store = StartpointStore(job.folder)
-    try:
-        written = store.put(places, startpoint, now_ms(), task)
-    finally:
-        store.close()
+    now = now_ms()
+    new = [Request(tokens.fresh(6), *each, startpoint, now, task) for each in places]
+    written = job.change_startpoints(lambda them: them.put(new))
     running = job.running
     if as_json:
         print(json.dumps([_row("requested", request.task, request) for request in written]))
@@ -179,13 +173,14 @@ def _reader(place: Place, task: str, config: Config) -> str:
 
 def show(target: str, config: Config, *, as_json: bool) -> int:
     """Print the requested and pending startpoints; returns the exit status."""
-    job = find_job(target, config)
+    job = find_job(target, config, shipped=True)
     now = now_ms()
+    there = job.startpoints()
     rows: list[dict[str, Any]] = []
-    for request in _kept(job.folder, StartpointStore.requests):
+    for request in there.asked:
         expired = now - request.created_ms >= EXPIRY_MS
         rows.append(_row("expired" if expired else "requested", request.task, request))
-    for task, request in _kept(job.folder, StartpointStore.pending):
+    for task, request in there.waiting:
         rows.append(_row("pending", task, request))
     if as_json:
         print(json.dumps(rows))
@@ -216,12 +211,13 @@ def delete(
     if bool(place) == everything:
         raise ConfigError("say which partition, such as 'log.clicks[0]', or --everything")
     where = None if everything else where_of(place, all_partitions=all_partitions)
-    job = find_job(target, config)
-    given = [request for _, request in _kept(job.folder, StartpointStore.pending)]
-    places = {request.place for request in (*_kept(job.folder, StartpointStore.requests), *given)}
-    meant = [each for each in places if where is None or where.has(each)]
-    gone = _kept(job.folder, lambda store: [store.delete(meant, task or None)])
-    count = sum(gone)
+    job = find_job(target, config, shipped=True)
+    there = job.startpoints()
+    known = {request.place for request in (*there.asked, *(each for _, each in there.waiting))}
+    meant = [each for each in known if where is None or where.has(each)]
+    count = (
+        0 if not meant else job.change_startpoints(lambda them: them.delete(meant, task or None))
+    )
     if not count:
         raise StartpointError(
             f"no startpoint is set for {where or job.name}{f' and task {task!r}' if task else ''}; "
@@ -232,17 +228,6 @@ def delete(
     else:
         _tell(f"{count} startpoint{'' if count == 1 else 's'} of {job.name} deleted")
     return 0
-
-
-def _kept(folder: Path, work: Callable[[StartpointStore], list[R]]) -> list[R]:
-    """What ``work`` finds in the store, if there is one."""
-    store = existing(folder)
-    if store is None:
-        return []
-    try:
-        return work(store)
-    finally:
-        store.close()
 
 
 def _row(state: str, task: str, request: Request) -> dict[str, Any]:

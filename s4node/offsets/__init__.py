@@ -4,8 +4,8 @@
 ``startpoint`` says where a reader may begin. ``task_claims`` decides which owner may write.
 ``system`` is the contract of the systems that inputs are read from.
 
-It may touch ``events``, ``config``, ``failpoints`` and ``errors``. ``job_lock``, ``sqlite_file``,
-``startpoint_store`` and ``task_claims`` use files, locks and clocks; all other modules are pure.
+It may touch ``events``, ``config``, ``failpoints`` and ``errors``. ``job_lock``, ``sqlite_file``
+and ``task_claims`` use files, locks and clocks; all other modules are pure.
 
 Begin with ``low_watermark``, which is short, and ``input_progress``, which is built on it.
 """

@@ -9,14 +9,16 @@ Rules
   process needs the job not to run.
 - A start has a name of its own, which the first container writes into ``.running``: what holds for
   one start only is saved with that name.
+- A container enters in two steps, and holds the gate between them: what belongs to a start is done
+  there.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 from s4node import tokens
@@ -32,21 +34,30 @@ class JobLock:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._gate = ExitStack()
         self._fd: int | None = None
+        self._first = False
 
-    def enter(self, at_start: Callable[[], None]) -> str:
-        """Enter the job; call ``at_start`` first if no other container is there. Returns the name
-        of the job's start. Blocks."""
-        with _locked(self._folder / _GATE):
-            self._fd = _opened(self._folder / _RUNNING)
-            if _alone(self._fd):
-                at_start()
-                os.pwrite(self._fd, tokens.fresh(_NAME_BYTES).encode(), 0)
-            fcntl.flock(self._fd, fcntl.LOCK_SH)
-            return os.pread(self._fd, 2 * _NAME_BYTES, 0).decode()
+    def hold(self) -> bool:
+        """Wait for the gate, and hold it until :meth:`enter`. Returns whether no other container is
+        there, so that this is a start of the job. Blocks."""
+        self._gate.enter_context(_locked(self._folder / _GATE))
+        self._fd = _opened(self._folder / _RUNNING)
+        self._first = _alone(self._fd)
+        return self._first
+
+    def enter(self) -> str:
+        """Enter the job, and let go of the gate. Returns the name of the job's start."""
+        assert self._fd is not None
+        if self._first:
+            os.pwrite(self._fd, tokens.fresh(_NAME_BYTES).encode(), 0)
+        fcntl.flock(self._fd, fcntl.LOCK_SH)
+        self._gate.close()
+        return os.pread(self._fd, 2 * _NAME_BYTES, 0).decode()
 
     def leave(self) -> None:
         """Leave the job; a second time does nothing."""
+        self._gate.close()
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -73,6 +84,11 @@ def stopped(folder: Path) -> Iterator[None]:
                 f"the job in {folder} runs at this moment; stop all of its containers first"
             )
         yield
+
+
+def gate(folder: Path) -> AbstractContextManager[None]:
+    """Keep containers from entering for a moment."""
+    return _locked(folder / _GATE)
 
 
 def _alone(fd: int) -> bool:

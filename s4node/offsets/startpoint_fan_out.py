@@ -7,6 +7,7 @@ Rules
 - When a job starts, requests are fanned out: each task has its own pending startpoints. A task that
   has one pending for a partition keeps it until a later one is requested, so that another start
   between does not lose it.
+- Of two requests the one that was written later is the later one, whatever the clock did between.
 - A pending startpoint has an id. A task turns it into an offset once, and commits that with the id
   before it reads anything; from then on it is consumed, wherever it is still written.
 - A position that a task or the settings give for a start of the job also holds once: its id is made
@@ -15,7 +16,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
@@ -101,3 +102,67 @@ def without(pending: Iterable[Request], consumed: Iterable[str]) -> tuple[Reques
     """A task's pending startpoints without the consumed ones."""
     over = set(consumed)
     return tuple(request for request in pending if request.id not in over)
+
+
+class Requests(msgspec.Struct, frozen=True):
+    """The startpoints of a job: those that are ``asked`` for, one for each partition and task, and
+    by task those that are ``pending``. Each change makes new ones."""
+
+    asked: tuple[Request, ...] = ()
+    pending: dict[str, tuple[Request, ...]] = {}
+
+    @property
+    def waiting(self) -> list[tuple[str, Request]]:
+        """The pending startpoints, each with its task."""
+        return [(task, request) for task, mine in self.pending.items() for request in mine]
+
+    def put(self, new: Iterable[Request]) -> tuple[Requests, list[Request]]:
+        """Ask for ``new`` ones, each in place of one for the same partition and task. Returns them
+        as they are asked for."""
+        asked = {(request.place, request.task): request for request in self.asked}
+        written = []
+        for request in new:
+            known = [*asked.values(), *(each for _, each in self.waiting)]
+            latest = max((r.created_ms for r in known if r.place == request.place), default=0)
+            if request.created_ms < latest:  # the clock went backwards
+                request = msgspec.structs.replace(request, created_ms=latest + 1)
+            asked[request.place, request.task] = request
+            written.append(request)
+        return Requests(tuple(asked.values()), self.pending), written
+
+    def delete(
+        self, places: Collection[Place] | None = None, task: str | None = None
+    ) -> tuple[Requests, int]:
+        """Delete those for these partitions (all, if None), asked for and pending.
+
+        With a ``task``, only those that are for that task alone, and what is pending for it.
+        Returns also how many were deleted.
+        """
+
+        def stays(owner: str, request: Request) -> bool:
+            meant = places is None or request.place in places
+            return not (meant and task in (None, owner))
+
+        asked = tuple(request for request in self.asked if stays(request.task, request))
+        pending = {
+            owner: left
+            for owner, mine in self.pending.items()
+            if (left := tuple(request for request in mine if stays(owner, request)))
+        }
+        after = Requests(asked, pending)
+        return after, self._count() - after._count()
+
+    def fan_out(self, tasks: Mapping[str, Collection[Place]], now_ms: int) -> Requests:
+        """Give each task of the job what holds for its partitions."""
+        fanned = fan_out(tasks, self.asked, self.pending, now_ms)
+        left = without(self.asked, fanned.spent)
+        return Requests(left, {**self.pending, **fanned.pending})
+
+    def take(self, task: str, consumed: Collection[str]) -> tuple[Requests, tuple[Request, ...]]:
+        """The pending startpoints of a task, without those it has ``consumed``."""
+        left = without(self.pending.get(task, ()), consumed)
+        others = {owner: mine for owner, mine in self.pending.items() if owner != task}
+        return Requests(self.asked, {**others, **({task: left} if left else {})}), left
+
+    def _count(self) -> int:
+        return len(self.asked) + len(self.waiting)

@@ -128,10 +128,7 @@ class _Launcher:
     def _begin(self, name: str) -> Begin:
         given = handed_on(self._config, self._redirector.address)
         host = self._config[settings.LISTENER_ADDRESS].rpartition(":")[0]
-        ours = {
-            settings.LISTENER_ADDRESS.name: f"{host}:0",
-            settings.COORDINATION_FOLDER.name: str(self._folder),
-        }
+        ours = {settings.LISTENER_ADDRESS.name: f"{host}:0"}
         return Begin(
             "",  # its processes say it, when they have loaded it
             name,

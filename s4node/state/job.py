@@ -76,19 +76,20 @@ def task_folder(folder: Path, task: str) -> Path:
     return named_folder(folder / "tasks", task)
 
 
-def identity_of(folder: Path, depot: RemoteJob | None) -> str:
+def identity_of(folder: Path, depot: RemoteJob | None, *, new: bool = True) -> str:
     """What names the state of the job in ``folder`` wherever a copy of it is. A folder without any
-    gets a new one, or that of ``depot``. Two that call it at a time must take turns.
+    gets a new one, or that of ``depot``; without ``new`` nothing is written, and it may be empty.
+    Two that call it at a time must take turns.
 
     Raises ProgressUnwritten where the folder cannot be written, or the depot not be reached.
     """
     place = folder / "identity"
     try:
         own = place.read_text() if place.exists() else ""
-        there = own or tokens.fresh(_IDENTITY_BYTES)
+        there = own or (tokens.fresh(_IDENTITY_BYTES) if new else "")
         if depot is not None:
             there = depot.identity(there)
-        if there != own:
+        if there != own and new:
             disk.make_folders(folder)
             disk.write(place, there.encode())
     except OSError as error:

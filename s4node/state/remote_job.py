@@ -53,12 +53,14 @@ class RemoteJob:
         return fences(names)[-1], JobGuard.of(msgspec.json.decode(data))
 
     def identity(self, own: str) -> str:
-        """The identity of what is there, which is ``own`` where it has none. Two that call it at a
-        time must take turns."""
+        """The identity of what is there, which is ``own`` where it has none, and stays none where
+        that is empty. Two that call it at a time must take turns."""
         place = f"{self._files.root}/identity"
         with self._files.told():
-            self._files.make_folder(self._files.root)
             if not self._files.fs.exists(place):
+                if not own:
+                    return ""
+                self._files.make_folder(self._files.root)
                 self._files.put(place, own.encode())
             return bytes(self._files.fs.cat_file(place)).decode()
 

@@ -40,15 +40,21 @@ class JobPresence:
         self._app = app
 
     async def enter(
-        self, identify: Callable[[], Awaitable[str]], *, adopt: bool = False
+        self,
+        identify: Callable[[], Awaitable[str]],
+        at_start: Callable[[], Awaitable[None]],
+        *,
+        adopt: bool = False,
     ) -> Entered:
         """Be there for as long as the session lives, with the state that ``identify`` names; with
-        ``adopt`` a start makes that one the job's."""
+        ``adopt`` a start makes that one the job's. Calls ``at_start`` first if no other container
+        with that state is there."""
         async with self._registry.gate(self._app):
             own = await identify()
             state = await self._registry.state(self._app)
             start = ""
-            if await self._registry.running(self._app):
+            running = await self._registry.running(self._app)
+            if running:
                 start = await self._registry.start(self._app)
             elif adopt:
                 state = ""
@@ -58,7 +64,9 @@ class JobPresence:
             if not start:
                 start = tokens.fresh(_NAME_BYTES)
                 await self._registry.set_start(self._app, start)
-            await self._registry.add_running(self._app)
+            if own not in running.values():
+                await at_start()
+            await self._registry.add_running(self._app, own)
         return Entered(start, own, state)
 
     @asynccontextmanager

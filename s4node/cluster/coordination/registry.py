@@ -21,6 +21,7 @@ Rules
     /clusters/<cluster>/apps/<app>/state         the identity of the state of its job
     /locks/<cluster>/<what>                      who holds it, ephemeral
     /streams/<stream>/<role>/<cluster>/<app>     empty; role is producers or consumers
+    /startpoints/<state>                         Requests of the job whose state has this identity
     /metadata/<key>                              anybody's bytes
 """
 
@@ -36,6 +37,7 @@ import trio
 
 from s4node.cluster.coordination.assignment import Assignment, Member
 from s4node.errors import (
+    BadVersion,
     CoordinationError,
     EntryExists,
     EntryNotEmpty,
@@ -44,13 +46,15 @@ from s4node.errors import (
     SessionLost,
 )
 from s4node.events.schema import UNREADABLE
+from s4node.offsets.startpoint_fan_out import Requests
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from s4node.cluster.coordination.contract import Entry, Session
 
 T = TypeVar("T", bound=msgspec.Struct)
+R = TypeVar("R")
 
 Role = Literal["producers", "consumers"]
 
@@ -344,15 +348,17 @@ class Registry:
             with trio.CancelScope(shield=True), contextlib.suppress(SessionLost, NoEntry):
                 await self.session.delete(path)
 
-    async def add_running(self, app: AppId) -> None:
-        """Say that this session is of a container of the app's job."""
+    async def add_running(self, app: AppId, state: str) -> None:
+        """Say that this session is of a container of the app's job, which has this ``state``."""
         with contextlib.suppress(EntryExists):
             path = _below(_app(app) + "/running", self.session.id)
-            await self.session.create(path, ephemeral=True)
+            await self.session.create(path, state.encode(), ephemeral=True)
 
-    async def running(self, app: AppId) -> list[str]:
-        """The sessions of the containers of the app's job."""
-        return await self._names(_app(app) + "/running")
+    async def running(self, app: AppId) -> Mapping[str, str]:
+        """The sessions of the containers of the app's job, with the identities of their states."""
+        path = _app(app) + "/running"
+        sessions = await self._names(path)
+        return {each: await self._text(_below(path, each)) for each in sessions}
 
     async def start(self, app: AppId) -> str:
         """The name of the last start of the app's job; empty before the first."""
@@ -369,6 +375,28 @@ class Registry:
     async def set_state(self, app: AppId, identity: str) -> None:
         """Say which state is that of the app's job; the caller holds its gate."""
         await self._set_text(_app(app) + "/state", identity)
+
+    async def change_startpoints(
+        self, state: str, change: Callable[[Requests], tuple[Requests, R]]
+    ) -> R:
+        """Write what ``change`` makes of the startpoints of the job whose state has this identity,
+        and return what else it returns. It is called again where somebody else was faster."""
+        path = _path("startpoints", state)
+        while True:
+            found = await self._get(path, Requests)
+            before = Requests() if found is None else found.value
+            after, result = change(before)
+            if after == before:
+                return result
+            data = msgspec.json.encode(after)
+            try:
+                if found is None:
+                    await self.session.create(path, data)
+                else:
+                    await self.session.set(path, data, found.version)
+            except (EntryExists, BadVersion, NoEntry):
+                continue
+            return result
 
     async def _text(self, path: str) -> str:
         entry = await self.session.get(path)

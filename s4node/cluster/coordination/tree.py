@@ -7,8 +7,7 @@ Rules
   session that was ended writes nothing more, whenever its process wakes up.
 - Errors of SQLite leave this module as CoordinationError, or as TreeBusy, after which nothing has
   happened and the call can be made again.
-- The database outlives crashes of processes. A power cut may take the last changes with it; the
-  sessions that made them are gone then, too.
+- The database outlives crashes of processes, and a power cut: each change waits for the disk.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ class Tree(_TreeFile):
             raise
 
     def _prepare(self) -> None:
-        self.execute("PRAGMA synchronous = NORMAL")
+        self.execute("PRAGMA synchronous = FULL")
         if self.is_empty():
             self.execute("PRAGMA journal_mode = WAL")
             with self.transaction():

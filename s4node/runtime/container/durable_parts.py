@@ -231,7 +231,7 @@ class DurableParts:
         folder = self._folder(name)
         depot = depot_of(config, folder)
         self._presence = JobLock(folder)
-        self._startpoints = Startpoints(folder, model.tasks, config, name)
+        self._startpoints = Startpoints(folder, depot, model.tasks, config, name)
         context = CommitContext(
             self.consumers.progress,
             self._startpoints.consumed,
@@ -266,9 +266,8 @@ class DurableParts:
         """Run in ``nursery``, as a member where there is an ``enrolment``; raises CheckpointError
         where there is progress of another job."""
         await self.committer.open(self._guard(self._model))
-        await nursery.start(self._be_present)
-        if enrolment is not None:  # a start is one for all nodes, whatever folders they have
-            await self._enter(enrolment)
+        await nursery.start(self._be_present, enrolment)
+        await self._startpoints.enter()
         await nursery.start(self.committer.run)
         for system in self.systems:
             await nursery.start(system.run)
@@ -284,7 +283,8 @@ class DurableParts:
             return await threads.run_sync(identity_of, folder, depot_of(config, folder))
 
         adopt = config[settings.STATE_ADOPT]
-        entered = await enrolment.presence().enter(identify, adopt=adopt)
+        at_start = self._startpoints.fan_out
+        entered = await enrolment.presence().enter(identify, at_start, adopt=adopt)
         self.restore.start, self.state, jobs = entered
         if self.state != jobs:
             log.error(
@@ -295,12 +295,20 @@ class DurableParts:
             )
 
     async def _be_present(
-        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+        self,
+        enrolment: Enrolment | None,
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Let others see that the job runs, and do what belongs to its start if nobody else has."""
         try:
-            fan_out = self._startpoints.fan_out
-            self.restore.start = await threads.run_sync(self._presence.enter, fan_out)
+            first = await threads.run_sync(self._presence.hold)
+            if enrolment is not None:  # a start is one for all nodes, whatever folders they have
+                await self._enter(enrolment)
+            elif first:
+                await self._startpoints.fan_out()
+            here = await threads.run_sync(self._presence.enter)
+            self.restore.start = self.restore.start or here
             task_status.started()
             await trio.sleep_forever()
         finally:

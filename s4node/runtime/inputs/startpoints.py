@@ -5,7 +5,7 @@ Rules
   later waits for the next start.
 - What no task takes is told, with the command that takes it back: it waits on until it expires.
 - A pending startpoint holds for a task that has not begun in this start of the job, on whichever
-  node that was: one that is pending here alone has no part in a take-over.
+  node that was. So where nothing is pending when a container enters, nothing will be.
 - A startpoint that a task has consumed is removed, or ignored for as long as it cannot be.
 - What holds for a start of the job is known as consumed until the job starts again.
 """
@@ -13,30 +13,30 @@ Rules
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Collection, Mapping
-from functools import partial
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TypeVar
-
-import trio
 
 from s4node import threads
+from s4node.cluster.coordination.startpoint_store import StartpointStore
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import StartpointError
 from s4node.failpoints import passing
 from s4node.logger import get_logger
 from s4node.offsets.startpoint import describe
-from s4node.offsets.startpoint_fan_out import EXPIRY_MS, Request, ids_of_start
-from s4node.offsets.startpoint_store import StartpointStore, existing
+from s4node.offsets.startpoint_fan_out import (
+    EXPIRY_MS,
+    Request,
+    Requests,
+    ids_of_start,
+)
 from s4node.offsets.system import SystemStreamPartition
 from s4node.offsets.task_claims import now_ms
 from s4node.runtime.inputs.job_model import TaskModel
+from s4node.state.job import identity_of
+from s4node.state.remote_job import RemoteJob
 
 log = get_logger("s4node.runtime")
-
-R = TypeVar("R")
-E = TypeVar("E")
 
 
 class Startpoints:
@@ -44,30 +44,38 @@ class Startpoints:
     ``name``."""
 
     def __init__(
-        self, folder: Path, tasks: Collection[TaskModel], config: Config, name: str
+        self,
+        folder: Path,
+        depot: RemoteJob | None,
+        tasks: Collection[TaskModel],
+        config: Config,
+        name: str,
     ) -> None:
         self._folder = folder
+        self._depot = depot
         self._config = config
         self._name = name
         self._tasks = tasks
-        self._thread = trio.CapacityLimiter(1)
+        self._store = StartpointStore(folder, config)
+        self._state = ""  # the identity of the job's state
+        self._pending = False  # whether anything was when this container entered
 
-    def fan_out(self) -> None:
-        """Give each task of the job what was asked for it; blocks."""
-        store = existing(self._folder)
-        if store is None:
+    async def fan_out(self) -> None:
+        """Give each task of the job what was asked for it; nobody else does it meanwhile."""
+        if not await self._found():
             return
-        try:
-            now = now_ms()
-            asked = store.requests()
-            passing("startpoint.fan")
-            fanned = store.fan_out({task.name: task.ssps for task in self._tasks}, now)
-            passing("startpoint.fanned")
-        finally:
-            store.close()
-        for request in asked:
-            if request.id in fanned.spent:
-                continue
+        now = now_ms()
+        tasks = {task.name: task.ssps for task in self._tasks}
+        passing("startpoint.fan")
+
+        def give(them: Requests) -> tuple[Requests, tuple[Request, ...]]:
+            after = them.fan_out(tasks, now)
+            passing("startpoint.fanning")
+            return after, after.asked
+
+        left = await self._store.change(self._state, give)
+        passing("startpoint.fanned")
+        for request in left:
             ssp = SystemStreamPartition(*request.place)
             back = deleting(self._config, self._name, ssp, request.task)
             log.warning(
@@ -93,14 +101,9 @@ class Startpoints:
         self, task: str, consumed: Collection[str]
     ) -> Mapping[SystemStreamPartition, Request]:
         """What is pending for a task, but for what it has ``consumed``, which is removed."""
-
-        def taken(store: StartpointStore) -> Mapping[SystemStreamPartition, Request]:
-            found = store.take(task, consumed)
-            return {SystemStreamPartition(*request.place): request for request in found}
-
-        pending: Mapping[SystemStreamPartition, Request] = await self._with_store(taken, {})
+        found = await self._take(task, consumed) if self._pending else ()
         passing("startpoint.taken")
-        return pending
+        return {SystemStreamPartition(*request.place): request for request in found}
 
     async def consumed(self, task: str, ids: Collection[str]) -> Collection[str]:
         """A task has written that it has consumed these; returns those that are removed."""
@@ -109,7 +112,7 @@ class Startpoints:
             return ()
         passing("startpoint.consumed")
         try:
-            await self._with_store(partial(StartpointStore.take, task=task, consumed=ids), None)
+            await self._take(task, ids)
         except StartpointError as error:
             log.warning(
                 "a startpoint that is over could not be removed; it is ignored from now on",
@@ -120,19 +123,20 @@ class Startpoints:
         passing("startpoint.removed")
         return requests
 
-    async def _with_store(self, work: Callable[[StartpointStore], R], without: E) -> R | E:
-        """What ``work`` makes of the store, in a thread; ``without`` where there is none."""
+    async def enter(self) -> None:
+        """The container has entered the job, and all is given to the tasks."""
+        self._pending = await self._found() and bool((await self._store.read(self._state)).pending)
 
-        def run() -> R | E:
-            store = existing(self._folder)
-            if store is None:
-                return without
-            try:
-                return work(store)
-            finally:
-                store.close()
+    async def _found(self) -> bool:
+        """Whether anything may have been asked for; the job's state has an identity then."""
+        if not await threads.run_sync(lambda: self._store.exists):
+            return False
+        if not self._state:
+            self._state = await threads.run_sync(identity_of, self._folder, self._depot)
+        return True
 
-        return await threads.run_sync(run, limiter=self._thread)
+    async def _take(self, task: str, consumed: Collection[str]) -> tuple[Request, ...]:
+        return await self._store.change(self._state, lambda them: them.take(task, consumed))
 
 
 def deleting(config: Config, app: str, ssp: SystemStreamPartition, task: str = "") -> str:
@@ -151,4 +155,8 @@ def _command(config: Config, *does: str) -> str:
         words += ["--cluster", config[settings.CLUSTER_NAME]]
     if config.origin(settings.STATE_FOLDER) != "default":
         words += ["-p", f"{settings.STATE_FOLDER.name}={config[settings.STATE_FOLDER]}"]
+    if config[settings.STATE_URL]:
+        for each in (settings.STATE_URL, settings.COORDINATION_FOLDER):
+            if config.origin(each) != "default":
+                words += ["-p", f"{each.name}={config[each]}"]
     return shlex.join(words)

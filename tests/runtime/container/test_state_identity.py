@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from collections import Counter
@@ -56,6 +57,31 @@ async def test_nodes_with_a_url_have_one_state_whatever_their_folders_are(tmp_pa
 
 
 @pytest.mark.slow
+async def test_a_startpoint_that_is_set_on_one_node_is_taken_once_by_the_tasks_of_all(
+    tmp_path: Path,
+) -> None:
+    async with nodes_of(tmp_path, **{"s4.state.url": f"file://{tmp_path / 'shared'}"}) as nodes:
+        await append(nodes.log, 0, 100)
+        async with nodes.run("a", 2) as a, nodes.run("b", 2) as b:
+            await until(lambda: nodes.committed("a") == nodes.committed("b") == 50)
+            for each in (a, b):
+                each.signal(signal.SIGTERM)
+            assert (await a.wait(), await b.wait()) == (0, 0)
+        places = ("tasks", "log.clicks", "--all-partitions")
+        said = await nodes.s4("c", "startpoint", "set", *places, "--offset", "40")
+        assert "takes effect when tasks next starts" in said
+        async with nodes.run("a", 2) as a, nodes.run("b", 2):
+            await until(lambda: len(nodes.seen) == 120)
+            assert json.loads(await nodes.s4("b", "startpoint", "show", "tasks", "--json")) == []
+            await a.kill()
+            await append(nodes.log, 100, 120)
+            await until(lambda: len({line[1:] for line in nodes.seen}) == 120)
+    times = Counter(line[1:] for line in nodes.seen)
+    again = range(40, 50)
+    assert times == {(str(p), str(n)): 2 if n in again else 1 for p in range(2) for n in range(60)}
+
+
+@pytest.mark.slow
 async def test_a_state_is_adopted_only_by_a_start_that_is_told_to(tmp_path: Path) -> None:
     async with nodes_of(tmp_path) as nodes:
         await append(nodes.log, 0, 100)
@@ -94,9 +120,14 @@ class Nodes:
         self._coordination = FolderCoordination(it.folder / "cluster", session_timeout=2)
 
     def run(self, name: str, expected: int, *more: str) -> AbstractAsyncContextManager[NodeProcess]:
-        settings = [*self._settings, f"s4.state.folder={self._it.folder / name}", *more]
-        script = str(ROOT / "tests" / "container_process.py")
         folder = str(self._coordination.folder)
+        settings = [
+            *self._settings,
+            f"s4.state.folder={self._it.folder / name}",
+            f"s4.coordination.folder={folder}",
+            *more,
+        ]
+        script = str(ROOT / "tests" / "container_process.py")
         command = [sys.executable, script, folder, name, str(expected), str(self.app), *settings]
         return process_of(command, self._it.folder)
 

@@ -7,12 +7,12 @@ import shlex
 import shutil
 import signal
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import msgspec
 import pytest
 import structlog
 import trio
@@ -21,20 +21,24 @@ from harness import ANY_PORT, run_s4, running, s4_process, until
 from input_systems import fresh
 from log_bench import append, bench
 
-from s4node import Config, Container, GenericEvent
+from s4node import Config, Container, GenericEvent, tokens
 from s4node.app.stream_task import TaskApp
 from s4node.cluster.coordination.enrolment import Enrolment
 from s4node.cluster.coordination.folder import FolderCoordination
+from s4node.cluster.coordination.startpoint_store import FOLDER, StartpointStore
 from s4node.errors import JobRuns, StartpointError
 from s4node.net.wire import frame as wire
 from s4node.offsets.job_lock import JobLock, runs, stopped
 from s4node.offsets.startpoint import LARGEST, Oldest, Specific, Startpoint, Timestamp, Upcoming
-from s4node.offsets.startpoint_fan_out import EXPIRY_MS, Request
-from s4node.offsets.startpoint_store import FILE, StartpointStore
+from s4node.offsets.startpoint_fan_out import EXPIRY_MS, Place, Request, Requests
 from s4node.offsets.system import SystemStreamPartition
 from s4node.offsets.task_claims import now_ms
 from s4node.runtime.commit.committer import folder_of
+from s4node.state.job import identity_of
+from s4node.state.remote_job import depot_of
 from s4node.systems.memory import MemorySystem
+
+R = TypeVar("R")
 
 ADDRESS = "the startpoints'"
 NOW = 1_700_000_000_000
@@ -44,11 +48,46 @@ CLICKS = ("log", "clicks", 0)
 # -- the store ------------------------------------------------------------------------------------
 
 
+class Store:
+    """The startpoints of the job in a folder, for tests that wait for each call."""
+
+    def __init__(self, folder: Path, **given: str) -> None:
+        self.inside = StartpointStore(folder, Config.of(given))
+        self._state = identity_of(folder, None)
+
+    def put(
+        self, places: list[Place], startpoint: Startpoint, now_ms: int, task: str = ""
+    ) -> list[Request]:
+        new = [Request(tokens.fresh(6), *place, startpoint, now_ms, task) for place in places]
+        return self._change(lambda them: them.put(new))
+
+    def requests(self) -> list[Request]:
+        return list(self._change(lambda them: (them, them.asked)))
+
+    def pending(self) -> list[tuple[str, Request]]:
+        return self._change(lambda them: (them, them.waiting))
+
+    def delete(self, places: list[Place] | None = None, task: str | None = None) -> int:
+        return self._change(lambda them: them.delete(places, task))
+
+    def fan_out(self, tasks: dict[str, list[Place]], now_ms: int) -> Requests:
+        def give(them: Requests) -> tuple[Requests, Requests]:
+            after = them.fan_out(tasks, now_ms)
+            return after, after
+
+        return self._change(give)
+
+    def take(self, task: str, consumed: Collection[str]) -> tuple[Request, ...]:
+        return self._change(lambda them: them.take(task, consumed))
+
+    def _change(self, change: Callable[[Requests], tuple[Requests, R]]) -> R:
+        with ThreadPoolExecutor(1) as pool:  # the caller may be in a trio of its own
+            return pool.submit(trio.run, self.inside.change, self._state, change).result()
+
+
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[StartpointStore]:
-    made = StartpointStore(tmp_path)
-    yield made
-    made.close()
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
 
 
 def found(requests: list[Request] | tuple[Request, ...]) -> list[tuple[str, Startpoint]]:
@@ -56,46 +95,47 @@ def found(requests: list[Request] | tuple[Request, ...]) -> list[tuple[str, Star
 
 
 def test_what_is_asked_for_waits_in_a_file_apart_from_progress(
-    store: StartpointStore, tmp_path: Path
+    store: Store, tmp_path: Path
 ) -> None:
     store.put([CLICKS], Timestamp(5), NOW)
     store.put([CLICKS], Specific(7), NOW, "Partition 0")
-    other = StartpointStore(tmp_path)  # another process would see it as well
+    other = Store(tmp_path)  # another process would see it as well
     assert {(r.task, r.startpoint) for r in other.requests()} == {
         ("", Timestamp(5)),
         ("Partition 0", Specific(7)),
     }
-    other.close()
-    assert store.path.name == FILE
+    assert store.inside.folder == tmp_path / FOLDER
     assert not list(tmp_path.glob("progress*"))
 
 
 @pytest.mark.parametrize(("kind", "least"), [(Timestamp, -LARGEST), (Specific, 0)])
 def test_a_number_that_is_no_offset_or_time_is_refused_where_a_startpoint_is_made_or_read(
-    store: StartpointStore, kind: Any, least: int
+    store: Store, kind: Any, least: int
 ) -> None:
     assert LARGEST == wire.MAX_NUMBER
     assert kind(LARGEST) != kind(least)
     for number in (2**62, least - 1):
         with pytest.raises(StartpointError, match=f"{number} is none; they go from {least} to "):
             kind(number)
-    (request,) = store.put([CLICKS], kind(5), NOW)
-    body = msgspec.json.encode(request).decode().replace(":5}", f":{least - 1}}}")
-    assert str(least - 1) in body
-    with closing(sqlite3.connect(store.path)) as database, database:
-        database.execute("UPDATE request SET body = ?", (body,))
-    with pytest.raises(StartpointError, match=r"startpoints\.sqlite.*ask for what is still wanted"):
+    store.put([CLICKS], kind(5), NOW)
+    with closing(sqlite3.connect(store.inside.folder / "tree.sqlite")) as database, database:
+        query = "SELECT data FROM entry WHERE path LIKE '/startpoints/%'"
+        ((data,),) = database.execute(query).fetchall()
+        body = data.replace(b":5}", f":{least - 1}}}".encode())
+        assert str(least - 1).encode() in body
+        database.execute("UPDATE entry SET data = ? WHERE path LIKE '/startpoints/%'", (body,))
+    with pytest.raises(StartpointError, match=r"the startpoints in .*cannot be read"):
         store.requests()
 
 
-def test_a_later_request_takes_the_place_of_the_one_before(store: StartpointStore) -> None:
+def test_a_later_request_takes_the_place_of_the_one_before(store: Store) -> None:
     store.put([CLICKS], Oldest(), NOW)
     store.put([CLICKS], Upcoming(), NOW)
     assert [r.startpoint for r in store.requests()] == [Upcoming()]
 
 
 def test_the_later_of_two_requests_holds_although_the_clock_went_backwards(
-    store: StartpointStore,
+    store: Store,
 ) -> None:
     store.put([CLICKS], Oldest(), NOW, "Partition 0")
     store.put([CLICKS], Specific(3), NOW - 60_000)
@@ -103,7 +143,7 @@ def test_the_later_of_two_requests_holds_although_the_clock_went_backwards(
     assert found(pending["Partition 0"]) == [("clicks[0]", Specific(3))]
 
 
-def test_a_fan_out_keeps_what_is_pending_for_other_partitions(store: StartpointStore) -> None:
+def test_a_fan_out_keeps_what_is_pending_for_other_partitions(store: Store) -> None:
     """A later start must not lose what a task has been given and has not read yet."""
     views = ("log", "views", 0)
     tasks = {"Partition 0": [CLICKS, views]}
@@ -118,7 +158,7 @@ def test_a_fan_out_keeps_what_is_pending_for_other_partitions(store: StartpointS
 
 
 @pytest.mark.parametrize("stream", ["foo.bar", "a.7.b", "7", "a.0", "x[1]", "clicks.Partition 0"])
-def test_a_stream_may_be_called_whatever_it_likes(store: StartpointStore, stream: str) -> None:
+def test_a_stream_may_be_called_whatever_it_likes(store: Store, stream: str) -> None:
     place = ("log", stream, 0)
     store.put([place], Specific(1), NOW)
     store.put([("log", "a", 7), CLICKS], Oldest(), NOW)
@@ -129,16 +169,16 @@ def test_a_stream_may_be_called_whatever_it_likes(store: StartpointStore, stream
 
 
 def test_a_request_that_has_expired_is_never_applied_and_can_be_replaced(
-    store: StartpointStore,
+    store: Store,
 ) -> None:
     store.put([CLICKS], Oldest(), NOW)
     late = NOW + EXPIRY_MS
     assert store.fan_out({"Partition 0": [CLICKS]}, late).pending == {}
     store.put([CLICKS], Specific(2), late)
-    assert store.fan_out({"Partition 0": [CLICKS]}, late).spent != frozenset()
+    assert store.fan_out({"Partition 0": [CLICKS]}, late).pending != {}
 
 
-def test_what_was_consumed_is_not_given_again_and_removed(store: StartpointStore) -> None:
+def test_what_was_consumed_is_not_given_again_and_removed(store: Store) -> None:
     store.put([CLICKS], Oldest(), NOW)
     store.fan_out({"Partition 0": [CLICKS], "Partition 1": [CLICKS]}, NOW)
     (request,) = store.take("Partition 0", ())
@@ -146,7 +186,7 @@ def test_what_was_consumed_is_not_given_again_and_removed(store: StartpointStore
     assert [task for task, _ in store.pending()] == ["Partition 1"]
 
 
-def test_a_delete_for_a_task_leaves_what_is_for_all(store: StartpointStore) -> None:
+def test_a_delete_for_a_task_leaves_what_is_for_all(store: Store) -> None:
     store.put([CLICKS], Oldest(), NOW)
     store.put([CLICKS], Specific(1), NOW, "Partition 0")
     assert store.delete([CLICKS], "Partition 0") == 1
@@ -159,16 +199,16 @@ def test_a_delete_for_a_task_leaves_what_is_for_all(store: StartpointStore) -> N
 
 
 def test_a_damaged_store_and_one_that_cannot_be_written_are_told(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_bytes(b"not a database, but long enough to be looked at" * 50)
-    with pytest.raises(
-        StartpointError, match=r"startpoints\.sqlite is damaged.*delete it, and ask"
-    ):
-        StartpointStore(tmp_path)
-    (tmp_path / "file").touch()
-    with pytest.raises(
-        StartpointError, match=r"cannot be saved in .*set s4.state.folder to another"
-    ):
-        StartpointStore(tmp_path / "file" / "inside")
+    store = Store(tmp_path)
+    store.inside.folder.mkdir()
+    tree = store.inside.folder / "tree.sqlite"
+    tree.write_bytes(b"not a database, but long enough to be looked at" * 50)
+    with pytest.raises(StartpointError, match=r"it is damaged: stop all nodes and delete"):
+        store.requests()
+    shutil.rmtree(store.inside.folder)
+    store.inside.folder.touch()
+    with pytest.raises(StartpointError, match=r"cannot be used .*fix its permissions"):
+        store.put([CLICKS], Oldest(), NOW)
 
 
 # -- whether a job runs ---------------------------------------------------------------------------
@@ -176,34 +216,44 @@ def test_a_damaged_store_and_one_that_cannot_be_written_are_told(tmp_path: Path)
 
 def test_a_job_starts_with_its_first_container_and_ends_with_its_last(tmp_path: Path) -> None:
     starts: list[str] = []
+
+    def enter(lock: JobLock, name: str) -> None:
+        if lock.hold():
+            starts.append(name)
+        lock.enter()
+
     one, other = JobLock(tmp_path), JobLock(tmp_path)
     assert not runs(tmp_path)
     assert not list(tmp_path.iterdir())
-    one.enter(lambda: starts.append("one"))
-    other.enter(lambda: starts.append("other"))
+    enter(one, "one")
+    enter(other, "other")
     one.leave()
     assert runs(tmp_path)
-    one.enter(lambda: starts.append("one again"))
+    enter(one, "one again")
     with pytest.raises(JobRuns, match="runs at this moment; stop all"), stopped(tmp_path):
         pass
     one.leave()
     other.leave()
     assert not runs(tmp_path)
-    other.enter(lambda: starts.append("other again"))
+    enter(other, "other again")
     other.leave()
     assert starts == ["one", "other again"]
 
 
 async def test_a_container_waits_while_somebody_needs_the_job_not_to_run(tmp_path: Path) -> None:
     before = JobLock(tmp_path)
-    before.enter(lambda: None)
+    before.hold()
+    before.enter()
     before.leave()
     order: list[str] = []
+
+    def enter() -> None:
+        JobLock(tmp_path).hold()
+        order.append("started")
+
     async with trio.open_nursery() as nursery:
         with stopped(tmp_path):
-            nursery.start_soon(
-                trio.to_thread.run_sync, JobLock(tmp_path).enter, lambda: order.append("started")
-            )
+            nursery.start_soon(trio.to_thread.run_sync, enter)
             await trio.testing.wait_all_tasks_blocked(0.05)
             order.append("let go")
     assert order == ["let go", "started"]
@@ -242,17 +292,13 @@ class Job:
     def ask(
         self, startpoint: Startpoint, stream: str = "clicks", partition: int = 0, task: str = ""
     ) -> None:
-        store = StartpointStore(self.home)
-        store.put([("memory", stream, partition)], startpoint, now_ms(), task)
-        store.close()
+        Store(self.home).put([("memory", stream, partition)], startpoint, now_ms(), task)
 
     @property
     def waiting(self) -> tuple[int, int]:
         """How many startpoints are asked for, and pending."""
-        store = StartpointStore(self.home)
-        counts = len(store.requests()), len(store.pending())
-        store.close()
-        return counts
+        store = Store(self.home)
+        return len(store.requests()), len(store.pending())
 
     def offsets(self, stream: str = "clicks", task: str = "Partition 0") -> list[int]:
         """Which events of a stream a task has been given."""
@@ -423,12 +469,11 @@ async def test_what_nobody_reads_and_what_has_expired_is_told_at_the_start_with_
     job: Job, system: MemorySystem, tmp_path: Path
 ) -> None:
     system.create("clicks", 2)
-    store = StartpointStore(job.home)
+    store = Store(job.home)
     store.put([("memory", "views", 0)], Oldest(), now_ms())
     store.put([("memory", "clicks", 0)], Specific(5), now_ms() - EXPIRY_MS)
     store.put([("memory", "clicks", 0)], Oldest(), now_ms(), "Nope")
     store.put([("memory", "clicks", 0)], Oldest(), now_ms(), "Partition 1")
-    store.close()
     with structlog.testing.capture_logs() as logs:
         await job.run("clicks", events=10)
     told = {line["reason"]: line for line in logs if line["event"] == "a startpoint is not taken"}
@@ -448,27 +493,24 @@ async def test_what_nobody_reads_and_what_has_expired_is_told_at_the_start_with_
 
 async def test_a_job_for_which_nobody_asked_has_no_file_for_it(job: Job) -> None:
     await job.run("clicks", events=10)
-    assert not (job.home / FILE).exists()
+    assert not (job.home / FOLDER).exists()
 
 
-async def test_a_startpoint_that_cannot_be_removed_is_ignored_at_the_next_start(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("s4node.offsets.sqlite_file._PATIENCE_SECONDS", 0.01)
+async def test_a_startpoint_that_cannot_be_removed_is_ignored_at_the_next_start(job: Job) -> None:
     await job.run("clicks", events=10)
     job.ask(Specific(7))
 
     def lock() -> None:
-        (job.home / FILE).rename(job.home / "away")
-        (job.home / FILE).mkdir()
+        (job.home / FOLDER).rename(job.home / "away")
+        (job.home / FOLDER).touch()
 
     job.at_init = lock
     with structlog.testing.capture_logs() as logs:
         async with running(job.app("clicks"), job.settings):
             await until(lambda: len(job.seen) == 3)
     assert any("could not be removed" in line["event"] for line in logs)
-    (job.home / FILE).rmdir()
-    (job.home / "away").rename(job.home / FILE)
+    (job.home / FOLDER).unlink()
+    (job.home / "away").rename(job.home / FOLDER)
     job.at_init = lambda: None
     assert job.waiting == (0, 1)
     await job.run("clicks", events=0)
@@ -479,7 +521,7 @@ async def test_a_startpoint_that_cannot_be_removed_is_ignored_at_the_next_start(
 # -- several nodes ------------------------------------------------------------------------------
 
 
-async def test_a_startpoint_that_is_pending_on_one_node_alone_has_no_part_in_a_take_over(
+async def test_a_startpoint_that_was_consumed_on_one_node_has_no_part_in_a_take_over_by_another(
     job: Job, system: MemorySystem, tmp_path: Path
 ) -> None:
     """Two nodes have state folders of their own, and what their tasks keep at a URL."""
@@ -496,6 +538,7 @@ async def test_a_startpoint_that_is_pending_on_one_node_alone_has_no_part_in_a_t
                 "task.commit.ms": "20",
                 "s4.state.folder": str(tmp_path / name),
                 "s4.state.url": f"file://{tmp_path / 'shared'}",
+                "s4.coordination.folder": str(tmp_path / "cluster"),
                 "s4.listener.address": ANY_PORT,
                 "s4.watchdog.ms": "0",
             }
@@ -511,9 +554,13 @@ async def test_a_startpoint_that_is_pending_on_one_node_alone_has_no_part_in_a_t
         progress = [containers[name].replay.consumers.progress.values() for name in names]
         return [one.committed for each in progress for task in each for one in task.values()]
 
-    store = StartpointStore(folder_of(str(tmp_path / "b"), "default", "notes"))
+    shared = {"s4.state.url": "file:///s", "s4.coordination.folder": str(tmp_path / "cluster")}
+    folder = folder_of(str(tmp_path / "b"), "default", "notes")
+    url = f"file://{tmp_path / 'shared'}"
+    depot = depot_of(Config.of({"s4.state.url": url}), folder)
+    identity_of(folder, depot)
+    store = Store(folder, **shared)
     store.put([("memory", "clicks", 0), ("memory", "clicks", 1)], Oldest(), now_ms())
-    store.close()
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run, "a")
@@ -550,7 +597,7 @@ async def test_an_import_is_refused_on_one_node_while_the_job_runs_on_another(
         import_ = ("checkpoint", "import", "tasks", "exported.json", *here)
         async with s4_process(*arguments, cwd=tmp_path) as nodes:
             (folder,) = [line.split()[5] for line in nodes.stderr if "see it:  s4 top" in line]
-            cluster = ("-p", f"s4.coordination.folder={folder}")
+            cluster = ("-p", f"s4.coordination.folder={folder}")  # as if it were another machine
             refused = await run_s4(*import_, *cluster, cwd=tmp_path)
             assert refused.returncode == 1
             assert "the job 'default.tasks' runs at this moment, in " in refused.stderr
@@ -558,6 +605,47 @@ async def test_an_import_is_refused_on_one_node_while_the_job_runs_on_another(
             assert await nodes.wait() == 0
         taken = await run_s4(*import_, *cluster, cwd=tmp_path)
         assert taken.returncode == 0, taken.stderr
+
+
+async def test_commands_see_a_job_whose_containers_one_command_has_started(tmp_path: Path) -> None:
+    """They have another state folder, and know its URL only."""
+    async with bench(tmp_path) as it:
+        more = {
+            "s4.state.url": f"file://{tmp_path / 'shared'}",
+            "s4.coordination.folder": str(tmp_path / "cluster"),
+            "task.commit.ms": "20",
+        }
+        arguments = [*it.arguments("tasks", **more), "--nodes", "2"]
+        more["s4.state.folder"] = str(tmp_path / "other")
+        here = [word for each in more.items() for word in ("-p", "=".join(each))]
+
+        async def s4(*words: str) -> tuple[int, str, str]:
+            done = await run_s4(*words, *here, cwd=tmp_path)
+            return done.returncode, done.stdout, done.stderr
+
+        async def life(events: int, *commands: tuple[str, ...]) -> list[tuple[int, str, str]]:
+            async with s4_process(*arguments, cwd=tmp_path) as nodes:
+                await until(lambda: len(it.seen) == events)
+                said = [await s4(*each) for each in commands]
+                nodes.signal(signal.SIGTERM)
+                assert await nodes.wait() == 0
+            return said
+
+        await append(it.log, 0, 100)
+        await life(100)
+        status, exported, _ = await s4("checkpoint", "export", "tasks")
+        assert status == 0
+        (tmp_path / "exported.json").write_text(exported)
+        import_ = ("checkpoint", "import", "tasks", "exported.json")
+        places = ("tasks", "log.clicks", "--all-partitions")
+        refused, told = await life(100, import_, ("startpoint", "set", *places, "--offset", "40"))
+        assert refused[0] == 1
+        assert "the job 'default.tasks' runs at this moment, in " in refused[2]
+        assert "tasks runs and is not moved" in told[2]
+        assert (await s4(*import_))[0] == 0
+        await life(120)
+        assert [int(n) for _, p, n in it.seen[100:] if p == "0"] == list(range(40, 50))
+        assert (await s4("startpoint", "show", "tasks", "--json"))[1] == "[]\n"
 
 
 # -- killed at every step -------------------------------------------------------------------------
@@ -761,9 +849,8 @@ async def test_an_offset_that_a_log_does_not_have_ends_the_process_and_names_the
         await append(it.log, 0, 10, partitions=1)
         await it.log.trim("clicks", partition=0, offset=10)
         await append(it.log, 10, 11, partitions=1)
-        store = StartpointStore(folder_of(str(tmp_path / "state"), "default", "tasks"))
+        store = Store(folder_of(str(tmp_path / "state"), "default", "tasks"))
         store.put([CLICKS], Specific(offset), now_ms())
-        store.close()
         async with s4_process(*it.arguments("tasks"), cwd=tmp_path, ready=False) as process:
             assert await process.wait() == 1
         (told,) = [line for line in process.stderr if line.startswith("s4: ")]
