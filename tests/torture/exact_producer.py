@@ -26,6 +26,9 @@ PATIENCE_SECONDS = 6.0
 SHUT_OUT = 3
 """The exit status of a process that is not the last one of its name."""
 
+REPLACED = ("has connected again", "a program that was started later")
+"""What a process is told that is not the last one of its name."""
+
 FLUSH_SECONDS = 60.0  # what has been sent may have to wait for many others
 
 
@@ -67,7 +70,7 @@ async def main(addresses: str, stream: str, name: str, notes: str, pause: str) -
                     if not scope.cancelled_caught:
                         break
                 except EventError as error:
-                    if "has connected again" not in str(error):
+                    if not any(word in str(error) for word in REPLACED):
                         raise
                     os.write(file, b"shut out\n")  # another process has our name
                     os._exit(SHUT_OUT)

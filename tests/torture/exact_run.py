@@ -127,6 +127,8 @@ class ExactTorture(LogTorture):
         await self._torment_all()
         self.log("producers stop")
         for name in STREAM_OF:
+            if self.processes[name].returncode == SHUT_OUT:
+                await self._start_producer(name)
             await self._stop_process(name)
         sent = self._sent()
         await self._wait_done(sum(sent.values()))
@@ -237,6 +239,8 @@ class ExactTorture(LogTorture):
         return self.settings | {"s4.listener.address": free[0], "s4.state.folder": str(folder)}
 
     def _was_to_die(self, name: str) -> bool:
+        if name in STREAM_OF and self.processes[name].returncode == SHUT_OUT:
+            return True  # the one that woke up had connected last
         point = self.faults.pop(name, "")
         if not point:
             return False
