@@ -9,8 +9,9 @@ Rules
   process needs the job not to run.
 - A start has a name of its own, which the first container writes into ``.running``: what holds for
   one start only is saved with that name.
-- A container enters in two steps, and holds the gate between them: what belongs to a start is done
-  there.
+- A container that may have to do what belongs to a start holds the gate, does it, and enters. One of
+  several nodes enters at once, for the coordination says there which container starts the job. So
+  nobody holds this gate while they wait for the coordination's.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ class JobLock:
         return self._first
 
     def enter(self) -> str:
-        """Enter the job, and let go of the gate. Returns the name of the job's start."""
+        """Enter the job, and let go of the gate, which is waited for if it is not held. Returns the
+        name of the job's start. Blocks."""
+        if self._fd is None:
+            self.hold()
         assert self._fd is not None
         if self._first:
             os.pwrite(self._fd, tokens.fresh(_NAME_BYTES).encode(), 0)

@@ -302,13 +302,13 @@ class DurableParts:
     ) -> None:
         """Let others see that the job runs, and do what belongs to its start if nobody else has."""
         try:
-            first = await threads.run_sync(self._presence.hold)
             if enrolment is not None:  # a start is one for all nodes, whatever folders they have
+                await threads.run_sync(self._presence.enter)
                 await self._enter(enrolment)
-            elif first:
-                await self._startpoints.fan_out()
-            here = await threads.run_sync(self._presence.enter)
-            self.restore.start = self.restore.start or here
+            else:
+                if await threads.run_sync(self._presence.hold):
+                    await self._startpoints.fan_out()
+                self.restore.start = await threads.run_sync(self._presence.enter)
             task_status.started()
             await trio.sleep_forever()
         finally:
