@@ -27,6 +27,7 @@ ROOMS = [
     "sqlite",
     "metrics",
     "events", "exit_record", "store_spec", "app", "packaged", "stages", "offsets", "state",
+    "savepoints",
     "net.wire", "net.transport", "net.egress", "net.ingress", "net.client",
     "systems", "log",
     "cluster.coordination", "cluster.node",
@@ -37,7 +38,7 @@ ROOMS = [
 
 # What authors write, and what runs on sockets and disks, meet in runtime only.
 APP_SIDE = {"app", "packaged"}
-SOCKET_SIDE = {"offsets", "state", "net", "systems", "log", "cluster"}
+SOCKET_SIDE = {"offsets", "state", "savepoints", "net", "systems", "log", "cluster"}
 
 MOST_FILES = 16  # in a room
 MANY_FILES = {"bench", "cli"}  # a file a benchmark, a file a command
@@ -67,7 +68,7 @@ PURE_MODULES = {
     ),
     "stages": "backpressure credit executors key_order stage",
     "offsets": (
-        "checkpoint input_progress low_watermark ordered_release producer_offsets receipts "
+        "checkpoint cuts input_progress low_watermark ordered_release producer_offsets receipts "
         "startpoint startpoint_fan_out system"
     ),
     "state": "key_encoding remote_manifest rows",

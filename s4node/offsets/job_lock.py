@@ -9,9 +9,9 @@ Rules
   process needs the job not to run.
 - A start has a name of its own, which the first container writes into ``.running``: what holds for
   one start only is saved with that name.
-- A container that may have to do what belongs to a start holds the gate, does it, and enters. One of
-  several nodes enters at once, for the coordination says there which container starts the job. So
-  nobody holds this gate while they wait for the coordination's.
+- A container that may have to do what belongs to a start holds the gate, does it, and enters. One
+  of several nodes enters at once, because the coordination says there which container starts the
+  job. So nobody holds this gate while they wait for the coordination's.
 """
 
 from __future__ import annotations

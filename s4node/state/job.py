@@ -38,6 +38,9 @@ DONE = "done"
 """The fact in which run of its job a task was done; 0 for none."""
 
 
+CUT = "cut"
+"""The fact for which savepoint the task has made its last cut, by number."""
+
 EPOCH_OF = "epoch of "
 """The fact as of which epoch of a place its position is; 0 where that is not known."""
 

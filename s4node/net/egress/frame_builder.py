@@ -35,7 +35,7 @@ class NotBuilt(NamedTuple):
 class FrameBuilder:
     """Builds those of ``producer``, of up to ``max_events`` events and ``max_bytes`` of a body.
 
-    ``event_bytes`` are those of an event in frames, lately.
+    ``event_bytes`` are those of an event in frames, lately; ``headers`` go with each frame.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class FrameBuilder:
     ) -> None:
         self.max_events = max_events
         self.event_bytes = 0.0
+        self.headers: wire.Headers = {}
         self._stream = stream
         self._producer = producer
         self._types = types
@@ -84,6 +85,7 @@ class FrameBuilder:
             flags,
             order,
             now_ms,
+            self.headers,
         )
         data = wire.encode_frame(header, body)
         if 0 < most_bytes < len(data):

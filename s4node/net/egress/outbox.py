@@ -22,7 +22,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from s4node.errors import ConfigError, GraphError
@@ -237,6 +237,9 @@ class Outbox:
         return out
 
     # -- what owners say ---------------------------------------------------------------------
+
+    def take_cuts(self, cuts: Mapping[int, int]) -> None:
+        """Take which cuts owners have made, by partition; they bear on commits only."""
 
     def take_answer(self, answer: wire.Hello) -> str:
         """Learn partitions and types from a node's answer; returns what is wrong with it."""

@@ -371,6 +371,7 @@ class NodeRoute:
             box.error = problem
             return
         routes.durable = bool(answer.headers.get(wire.DURABLE) or answer.headers.get(wire.LOG))
+        box.take_cuts(wire.pairs(answer.headers, wire.SAVEPOINT))
         epoch, origin = _whole(answer.headers.get(wire.EPOCH)), _origin(answer)
         for position in answer.positions:
             if not 0 <= position.partition < len(box.lanes):
@@ -428,6 +429,8 @@ class NodeRoute:
         box = self.outbox
         if verdict.error:
             box.error = verdict.error
+        if verdict.headers:
+            box.take_cuts(wire.pairs(verdict.headers, wire.SAVEPOINT))
         for ruling in verdict.rulings:
             if not 0 <= ruling.partition < len(box.lanes):
                 continue

@@ -17,14 +17,19 @@ Rules
   are kept then; what was put before is saved as what the task has put for itself.
 - An outbox that may be forgotten and made anew has a name of its life beside its rows. Rows of
   another life are never gone on with.
+- Frames bear the cut of the task. What an owner has committed after a later cut than the task's is
+  settled after the task's own cut has begun: see :mod:`s4node.offsets.cuts`. Other apps have other
+  savepoints; nothing of cuts goes to them.
 - An app that consumes the stream and has another number of partitions than before has begun without
   any state. What it has not committed is put anew, in an outbox of another life.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+from msgspec.structs import replace
 
 from s4node.errors import EventError
 from s4node.events.schema import EventType, TypeDecl, class_of
@@ -61,7 +66,7 @@ class TransactionalOutbox(Outbox):
     ``partitions`` are those of the stream, 0 if its consumer will tell them; ``home`` is the task's
     own. ``clock`` gives Unix time in ms. ``life`` is that of an outbox which may be forgotten and
     made anew, ``app`` is named in errors. Who puts on the stream is held from ``bound`` bytes
-    without a verdict on.
+    without a verdict on. ``ask_for_cut`` returns False if the task has made the cut of a number.
     """
 
     committed = True
@@ -80,6 +85,7 @@ class TransactionalOutbox(Outbox):
         read: Callable[[bytes], bytes | None] = lambda _: None,
         life: str = "",
         app: str = "",
+        ask_for_cut: Callable[[int], bool] = lambda _: False,
         **options: Any,
     ) -> None:
         super().__init__(stream, producer, **options)
@@ -105,9 +111,24 @@ class TransactionalOutbox(Outbox):
         self._saved = 0  # of the events that wait for the partitions to be known
         self._learns = not partitions  # from the answer of who consumes the stream
         self._learned = False
+        self._savepoint = 0
+        self._ask_for_cut = ask_for_cut
+        self._ahead: dict[int, int] = {}  # lanes whose owners are ahead of our cut, by number
+        self._settles: dict[int, int] = {}  # up to where those are settled after our cut
         self._cuts_commit = False  # frames are being made of what the commit under way holds
         if partitions:
             self.open_lanes(partitions, wire.ROUTED)
+
+    @property
+    def cut(self) -> int:
+        """The number of the task's cut, which frames bear from here on; 0 before the first."""
+        return self._savepoint
+
+    @cut.setter
+    def cut(self, number: int) -> None:
+        if number != self._savepoint:
+            self._savepoint = number
+            self.builder.headers = {wire.SAVEPOINT: number} if number else {}
 
     # -- putting -----------------------------------------------------------------------------
 
@@ -220,6 +241,7 @@ class TransactionalOutbox(Outbox):
     def end(self, *, written: bool) -> None:
         """The commit has been written, and its frames may leave; or it has failed."""
         self._own = []
+        self._settle_after_cut()
         leaving, self.leaving = self.leaving, {}
         self.unsent.end(written=written)
         if not written:
@@ -287,9 +309,37 @@ class TransactionalOutbox(Outbox):
 
     # -- what owners say ---------------------------------------------------------------------
 
+    def take_cuts(self, cuts: Mapping[int, int]) -> None:
+        """Owners have made these cuts, by partition: if ours is behind it is asked for."""
+        for partition, number in cuts.items():
+            if 0 <= partition < len(self.lanes) and self._ask_for_cut(number):
+                self._ahead[partition] = number
+
+    def take_ruling(self, lane: Lane, ruling: wire.Ruling) -> None:
+        """Take what the lane's owner says."""
+        if lane.partition in self._ahead:
+            ruling = replace(ruling, upto=self._settled_now(lane, ruling.upto))
+        super().take_ruling(lane, ruling)
+
+    def _settled_now(self, lane: Lane, upto: int) -> int:
+        """Up to where a lane is settled before our cut, of what is after."""
+        at = lane.partition
+        self._settles[at] = max(upto, self._settles.get(at, 0))
+        return min(upto, lane.upto)
+
+    def _settle_after_cut(self) -> None:
+        """Settle what had to wait for our cut, if that has begun."""
+        for at in [at for at, number in self._ahead.items() if not self._ask_for_cut(number)]:
+            del self._ahead[at]
+            lane, before = self.lanes[at], self.lanes[at].upto
+            upto = min(self._settles.pop(at, before), lane.next_number, lane.released)
+            self._settled(lane, before, lane.settle(max(before, upto)))
+
     def reopen(self, lane: Lane, position: wire.Position, *, again: bool) -> bool:
         """Have a lane go on where its owner says, if that is where it may."""
         self.error = self.error or self._contradicts(lane, position)
+        if lane.partition in self._ahead:
+            position = replace(position, safe=self._settled_now(lane, position.safe))
         return super().reopen(lane, position, again=again)
 
     def _contradicts(self, lane: Lane, position: wire.Position) -> str:

@@ -19,7 +19,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from s4node.net.ingress.producer_lane import FrameReceipt, ProducerLane
@@ -341,7 +341,7 @@ class StreamAdmission:
         if not (self._held or self._holding):
             return
         if self._held and self.deserializer.roomy:
-            for lane in [each for each in self._held if self.stages[each.partition].roomy]:
+            for lane in [each for each in self._held if self._has_room(each)]:
                 del self._held[lane]
                 lane.held = False
                 lane.gap_first = UNLIMITED  # any gap from here on is a new one
@@ -353,6 +353,13 @@ class StreamAdmission:
             for lane in credit.release():
                 lane.urgent = True
                 self.touched(lane)
+
+    def cuts_of(self, partitions: Iterable[int]) -> list[tuple[int, int]]:  # noqa: ARG002
+        """The cuts that the tasks of these partitions have made, in pairs with the numbers."""
+        return []
+
+    def _has_room(self, lane: ProducerLane) -> bool:
+        return self.stages[lane.partition].roomy
 
     def ask(self, producer: str, connection: Hashable) -> None:
         """The producer wants its verdicts now."""

@@ -16,20 +16,23 @@ Rules
 - Rows are forgotten with the end of stream. A program without an id of its own is also forgotten
   when it was away for so long, counted while the partition is here; others never are, nor tasks.
 - What was refused and perhaps not heard is in the row as well.
+- A frame of a task that has made a later cut than ours is left to it until ours has begun; see
+  :mod:`s4node.offsets.cuts`.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from s4node.net.ingress.admission import MAX_KEPT, StreamAdmission
-from s4node.net.ingress.producer_lane import ProducerLane, Unprocessed
+from s4node.net.ingress.producer_lane import FrameReceipt, ProducerLane, Unprocessed
 from s4node.net.ingress.producer_life import Life
 from s4node.net.wire import frame as wire
+from s4node.offsets.cuts import Cuts
 from s4node.offsets.low_watermark import LowWatermark
 from s4node.offsets.producer_offsets import KeptProducer
 
@@ -179,6 +182,7 @@ class DurableAdmission(StreamAdmission):
     on_wait: Callable[[int, float], None] = lambda _, __: None
     on_demand: bool = False
     held: Callable[[int], bool] = lambda _: False
+    cuts: Cuts = field(default_factory=Cuts)
     window_events: int = WINDOW_EVENTS
     most: int = MAX_KEPT
     _known: dict[tuple[str, int], Known] = field(default_factory=dict)
@@ -397,6 +401,29 @@ class DurableAdmission(StreamAdmission):
     def _row(self, producer: str, partition: int) -> KeptProducer | None:
         known = self._found(producer, partition)
         return None if known is None else known.kept
+
+    # -- cuts --------------------------------------------------------------------------------
+
+    def admit(
+        self, data: wire.Data, connection: Hashable, now: float, size: int = 0
+    ) -> FrameReceipt | None:
+        """Decide on a data frame of ``size`` bytes by its header; None if nothing is admitted."""
+        number = data.headers.get(wire.SAVEPOINT) if data.headers else None
+        if isinstance(number, int) and self.cuts.request(data.partition, number):
+            lane = self.lanes.get((data.producer, data.partition))
+            if lane is not None and lane.connection == connection:
+                lane.seen = now
+                self._hold(lane, data.count)
+            return None
+        return super().admit(data, connection, now, size)
+
+    def cuts_of(self, partitions: Iterable[int]) -> list[tuple[int, int]]:
+        """The cuts that the tasks of these partitions have made, in pairs with the numbers."""
+        made = [(partition, self.cuts.made(partition)) for partition in partitions]
+        return [(partition, number) for partition, number in made if number]
+
+    def _has_room(self, lane: ProducerLane) -> bool:
+        return not self.cuts.is_due(lane.partition) and super()._has_room(lane)
 
     # -- forgetting --------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import ConfigError, RemoteFrameError, StageBroken
 from s4node.logger import get_logger
-from s4node.net.ingress.producer_lane import ProducerLane
+from s4node.net.ingress.producer_lane import LaneOwner, ProducerLane
 from s4node.net.transport import network
 from s4node.net.transport.log_throttle import LogThrottle
 from s4node.net.transport.network import Caller, Pipe, Place
@@ -179,19 +179,25 @@ class Connection:
 
     def _verdicts(self, lanes: Sequence[ProducerLane]) -> tuple[list[bytes], int]:
         """Verdicts for one envelope, a frame each producer, and for how many lanes it has room."""
+        owners: dict[str, LaneOwner] = {}
         by_producer: dict[tuple[str, str], list[wire.Ruling]] = {}
         count = size = 0
         for lane in lanes:
             ruling = lane.ruling()
+            owners[lane.admission.stream] = lane.admission
             by_producer.setdefault((lane.admission.stream, lane.producer), []).append(ruling)
             count += 1
             size += 64 + sum(32 + len(reason) for _, _, reason in ruling.exceptions)
             if size > _VERDICT_BYTES:
                 break
-        frames = [
-            wire.encode_frame(wire.Verdict(stream, producer, tuple(rulings)))
-            for (stream, producer), rulings in by_producer.items()
-        ]
+        frames = []
+        for (stream, producer), rulings in by_producer.items():
+            headers = {}
+            if producer.startswith(wire.TASK):
+                cuts = owners[stream].cuts_of(ruling.partition for ruling in rulings)
+                headers = {wire.SAVEPOINT: cuts} if cuts else {}
+            verdict = wire.Verdict(stream, producer, tuple(rulings), headers=headers)
+            frames.append(wire.encode_frame(verdict))
         return frames, count
 
     def _send(self, frames: list[bytes]) -> bool:

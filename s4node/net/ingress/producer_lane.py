@@ -161,6 +161,10 @@ class LaneOwner(Protocol):
         """How far the lane may send now."""
         ...
 
+    def cuts_of(self, partitions: Iterable[int]) -> list[tuple[int, int]]:
+        """The cuts that the tasks of these partitions have made, in pairs with the numbers."""
+        ...
+
 
 class ProducerLane:
     """One producer's numbers in one partition of a stream."""

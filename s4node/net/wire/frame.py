@@ -126,6 +126,10 @@ LOST = "lost"
 Also a header of a log's hello to a producer: pairs of a partition and a number, from which on to
 the producer's position the log has nothing of what it has acknowledged."""
 
+SAVEPOINT = "savepoint"
+"""The cut that a task has made, by its savepoint's number. Header of a task's data frames: that of
+the task. Header of a verdict or a node's hello to a task: pairs of partition and number."""
+
 FAULT = "fault"
 """Header of a node's hello or answer that carries an error: the name of the error's class."""
 

@@ -21,7 +21,7 @@ import trio
 
 from s4node.config.paths import full_path
 from s4node.config.settings import STATE_FOLDER
-from s4node.errors import NotSaveable
+from s4node.errors import NotSaveable, StateError, StoreCorrupt
 from s4node.failpoints import passing
 from s4node.logger import get_logger
 from s4node.offsets.checkpoint import Checkpoint, JobGuard
@@ -206,6 +206,8 @@ class Committer:
         if written:
             await kept.tell(what)
             passing("commit.told")
+            if kept.cut:
+                await self._keep_cut(kept)
             if kept.keeping.due:
                 upload = await self._context.in_thread(kept.keeping.keep, kept.state)
                 if upload is not None:
@@ -225,6 +227,16 @@ class Committer:
                 kept.task.await_commit(patience)
             self._loop.wake(kept.task)  # it may wait to be told of the end of its inputs
         self._quiet.unpark_all()
+
+    async def _keep_cut(self, kept: TaskCommits) -> None:
+        """Keep a task's cut; the savepoint fails if that is not possible, and the task goes on."""
+        passing("savepoint.cut")
+        try:
+            await self._context.in_thread(kept.keep_cut, self._folder)
+        except (StateError, StoreCorrupt) as error:
+            log.warning("the part of a task in a savepoint could not be kept; the savepoint fails",
+                        task=kept.claim.task, savepoint=kept.cut, error=str(error))  # fmt: skip
+        passing("savepoint.kept")
 
     # -- for those who look ----------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import trio
@@ -33,6 +34,7 @@ from s4node.failpoints import passing
 from s4node.logger import get_logger
 from s4node.net.wire.frame import TASK
 from s4node.offsets.checkpoint import Checkpoint
+from s4node.offsets.cuts import Cuts
 from s4node.offsets.input_progress import InputProgress, taken
 from s4node.offsets.producer_offsets import KeptProducers
 from s4node.offsets.system import SystemStreamPartition
@@ -41,8 +43,9 @@ from s4node.runtime.commit.producers import Producers, TakenProducers, rows_of
 from s4node.runtime.outputs.exchange import Exchange
 from s4node.runtime.task.poison.in_flight_journal import InFlightJournal
 from s4node.runtime.task.task import Task
+from s4node.savepoints.folders import cut_folder
 from s4node.state.checkpoint_policy import CheckpointRetention
-from s4node.state.job import DONE, EPOCH_OF, WRITTEN, checkpoint_of
+from s4node.state.job import CUT, DONE, EPOCH_OF, WRITTEN, checkpoint_of
 from s4node.state.task_state import TaskState
 
 log = get_logger("s4node.runtime")
@@ -79,7 +82,8 @@ class CommitContext:
 
     ``progress`` is by task and partition, ``producers`` are those of durable streams.
     ``on_consumed(name, ids)`` is called with the startpoints that a task has consumed, and returns
-    those that nobody can meet any more. ``exchange`` is what tasks put for others. ``timeout``
+    those that nobody can meet any more. ``exchange`` is what tasks put for others, ``cuts`` are
+    those of the tasks. ``timeout``
     (seconds) is for how long commits may fail. ``commits`` and ``failures`` count. The ``store`` of
     claims and the ``run`` of the job are set when it is open.
     """
@@ -91,6 +95,7 @@ class CommitContext:
         producers: Producers,
         *,
         exchange: Exchange,
+        cuts: Cuts,
         timeout: float,
     ) -> None:
         self.commits = 0
@@ -99,6 +104,7 @@ class CommitContext:
         self.on_consumed = on_consumed
         self.producers = producers
         self.exchange = exchange
+        self.cuts = cuts
         self.timeout = timeout
         self.store: TaskClaims | None = None
         self.run = 0
@@ -139,6 +145,7 @@ class TaskCommits:
         "again",
         "checkpoint",
         "claim",
+        "cut",
         "keeping",
         "leaving",
         "pending",
@@ -169,6 +176,7 @@ class TaskCommits:
         self.again = False  # a commit was asked for meanwhile
         self.leaving = False  # its last commits are being written
         self.spent = (0.0, 0.0)
+        self.cut = 0  # the number of the savepoint that the commit under way is the cut of
         self._context = context
         self._written_ms = 0  # when the last commit began
         self._failing_since: float | None = None
@@ -223,6 +231,7 @@ class TaskCommits:
         """Whether a commit would write anything."""
         return (
             self.state.changed
+            or self._context.cuts.is_due(self.task.partition)
             or self._context.producers.moved(self.task.partition)
             or self._context.exchange.changed(self.task)
             or self._has_read
@@ -257,6 +266,9 @@ class TaskCommits:
                 self.state.set_meta(f"{EPOCH_OF}{ssp}", epoch)
         if self.task.done:
             self.state.set_meta(DONE, self._context.run)
+        self.cut = self._context.cuts.begin(self.task.partition)
+        if self.cut:
+            self.state.set_meta(CUT, self.cut)
         self._context.exchange.begin(self.task)
         self.state.begin_commit(*what.rows)
         self.spent = (0.0, 0.0)
@@ -395,6 +407,11 @@ class TaskCommits:
                 each.startpoints -= consumed
             if over := await self._context.on_consumed(self.claim.task, consumed):
                 self.forget(over)
+
+    def keep_cut(self, job: Path) -> None:
+        """Keep what the commit just written holds as the task's part of its savepoint; in a thread,
+        before the next commit. Raises StateError."""
+        self.state.database.checkpoint(cut_folder(job, self.cut, self.claim.task))
 
     async def expire(self) -> None:
         """Delete what is over its time, in slices; the next commit has it."""

@@ -32,6 +32,7 @@ from s4node.events.event import LIVE, GenericEvent
 from s4node.events.keys import Partitioner, hasher_named
 from s4node.logger import get_logger
 from s4node.offsets.checkpoint import JobGuard
+from s4node.offsets.cuts import Cuts
 from s4node.offsets.job_lock import JobLock
 from s4node.offsets.startpoint import Oldest
 from s4node.offsets.system import SystemStreamPartition
@@ -72,6 +73,7 @@ class DurableParts:
     def __init__(self, app: App, config: Config, own_log: str) -> None:
         self.counts: dict[tuple[str, str], int] = {}
         self.systems = Systems(config, own_log)
+        self.cuts = Cuts(self._cut_soon)
         self.exchange: Exchange
         self.consumers: SystemConsumers
         self.committer: Committer
@@ -237,6 +239,7 @@ class DurableParts:
             self._startpoints.consumed,
             producers,
             exchange=self.exchange,
+            cuts=self.cuts,
             timeout=config[settings.COMMIT_TIMEOUT],
         )
         self.committer = Committer(
@@ -315,6 +318,9 @@ class DurableParts:
             self._presence.leave()
 
     # -- tasks -------------------------------------------------------------------------------
+
+    def _cut_soon(self, partition: int) -> None:
+        self._partitions.commit_soon(partition)
 
     async def release(self, task: Task) -> None:
         """Commit what a task that has retired has done, and be no longer the one who writes it."""

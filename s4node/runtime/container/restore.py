@@ -50,7 +50,7 @@ from s4node.state import epochs
 from s4node.state.checkpoint_policy import CheckpointRetention, Policy
 from s4node.state.commit_id import shipped_of
 from s4node.state.database import Database
-from s4node.state.job import task_folder
+from s4node.state.job import CUT, task_folder
 from s4node.state.remote_job import RemoteJob
 from s4node.state.remote_task import check_newest
 from s4node.state.rows import OUTBOX
@@ -176,6 +176,7 @@ class Restore:
         task.failures.isolation.watch(under_way)
 
         # its state, and what it had put for others
+        self._context.cuts.restore(task.partition, state.meta(CUT) or 0)
         task.keep(state, self._changes_bytes)
         self._tell_unused(state.unused())
         left = await in_thread(state.rows, OUTBOX)

@@ -147,6 +147,7 @@ class Parts:
                 wake=self.loop.wake,
                 on_news=self._heard,
                 refusals=self.refusals,
+                cuts=replay.cuts,
             )
 
         # where tasks come to be, and what brings them events
@@ -181,6 +182,7 @@ class Parts:
             on_wait=self.partitions.await_commit,
             send=self._send,
             full=self._full,
+            cuts=None if replay is None else replay.cuts,
         )
         if replay is not None:
             clock = trio.lowlevel.current_clock().current_time

@@ -41,6 +41,7 @@ from s4node.net.ingress.producer_lane import FrameReceipt, ProducerLane
 from s4node.net.ingress.rerouted_batch import sorted_out
 from s4node.net.wire import frame as wire
 from s4node.net.wire.decoder import Apart, Decoded, FrameDecoder
+from s4node.offsets.cuts import Cuts
 from s4node.offsets.receipts import PartReceipt, Strays
 from s4node.stages.stage import Gauge, Stage, put_back
 
@@ -212,6 +213,7 @@ class InputPort:
         *,
         on_demand: bool = False,
         held: Callable[[int], bool] = lambda _: False,
+        cuts: Cuts | None = None,
     ) -> None:
         self.stream = stream
         self.closed = False
@@ -230,6 +232,7 @@ class InputPort:
                 on_wait=on_wait,
                 on_demand=on_demand,
                 held=held,
+                cuts=cuts or Cuts(),
             )
         if deserializer is not None:
             self.admission.deserializer = deserializer
@@ -302,6 +305,9 @@ class InputPort:
             if unknown:
                 headers = {**headers, wire.UNKNOWN: unknown}
         positions = self.admission.hello(hello, connection, now)
+        if hello.peer.startswith(wire.TASK):
+            cuts = self.admission.cuts_of(position.partition for position in positions)
+            headers = {**headers, wire.SAVEPOINT: cuts} if cuts else headers
         return self.word(node, incarnation, positions, headers=headers)
 
     def word(

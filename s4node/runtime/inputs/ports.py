@@ -28,6 +28,7 @@ from s4node.net.ingress.durable_admission import DurableAdmission
 from s4node.net.ingress.listener import Connection
 from s4node.net.ingress.producer_lane import ProducerLane
 from s4node.net.wire import frame as wire
+from s4node.offsets.cuts import Cuts
 from s4node.runtime.inputs.port import InputPort
 from s4node.runtime.task.statistics import InputStatistics
 from s4node.stages.stage import Gauge, Stage, StageStatistics
@@ -45,7 +46,8 @@ class Ports:
     ``shared`` tells that there are other members. Of streams that are ``durable`` tasks commit the
     producers' numbers; ``on_full`` asks the task of a partition to do that soon, ``on_wait``
     within some seconds, if it has time. ``send`` puts events of one task on the way to another, and
-    ``full`` (of a stream, for a partition's task) says whether much of that waits.
+    ``full`` (of a stream, for a partition's task) says whether much of that waits. ``cuts`` are
+    those of the tasks.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Ports:
         on_wait: Callable[[int, float], None],
         send: Send,
         full: Callable[[str, int], bool],
+        cuts: Cuts | None,
     ) -> None:
         self.ports: dict[str, InputPort] = {}
         self.inner: dict[str, InputPort] = {}
@@ -91,6 +94,7 @@ class Ports:
                 on_wait,
                 on_demand=not config[settings.TASK_COMMIT_MS],
                 held=partial(full, stream.name),
+                cuts=cuts,
             )
             made.pass_on = partial(send, stream.name)
             return made
@@ -294,7 +298,9 @@ def _say_last(port: InputPort, lanes: Iterable[ProducerLane]) -> None:
     for lane in lanes:
         if isinstance(lane.connection, Connection):
             last = wire.Ruling(lane.partition, wire.NOT_OWNER, lane.upto, 0, lane.expected, (), "")
-            word = wire.Verdict(port.stream.name, lane.producer, (last,))
+            cuts = port.admission.cuts_of([lane.partition])
+            headers = {wire.SAVEPOINT: cuts} if cuts else {}
+            word = wire.Verdict(port.stream.name, lane.producer, (last,), headers=headers)
             lane.connection.answer(wire.encode_frame(word))
 
 

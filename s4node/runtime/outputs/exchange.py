@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import trio
@@ -39,6 +40,7 @@ from s4node.net.egress.outbox_rows import Rows, forget, life_of, ways_of, weight
 from s4node.net.egress.routes import Routes
 from s4node.net.egress.transactional_outbox import TransactionalOutbox
 from s4node.net.wire import frame as wire
+from s4node.offsets.cuts import Cuts
 from s4node.offsets.task_claims import now_ms
 from s4node.runtime.loop.pipeline import Pipeline
 from s4node.runtime.outputs.output_streams import OutputStreams, outbox_options
@@ -136,6 +138,7 @@ class Exchange:
         wake: Callable[[Task], None],
         on_news: Callable[[], None],
         refusals: Refusals,
+        cuts: Cuts,
     ) -> None:
         self.emitter = Emitter(queue_size=config[settings.SENDER_WORK_QUEUE_SIZE], on_news=on_news)
         self._app = app
@@ -149,6 +152,7 @@ class Exchange:
         self._partitions = partitions
         self._wake = wake
         self._refusals = refusals
+        self._cuts = cuts
         self._sides: dict[int, _Side] = {}
         self._owners: tuple[Sequence[str], int, str] = ((), -1, "")
 
@@ -250,6 +254,7 @@ class Exchange:
             read=state.database.get,
             life=life,
             app=self._app.name,
+            ask_for_cut=_other_job if consumer else partial(self._cuts.request, task.partition),
             **outbox_options(self._app.streams[stream], self._config),
         )
         headers = fence if consumer else {**fence, wire.CLUSTER: cluster}
@@ -257,6 +262,8 @@ class Exchange:
         emitter = self.emitter
         if consumer:
             emitter = self._outputs.senders[stream].emitters[consumer]
+        if not consumer:
+            outbox.cut = self._cuts.made(task.partition)
         own = outbox.restore(rows, trio.current_time())
         if own:
             side.left[stream] = own
@@ -424,7 +431,7 @@ class Exchange:
         return _moved(task) != side.moved and (side.own_rows or bool(task.own()))
 
     def begin(self, task: Task) -> None:
-        """A commit of a task begins: all that it has put until now is part of it."""
+        """A commit of a task begins, or its cut: all that it has put until now is part of it."""
         side = self._sides.get(task.partition)
         if side is None:
             return
@@ -434,6 +441,8 @@ class Exchange:
         for stream in own.keys() - side.ways.keys():
             self._way(side, stream)
         for stream, way in side.ways.items():
+            if way.emitter is self.emitter:
+                way.outbox.cut = self._cuts.made(task.partition)
             way.outbox.begin(own.get(stream, ()))
         side.committing = True
         side.own_rows = bool(own)
@@ -467,6 +476,11 @@ class Exchange:
             self._tell(way)  # nobody answers where nothing is left to send
         if leaves:
             passing("outbox.released")
+
+
+def _other_job(_: int) -> bool:
+    """Ask for no cut: what another app's tasks say bears no number of ours."""
+    return False
 
 
 def _moved(task: Task) -> int:

@@ -1,0 +1,160 @@
+"""The cuts of a savepoint over three nodes, taken amid events that run in a cycle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import pytest
+from cluster_in_memory import Cluster, cluster, in_memory
+
+from s4node import App, Event, ProcessingElement, Stream
+from s4node.events.keys import Partitioner, crc32m
+from s4node.net.egress.outbox_rows import sort_rows, ways_of
+from s4node.net.egress.transactional_outbox import TransactionalOutbox
+from s4node.net.ingress.admission import StreamAdmission
+from s4node.net.ingress.durable_admission import DurableAdmission
+from s4node.savepoints.folders import savepoints_folder
+from s4node.state.database import Database
+from s4node.state.job import task_of
+from s4node.state.rows import OUTBOX
+from s4node.state.task_state import TaskState
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("way", ["in circles", "upwards"])
+def test_the_cuts_of_a_savepoint_hold_what_was_under_way_between_them(
+    folder: Path, way: str, seed: int
+) -> None:
+    assert faults_of(folder, seed, WAYS[way]) == []
+
+
+def test_without_the_cut_in_acknowledgements_events_are_missing_from_a_savepoint(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TransactionalOutbox, "take_cuts", lambda *_: None)
+    found = [each for seed in range(4) for each in faults_of(folder, seed, upwards)]
+    assert {kind for kind, *_ in found} == {"missing"}
+
+
+def test_without_the_cut_in_frames_a_savepoint_counts_events_that_were_not_sent(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DurableAdmission, "admit", StreamAdmission.admit)
+    found = [each for seed in range(4) for each in faults_of(folder, seed, in_circles)]
+    assert "ahead" in {kind for kind, *_ in found}
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+PARTITIONS = 6
+
+
+USERS = [f"user-{n}" for n in range(24)]
+LOWER = [user for user in USERS if Partitioner(PARTITIONS, crc32m).partition_of(user) < 3]
+HIGHER = [user for user in USERS if user not in LOWER]
+
+
+class Token(Event):
+    user: str
+    path: list[str]
+
+
+class Pass(ProcessingElement):
+    """Passes a token on along its path."""
+
+    out: Stream
+    n: int = 0
+
+    def on_event(self, token: Token) -> None:
+        self.n += 1
+        if token.path:
+            self.out.put(Token(token.path[0], token.path[1:]))
+
+
+def passing_on() -> App:
+    app = App("counting")
+    pe = app.create_pe(Pass)
+    pe.out = app.create_stream("hops", pe, key="user")
+    app.create_input_stream("clicks", pe, key="user")
+    return app
+
+
+def faults_of(folder: Path, seed: int, tokens: Tokens) -> list[tuple[str, str, str, str, int, int]]:
+    """What does not fit in three savepoints that are taken while tokens are passed on."""
+    chance, here, faults = Random(seed), folder / f"{seed}-{len(list(folder.iterdir()))}", []
+    here.mkdir()
+    with cluster(here, seed, app=passing_on) as nodes:
+        nodes.start("n0", "n1", "n2")
+        nodes.connect()
+        for number in (1, 2, 3):
+            nodes.send(tokens(chance))
+            nodes.pass_time(chance.uniform(0, 0.1))
+            nodes.ask_for_cut(chance.randrange(3, PARTITIONS), number)
+            nodes.send(tokens(chance))
+            nodes.pass_time(chance.uniform(0, 0.3))
+            for partition in range(PARTITIONS):
+                nodes.ask_for_cut(partition, number)
+            nodes.until(partial(all_made, nodes, number))
+            faults += misfits(cuts_of(nodes, number))
+        nodes.until(nodes.settled)
+        nodes.stop()
+    return faults
+
+
+def in_circles(chance: Random) -> list[Token]:
+    """Tokens that pass all tasks in any order."""
+    return [Token(user, chance.choices(USERS, k=chance.randrange(8))) for user in USERS * 5]
+
+
+def upwards(chance: Random) -> list[Token]:
+    """Tokens that go from the first three tasks to the others."""
+    return [Token(user, [chance.choice(HIGHER)]) for user in LOWER * 10]
+
+
+Tokens = Callable[[Random], list[Token]]
+WAYS: dict[str, Tokens] = {"in circles": in_circles, "upwards": upwards}
+
+
+def cuts_of(nodes: Cluster, number: int) -> list[Path]:
+    place = savepoints_folder(nodes.job) / f"cut-{number}"
+    return sorted(place.iterdir()) if place.exists() else []
+
+
+def all_made(nodes: Cluster, number: int) -> bool:
+    return len(cuts_of(nodes, number)) == PARTITIONS
+
+
+def misfits(cuts: list[Path]) -> list[tuple[str, str, str, str, int, int]]:
+    """Where what a task has sent by its cut is not what another's cut counts, plus what the first
+    still has."""
+    sent, counted = {}, {}
+    for place in cuts:
+        database = Database(place)
+        state = TaskState(database, crc32m)
+        life = state.meta("life")
+        for way, rows in ways_of(state.rows(OUTBOX)).items():
+            saved = sort_rows(way, rows)
+            for partition, end in saved.next_numbers.items():
+                has = {n for kept in saved.frames[partition] for n in range(kept.first, kept.end)}
+                producer = f"~default/counting/{task_of(place.name)}#{life}"
+                sent[way, producer, f"Partition {partition}"] = end, has
+        for (stream, producer), row in state.producers().items():
+            counted[stream, producer, task_of(place.name)] = row.number
+        database.close()
+    found = []
+    for lane, (end, has) in sent.items():
+        number = counted.get(lane, 0)
+        if number > end:
+            found.append(("ahead", *lane, number, end))
+        elif not has >= set(range(number, end)):
+            found.append(("missing", *lane, number, end))
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    with in_memory(tmp_path) as made:
+        yield made
