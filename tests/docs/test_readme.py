@@ -123,7 +123,7 @@ def test_several_nodes_as_the_page_starts_them(tmp_path: Path) -> None:
     with ExitStack() as stack:
         addresses = []
         for command in commands:
-            words = shlex.split(command.rstrip("& "))
+            words = shlex.split(command.rstrip("& ").replace(" app.py ", " apps/counter/app.py "))
             if words[:2] == ["s4", "node"]:
                 own = words[1 : words.index("-p")] if "-p" in words else words[1:]
                 started = stack.enter_context(node(*own, "--folder", str(tmp_path)))
