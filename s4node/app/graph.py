@@ -43,7 +43,7 @@ def check(app: App) -> None:
     _raise(app.name, problems)
 
 
-_NEVER_RUNS = "contains yield, so a call of it would run none of it; write it without"
+_NEVER_RUNS = "contains yield, so calling it would not run it; remove the yield"
 
 
 def _generators(hooks: Iterable[tuple[str, object]]) -> list[str]:

@@ -1,15 +1,14 @@
 """One container: its tasks, the loop that runs them, their inputs, outputs and commits.
 
 An event goes sockets -> ``net.ingress`` -> ``stages`` -> ``runtime.task`` -> ``runtime.outputs`` ->
-``net.egress``, with ``runtime.commit`` beside it. ``runtime.inputs`` decodes it between the stages
-and the task, or reads it from a system. ``runtime.loop`` calls the task.
+``net.egress``; ``runtime.commit`` saves what is done. ``runtime.inputs`` decodes the events of the
+stages, or reads events from a system. ``runtime.loop`` calls the task.
 
 A *turn* is one iteration of the loop. A *step* is one operation of one task: events, a commit, a
 window or a timer. A *slice* is the part of a batch that one step takes.
 
 It may touch every room below it, and trio. Only here does the code of authors (``app``) meet
-sockets and disks. ``runtime.container`` makes all parts; the other rooms know only those below
-them.
+sockets and disks. ``runtime.container`` makes all parts.
 
 Begin with ``runtime.task``: it decides what happens, and is pure. Then read ``runtime.loop``.
 """

@@ -127,7 +127,7 @@ def test_handlers_that_would_never_run_for_their_yield_are_reported() -> None:
     app.create_stream("inner", app.create_pe(Yields), app.create_pe(YieldsNoLonger), key="user")
     app.create_pe(Idle)
     never = (
-        "contains yield, so a call of it would run none of it; write it without, and send with "
+        "contains yield, so calling it would not run it; remove the yield, and send with "
         "stream.put(event)"
     )
     assert problems(app)[-7:] == [

@@ -601,7 +601,7 @@ def test_hooks_of_an_app_that_would_never_run_for_their_yield_are_refused() -> N
         def on_close(self) -> Any:
             yield
 
-    told = "contains yield, so a call of it would run none of it; write it without"
+    told = "contains yield, so calling it would not run it; remove the yield"
     with pytest.raises(GraphError) as caught, AppTest(Yields, settings={"task.inputs": "log.x"}):
         pass
     assert str(caught.value).split("\n") == [

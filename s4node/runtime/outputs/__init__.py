@@ -1,4 +1,4 @@
-"""Where events go that tasks put on streams.
+"""The destinations of events that tasks put on streams.
 
 ``dispatch`` finds the partitions of events on the app's own streams. ``exchange`` carries events
 between tasks that keep state, ``members`` between containers of an app that keeps none.

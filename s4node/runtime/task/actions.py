@@ -1,9 +1,10 @@
-"""What a task wants done beside its own work: the actions that its decisions return. Pure.
+"""The actions that a task's decisions return, for the loop to carry out. Pure.
 
 Rules
 - A decision calls nothing outside its task. It returns actions, and the loop carries them out at
-  once, in their order; most decisions return none.
-- What handlers have put is handed on before the step is finished: what it comes to may go first.
+  once, in their order. Most decisions return none.
+- Events that handlers have put are handed on before the step is finished, so that internal events
+  they lead to may go first.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from s4node.app.stream import Stream
 
 
 class Asked:
-    """What was asked for at one event, or in one slice; given to the task as its coordinator."""
+    """The requests made at one event, or in one slice: a task's coordinator."""
 
     __slots__ = ("any", "commit_all", "commit_this", "shutdown_all", "shutdown_this")
 
@@ -25,21 +26,21 @@ class Asked:
         self.shutdown_this = self.shutdown_all = False
 
     def commit(self, *, all_tasks: bool = False) -> None:
-        """Have this task's progress saved, or that of all tasks of the container."""
+        """Request a commit of this task, or of all tasks of the container."""
         if all_tasks:
             self.commit_all = True
         self.commit_this = True
-        self.any = True  # last, for the loop may look from another thread
+        self.any = True  # last: the loop may read it from another thread
 
     def shutdown(self, *, all_tasks: bool = False) -> None:
-        """Say that this task is done, or stop the container."""
+        """Request the end of this task, or a stop of the container."""
         if all_tasks:
             self.shutdown_all = True
         self.shutdown_this = True
         self.any = True
 
     def taken(self) -> Asked:
-        """What was asked for since the last time."""
+        """Return the requests made since the last call, and reset them."""
         found = Asked()
         found.commit_this, found.commit_all = self.commit_this, self.commit_all
         found.shutdown_this, found.shutdown_all = self.shutdown_this, self.shutdown_all
@@ -49,7 +50,7 @@ class Asked:
 
 
 class HandOn(NamedTuple):
-    """Hand on what handlers have put on a stream, while they processed ``source``, or none."""
+    """Hand on events that handlers put on a stream while processing ``source`` ("" if none)."""
 
     source: str
     stream: Stream
@@ -57,17 +58,17 @@ class HandOn(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """See to what handlers have asked for."""
+    """Carry out the requests of handlers."""
 
     asked: Asked
 
 
 class EndTold(NamedTuple):
-    """The task was told of the end of its inputs: so it is done, as if it had said so."""
+    """The task was told of the end of its inputs, so it is done."""
 
 
 class Replace(NamedTuple):
-    """The task has failed, and nothing of it is under way: make another one in its place."""
+    """The task has failed and nothing of it is in flight: replace it."""
 
 
 Action = HandOn | Ask | EndTold | Replace

@@ -1,16 +1,16 @@
-"""What waits in a task: the batches in its stages, and which of them is at hand. Pure.
+"""The waiting batches of a task, in its stages, and the choice of the current one. Pure.
 
 Rules
-- Each source of batches, a stream or an input that can be read again, has a stage. A batch is in
-  its stage from its coming to its end; the one at the head of a stage is the source's next.
-- A source with a batch at its head waits for its turn, or the batch is at hand. Internal streams
-  take turns, and go before inputs; among inputs the chooser decides.
-- A source that is held, because a stage it leads to is full or because its rate is used up, stops
-  no other: it waits with the rest of its batch.
-- After each step a source gives way to the others that wait. One that is alone keeps its batch at
-  hand until all of it has passed.
-- What is given back comes again, to the next owner of the task. What was taken apart by key is not
-  given back, for its parts are with several tasks; a frame is, where all of its parts still wait.
+- Each source of batches, a stream or a replayable input, has a stage. A batch stays in its stage
+  until it is finished; the head of a stage is the source's next batch.
+- The head of a source is either the current batch or waits for its turn. Internal streams take
+  turns and go before inputs; among inputs the chooser decides.
+- A source is held while a stage that it leads to is full, or while its rate is used up. A held
+  source keeps the rest of its batch and stops no other source.
+- After each step a source gives way to others that wait. If none wait, it keeps its batch current
+  until all events have passed.
+- A batch that is given back is replayed by the next owner of the task. A frame that was divided by
+  key is given back only if all of its parts, which are with several tasks, still wait.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from s4node.stages.stage import Overflow, Stage
 
 
 class Backlog:
-    """That of one task, by source.
+    """The waiting batches of one task, by source.
 
-    ``at_hand`` is the batch that is processed now; code that takes its last event without
-    ``passed`` calls ``finished``. ``held`` are the streams that must not be processed now; it
-    changes. ``rates`` are the executors that limit how fast events may leave their stages.
-    ``chooser`` is for what comes from outside, which takes turns if it is None, and heeds the
-    ``bootstrap``. ``on_load`` is called with each batch that is to be at hand for the first time.
-    ``on_cut`` is called with a frame of which the last so many events have been left to its
-    producer, and says whether others of it have yet to end.
+    ``at_hand`` is the batch being processed. Code that takes its last event without calling
+    ``passed`` must call ``finished``. ``held`` names the streams that must not be processed now;
+    its owner changes it. ``rates`` are the executors that limit how fast events leave their stages.
+    ``chooser`` decides among inputs; if it is None they take turns. ``on_load`` is called with each
+    batch before it becomes current for the first time. ``on_cut`` is called with a frame and the
+    number of its last events that were left to its producer, and returns True if other events of
+    the frame have yet to end.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class Backlog:
         self.at_hand: EventBatch | None = None
         self.inner = frozenset(s.name for s in fed if not isinstance(s, InputStream))
         self.rates: dict[Any, tuple[Executor, ...]] = dict(rates)
-        self.resume_at: float | None = None  # when a rate gives leave again
+        self.resume_at: float | None = None  # when a rate next allows an event
         self.replayable: set[Hashable] = set()
-        self.closed = False  # what comes is discarded
+        self.closed = False  # offered batches are discarded
         self.bootstrap = bootstrap
         self.on_load: Callable[[EventBatch], None] | None = None
         self.on_cut: Callable[[EventBatch, int], bool] | None = None
@@ -70,18 +70,17 @@ class Backlog:
         self._stream_of: dict[Any, str] = {s.name: s.name for s in fed}
         self._chooser = chooser
         self._batching = batching_of(chooser)
-        self._began = 0  # where the batch at hand was when it was chosen
-        self._inner_waiting: dict[Any, EventBatch] = {}  # the heads that are not at hand
+        self._began = 0  # where the current batch was when chosen
+        self._inner_waiting: dict[Any, EventBatch] = {}  # heads that are not current
         self._outer_waiting: dict[Any, EventBatch] = {}
-        self._unended: set[Hashable] = set()  # inputs that can be read again
+        self._unended: set[Hashable] = set()  # replayable inputs
         self._given_back = False
-        self._cuts: KeptElsewhere | None = None  # frames that have begun, after their next slice
+        self._cuts: KeptElsewhere | None = None  # to cut begun frames after their slice
 
-    # -- what comes --------------------------------------------------------------------------
+    # -- offering ----------------------------------------------------------------------------
 
     def add_input(self, source: Hashable, stage: Stage, rates: tuple[Executor, ...] = ()) -> None:
-        """Queue the batches of ``source``, an input that can be read again, in a stage of their
-        own; before any is offered."""
+        """Add the stage of ``source``, a replayable input, before its first batch is offered."""
         self.stages[source] = stage
         self._stream_of[source] = stage.settings.stream
         self._unended.add(source)
@@ -90,17 +89,17 @@ class Backlog:
             self.rates[source] = rates
 
     def ended(self, source: Hashable) -> None:
-        """All batches of an input have been offered."""
+        """Note that all batches of an input have been offered."""
         self._unended.discard(source)
 
     @property
     def fed(self) -> bool:
-        """Whether there is anything from outside that the task could wait for."""
+        """True if the task has any input from outside the app."""
         return self.is_live or bool(self.replayable)
 
     @property
     def inputs_ended(self) -> bool:
-        """Whether nothing more can come from outside."""
+        """True if nothing more can come from outside the app."""
         return bool(self.replayable) and not self.is_live and not self._unended
 
     def offer(self, batch: EventBatch) -> None:
@@ -114,21 +113,21 @@ class Backlog:
             self._next(batch.source, stage)
 
     def resume(self, source: Any, overflow: Overflow, events: int) -> None:
-        """So many events of an earlier life are in the overflow of a stage."""
+        """Take over ``events`` events that an earlier run left in the overflow of a stage."""
         stage = self.stages[source]
         stage.resume(overflow, events)
         if stage.head is None:
             self._next(source, stage)
 
     def finished(self) -> bool:
-        """The events of the batch at hand have all begun; return True if its source has more."""
+        """End the current batch, as all of it has begun; return True if its source has more."""
         batch = self.at_hand
         assert batch is not None
         self.at_hand = None
         return self._next(batch.source, self.stages[batch.source])
 
     def _next(self, source: Any, stage: Stage) -> bool:
-        """The head of a source is finished: have its next batch wait, if there is one."""
+        """Move the next batch of a source to its head; return False if there is none."""
         if stage.depth <= stage.in_flight:
             stage.head = None
             return False
@@ -141,10 +140,10 @@ class Backlog:
         waiting = self._inner_waiting if source in self.inner else self._outer_waiting
         waiting[source] = batch
 
-    # -- what is at hand ---------------------------------------------------------------------
+    # -- choosing ----------------------------------------------------------------------------
 
     def choose(self) -> bool:
-        """Have a batch at hand, if there is one that may be processed."""
+        """Choose the current batch; return False if none may be processed."""
         batch = self.at_hand
         if batch is not None:
             if self.may(batch.source):
@@ -153,14 +152,14 @@ class Backlog:
         return self._take(self.may)
 
     def put_aside(self) -> None:
-        """Let the others that wait have their turn before what is left of the batch at hand."""
+        """Let other sources go before the rest of the current batch."""
         batch = self.at_hand
         assert batch is not None
         self.at_hand = None
         self._wait(batch.source, batch)
 
     def turn_over(self, events: int) -> bool:
-        """Whether others wait, and so many events of the batch at hand have gone meanwhile."""
+        """Return True if others wait and the current batch has had ``events`` or its turn."""
         batch = self.at_hand
         assert batch is not None
         if not (self._inner_waiting or self._outer_waiting):
@@ -168,7 +167,7 @@ class Backlog:
         return batch.at - self._began >= events or self._left_of_turn(batch) <= 0
 
     def limit(self, events: int) -> int:
-        """How many events of the batch at hand a step of so many may take; one at least."""
+        """How many of ``events`` events of the current batch a step may take; at least one."""
         batch = self.at_hand
         assert batch is not None
         if batch.source in self.rates:
@@ -183,7 +182,7 @@ class Backlog:
         return self._batching.left
 
     def choose_of(self, stream: str) -> bool:
-        """Have another batch of a stream at hand, as long as nothing else may go."""
+        """Choose another batch of a stream, unless another stream may go."""
         waiting = (*self._inner_waiting, *self._outer_waiting)
         if self.at_hand is not None or any(
             self._stream_of[s] != stream and self.may(s) for s in waiting
@@ -192,7 +191,7 @@ class Backlog:
         return self._take(lambda s: self._stream_of[s] == stream and self.may(s))
 
     def _take(self, may: Callable[[Any], bool]) -> bool:
-        """Have the head of a source at hand whose turn it is, of those that may go now."""
+        """Make the head of the next source current, of those that may go now."""
         inner, outer, chooser = self._inner_waiting, self._outer_waiting, self._chooser
         for source in inner if chooser is not None else chain(inner, outer):
             if may(source):
@@ -211,7 +210,7 @@ class Backlog:
         return True
 
     def may(self, source: Any) -> bool:
-        """Whether a source may go now."""
+        """Return True if a source is not held."""
         if self._stream_of[source] in self._held:
             return False
         return source not in self.rates or self.allowance(source) > 0
@@ -231,8 +230,10 @@ class Backlog:
         return allowed
 
     def passed(self, count: int) -> None:
-        """A step has ended: so many events of the batch at hand are done. Behind its last one
-        acknowledge it, and let the next be offered."""
+        """End a step that processed ``count`` events of the current batch.
+
+        After its last event, acknowledge the batch and move to the next one of its source.
+        """
         batch = self.at_hand
         assert batch is not None
         for executor in self.rates.get(batch.source, ()):
@@ -255,11 +256,13 @@ class Backlog:
         if batch.receipt is not None:
             batch.receipt.done()
 
-    # -- what goes without being processed -----------------------------------------------------
+    # -- leaving events unprocessed ------------------------------------------------------------
 
     def give_back(self, *, slicing: bool) -> None:
-        """Begin nothing more of what can be read again. While a slice of the batch at hand is
-        under way, that goes when the slice has passed."""
+        """Begin no more replayable events.
+
+        If a slice of the current batch runs, the rest of that batch goes after the slice.
+        """
         self._given_back = True
         for source in self.replayable:
             self.stages[source].give_back(_is_whole)
@@ -269,12 +272,12 @@ class Backlog:
 
     @property
     def has_sent(self) -> bool:
-        """Whether something waits that was sent from outside, and cannot be read again."""
+        """True if events wait that a producer sent and that cannot be replayed."""
         heads = (self.stages[source].head for source in self._fed)
         return any(batch is not None and batch.receipt is not None for batch in heads)
 
     def unbegun(self, *, slicing: bool) -> Iterator[EventBatch]:
-        """The batches that nothing was processed of and that cannot be read again.
+        """The batches that have not begun and cannot be replayed.
 
         While a slice runs, the current batch counts as begun.
         """
@@ -287,8 +290,10 @@ class Backlog:
     def leave_to_producers(
         self, frames: Collection[Any], kept: KeptElsewhere, *, slicing: bool
     ) -> None:
-        """Process nothing of ``frames``, named by their receipts, which have not begun; and no more
-        of others that have begun; of the one that is being processed, after its slice."""
+        """Leave ``frames``, given by their receipts, to their producers, as none has begun.
+
+        Also leave the rest of frames that have begun; of the current one after its slice.
+        """
         for source in self._fed:
             self.stages[source].give_back(lambda batch: batch.receipt in frames)
             batch = self.stages[source].head
@@ -301,7 +306,7 @@ class Backlog:
         self._cuts = kept
 
     def _cut_off(self, batch: EventBatch, kept: KeptElsewhere) -> bool:
-        """Process no more of a frame, if that may be."""
+        """Leave the rest of a frame to its producer; return False if that is not possible."""
         if not cut_off(batch, kept):
             return False
         self._abandon(batch)
@@ -314,7 +319,7 @@ class Backlog:
         return True
 
     def _abandon(self, batch: EventBatch) -> None:
-        """Process no more of the batch at the head of its source."""
+        """Drop the batch at the head of its source."""
         batch.discard()
         source = batch.source
         stage = self.stages[source]
@@ -326,19 +331,19 @@ class Backlog:
         self._next(source, stage)
 
     def discard(self) -> None:
-        """Forget all that waits; it comes again, to the task that takes the place of this one."""
+        """Drop all waiting batches; they are replayed to the task that replaces this one."""
         self._inner_waiting.clear()
         self._outer_waiting.clear()
         for stage in self.stages.values():
             stage.clear()
 
-    # -- for those who look ------------------------------------------------------------------
+    # -- observing ---------------------------------------------------------------------------
 
     @property
     def waiting(self) -> bool:
-        """Whether batches wait that are not at hand.
+        """True if batches wait beside the current one.
 
-        What waits for a bootstrap that will not end any more is left to who sent it.
+        Batches that wait for a bootstrap that will never end are left to their producers.
         """
         if self._inner_waiting:
             return True
@@ -346,28 +351,28 @@ class Backlog:
         return bool(self._outer_waiting) and not ends
 
     def own(self) -> Iterator[tuple[str, list[Any]]]:
-        """The events that wait here and came from nowhere but the app itself, by stream."""
+        """The waiting events that the app itself has put, by stream."""
         for name in self._fed:
             for events in self.stages[name].own:
                 yield name, events
 
     @property
     def buffered(self) -> int:
-        """Events that were taken from their stages and have not passed."""
+        """The number of events at the heads of stages that have not passed."""
         heads = (stage.head for stage in self.stages.values())
         return sum(head.size - head.at for head in heads if head is not None)
 
     @property
     def batch_resets(self) -> int:
-        """How often a chooser that batches let others have their turn."""
+        """How often a batching chooser gave way to other inputs."""
         return 0 if self._batching is None else self._batching.resets
 
     @property
     def lagging(self) -> dict[str, int]:
-        """How many partitions of each stream the bootstrap has yet to catch up with."""
+        """How many partitions of each stream the bootstrap still has to read."""
         return self.bootstrap.lag if self.bootstrap is not None else {}
 
 
 def _is_whole(batch: EventBatch) -> bool:
-    """Whether a batch can be read again as it is."""
+    """Return True if a batch can be replayed whole."""
     return isinstance(batch, InputBatch)

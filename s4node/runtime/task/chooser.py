@@ -1,15 +1,14 @@
 """Message choosers: which of a task's inputs goes next. Pure.
 
 Rules
-- An input waits with one batch, its next; the batches are in the task's queue, and a chooser says
-  whose turn it is. The inputs are in the order in which they began to wait.
-- A choice is for one step. If other inputs wait after it, the chooser is asked again, and an input
-  with a rest of its batch waits behind them. So a large batch keeps nobody waiting for longer than
-  a step.
+- Each input waits with its next batch. The batches stay in the task's stages; a chooser only says
+  whose turn it is. Inputs are in the order in which they began to wait.
+- A choice holds for one step. If other inputs wait after it, the chooser is asked again, and an
+  input with the rest of a batch waits after them. So a large batch delays others by one step only.
 - Choosers are composed from the inside: round robin (or the author's) in each tier of priority,
-  batching around them, bootstrapping around all. A layer is there only where it is configured.
-- Priority is strict: as long as a higher tier has a batch that may go, the lower ones starve.
-- Each task has a chooser of its own, so one that bootstraps does not hold up the others.
+  batching around them, bootstrapping around all. Only the configured layers exist.
+- Priority is strict: while a higher tier has a batch that may go, lower ones starve.
+- Each task has its own chooser, so a task that bootstraps does not hold up the others.
 """
 
 from __future__ import annotations
@@ -35,17 +34,19 @@ May = Callable[[I], bool]
 class MessageChooser(Protocol[I]):
     """Decides the order among the inputs ``I`` of one task.
 
-    An author's is made with the app's parameters (the ``s4.app.*`` settings) as its only argument.
+    An author's class is called with the app's parameters (the ``s4.app.*`` settings).
     """
 
     def choose(self, waiting: Mapping[I, EventBatch], may: May[I]) -> I | None:
-        """The input that goes next, of those ``waiting`` with a batch that ``may`` go; None if
-        there is none. They are in the order in which they began to wait."""
+        """Return an input of ``waiting`` for which ``may`` is True, or None if there is none.
+
+        ``waiting`` has the next batch of each input, in the order in which they began to wait.
+        """
         ...
 
 
 class RoundRobin(Generic[I]):
-    """Inputs take turns: who has waited longest goes first."""
+    """Inputs take turns: the one that has waited longest goes first."""
 
     __slots__ = ()
 
@@ -58,9 +59,9 @@ class RoundRobin(Generic[I]):
 
 
 class TieredPriority(Generic[I]):
-    """Inputs of streams of higher priority first; those of equal priority as their tier chooses.
+    """Inputs of higher priority go first; among equals, the chooser of their tier decides.
 
-    ``priorities`` are by stream, 0 where one has none; ``tier`` makes the chooser of a tier.
+    ``priorities`` are by stream, 0 by default; ``tier`` makes the chooser of a tier.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class TieredPriority(Generic[I]):
         self._tiers: dict[int, MessageChooser[I]] = {number: tier() for number in numbers}
 
     def choose(self, waiting: Mapping[I, EventBatch], may: May[I]) -> I | None:
-        """What the highest tier chooses that has a batch that may go."""
+        """The choice of the highest tier that has one."""
         here: dict[int, dict[I, EventBatch]] = {number: {} for number in self._tiers}
         for source, batch in waiting.items():
             here[self._priorities.get(batch.stream, 0)][source] = batch
@@ -95,18 +96,18 @@ class Batching(Generic[I]):
 
     @property
     def left(self) -> int:
-        """How many more events of the batch that was chosen last belong to its source's turn."""
+        """How many more events of the chosen batch belong to its source's turn."""
         return 0 if self._chosen is None else self._end - self._chosen.at
 
     def choose(self, waiting: Mapping[I, EventBatch], may: May[I]) -> I | None:
-        """The same input as long as it is its turn, or what is chosen after it."""
+        """The same input during its turn, then the choice of the wrapped chooser."""
         source, left = self._source, self.left
         if source is not None and source in waiting:
             if left > 0 and may(source):
                 self._turn(source, waiting[source], left)
                 return source
             self.resets += left <= 0
-        self._source = self._chosen = None  # others have their turn, and this one after them
+        self._source = self._chosen = None  # the others go first now
         chosen = self._wrapped.choose(waiting, may)
         if chosen is not None:
             self._turn(chosen, waiting[chosen], self._size)
@@ -119,10 +120,9 @@ class Batching(Generic[I]):
 class Bootstrap:
     """How far a task has to read some partitions before it may process any other input.
 
-    Nothing else goes before it is known of all of ``ssps`` how far that is (:meth:`begins`), and
-    before each of them has been processed so far (:meth:`reached`). Both are told by who reads the
-    partitions, and both return whether something may go now that could not before: then the task
-    is to be woken.
+    The reader of the partitions calls :meth:`begins` for each of ``ssps`` and :meth:`reached` as
+    they are processed. No other input goes before all of them have begun and reached their end.
+    Both methods return True if other inputs may go now; the caller then wakes the task.
     """
 
     def __init__(self, ssps: Iterable[SystemStreamPartition]) -> None:
@@ -130,9 +130,9 @@ class Bootstrap:
         self.streams = self._lagging()
 
     def begins(self, ssp: SystemStreamPartition, position: int, bounds: Bounds) -> bool:
-        """A partition is going to be read from ``position`` on, and has these ``bounds`` now.
+        """Note that a partition is read from ``position`` on, up to its newest event now.
 
-        It is to be read up to its newest event; if it has none left it is caught up with.
+        A partition with no event left has already been caught up with.
         """
         if self._until.get(ssp) != math.inf:
             return False
@@ -142,7 +142,7 @@ class Bootstrap:
         return False
 
     def reached(self, ssp: SystemStreamPartition, position: int) -> bool:
-        """Everything below ``position`` has been processed, or will never come."""
+        """Note that everything below ``position`` has been processed, or will never come."""
         return ssp in self._until and position >= self._until[ssp] and self._caught_up(ssp)
 
     def _caught_up(self, ssp: SystemStreamPartition) -> bool:
@@ -151,20 +151,20 @@ class Bootstrap:
         return self.streams != before
 
     def _lagging(self) -> frozenset[str]:
-        """The streams that have yet to be caught up with."""
+        """The streams that are not caught up with yet."""
         return frozenset(ssp.stream for ssp in self._until)
 
     @property
     def lag(self) -> dict[str, int]:
-        """How many partitions of each ``system.stream`` are yet to be caught up with."""
+        """How many partitions of each ``system.stream`` are not caught up with yet."""
         return dict(sorted(Counter(f"{ssp.system}.{ssp.stream}" for ssp in self._until).items()))
 
 
 class Bootstrapping(Generic[I]):
-    """Lets nothing go but streams that ``bootstrap`` until they are caught up with.
+    """Lets only the streams of ``bootstrap`` go until they are caught up with.
 
-    Of several, those of higher priority are caught up with first. ``priorities`` has the streams
-    that bootstrap and no others.
+    Streams of higher priority are caught up with first. ``priorities`` has only streams that
+    bootstrap.
     """
 
     def __init__(
@@ -175,14 +175,14 @@ class Bootstrapping(Generic[I]):
         self._priorities = priorities
 
     def choose(self, waiting: Mapping[I, EventBatch], may: May[I]) -> I | None:
-        """What is chosen among those that may go."""
+        """The choice of the wrapped chooser among the inputs that may go."""
         lagging = self._bootstrap.streams
         if not lagging:
             return self._wrapped.choose(waiting, may)
         least = max(self._priorities[stream] for stream in lagging)
 
         def now(source: I) -> bool:
-            # what bootstraps and is caught up with goes on: others may wait for parts of it
+            # a bootstrap stream that is caught up with goes on: others may wait for parts of it
             return self._priorities.get(waiting[source].stream, -1) >= least and may(source)
 
         return self._wrapped.choose(waiting, now)
@@ -191,7 +191,7 @@ class Bootstrapping(Generic[I]):
 class Checked(Generic[I]):
     """Holds an author's chooser, ``named`` for messages, to the contract.
 
-    What it never chooses stays unprocessed, and counts as waiting.
+    Inputs that it never chooses stay unprocessed, and count as waiting.
     """
 
     def __init__(self, wrapped: MessageChooser[I], named: str) -> None:
@@ -199,13 +199,13 @@ class Checked(Generic[I]):
         self._blamed = f"chooser {named!r} of {settings.CHOOSER.name}"
 
     def choose(self, waiting: Mapping[I, EventBatch], may: May[I]) -> I | None:
-        """What the wrapped one chooses; raises S4Error if it raises, or may not choose that."""
+        """The choice of the wrapped chooser; raises S4Error if it raises or breaks the contract."""
         try:
             chosen = self._wrapped.choose(MappingProxyType(waiting), may)
         except Exception as error:
             raise S4Error(
                 f"choose of {self._blamed} raised {type(error).__name__}: {error}; the task cannot "
-                f"know what goes next: fix it, or take the setting away"
+                f"know what goes next: fix it, or remove the setting"
             ) from error
         if chosen is None:
             return None
@@ -223,7 +223,7 @@ class Checked(Generic[I]):
 
 
 def batching_of(chooser: object) -> Batching[Any] | None:
-    """The batching in a composed chooser, if there is any."""
+    """The batching layer of a composed chooser, if any."""
     while chooser is not None and not isinstance(chooser, Batching):
         chooser = getattr(chooser, "_wrapped", None)
     return chooser
@@ -236,7 +236,7 @@ BOOTSTRAP_PRIORITY = 2**31 - 1
 
 @dataclass(frozen=True)
 class ChooserSettings:
-    """How the inputs of a task are chosen; ``priorities`` and ``bootstrap`` are by stream."""
+    """The configuration of choosers; ``priorities`` and ``bootstrap`` are by stream."""
 
     named: str = "round-robin"
     batch_size: int = 0
@@ -245,7 +245,7 @@ class ChooserSettings:
 
     @classmethod
     def of(cls, config: Config) -> ChooserSettings:
-        """As configured; a stream that bootstraps goes first unless it has a priority."""
+        """The settings from a configuration; bootstrap streams without a priority go first."""
         wanted = config.matching(settings.STREAM_BOOTSTRAP)
         bootstrap = frozenset(stream for stream, yes in wanted.items() if yes)
         first = dict.fromkeys(sorted(bootstrap), BOOTSTRAP_PRIORITY)
@@ -253,9 +253,9 @@ class ChooserSettings:
         return cls(config[settings.CHOOSER], config[settings.BATCH_SIZE], priorities, bootstrap)
 
     def check(self, replayable: Collection[str], live: Collection[str]) -> None:
-        """Raise ConfigError for settings of streams that are no inputs of these names.
+        """Raise ConfigError for settings of streams that are not inputs of these names.
 
-        Only a replayable one can bootstrap: of others nobody knows which event is the newest.
+        Only a replayable input can bootstrap: the newest event of others is unknown.
         """
         problems: list[str] = []
         inputs = ", ".join(sorted({*replayable, *live})) or "none"
@@ -267,22 +267,24 @@ class ChooserSettings:
                 problems.append(f"{key}: the app has no such input; its inputs: {inputs}")
             elif bootstraps and stream not in replayable:
                 problems.append(
-                    f"{key}: what comes over live sockets cannot be read again; read the stream "
-                    f"from a log, or take the setting away"
+                    f"{key}: a live stream cannot be replayed; read the stream from a log, or "
+                    f"remove the setting"
                 )
         if problems:
             raise ConfigError("\n".join(problems))
 
     def bootstrap_of(self, ssps: Iterable[SystemStreamPartition]) -> Bootstrap | None:
-        """For a task that reads these partitions; None where nothing bootstraps."""
+        """The bootstrap of a task that reads these partitions; None if none bootstraps."""
         found = [ssp for ssp in ssps if ssp.stream in self.bootstrap]
         return Bootstrap(found) if found else None
 
     def make(
         self, parameters: Mapping[str, str], bootstrap: Bootstrap | None = None
     ) -> MessageChooser[Hashable] | None:
-        """The chooser of one task, None where inputs take turns; raises ConfigError where the
-        author's cannot be made."""
+        """The chooser of one task; None if inputs take turns.
+
+        Raises ConfigError if the author's chooser cannot be made.
+        """
         if self == ChooserSettings():
             return None
 

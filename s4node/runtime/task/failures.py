@@ -1,14 +1,13 @@
-"""What a task does about a failure at an event: it goes back to its last commit, or stops. Pure.
+"""The failures of a task: it rolls back to its last commit, or stops the app. Pure.
 
 Rules
-- A task that goes back begins nothing more; what is outstanding ends, and counts for nothing. When
-  nothing is under way any more, another task takes its place.
-- The other one commits after one event, two, four and so on, so that a further failure goes back
-  no further than the task has come since the last.
-- What cannot be saved is a failure too. Which event it is due to is not known: all since the last
-  commit is done again, and looked at event by event.
-- A commit waits until the dead letters of events that were left out are safe.
-- Where nothing can be undone, a failure stops the app.
+- A task that rolls back begins nothing more, and discards the results of events in flight. When
+  they have ended, a new task replaces it.
+- The new task commits after 1, 2, 4 ... events, so that a second failure replays little.
+- State that cannot be saved is a failure too. The event that caused it is unknown, so all events
+  since the last commit are replayed and checked one by one.
+- A commit waits until the dead letters of skipped events are stored.
+- If the task cannot roll back, a failure stops the app.
 """
 
 from __future__ import annotations
@@ -29,31 +28,31 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class Recovery(IsolationPolicy[T_contra], Protocol[T_contra]):
-    """Has tasks go back to their last commit for events at which they fail."""
+    """Decides which failures roll a task back to its last commit."""
 
     @property
     def undoes(self) -> bool:
-        """Whether tasks may go back at all."""
+        """True if tasks can roll back."""
         ...
 
     def takes(self, task: T_contra, error: ProcessingError, /) -> bool:
-        """Whether the task goes back for this failure; otherwise it stops the app."""
+        """Return True if the task rolls back for this failure; otherwise it stops the app."""
         ...
 
     def searches(self, task: T_contra, error: NotSaveable, /) -> None:
-        """The task goes back to find the event that this is due to."""
+        """Roll the task back to find the event that caused this error."""
         ...
 
     def before_end(self, task: T_contra, /) -> Op:
-        """What the task does that is to be told of the end of its inputs."""
+        """What the task does before it is told of the end of its inputs."""
         ...
 
 
 class Failures(Generic[T]):
-    """Those of ``task``, of the app of this name. Without an ``isolation`` each stops the app.
+    """The failures of ``task``. Without an ``isolation``, each one stops the app.
 
-    ``changes`` are those of its next commit, if it keeps what it does; they are committed early
-    when they take ``changes_bytes``.
+    ``changes`` are the changes for the next commit of a task that keeps state. They are committed
+    early when they take more than ``changes_bytes``.
     """
 
     def __init__(
@@ -70,13 +69,13 @@ class Failures(Generic[T]):
         self._processor = processor
 
     def isolate(self, recovery: Recovery[T]) -> None:
-        """Go back for events at which the task fails; before its start."""
+        """Roll back for events at which the task fails; call before its start."""
         self._recovery = recovery
         self.isolation = Isolation(self._task, recovery)
         self._backlog.on_load = self.isolation.loaded
 
     def succeed(self, before: Failures[T]) -> None:
-        """The task takes the place of one that has failed, and has not started yet."""
+        """Take over from the task that has failed; call before the start."""
         assert self.isolation is not None
         assert before.isolation is not None
         self.isolation.succeeds(before.isolation)
@@ -85,35 +84,35 @@ class Failures(Generic[T]):
 
     @property
     def undoes(self) -> bool:
-        """Whether the task may go back at all."""
+        """True if the task can roll back."""
         return self._recovery is not None and self._recovery.undoes
 
     @property
     def dead_letters_wait(self) -> bool:
-        """Whether dead letters of the task are not safe yet."""
+        """True if dead letters of the task are not stored yet."""
         return self.isolation is not None and self.isolation.poison_events.unsafe > 0
 
     def before_end(self) -> Op:
-        """What the task does that is to be told of the end of its inputs."""
+        """What the task does before it is told of the end of its inputs."""
         return Op.END_OF_STREAM if self._recovery is None else self._recovery.before_end(self._task)
 
-    # -- going back --------------------------------------------------------------------------
+    # -- rolling back ------------------------------------------------------------------------
 
     def go_back(self, error: ProcessingError) -> None:
-        """The task goes back for this; raises what stops the app."""
+        """Roll back because of ``error``; raises it if it stops the app."""
         recovery = self._recovery
         if error.at is None or recovery is None or not recovery.takes(self._task, error):
             raise error
         self._halt()
 
     def timed_out(self, batch: EventBatch, index: int, seconds: float) -> EventTimeout:
-        """The failure of an event that was not ended in so many seconds."""
+        """The failure of an event that has not ended after ``seconds``."""
         failure = EventTimeout(self._app, self._task.name, batch.position(index), seconds)
         failure.at = batch, index
         return failure
 
     def undone(self, op: Op) -> Actions:
-        """A step has ended, and counts for nothing."""
+        """End a step whose result is discarded."""
         if op is Op.PROCESS:
             assert self.isolation is not None
             assert self._backlog.at_hand is not None
@@ -122,7 +121,7 @@ class Failures(Generic[T]):
         return self.ended()
 
     def ended(self) -> Actions:
-        """Something of a task that has failed has ended; nothing else of it may be under way."""
+        """Replace the failed task if nothing of it is in flight any more."""
         return NONE if self._gate.in_flight or self._gate.running is not None else (Replace(),)
 
     def _halt(self) -> None:
@@ -130,10 +129,10 @@ class Failures(Generic[T]):
             self._gate.enter(Phase.FAILED)
         self._backlog.closed = True
 
-    # -- what cannot be saved ----------------------------------------------------------------
+    # -- unsaveable state --------------------------------------------------------------------
 
     def left_by(self, batch: EventBatch, index: int) -> ProcessingError | None:
-        """The failure of an event that has left what cannot be saved, where that is looked at."""
+        """The failure of an event that left unsaveable state; None if unknown or it did not."""
         isolation = self.isolation
         if isolation is None or not isolation.examination.looks:
             return None
@@ -148,18 +147,18 @@ class Failures(Generic[T]):
         return None
 
     def check_changes(self) -> Actions:
-        """If something has left memory that cannot be saved, go back before it is missed."""
+        """Roll back if unsaveable state has left memory, before it is read again."""
         if self.changes is not None and self.changes.spoiled is not None:
             return self.spoiled(self.changes.spoiled, of_commit=False)
         return NONE
 
     def spoiled(self, error: NotSaveable, *, of_commit: bool = True) -> Actions:
-        """What the last commit has, or what was done since, cannot be saved; raises what stops the
-        app.
+        """Roll back because state of the last commit, or of the time since, cannot be saved.
 
-        It is done again, and looked at event by event until it is known which it is due to.
+        The events are replayed and checked one by one until the cause is found. Raises ``error``
+        if it stops the app.
         """
-        if self._gate.phase is Phase.FAILED:  # it goes back anyway
+        if self._gate.phase is Phase.FAILED:  # it rolls back already
             return NONE
         recovery, isolation = self._recovery, self.isolation
         if recovery is None or isolation is None or not recovery.undoes:

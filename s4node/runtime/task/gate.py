@@ -1,20 +1,20 @@
-"""The gate of a task: where the task is in its life, and what it may do next. Pure.
+"""The gate of a task: the phase of its life, and what it may do next. Pure.
 
-``NEXT`` has the phases of that life, and which may follow which. What else the gate knows is of the
-moment: what is due, what runs, and how far the inputs have come.
+``NEXT`` says which phases may follow each phase. The rest of the gate's state is momentary: what is
+due, what runs, and how far the inputs have come.
 
 Rules, highest first
-1. A window, a timer or the end of stream runs alone: nothing else of its task beside it.
-2. A due commit, window or timer stops new processing of its task, drains what is in flight, and
-   runs; in this order. However often one was due, it runs once. A commit that waits for events
-   behind which others are done already lets those begin first.
-3. A commit runs alone too. With ``async_commit`` events may be in flight and begin beside it; a
-   further commit that is due meanwhile stops them from beginning until it has ended.
-4. Events are processed while fewer than ``max_concurrency`` are outstanding. What waits may be
-   held: by a full stage that it leads to, or by its rate.
-5. A task whose inputs have all ended, with nothing left, is told of it, once.
-6. A task that has been told, drains or rests, and has nothing left, commits what it has done since
-   its last commit, and is done.
+1. A window, a timer or the end of stream runs alone: nothing else of its task runs beside it.
+2. A due commit, window or timer, in this order, stops new events, waits for the events in flight,
+   and runs once, however often it was due. If events may have been overtaken by later ones that
+   are done, a commit lets the overtaken ones begin first.
+3. A commit runs alone too. With ``async_commit``, events may be in flight and begin beside it. If a
+   further commit is due meanwhile, no event begins until the first one has ended.
+4. At most ``max_concurrency`` events are in flight. Waiting events may be held: by a full stage
+   that their stream leads to, or by its rate.
+5. A task whose inputs have all ended, with nothing left, is told so once.
+6. A task that was told, drains or rests commits, once nothing is left, the work since its last
+   commit, and is done.
 Other tasks are never affected.
 """
 
@@ -25,15 +25,15 @@ from enum import Enum
 
 
 class Phase(Enum):
-    """Where a task is in its life."""
+    """The phases of a task's life."""
 
-    CREATED = "created: it gets back what it has kept, and starts"
-    REPLACING = "replacing: as created, in the place of a task that has failed"
+    CREATED = "created: restores its state, and starts"
+    REPLACING = "replacing: as created, in place of a task that has failed"
     RUNNING = "running"
-    DRAINING = "draining: works off what cannot be read again, and is done then"
-    RETIRING = "retiring: begins nothing more, for another container is about to have it"
-    FAILED = "failed: begins nothing more, and another task takes its place"
-    RESTING = "resting: was done before it came here, and nothing of it is called"
+    DRAINING = "draining: finishes the events that cannot be replayed, and is done then"
+    RETIRING = "retiring: begins nothing more, because another container takes it over"
+    FAILED = "failed: begins nothing more, and another task replaces it"
+    RESTING = "resting: was done before it came here; none of its handlers is called"
 
 
 NEXT: Mapping[Phase, tuple[Phase, ...]] = {
@@ -45,20 +45,19 @@ NEXT: Mapping[Phase, tuple[Phase, ...]] = {
     Phase.FAILED: (),
     Phase.RESTING: (Phase.RETIRING,),
 }
-"""The phases that may follow each. A task may be told to drain before it has started: it starts all
-the same, or rests."""
+"""The phases that may follow each phase. A task told to drain before its start starts, or rests."""
 
 
 class Inputs(Enum):
-    """How far the inputs of a task have come, all together."""
+    """The state of all inputs of a task together."""
 
     OPEN = "open"
-    ENDED = "ended: the task is to be told when nothing is left"
+    ENDED = "ended: the task is told when nothing is left"
     TOLD = "told: the task was told of their end"
 
 
 class Op(Enum):
-    """What a task does in its next step."""
+    """The kinds of steps of a task."""
 
     NOTHING = "nothing"
     COMMIT = "commit"
@@ -74,9 +73,10 @@ _ENDING = (Phase.DRAINING, Phase.RESTING)
 
 
 class Gate:
-    """Counts what is under way in one task and says what may begin.
+    """Counts what runs in one task, and says what may begin.
 
-    ``whole`` says that what the task does is part of its commits, so they leave no event out.
+    ``whole`` says that output or state is part of the task's commits, so a commit covers every
+    event that is done.
     """
 
     __slots__ = (
@@ -112,43 +112,42 @@ class Gate:
         self.timer_due = False
         self.committing = False
         self.running: Op | None = None  # a window, a timer or the end of stream
-        self.uncommitted = False  # something was done since the last commit
+        self.uncommitted = False  # work was done since the last commit
 
     def may_enter(self, phase: Phase) -> bool:
-        """Return True if a phase may follow the one of now."""
+        """Return True if ``phase`` may follow the current phase."""
         return phase in NEXT[self.phase]
 
     def enter(self, phase: Phase) -> None:
-        """Go on to a phase."""
         assert self.may_enter(phase), f"{self.phase.name} -> {phase.name}"
         self.phase = phase
 
     @property
     def end_told(self) -> bool:
-        """Whether the task was told of the end of its inputs."""
+        """True if the task was told of the end of its inputs."""
         return self.inputs is Inputs.TOLD
 
     def end_inputs(self) -> None:
-        """All inputs have ended."""
+        """Note that all inputs have ended."""
         if self.inputs is Inputs.OPEN:
             self.inputs = Inputs.ENDED
 
     @property
     def begins(self) -> bool:
-        """Whether anything may begin in this phase."""
+        """True if anything may begin in this phase."""
         return self.phase not in _STILL
 
     @property
     def ends(self) -> bool:
-        """Whether the task is to come to its end, or to that of its inputs."""
+        """True if the task is ending, or its inputs have ended."""
         return self.phase in _ENDING or self.inputs is Inputs.ENDED
 
     def next_op(self, waiting: bool, held: bool = False, closing: bool = False) -> Op:
         """What may begin now.
 
-        ``waiting`` tells whether an event may begin, ``held`` whether others wait that must not be
-        processed yet; ``closing`` that the commit that is due is for events which have yet to begin
-        or to end, and only those are ``waiting``.
+        ``waiting`` says that an event may begin, ``held`` that events wait which must not begin
+        yet. ``closing`` says that the due commit waits for events that have yet to begin or end;
+        only those count as ``waiting``.
         """
         if self.running is not None:
             return Op.NOTHING
@@ -176,7 +175,7 @@ class Gate:
         return Op.NOTHING
 
     def begin(self, op: Op) -> None:
-        """``op``, as given by next_op, has begun."""
+        """Begin ``op``, as given by ``next_op``."""
         if op is Op.PROCESS:
             self.in_flight += 1
         elif op is Op.COMMIT:
@@ -195,7 +194,7 @@ class Gate:
         self.validate()
 
     def end(self, op: Op) -> None:
-        """``op`` has ended."""
+        """End ``op``."""
         if op is Op.COMMIT:
             self.committing = False
             return
@@ -208,7 +207,7 @@ class Gate:
 
     @property
     def complete(self) -> bool:
-        """Whether the end of stream has been told and all that followed is done."""
+        """True if the task was told of the end of stream, and all that followed is done."""
         return self.inputs is Inputs.TOLD and self.running is None and not self.in_flight
 
     def validate(self) -> None:

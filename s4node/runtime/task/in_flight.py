@@ -1,16 +1,16 @@
-"""Events of one task that are outstanding together: begun, and not yet ended. Pure.
+"""In-flight events: events of one task that have begun and not yet ended. Pure.
 
 Rules
-- At most ``limit`` are outstanding. In the order of arrival each begins when there is a place; in
-  the order of keys one waits for those of its key that came before it, and stops no other.
-- Events are looked at ahead of their turn only to find other keys; none while a commit is due.
-- A batch that is put aside and comes back is the same load: it is done when all of it has ended.
-- An event ends when it is told to, once, from whatever thread; what comes of that is done in the
-  loop's thread.
-- What it has put is handed on when it ends.
-- What is read from an input that can be read again is released in the order in which it came. What
-  was asked for at an event takes effect when it is released. A batch without events of the task has
-  its place in that order, too: it may have events of other tasks, which go on when it is released.
+- At most ``limit`` events are in flight. They begin in the order of arrival. In key order, an event
+  waits for earlier events of its key and holds up no others.
+- Events are looked at ahead of their turn only to find other keys, and not while a commit is due.
+- A batch that is put aside and resumed keeps its load; it is done when all of its events have
+  ended.
+- An event is ended once, from any thread; the loop's thread handles the result.
+- Events that it has put are handed on when it ends.
+- Events of a replayable input are released in the order in which they came. A request made at an
+  event takes effect when the event is released. A batch without events for this task keeps its
+  place in that order, as it may hold events of other tasks, which go on when it is released.
 """
 
 from __future__ import annotations
@@ -32,34 +32,36 @@ from s4node.runtime.task.timers import Timers
 from s4node.stages.key_order import KeyOrder
 
 _AHEAD = 4
-"""Events looked at for each that may be outstanding, to find other keys."""
+"""Events looked at for each that may be in flight, to find other keys."""
 
 _EMPTY = 512
-"""Events of batches in which none decodes, after which a look ends: it takes time to load them."""
+"""A look ends after so many events that did not decode, because loading them takes time."""
 
 
 class InFlightEvents:
-    """The events of one task that were looked at and have not ended: their order."""
+    """The order of the events of one task that were looked at and have not ended."""
 
     def __init__(self, limit: int, streams: int) -> None:
         self.order: KeyOrder[InFlightEvent] = KeyOrder(limit)
         self._streams = streams
         self._load: Load | None = None
-        self._aside: dict[Hashable, Load] = {}  # by source, one at most each
+        self._aside: dict[Hashable, Load] = {}  # at most one for each source
         self._begun: dict[InFlightEvent, None] = {}
         self._looked: dict[InFlightEvent, None] = {}  # and not ended
         self._releases: dict[Hashable, OrderedRelease[InFlightEvent | EventBatch]] = {}
 
     def wants(self, by_key: bool) -> bool:
-        """Whether to look at another event."""
+        """Return True if another event should be looked at."""
         order = self.order
         if by_key:
             return order.waiting < order.limit * _AHEAD
         return not order.waiting and order.outstanding < order.limit
 
     def look(self, batch: EventBatch, *, in_order: bool) -> InFlightEvent:
-        """The next event of a batch; ``add`` it then. Whether its place is part of commits, and
-        events are released ``in_order``."""
+        """The next event of a batch; the caller then calls ``add``.
+
+        ``in_order`` says that its place is part of commits, so events are released in order.
+        """
         load = self._load
         if load is None or load.batch is not batch:
             if load is not None and load.batch.at < len(load.batch.events):
@@ -77,7 +79,7 @@ class InFlightEvents:
         return entry
 
     def look_past(self, batch: EventBatch) -> list[InFlightEvent | EventBatch]:
-        """A batch without events is done in its turn; returns what is released by that."""
+        """Pass a batch without events; return what this releases."""
         release = self._release_of(batch)
         release.begin(batch)
         return release.complete(batch)
@@ -86,18 +88,18 @@ class InFlightEvents:
         return self._releases.setdefault(batch.source, OrderedRelease())
 
     def load_of(self, batch: EventBatch) -> Load | None:
-        """What was made of a batch when its first event was looked at; None if none was."""
+        """The load of a batch; None if none of its events was looked at."""
         for load in (self._load, self._aside.get(batch.source)):
             if load is not None and load.batch is batch:
                 return load
         return None
 
     def add(self, entry: InFlightEvent) -> None:
-        """Let it take its place."""
+        """Put an event that was looked at into the order."""
         self.order.add(entry.place, entry)
 
     def begin(self, now: float) -> InFlightEvent | None:
-        """Begin an event that may be begun now; None if there is none."""
+        """Begin the next event that may begin now; None if there is none."""
         begun = self.order.begin()
         if begun is None:
             return None
@@ -107,7 +109,7 @@ class InFlightEvents:
         return entry
 
     def end(self, entry: InFlightEvent) -> None:
-        """An event has ended."""
+        """Remove an event that has ended."""
         del self._begun[entry]
         del self._looked[entry]
         self.order.end(entry.place)
@@ -115,16 +117,16 @@ class InFlightEvents:
 
     @property
     def unended(self) -> list[InFlightEvent]:
-        """The events that were looked at and have not ended, in their order."""
+        """The events that were looked at and have not ended, in order."""
         return list(self._looked)
 
     @property
     def begun(self) -> list[InFlightEvent]:
-        """The events that are outstanding."""
+        """The events that are in flight."""
         return list(self._begun)
 
     def resume(self) -> Iterator[InFlightEvent | EventBatch]:
-        """A commit has been taken; what is released by that."""
+        """The events that a commit releases."""
         for release in self._releases.values():
             if release.stopped:
                 yield from release.resume()
@@ -133,8 +135,8 @@ class InFlightEvents:
 class InFlight:
     """Begins and ends the ``entries`` of a task.
 
-    ``modes`` say how the events of each stream are run, ``streams`` are all of the app.
-    ``on_arrival`` is called when an event has ended, in whatever thread. ``processed`` counts.
+    ``modes`` say how the events of each stream are run; ``streams`` are all streams of the app.
+    ``on_arrival`` is called, from any thread, when an event has ended. ``processed`` counts events.
     """
 
     def __init__(
@@ -160,9 +162,9 @@ class InFlight:
         self._failures = failures
         self._modes = modes
         self._streams = streams
-        self._released: list[Action] = []  # what was asked for at events that are released
-        self._stream: str | None = None  # the only one whose events may be outstanding now
-        self._looks_again = False  # at further events, when others have had their turn
+        self._released: list[Action] = []  # requests made at released events
+        self._stream: str | None = None  # the only one whose events may be in flight now
+        self._looks_again = False  # when other tasks have had their turn
         self._arrived: deque[tuple[InFlightEvent, BaseException | None]] = deque()
         backlog.on_cut = self._cut
 
@@ -170,28 +172,27 @@ class InFlight:
 
     @property
     def busy(self) -> bool:
-        """Whether some event that was looked at has not ended."""
+        """True if an event that was looked at has not ended."""
         return bool(self._order.outstanding or self._order.waiting)
 
     @property
     def ready(self) -> bool:
-        """Whether an event that was looked at may begin now."""
+        """True if an event that was looked at may begin now."""
         return self._order.ready
 
     @property
     def closing(self) -> bool:
-        """Whether a commit waits for events that were looked at: those behind them may be done."""
+        """True if a commit waits for events that were looked at, as later ones may be done."""
         return self._gate.whole and self._gate.commit_due and self._order.waiting > 0
 
     def own(self) -> Iterator[tuple[str, list[Any]]]:
-        """The events that came from nowhere but the app itself, by stream."""
+        """The events that the app itself has put, by stream."""
         for entry in self._entries.unended:
             if entry.batch.receipt is None:
                 yield entry.batch.stream, [entry.event]
 
     def choose(self) -> bool:
-        """Have an event that may be processed, if there is one; also one that is not run beside
-        others."""
+        """Choose the next event, also one that runs alone; return False if there is none."""
         order, backlog = self._order, self._backlog
         if not (order.outstanding or order.waiting):
             self._stream = None
@@ -208,10 +209,9 @@ class InFlight:
         return order.ready or self._looks_again
 
     def _look(self) -> None:
-        """Look at further events: those that may begin, and ahead of them to find other keys.
+        """Look at the next events: those that may begin, and some ahead to find other keys.
 
-        At none while a commit is due: it may have to wait for all that were looked at, and would
-        wait for as long as there are events.
+        A due commit may have to wait for all events that were looked at, so no further ones are.
         """
         entries, backlog, stream = self._entries, self._backlog, self._stream
         by_key = self._processor.by_key()
@@ -249,8 +249,10 @@ class InFlight:
                     return
 
     def _cut(self, batch: EventBatch, events: int) -> bool:
-        """The last so many events of a batch, at which nobody has looked, go back to their
-        producer; True if others of it have not ended, or are not released."""
+        """Leave the last ``events`` events of a batch, not yet looked at, to their producer.
+
+        Return True if other events of the batch have not ended, or are not released.
+        """
         load = self._entries.load_of(batch)
         if load is None:
             return False
@@ -258,10 +260,10 @@ class InFlight:
         load.unreleased -= events
         return (load.left if load.release is None else load.unreleased) > 0
 
-    # -- from the begin to the end -----------------------------------------------------------
+    # -- begin and end -----------------------------------------------------------------------
 
     def begin(self, now: float) -> InFlightEvent | None:
-        """Begin the next event beside those that are outstanding, if one may begin."""
+        """Begin the next event; return None if none may begin."""
         entry = self._entries.begin(now)
         if entry is not None:
             self._gate.begin(Op.PROCESS)
@@ -275,22 +277,22 @@ class InFlight:
         return entry
 
     def end_soon(self, entry: InFlightEvent, error: BaseException | None) -> None:
-        """An event has ended, in whatever thread."""
+        """Note, from any thread, that an event has ended."""
         self._arrived.append((entry, error))
         self.on_arrival()
 
     def end_arrived(self) -> Actions:
-        """End what has ended in whatever thread since the last time; raises what stops the app."""
+        """End the events noted by ``end_soon``; raises an error that stops the app."""
         actions = self._taken()
         while self._arrived:
             actions = [*actions, *self.end(*self._arrived.popleft())]
         return actions
 
     def end_overdue(self, now: float, timeout: float) -> Actions:
-        """End the events that are outstanding for ``timeout`` seconds, as such at which the task
-        has failed. Raises EventTimeout where that stops the app.
+        """Fail the events that have been in flight for ``timeout`` seconds.
 
-        What still runs of them is cancelled, or left alone, and its end is ignored.
+        A handler that still runs is cancelled if possible, and its end is ignored. Raises
+        EventTimeout if the failure stops the app.
         """
         actions = list(self.end_arrived())
         for entry in self._entries.begun:
@@ -303,25 +305,24 @@ class InFlight:
         return actions
 
     def overdue_at(self, now: float, timeout: float) -> float:
-        """When the next event is overdue, at the earliest."""
+        """The earliest time at which an event can be overdue."""
         return min([now, *(entry.began for entry in self._entries.begun)]) + timeout
 
     async def tidy(self, entry: InFlightEvent) -> None:
-        """A handler has returned, and its event is about to end: apply the bounds of what is in
-        memory, if nothing else is left to do or too much is there."""
+        """Apply the bounds of caches after a handler, if the task is idle or they are too full."""
         if self._failures.left_by(entry.batch, entry.index) is not None:
-            return  # it goes back for this; what cannot be saved stays where it is looked for
+            return  # the task rolls back; unsaveable state stays in memory for the search
         order, processor = self._order, self._processor
         alone = False
-        while not alone:  # others may end meanwhile, and leave it to this one
+        while not alone:  # other events that end meanwhile leave the work to this one
             alone = order.outstanding == 1 and not order.waiting
             if not alone and not processor.crowded(len(order.keys)):
                 return
-            processor.ended(entry)  # for what leaves memory is saved as of now
+            processor.ended(entry)  # instances that leave memory are saved as they are now
             await processor.tidy(None if alone else order.keys)
 
     def end(self, entry: InFlightEvent, error: BaseException | None = None) -> Actions:
-        """An event has ended; raises what stops the app."""
+        """End an event; raises an error that stops the app."""
         if entry.over:
             return NONE
         entries, load, failures = self._entries, entry.load, self._failures
@@ -375,11 +376,11 @@ class InFlight:
         actions += self._taken()
         return actions
 
-    # -- what is released --------------------------------------------------------------------
+    # -- releasing ---------------------------------------------------------------------------
 
     @property
     def asks(self) -> bool:
-        """Whether something was asked for that ``end_arrived`` has yet to return."""
+        """True if ``end_arrived`` has requests to return."""
         return bool(self._released)
 
     def _taken(self) -> Actions:
@@ -389,20 +390,20 @@ class InFlight:
         return taken
 
     def commit_ended(self) -> Actions:
-        """A commit has ended: what has waited for it is released, and is of the next one."""
+        """Release the events that waited for a commit; they are part of the next one."""
         behind = list(self._entries.resume())
         self._gate.uncommitted |= bool(behind)
         self._release(behind)
         return self._taken()
 
     def release_all(self) -> Actions:
-        """Release all that waits for a commit, without one."""
+        """Release all events that wait for a commit, without a commit."""
         while behind := list(self._entries.resume()):
             self._release(behind)
         return self._taken()
 
     def _release(self, released: Iterable[InFlightEvent | EventBatch]) -> None:
-        """Tell the inputs of what is released, and note what was asked for there."""
+        """Acknowledge released events, and note the requests made at them."""
         for entry in released:
             if isinstance(entry, EventBatch):
                 assert entry.receipt is not None

@@ -1,11 +1,10 @@
 """How many events a step may take, so that it ends in time. Pure.
 
 Rules
-- A step is bounded by events and by time. The time of an event is estimated from the steps before;
-  the estimate rises at once and falls slowly, so a slow handler is met with small steps.
-- Each kind of step, a stream or a timer, has an estimate of its own, for its handlers are others.
-  The first step of a kind is small: nobody knows yet how long its handlers take, and how much they
-  put on others.
+- A step is bounded by events and by time. The cost of an event is estimated from earlier steps. The
+  estimate rises at once and falls slowly, so a slow handler gets small steps.
+- Each kind of step (a stream or a timer) has its own estimate. The first step of a kind is small,
+  because the cost of its handlers, and what they put on streams, are unknown.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ _FIRST = 8  # events
 
 
 class Pace:
-    """The step sizes of one task; ``seconds`` is what processing took in all."""
+    """The step sizes of one task; ``seconds`` is the total time spent processing."""
 
     __slots__ = ("_costs", "_unknown", "max_events", "max_seconds", "seconds")
 
@@ -31,12 +30,12 @@ class Pace:
         return max(1, min(self.max_events, int(self.max_seconds / cost)))
 
     def took(self, stream: str, events: int, seconds: float) -> None:
-        """A step of so many events of a stream took so long."""
+        """Count the time of a step that processed events, and learn from it."""
         self.seconds += seconds
         self.learn(stream, events, seconds)
 
     def learn(self, kind: str, events: int, seconds: float) -> None:
-        """A step of a kind with so many events, or instances, took so long."""
+        """Update the estimate of a kind from a step of ``events`` events, or instances."""
         if events:
             before = self._costs.get(kind, self._unknown)
             cost = max(seconds / events, 1e-9)

@@ -2,12 +2,13 @@
 
 Rules
 - A PE that raises fails the app, naming the place. A KeyFinder that fails on an event from outside
-  refuses that event only.
-- The bounds of caches are applied after each slice, as a part of it, so that ``on_remove`` may put;
-  those of a parallel stream when no handler is left, and before that to the keys that have none.
-- Where they are kept, instances are read from the store before or while their events are processed,
-  those of a slice at once; see ``pe_state``.
-- Handlers of a parallel stream overlap each key in order; nothing of another stream beside them.
+  refuses only that event.
+- The bounds of caches are applied after each slice, as a part of it, so that ``on_remove`` may put.
+  For a parallel stream they are applied when no handler is left; before that, only to keys that
+  have no handler.
+- Durable instances are read from the store before or while their events are processed, all of a
+  slice at once; see ``pe_state``.
+- Handlers of a parallel stream overlap, in order for each key; no other stream's run beside them.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Timer:
 class PeProcessor:
     """Runs the PEs of ``app`` in a partition.
 
-    ``parallel`` says of which streams more than one handler may be outstanding. ``name`` is the
+    ``parallel`` maps a stream to the number of its handlers that may be in flight. ``name`` is the
     task's.
     """
 
@@ -94,9 +95,9 @@ class PeProcessor:
         ]
         self.timed = bool(self._timers) or any(p.cache_idle for p, _ in app.prototypes.values())
         self._timing: Iterator[tuple[Timer, ProcessingElement]] | None = None
-        self._slow: dict[str, bool] = {}  # PEs whose timers are, and whether that was told
-        self._timed_for = 0.0  # seconds that steps with timers have taken, but for this one,
-        self._step_began = 0.0  # which began at this time
+        self._slow: dict[str, bool] = {}  # PEs with slow timers, and whether that was reported
+        self._timed_for = 0.0  # seconds that earlier steps with timers have taken
+        self._step_began = 0.0  # when the current one began
         self._kept: PeState | None = None
         waits = bool(self._leaving) or any(
             inspect.iscoroutinefunction(timer.on_time) for timer in self._timers
@@ -104,7 +105,7 @@ class PeProcessor:
         self._timer_mode = Mode.AWAIT if waits else Mode.LOOP
 
     def keep(self, state: State) -> None:
-        """Keep the instances in ``state``, and have those of singletons back; before the start."""
+        """Make the instances durable in ``state`` and restore singletons; call before the start."""
         kept = self._kept = PeState(self._app, self.instances, self._triggers, state)
         for name in self._plans:
             stream = self._app.streams[name]
@@ -112,12 +113,12 @@ class PeProcessor:
             self._plans[name] = graph.compile_plan(stream, self.instances, self._triggers, savers)
 
     def have(self, name: str, keys: Iterable[Any]) -> None:
-        """Have those instances of a PE in memory that are saved for these keys."""
+        """Load the saved instances of a PE for these keys into memory."""
         assert self._kept is not None
         self._kept.have(name, keys)
 
     def instance_of(self, name: str, key: Any) -> ProcessingElement | None:
-        """An instance for who only looks: that in memory, or a copy of what is saved, or None."""
+        """An instance, for reading only: the one in memory, or a copy of the saved one, or None."""
         found = dict.get(self.instances[name], key)
         if found is None and self._kept is not None:
             found = self._kept.instance_of(name, key)
@@ -125,16 +126,15 @@ class PeProcessor:
 
     @property
     def starts(self) -> Mapping[Any, Any]:
-        """PEs do not know where their events come from."""
+        """Nothing: PEs do not choose where inputs begin."""
         return {}
 
     @property
     def windowable(self) -> bool:
-        """PEs have timers of their own."""
+        """False: PEs have timers instead of windows."""
         return False
 
     def mode(self, op: Op, stream: str) -> Mode:
-        """How ``op`` is run."""
         if op is not Op.PROCESS:
             return self._timer_mode
         if self._parallel.get(stream, 1) > 1:
@@ -144,12 +144,12 @@ class PeProcessor:
     # -- slices ------------------------------------------------------------------------------
 
     def check(self, stream: str, event: Any) -> None:
-        """Raise NotSaveable where an instance that an event is for cannot be saved."""
+        """Raise NotSaveable if an instance that gets this event cannot be saved."""
         if self._kept is not None:
             self._kept.check(stream, event)
 
     def process(self, batch: EventBatch, events: list[Any]) -> int:
-        """Process these events, from ``batch.at`` on; returns how many it did."""
+        """Process these events, from ``batch.at`` on; return how many were processed."""
         run = self._plans[batch.stream].run
         if self._kept is not None:
             self._kept.before(batch.stream, events)
@@ -173,7 +173,7 @@ class PeProcessor:
         return len(events)
 
     async def process_async(self, batch: EventBatch, events: list[Any]) -> int:
-        """As process, for plans with ``async`` handlers."""
+        """As ``process``, for plans with ``async`` handlers."""
         run = self._plans[batch.stream].run
         if self._kept is not None:
             self._kept.before(batch.stream, events)
@@ -197,7 +197,7 @@ class PeProcessor:
         return len(events)
 
     def failed(self, batch: EventBatch, error: BaseException, index: int) -> None:
-        """Refuse the event if its key was not found, or raise what stops the app."""
+        """Refuse the event if its key was not found, or raise the error that stops the app."""
         event, position = batch.events[index], batch.position(index)
         if graph.is_key_failure(error):
             if batch.receipt is None:
@@ -214,7 +214,7 @@ class PeProcessor:
             error.add_note(f"declare it in the PE class: {error.name}: type = default")
         name = type(pe).__name__ if pe is not None else f"a PE of {batch.stream!r}"
         key: object = pe.key if pe is not None else None
-        if isinstance(error, NotRestorable):  # so there is no instance yet
+        if isinstance(error, NotRestorable):  # there is no instance yet
             name, key = error.pe, error.key
         failure = ProcessingError(self._app.name, name, key, position, error)
         failure.at = batch, index
@@ -223,8 +223,10 @@ class PeProcessor:
     def _trim(
         self, bounded: Iterable[Instances], in_use: Collection[Hashable] | None = None
     ) -> None:
-        """Apply caches' bounds, as a part of a step, so that ``on_remove`` may put; where keys are
-        ``in_use``, only that of the size, and to others."""
+        """Apply the bounds of caches, within a step, so that ``on_remove`` may put.
+
+        While keys are ``in_use``, only the size bound is applied, and only to other keys.
+        """
         for instances in bounded:
             try:
                 if in_use is None:
@@ -237,14 +239,16 @@ class PeProcessor:
                 raise self._hook_failed("on_remove", error) from error
 
     def crowded(self, in_use: int) -> bool:
-        """Whether to ``tidy`` while so many keys are in use."""
+        """Return True if ``tidy`` should be called while ``in_use`` keys are in use."""
         return any(instances.crowded(in_use) for instances in self._bounded) or any(
             instances.leaving for instances in self._leaving
         )
 
     async def tidy(self, in_use: Collection[Hashable] | None = None) -> None:
-        """As _trim of all, and await the ``on_remove`` of what leaves; handlers of other keys than
-        those ``in_use`` may begin meanwhile."""
+        """Apply the bounds of all caches, and await ``on_remove`` of instances that leave.
+
+        Handlers of keys that are not ``in_use`` may begin meanwhile.
+        """
         self._trim(self._bounded, in_use)
         for instances in self._leaving:
             try:
@@ -257,19 +261,18 @@ class PeProcessor:
     # -- handlers that overlap ---------------------------------------------------------------
 
     def limit(self, stream: str) -> int:
-        """How many handlers of a stream may be outstanding."""
         return self._parallel[stream]
 
     def mixes(self) -> bool:
-        """A PE may be fed by several streams, and has one handler at a time."""
+        """False: a PE fed by several streams has one handler at a time."""
         return False
 
     def by_key(self) -> bool:
-        """Each key is in order."""
+        """True: the events of a key are processed in order."""
         return True
 
     def place(self, entry: InFlightEvent) -> None:
-        """An event's place is its key; the dispatch will say what is wrong with it."""
+        """Set the event's place to its key; the dispatch reports a bad key."""
         try:
             place: Hashable = self._finders[entry.batch.stream](entry.event)
             hash(place)
@@ -280,31 +283,30 @@ class PeProcessor:
         entry.place = place
 
     def style(self, stream: str) -> Mode:
-        """Plain handlers overlap in threads."""
+        """AWAIT for async handlers; plain ones overlap in threads."""
         return Mode.AWAIT if self._plans[stream].is_async else Mode.THREAD
 
     def begins(self, entry: InFlightEvent) -> None:
-        """Have its instances in memory."""
+        """Load the event's instances into memory."""
         if self._kept is not None:
             self._kept.before_one(entry.batch.stream, entry.event)
 
     def ended(self, entry: InFlightEvent) -> None:
-        """A commit may have been taken meanwhile: what has changed since is of the next one."""
+        """Mark the event's instances again: a commit may have been taken while it was processed."""
         if self._kept is not None:
             self._kept.before_one(entry.batch.stream, entry.event)
 
     def process_one(self, entry: InFlightEvent) -> None:
-        """Process one event."""
         handled.set((self._name, entry.batch, None, entry.index))
         self._plans[entry.batch.stream].run(iter([entry.event]))
 
     async def process_one_async(self, entry: InFlightEvent) -> None:
-        """As process_one, for plans with ``async`` handlers."""
+        """As ``process_one``, for plans with ``async`` handlers."""
         handled.set((self._name, entry.batch, None, entry.index))
         await self._plans[entry.batch.stream].run(iter([entry.event]))
 
     def begin_one(self, entry: InFlightEvent, end_event: EndEvent) -> None:
-        """PEs know no callbacks."""
+        """Never called: PEs have no callbacks."""
         raise NotImplementedError
 
     # -- timers ------------------------------------------------------------------------------
@@ -319,9 +321,9 @@ class PeProcessor:
         return min(due, default=None)
 
     def run(self, op: Op, limit: int) -> bool:
-        """Call ``on_time`` of up to ``limit`` instances; True when all have been called.
+        """Call ``on_time`` of up to ``limit`` instances; return True once all have been called.
 
-        What has expired goes at the end.
+        Expired instances are removed at the end of a round.
         """
         if op is not Op.TIMER:
             return True
@@ -343,7 +345,7 @@ class PeProcessor:
         return self._timing is None
 
     async def run_async(self, op: Op, limit: int) -> bool:
-        """As run, where some ``on_time`` or ``on_remove`` is ``async``."""
+        """As ``run``, if some ``on_time`` or ``on_remove`` is ``async``."""
         if op is not Op.TIMER:
             return True
         token = begin_put(self.put)
@@ -417,7 +419,7 @@ class PeProcessor:
     # -- life --------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Call ``on_create`` of the singletons."""
+        """Call ``on_create`` of singletons."""
         token = begin_put(self.put)
         resumed = self._kept.resumed if self._kept is not None else ()
         try:
@@ -439,4 +441,4 @@ class PeProcessor:
             end_put(token)
 
     async def close(self) -> None:
-        """PEs are not told of the end."""
+        """Nothing to do: PEs have no hook at the end."""

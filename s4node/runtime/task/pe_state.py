@@ -1,13 +1,13 @@
-"""The PEs of a task whose inputs can be read again: their instances outlive the process. Pure.
+"""The durable PEs of a task: their instances outlive the process. Pure.
 
 Rules
-- Instances that are saved and not in memory are read when the first of them is missed, for all
-  events of the slice in one call, and made without ``on_create``.
-- The dispatch of a stream touches instances as it comes to them. Where handlers overlap, and where
-  an event is for all instances, that is done before.
-- What a trigger has counted for a key is kept with the key's instance, and since when: time goes on
-  while an instance is not in memory, and while there is no process.
-- The saved state says by which version of the class it was saved; see ``app.pe_codec``.
+- A saved instance that is not in memory is read when the first one is missed, together with all
+  others of the slice in one call. It is made without ``on_create``.
+- The dispatch of a stream touches instances as it comes to them. If handlers overlap, or an event
+  is for all instances, they are touched before.
+- The counts and times of a trigger are saved with the key's instance. Time goes on while an
+  instance is not in memory, and while no process runs.
+- The saved state names the version of the class that saved it; see ``app.pe_codec``.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class _Counted(msgspec.Struct, omit_defaults=True):
-    """A row with what triggers have counted; one without is an array.
+    """A row with the counts of triggers; a row without triggers is an array.
 
-    For each trigger the events since it fired, and when that was, or in rows of earlier versions
-    how many seconds before they were written.
+    For each trigger ``fired`` has the events since it fired, and when that was. In rows of earlier
+    versions, ``counts`` has the seconds before the row was written.
     """
 
     state: bytes
@@ -43,7 +43,7 @@ class _Counted(msgspec.Struct, omit_defaults=True):
     counts: list[tuple[float, float] | None] = []
 
 
-_COUNTED = 0x82  # how such a row begins: a map of two
+_COUNTED = 0x82  # the first byte of such a row: a map of two
 _decode = msgspec.msgpack.Decoder(_Counted).decode
 
 
@@ -52,7 +52,7 @@ class Saved(Keeper, graph.Saver, Protocol):
 
     @property
     def stored(self) -> bool:
-        """Whether there may be any that are not in memory."""
+        """True if there may be saved instances that are not in memory."""
         ...
 
     def find(self, keys: Iterable[Any]) -> Mapping[Any, bytes]:
@@ -61,22 +61,22 @@ class Saved(Keeper, graph.Saver, Protocol):
 
 
 class State(Protocol):
-    """What a task keeps."""
+    """The durable state of a task, as far as its PEs and stores know it."""
 
     def now(self) -> float:
         """Unix time."""
         ...
 
     def meta(self, name: str, /) -> Any:
-        """A fact about the task; None where it was never set."""
+        """A fact about the task; None if it was never set."""
         ...
 
     def set_meta(self, name: str, value: Any, /) -> None:
-        """Keep a fact with the next commit."""
+        """Save a fact with the next commit."""
         ...
 
     def saved(self, name: str, live: Mapping[Any, Any], codec: Any, /) -> Saved:
-        """Where the instances of a prototype are kept."""
+        """The saved instances of a prototype."""
         ...
 
     def store(self, spec: StoreSpec[Any, Any], /) -> Any:
@@ -85,7 +85,7 @@ class State(Protocol):
 
 
 class _Prototype:
-    """The instances of one prototype, in memory and saved. It is their codec, too."""
+    """The instances of one prototype, in memory and saved, and their codec."""
 
     def __init__(
         self, name: str, instances: Instances, trigger: graph.TriggerState | None, state: State
@@ -105,20 +105,20 @@ class _Prototype:
         instances.fetch = self._fetch
 
     def encode(self, instance: ProcessingElement) -> bytes:
-        """An instance as it is saved."""
+        """Encode an instance as a row."""
         data = self._codec.encode(instance)
         if self._trigger is None:
             return data
         return _encode(_Counted(data, self._trigger.fired(instance.key, self._now())))
 
     def encode_all(self, instances: list[ProcessingElement]) -> list[bytes]:
-        """Several instances as they are saved."""
+        """Encode several instances as rows."""
         if self._trigger is None:
             return self._codec.encode_all(instances)
         return list(map(self.encode, instances))
 
     def restore(self, instance: ProcessingElement, data: bytes, *, look: bool = False) -> None:
-        """Give an instance the state that was saved; where somebody only looks, nothing else."""
+        """Restore the saved state of an instance, and its triggers unless it is only looked at."""
         if data[0] == _COUNTED:
             try:
                 counted = _decode(data)
@@ -142,30 +142,30 @@ class _Prototype:
         return instance
 
     def coming(self, find: Callable[[Any], Any], events: Iterable[Any]) -> None:
-        """These events come next; ``find`` finds their keys."""
+        """Note the events that come next; ``find`` finds their keys."""
         self._find, self._coming = find, events
 
     def _fetch(self) -> None:
-        """An instance is missing: have all in memory that were saved, of the events that come."""
+        """Load the saved instances of the coming events, because one of them was missed."""
         if self._coming:
             events, self._coming = self._coming, ()
             if self.saved.stored:
                 self._have(keys_of(self._find, events))
 
     def prepare(self, keys: set[Any]) -> None:
-        """Have the instances of these keys in memory that were saved; all are about to change."""
-        self._coming = ()  # of a slice that has ended: handlers in threads must read nothing more
+        """Load the saved instances of these keys, and mark all of them as changing."""
+        self._coming = ()  # of an ended slice; handlers in threads must not load it
         if self.saved.stored:
             self._have(keys)
         self.saved.touch(keys)
 
     def _have(self, keys: Iterable[Any]) -> None:
-        """Have the instances of these keys in memory that were saved."""
+        """Load the saved instances of these keys."""
         home = self.instances
         missing = []
         for key in keys:
             if key not in home:
-                with suppress(KeyFinderError):  # the dispatch will say so
+                with suppress(KeyFinderError):  # the dispatch reports it
                     missing.append(check_key(key))
         if not missing:
             return
@@ -176,20 +176,20 @@ class _Prototype:
 
 
 def keys_of(find: Callable[[Any], Any], events: Iterable[Any]) -> set[Any]:
-    """The keys of those events that have one; the dispatch will say what is wrong."""
+    """The keys of the events that have one; the dispatch reports those that have none."""
     keys: set[Any] = set()
     it = iter(events)
     while True:
         try:
             keys.update(map(find, it))
             return keys
-        except BaseException as error:  # a KeyFinder of the app's may raise anything
+        except BaseException as error:  # the app's KeyFinder may raise anything
             if is_signal(error):
                 raise
 
 
 class PeState:
-    """Keeps the instances of an app's PEs in ``state``."""
+    """Saves the instances of an app's PEs in ``state``."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class PeState:
             for name, each in instances.items()
         }
         self.resumed: set[str] = set()
-        """Singletons that have been created in an earlier life."""
+        """Singletons that were created in an earlier run."""
         for name, each in kept.items():
             if each.instances.prototype.singleton:
                 data = each.saved.find([None]).get(None)
@@ -219,11 +219,11 @@ class PeState:
         self._savers = {each.instances.prototype.name: each.saved for each in keyed}
 
     def savers(self, stream: Stream, *, parallel: bool) -> Mapping[str, Saved]:
-        """By prototype, what the dispatch of a stream tells of each instance it is about to use."""
+        """The savers, by prototype, that the dispatch of a stream calls for its instances."""
         return {} if parallel or stream.key is None else self._savers
 
     def have(self, name: str, keys: Iterable[Any]) -> None:
-        """Have those instances of a prototype in memory that are saved for these keys."""
+        """Load the saved instances of a prototype for these keys."""
         self._kept[name].prepare(set(keys))
 
     def instance_of(self, name: str, key: Any) -> ProcessingElement | None:
@@ -231,21 +231,21 @@ class PeState:
         return self._kept[name].instance_of(key)
 
     def before(self, stream: str, events: Iterable[Any]) -> None:
-        """These events of a stream are about to be processed, one after the other."""
+        """Prepare for these events of a stream, which are processed one after the other."""
         self._before[stream].slice(events)
 
     def before_one(self, stream: str, event: Any) -> None:
-        """An event of a stream is about to be processed, perhaps beside others."""
+        """Prepare for one event of a stream, which may be processed beside others."""
         self._before[stream].single(event)
 
     def check(self, stream: str, event: Any) -> None:
-        """Raise NotSaveable where an instance in memory that an event is for cannot be saved."""
+        """Raise NotSaveable if an instance in memory that gets this event cannot be saved."""
         for prototype, instance in self._before[stream].of(event):
             prototype.encode(instance)
 
 
 class _Before:
-    """What is done before events of one stream."""
+    """Loads and marks instances before the events of one stream."""
 
     def __init__(self, stream: Stream, targets: list[_Prototype]) -> None:
         self._single = [each for each in targets if each.instances.prototype.singleton]
@@ -254,7 +254,7 @@ class _Before:
         self._others = others
 
     def slice(self, events: Iterable[Any]) -> None:
-        """Several events, one after the other."""
+        """Prepare for several events, processed one after the other."""
         if self._find is None:
             self._all()
             return
@@ -264,7 +264,7 @@ class _Before:
             each.coming(self._find, events)
 
     def single(self, event: Any) -> None:
-        """An event that may be processed beside others."""
+        """Prepare for one event that may be processed beside others."""
         if self._find is None:
             self._all()
             return
@@ -275,7 +275,7 @@ class _Before:
             each.prepare(keys)
 
     def of(self, event: Any) -> Iterator[tuple[_Prototype, ProcessingElement]]:
-        """The instances in memory that an event is for."""
+        """The instances in memory that get an event."""
         for one in self._single:
             yield one, one.instances.singleton()
         keys = None if self._find is None else keys_of(self._find, [event])
@@ -286,7 +286,7 @@ class _Before:
                     yield each, instance
 
     def _all(self) -> None:
-        """Without a key, an event is for all that are in memory."""
+        """Mark all instances in memory: an event without a key is for all of them."""
         for one in self._single:
             one.saved.touch((None,))
         for each in self._others:

@@ -1,9 +1,9 @@
-"""What runs on the events of a task: the PEs of an app, or an object of a user's. Pure.
+"""The processor of a task: runs the PEs of an app, or a user's task, on events. Pure.
 
 Rules
-- A task decides what runs next, and counts what has; its processor runs it. Nothing of a processor
-  runs beside anything else of it, but for events that are outstanding together.
-- ``run`` touches nothing but the processor's own, for it may run in a thread.
+- A task decides what runs next and counts it; its processor runs it. A processor runs one thing at
+  a time, except events that are in flight together.
+- ``run`` may be called in a thread, so it touches only what belongs to the processor.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from s4node.runtime.task.pe_state import State
 
 
 class Mode(Enum):
-    """How a step of a task is run."""
+    """The way in which a step of a task is run."""
 
     LOOP = "at once, on the loop"
     AWAIT = "awaited, beside the loop"
@@ -32,7 +32,7 @@ class Mode(Enum):
 
 
 class Load:
-    """A batch of which events were looked at; so many have not ended, and are not released."""
+    """A batch whose events are in flight: how many have not ended, and are not released."""
 
     __slots__ = ("batch", "left", "release", "unreleased")
 
@@ -45,9 +45,12 @@ class Load:
 
 
 class InFlightEvent:
-    """One event that runs beside others. ``put`` is what it has put on streams, ``asked`` what it
-    asks for. ``over`` says that it has taken too long: what still runs of it counts for nothing;
-    ``cancel`` ends that, where there is anything to cancel."""
+    """One event that runs beside others.
+
+    ``put`` has the events that its handler put on streams, ``asked`` its requests. ``over`` is True
+    if it timed out: the result of its handler is ignored. ``cancel`` stops the handler, if it can
+    be stopped.
+    """
 
     __slots__ = (
         "asked",
@@ -69,7 +72,7 @@ class InFlightEvent:
         self.event = load.batch.events[index]
         self.key: Hashable = None
         self.place: Hashable = self
-        self.slot = -1  # where it is told that the event is under way
+        self.slot = -1  # in the in-flight journal
         self.began = 0.0  # infinity while it waits for a thread
         self.over = False
         self.cancel: Callable[[], None] | None = None
@@ -78,7 +81,7 @@ class InFlightEvent:
 
     @property
     def batch(self) -> EventBatch:
-        """The batch that it is of."""
+        """The batch that holds the event."""
         return self.load.batch
 
     @property
@@ -88,14 +91,14 @@ class InFlightEvent:
 
 
 EndEvent = Callable[[InFlightEvent, BaseException | None], None]
-"""Ends an event that was begun, from whatever thread, with the error at which it has failed."""
+"""Ends an event that has begun, from any thread, with the error if it failed."""
 
 
 class Processor(Protocol):
-    """Runs what a task tells it to.
+    """Runs the steps of a task.
 
-    ``put`` is what it puts on the app's streams, by their index; ``asked`` what it asks for beside
-    single events. ``ignored`` are exceptions by their class.
+    ``put`` has the events that handlers put on the app's streams, by index; ``asked`` the requests
+    outside single events. ``ignored`` counts exceptions by class.
     """
 
     put: list[list[Any]]
@@ -110,78 +113,77 @@ class Processor(Protocol):
 
     @property
     def starts(self) -> Mapping[Any, Any]:
-        """Where inputs are to begin, by SSP."""
+        """Where the author's task wants inputs to begin, by SSP."""
         ...
 
     @property
     def windowable(self) -> bool:
-        """Whether there is anything to run at a window."""
+        """True if there is anything to run at a window."""
         ...
 
     @property
     def timed(self) -> bool:
-        """Whether ``next_due`` is worth a look."""
+        """True if ``next_due`` may be set."""
         ...
 
     def slow_timers(self) -> Iterable[str]:
-        """Names of PEs of which a round of ``on_time`` has taken longer than its interval; each is
-        given once."""
+        """The PEs whose last round of ``on_time`` took longer than its interval; each once."""
         ...
 
     def mode(self, op: Op, stream: str, /) -> Mode:
-        """How ``op`` is run; PROCESS for the events of ``stream``."""
+        """How ``op`` is run; ``stream`` matters for PROCESS only."""
         ...
 
     def keep(self, state: State, /) -> None:
-        """Keep what is to outlive the process in ``state``; before ``start``, if at all."""
+        """Make the processor durable in ``state``; called before ``start``."""
         ...
 
-    # -- slices and what runs alone
+    # -- slices, and steps that run alone
 
     def check(self, stream: str, event: Any, /) -> None:
-        """Raise NotSaveable where what an event of ``stream`` is for cannot be saved."""
+        """Raise NotSaveable if the state that an event of ``stream`` belongs to cannot be saved."""
         ...
 
     def process(self, batch: EventBatch, events: list[Any]) -> int:
-        """Process these events, from ``batch.at`` on; returns how many it did."""
+        """Process these events, from ``batch.at`` on; return how many were processed."""
         ...
 
     async def process_async(self, batch: EventBatch, events: list[Any]) -> int:
-        """As process, where something is awaited."""
+        """As ``process``, with async handlers."""
         ...
 
     def run(self, op: Op, limit: int, /) -> bool:
-        """Run a window, timers or the end of stream; False if timers are left for a next step."""
+        """Run a window, timers or the end of stream; return False if timers are left."""
         ...
 
     async def run_async(self, op: Op, limit: int, /) -> bool:
-        """As run, where something is awaited."""
+        """As ``run``, with async handlers."""
         ...
 
-    # -- events that are outstanding together
+    # -- events in flight together
 
     def limit(self, stream: str, /) -> int:
-        """How many events of a stream may be outstanding."""
+        """How many events of a stream may be in flight."""
         ...
 
     def mixes(self) -> bool:
-        """Whether events of several streams may be outstanding."""
+        """Return True if events of several streams may be in flight together."""
         ...
 
     def by_key(self) -> bool:
-        """Whether events of one key wait for each other."""
+        """Return True if events of one key wait for each other."""
         ...
 
     def place(self, entry: InFlightEvent) -> None:
-        """Set the place of an event in the order."""
+        """Set the event's place in the order."""
         ...
 
     def begins(self, entry: InFlightEvent) -> None:
-        """An event is about to begin, on the loop."""
+        """Prepare for an event that is about to begin; called on the loop."""
         ...
 
     def ended(self, entry: InFlightEvent) -> None:
-        """An event has ended, on the loop."""
+        """Clean up after an event that has ended; called on the loop."""
         ...
 
     def style(self, stream: str, /) -> Mode:
@@ -193,25 +195,26 @@ class Processor(Protocol):
         ...
 
     async def process_one_async(self, entry: InFlightEvent) -> None:
-        """As process_one, where something is awaited."""
+        """As ``process_one``, with async handlers."""
         ...
 
     def begin_one(self, entry: InFlightEvent, end_event: EndEvent) -> None:
-        """Begin one event that a callback ends, by ``end_event``."""
+        """Begin one event; its callback ends it with ``end_event``."""
         ...
 
     def crowded(self, in_use: int) -> bool:
-        """Whether to ``tidy`` while so many keys are in use."""
+        """Return True if ``tidy`` should be called while ``in_use`` keys are in use."""
         ...
 
     async def tidy(self, in_use: Collection[Hashable] | None = None) -> None:
-        """Nothing is outstanding but the event that has just been processed; or what is is at these
-        places."""
+        """Apply the bounds of caches, except for the keys in use.
+
+        With None, only the event that has just been processed is in flight.
+        """
         ...
 
     def failed(self, batch: EventBatch, error: BaseException, index: int) -> None:
-        """An event could not be processed: count it as refused or ignored, or raise what stops
-        the app."""
+        """Count a failed event as refused or ignored, or raise the error that stops the app."""
         ...
 
     # -- time and life

@@ -1,4 +1,4 @@
-"""The settings of a task: how many events at a time, in which order, what is due when. Pure."""
+"""The settings of a task: concurrency, order, windows, commits and timeouts. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from s4node.config.config import Config
 
 @dataclass(frozen=True)
 class TaskSettings:
-    """Times in seconds, 0 where there is none."""
+    """The settings of a task; times are in seconds, 0 means never."""
 
     concurrency: int = 1
     by_key: bool = False
@@ -21,11 +21,11 @@ class TaskSettings:
     ignored: frozenset[str] = frozenset()
     threads: int = 0
     exchanging: bool = False
-    """Tasks send each other events that belong to what they keep."""
+    """Tasks send each other events that are part of their commits."""
 
     @classmethod
     def of(cls, config: Config, *, exchanging: bool = False, keeps: bool = True) -> TaskSettings:
-        """As configured; tasks that keep nothing have nothing to commit."""
+        """The settings from a configuration; a task that keeps no state never commits."""
         ignored = config[settings.TASK_IGNORED_EXCEPTIONS]
         return cls(
             config[settings.TASK_MAX_CONCURRENCY],

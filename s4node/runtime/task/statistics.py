@@ -1,4 +1,4 @@
-"""What a container has counted, as it is reported. Pure.
+"""The statistics of a container, its tasks, inputs and outputs. Pure.
 
 Rules
 - Values are frozen and hold plain data, so that they travel to other processes.
@@ -14,12 +14,12 @@ from s4node.stages.stage import StageStatistics
 
 @dataclass(frozen=True)
 class TaskStatistics:
-    """What one task has done. Counts are events.
+    """The counts of one task, in events.
 
-    ``sent`` are those that it has put on streams, ``in_flight`` those that are outstanding,
-    ``buffered`` those at the heads of its stages. ``calls`` and ``seconds`` are by what was called:
-    commit, window, timer, end of stream, process. ``ignored`` counts exceptions by class;
-    ``lagging`` are the partitions, by input, that are yet to be caught up with.
+    ``sent`` were put on streams, ``in_flight`` are being processed, ``buffered`` are at the heads
+    of its stages. ``calls`` and ``seconds`` are by kind of call: commit, window, timer, end of
+    stream, process. ``ignored`` counts exceptions by class; ``lagging`` counts, by input, the
+    partitions that a bootstrap still has to read.
     """
 
     partition: int
@@ -41,12 +41,12 @@ class TaskStatistics:
 
 @dataclass(frozen=True)
 class InputStatistics:
-    """What came in on one stream, in events but for ``gaps`` and ``over_credit``: frames dropped.
+    """The counts of one input stream, in events; ``gaps`` and ``over_credit`` in dropped frames.
 
     ``left`` were left to their producers for lack of room, ``redispatched`` came to the wrong
-    partition. ``admitted``, ``refused`` and ``shed`` are without those that were passed on to the
-    owner of their partition, which counts them. ``forwarded`` are those that came so: by way of
-    another container of the app, or another task.
+    partition. ``forwarded`` came by way of another container of the app, or another task. Events
+    passed on to the owner of their partition are counted by the owner as ``admitted``, ``refused``
+    or ``shed``, and not here.
     """
 
     admitted: int
@@ -64,9 +64,8 @@ class InputStatistics:
 class ProgressStatistics:
     """How far a task is in a partition of an input.
 
-    ``offset`` is that of the event up to which everything is done, ``committed`` where a restart
-    would go on (None while there is none), ``lag`` how many events there are that were not read yet
-    (None while nobody knows).
+    Everything below ``offset`` is done. ``committed`` is where a restart would resume (None before
+    the first commit). ``lag`` is the number of events not read yet (None while unknown).
     """
 
     task: str
@@ -80,11 +79,11 @@ class ProgressStatistics:
 
 @dataclass(frozen=True)
 class ReplayStatistics:
-    """What became of the inputs that can be read again.
+    """The counts of replayable inputs and commits.
 
-    ``commits`` were written, ``failures`` could not be and were tried again. ``rejected`` counts
-    events that could not be processed, ``lost`` those that retention took, by ``system.stream``;
-    ``left_out`` those at which a handler failed, by stream.
+    ``commits`` were written; ``failures`` could not be written and were tried again. By
+    ``system.stream``, ``rejected`` counts events that could not be decoded, and ``lost`` events
+    that retention deleted before they were read. By stream, ``left_out`` counts poison events.
     """
 
     progress: tuple[ProgressStatistics, ...]
@@ -97,10 +96,10 @@ class ReplayStatistics:
 
 @dataclass(frozen=True)
 class OutboxStatistics:
-    """What a task has put on a stream for others, and they have not taken for good yet.
+    """The unacknowledged events that a task has put on a stream.
 
-    ``consumer`` is the app that it is for, empty where it is for tasks of the same app. ``depth``
-    counts events, ``bytes`` is about what they take.
+    ``consumer`` is the receiving app, empty for tasks of the same app. ``depth`` counts events,
+    ``bytes`` is approximate.
     """
 
     task: str
@@ -112,13 +111,13 @@ class OutboxStatistics:
 
 @dataclass(frozen=True)
 class ContainerStatistics:
-    """What a container has done since its start.
+    """The counts of a container since its start.
 
-    ``utilization`` is which part of the time its loop was busy, from 0 to 1; ``started_after`` how
-    many seconds its start took, 0 while it lasts. ``replay`` is None where its tasks keep no state.
-    ``grades`` say of each stream what is promised: fast or durable. ``outboxes`` are there where
-    tasks keep state. ``unsendable`` counts events that could not be sent, by the stage that they
-    were to leave by and by stream; ``dropped`` those that the stages of output streams dropped.
+    ``utilization`` is the part of the time in which its loop was busy, from 0 to 1.
+    ``started_after`` is how many seconds the start took, 0 until it ends. ``replay`` is None, and
+    ``outboxes`` empty, if tasks keep no state. ``grades`` says of each stream whether it is fast or
+    durable. ``unsendable`` counts events that could not be sent, by stage and stream; ``dropped``
+    those that the stages of output streams dropped.
     """
 
     tasks: tuple[TaskStatistics, ...]
@@ -140,5 +139,5 @@ class ContainerStatistics:
 
     @property
     def processed(self) -> int:
-        """Events handled, over all tasks and streams."""
+        """The number of events processed by all tasks."""
         return sum(task.processed for task in self.tasks)

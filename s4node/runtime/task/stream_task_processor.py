@@ -1,12 +1,12 @@
 """A user's task on the events of a partition, in the manner of Apache Samza. Pure.
 
 Rules
-- A slice of events is one loop over their envelopes; it stops behind an event at which something
-  was asked for.
-- What a task has of the protocols is found once, when it is made.
-- What it raises fails the app, naming task, hook and place; unless the exception is one of those
-  that are to be ignored: then the event is done, and the exception counted by its class.
-- A task is used by one thread at a time, but for events that are outstanding together.
+- A slice of events is one loop over their envelopes. It stops after an event at which a request is
+  made.
+- The task's methods are looked up once, when it is made.
+- An exception of the task fails the app, naming task, hook and place. An exception of an ignored
+  class counts the event as done, and is counted by class.
+- One thread at a time uses a task, except for events that are in flight together.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class StreamTaskProcessor:
         if not callable(app.factory):
             raise GraphError(
                 f"app {app.name!r} has the factory {app.factory!r}, which cannot be called; give "
-                f"TaskApp what makes a task: its class, or a function"
+                f"TaskApp a class or a function that makes a task"
             )
         self.put: list[list[Any]] = [[] for _ in app.streams]
         self.asked = Asked()
@@ -97,15 +97,15 @@ class StreamTaskProcessor:
         self._process = getattr(task, "process", None)
         if not callable(self._begin or self._process):
             raise GraphError(
-                f"app {app.name!r}: {type(task).__name__} is no task; give it a method process or "
-                f"process_async"
+                f"app {app.name!r}: {type(task).__name__} is not a task; give it a method process "
+                f"or process_async"
             )
         graph.check_task(app.name, task, _METHODS)
         if inspect.iscoroutinefunction(self._begin):
             raise GraphError(
-                f"app {app.name!r}: process_async of {type(task).__name__} is an async def, and is "
-                f"given a callback to call when it is done; write a plain def that starts the "
-                f"work, or await it in an async def process"
+                f"app {app.name!r}: process_async of {type(task).__name__} is an async def, but it "
+                f"must call its callback when it is done; write a plain def that starts the work, "
+                f"or await the work in an async def process"
             )
         self._awaits = inspect.iscoroutinefunction(self._process)
         self._slices = settings.concurrency == 1 and not settings.callback_timeout
@@ -115,24 +115,23 @@ class StreamTaskProcessor:
         """Give the task its stores."""
         self.context.stores = {name: state.store(spec) for name, spec in self._app.stores.items()}
 
-    # -- how ---------------------------------------------------------------------------------
+    # -- modes -------------------------------------------------------------------------------
 
     @property
     def starts(self) -> Mapping[Any, Any]:
-        """Where the task has said that its inputs begin."""
+        """Where the task wants its inputs to begin."""
         return self.context.starts
 
     def slow_timers(self) -> Iterable[str]:
-        """The timers of tasks ring once."""
+        """None: the timers of tasks fire once."""
         return ()
 
     @property
     def windowable(self) -> bool:
-        """Whether the task wants to be called every window."""
+        """True if the task has a ``window`` method."""
         return self._hooks[Op.WINDOW] is not None
 
     def mode(self, op: Op, _stream: str) -> Mode:
-        """How ``op`` is run."""
         if op is Op.PROCESS:
             if self._begin is not None:
                 return Mode.TOGETHER
@@ -148,19 +147,16 @@ class StreamTaskProcessor:
         return Mode.THREAD if self._threaded and hook is not None else Mode.LOOP
 
     def limit(self, _stream: str) -> int:
-        """How many events may be outstanding."""
         return self._concurrency
 
     def mixes(self) -> bool:
-        """Events of all inputs may be outstanding together."""
+        """True: events of all inputs may be in flight together."""
         return True
 
     def by_key(self) -> bool:
-        """Whether events of one key wait for each other."""
         return self._by_key
 
     def style(self, _stream: str) -> Mode:
-        """How single events are run."""
         if self._begin is not None:
             return Mode.CALLBACK
         return Mode.AWAIT if self._awaits else Mode.THREAD
@@ -168,10 +164,10 @@ class StreamTaskProcessor:
     # -- slices ------------------------------------------------------------------------------
 
     def check(self, _stream: str, _event: Any) -> None:
-        """Stores refuse at once what they cannot save."""
+        """Nothing to do: stores refuse unsaveable values at once."""
 
     def process(self, batch: EventBatch, events: list[Any]) -> int:
-        """Process these events up to the first at which something is asked for."""
+        """Process these events up to the first at which a request is made."""
         process, asked = self._process, self.asked
         assert process is not None
         envelopes = self._envelopes(batch, events)
@@ -203,7 +199,7 @@ class StreamTaskProcessor:
         return _behind(it, envelopes)
 
     async def process_async(self, batch: EventBatch, events: list[Any]) -> int:
-        """As process, where ``process`` is ``async``."""
+        """As ``process``, for an ``async`` one."""
         process, asked = self._process, self.asked
         assert process is not None
         envelopes = self._envelopes(batch, events)
@@ -233,13 +229,13 @@ class StreamTaskProcessor:
         return _behind(it, envelopes)
 
     def _collector(self) -> StreamCollector:
-        """One that puts until what runs now has ended."""
+        """A collector that accepts events until the current call has ended."""
         return StreamCollector(self._app, emitted.get())
 
     def _envelopes(self, batch: EventBatch, events: list[Any]) -> list[Envelope] | None:
-        """The events from ``batch.at`` on as the task gets them, up to one without a key.
+        """The envelopes of events from ``batch.at`` on, up to the first without a key.
 
-        None if that is the first: it is refused.
+        If the first event has no key, refuse it and return None.
         """
         system, stream, partition = _place(batch)
         at, created, find = batch.at, batch.created_ms, self._finders[batch.stream]
@@ -268,7 +264,7 @@ class StreamTaskProcessor:
         return found
 
     def _refuse(self, batch: EventBatch, error: BaseException, index: int) -> None:
-        """An event's key was not found."""
+        """Refuse an event whose key was not found, or raise if the app itself has put it."""
         if batch.receipt is None:
             finder, position = f"KeyFinder of {batch.stream!r}", batch.position(index)
             failure = ProcessingError(self._app.name, finder, None, position, error)
@@ -279,7 +275,7 @@ class StreamTaskProcessor:
         batch.receipt.refuse(batch.number(index), f"{key_failure(error)} (event {event!r})", event)
 
     def failed(self, batch: EventBatch, error: BaseException, index: int) -> None:
-        """Count what is to be ignored, or raise what stops the app."""
+        """Count an ignored exception, or raise the error that stops the app."""
         if isinstance(error, _NoKey):
             self._refuse(batch, error.error, index)
             return
@@ -292,7 +288,7 @@ class StreamTaskProcessor:
             raise failure from error
 
     def _ignore(self, error: BaseException) -> bool:
-        """Count an exception that is to be ignored; False if it is not."""
+        """Count an exception of an ignored class; return False if it is of no such class."""
         if not self._ignoring or is_signal(error):
             return False
         for cls in type(error).__mro__:
@@ -306,18 +302,16 @@ class StreamTaskProcessor:
         return TaskError(self._app.name, self._name, hook, what, position, error)
 
     def _check(self, result: object) -> None:
-        """Plain methods return nothing that would have to be awaited."""
+        """Raise TypeError if a plain method returned an awaitable."""
         if inspect.isawaitable(result):
             if inspect.iscoroutine(result):
                 result.close()
-            raise TypeError(
-                "it returned something to await; write 'async def', and await what it calls"
-            )
+            raise TypeError("it returned an awaitable; write 'async def', and await what it calls")
 
-    # -- events that are outstanding together --------------------------------------------------
+    # -- events in flight together -------------------------------------------------------------
 
     def place(self, entry: InFlightEvent) -> None:
-        """Find the key; in the order of keys it is the event's place, too."""
+        """Find the event's key, which is also its place if events are in key order."""
         find = self._finders[entry.batch.stream]
         if find is not None:
             try:
@@ -339,24 +333,23 @@ class StreamTaskProcessor:
         )
 
     def process_one(self, entry: InFlightEvent) -> None:
-        """Process one event."""
         assert self._process is not None
         collector = StreamCollector(self._app, entry.put)
         handled.set((self._name, entry.batch, None, entry.index))
         self._check(self._process(self._envelope(entry), collector, entry.asked))
 
     async def process_one_async(self, entry: InFlightEvent) -> None:
-        """As process_one, where ``process`` is ``async``."""
+        """As ``process_one``, for an ``async`` ``process``."""
         assert self._process is not None
         collector = StreamCollector(self._app, entry.put)
         handled.set((self._name, entry.batch, None, entry.index))
         await self._process(self._envelope(entry), collector, entry.asked)
 
     def begins(self, entry: InFlightEvent) -> None:
-        """Stores know by themselves what changes."""
+        """Nothing to do: stores note their own changes."""
 
     def ended(self, entry: InFlightEvent) -> None:
-        """Nothing is left behind."""
+        """Nothing to do."""
 
     def begin_one(self, entry: InFlightEvent, end_event: EndEvent) -> None:
         """Begin one event; its callback ends it."""
@@ -376,17 +369,17 @@ class StreamTaskProcessor:
             emitted.reset(token)
 
     def crowded(self, _in_use: int) -> bool:
-        """Whether to ``tidy`` all the same."""
+        """False: a task has no caches."""
         return False
 
     async def tidy(self, _in_use: Collection[Hashable] | None = None) -> None:
-        """Nothing is left behind."""
+        """Nothing to do."""
 
-    # -- what runs alone ---------------------------------------------------------------------
+    # -- steps that run alone ----------------------------------------------------------------
 
     @property
     def timed(self) -> bool:
-        """Whether something is scheduled."""
+        """True if a timer is scheduled."""
         return bool(self._timers)
 
     @property
@@ -396,7 +389,7 @@ class StreamTaskProcessor:
         return timers[0][0] if timers else None
 
     def run(self, op: Op, _limit: int) -> bool:
-        """Call a hook of the task, or one timer; False if further timers are due."""
+        """Call a hook of the task, or one timer; return False if further timers are due."""
         for name, hook in self._hook(op):
             token = begin_put(self.put)
             try:
@@ -410,7 +403,7 @@ class StreamTaskProcessor:
         return op is not Op.TIMER or not self._timer_is_due()
 
     async def run_async(self, op: Op, _limit: int) -> bool:
-        """As run, where the hook is ``async``."""
+        """As ``run``, for an ``async`` hook."""
         for name, hook in self._hook(op):
             token = begin_put(self.put)
             try:
@@ -424,7 +417,7 @@ class StreamTaskProcessor:
         return op is not Op.TIMER or not self._timer_is_due()
 
     def _hook(self, op: Op) -> Iterator[tuple[str, Callable[..., Any]]]:
-        """What ``op`` is to call, if there is anything, and its name."""
+        """The name and the function that ``op`` calls, if any."""
         if op is not Op.TIMER:
             hook = self._hooks[op]
             if hook is not None:
@@ -443,11 +436,11 @@ class StreamTaskProcessor:
     # -- life --------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Tell the task its place."""
+        """Call ``init``."""
         await self._call("init", self._app.parameters, self.context)
 
     async def close(self) -> None:
-        """Tell the task of its end."""
+        """Call ``close``."""
         await self._call("close")
 
     async def _call(self, name: str, *arguments: Any) -> None:
@@ -477,7 +470,7 @@ def processor_of(
     inputs: Sequence[SystemStreamPartition] = (),
     metrics: MetricsRegistry | None = None,
 ) -> StreamTaskProcessor | None:
-    """The processor of a partition of an app of tasks; None for an app of PEs."""
+    """The processor of a partition of a TaskApp; None for an app of PEs."""
     if not isinstance(app, TaskApp):
         return None
     return StreamTaskProcessor(
@@ -485,7 +478,7 @@ def processor_of(
     )
 
 
-class _NoKey(Exception):  # noqa: N818 - it stands for the key
+class _NoKey(Exception):  # noqa: N818 - takes the place of the key
     """The key of an event was not found."""
 
     def __init__(self, error: BaseException) -> None:
@@ -494,7 +487,7 @@ class _NoKey(Exception):  # noqa: N818 - it stands for the key
 
 
 def _place(batch: EventBatch) -> tuple[str, str, int]:
-    """System, stream and partition that a batch was read from, whichever task has it."""
+    """System, stream and partition that a batch was read from."""
     if isinstance(batch.source, SystemStreamPartition):
         return batch.source
     return LIVE, batch.stream, batch.partition

@@ -1,14 +1,14 @@
-"""A partition task: its inputs, the batch at hand, and what it does next. Pure.
+"""A partition task: its inputs, the current batch, and what it does next. Pure.
 
 Rules
-- One step does one thing: a slice of a batch, a commit, a window, a slice of a timer. The gate says
-  which; the loop says when and how much. What runs on the events is the task's processor.
-- What handlers put on streams is handed on after each slice, or after its event where several are
-  outstanding.
-- What was asked for at an event takes effect when it is done and all before it are. Nothing behind
-  it has been told to its input when a commit is taken; unless what the task does is part of its
-  commits: then events of which a later one may be done are done first, and the commit covers all.
-- A task that drains begins nothing more of what can be read again, and works off the rest.
+- One step does one thing: a slice of a batch, a commit, a window, or a slice of a timer. The gate
+  says which, the loop says when and how much, and the task's processor runs it.
+- Events that handlers put on streams are handed on after each slice; with several events in flight,
+  as each one ends.
+- A request made while an event is processed takes effect once that event and all before it are
+  done. A commit acknowledges no later event. If output or state is part of the task's commits, the
+  commit first waits for events that later ones may have overtaken, and covers them all.
+- A draining task begins no more replayable events, and finishes the rest.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _SLICES = (Mode.AWAIT, Mode.THREAD)
 class Task:
     """One partition of an app.
 
-    ``stages``, ``held``, ``rates``, ``chooser`` and ``bootstrap`` are for its backlog. ``parallel``
-    says of which streams more than one handler may be outstanding. Without a ``processor`` it runs
-    the app's PEs. ``starts`` is where its inputs begin, by its own wish. ``in_flight`` is there
-    where events of some stream are outstanding together. The ``commit_budget`` is its container's.
-    ``done`` says that it has said so, or was told of the end of its inputs. ``sent`` counts the
-    events that were handed on.
+    ``stages``, ``held``, ``rates``, ``chooser`` and ``bootstrap`` go to its backlog. ``parallel``
+    maps a stream to the number of its handlers that may be outstanding. Without a ``processor``
+    the task runs the app's PEs. ``starts`` is where the author's task wants its inputs to begin.
+    ``in_flight`` is None unless events of some stream overlap. All tasks of the container share
+    ``commit_budget``. ``done`` is True once the task has asked to shut down or was told of the end
+    of its inputs. ``sent`` counts the events that were handed on.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Task:
         self.backlog = Backlog(
             app, stages, clock, held=held, rates=rates or {}, chooser=chooser, bootstrap=bootstrap
         )
-        self.metrics: MetricsRegistry | None = None  # those of the author's task
+        self.metrics: MetricsRegistry | None = None  # of the author's task
         self._streams = list(app.streams.values())
         fed = [s.name for s in self._streams if not isinstance(s, OutputStream)]
         self._modes = {name: self.processor.mode(Op.PROCESS, name) for name in fed}
@@ -120,8 +120,10 @@ class Task:
     # -- feeding -----------------------------------------------------------------------------
 
     def keep(self, state: TaskState, changes_bytes: int) -> None:
-        """Keep what is to outlive the process in ``state``, before the start; commit early when
-        its changes take so many bytes."""
+        """Make the task durable in ``state``; call before the start.
+
+        The task commits early when its changes take more than ``changes_bytes``.
+        """
         self.failures.changes = state.changes
         self.failures.changes_bytes = changes_bytes
         self.processor.keep(state)
@@ -136,59 +138,59 @@ class Task:
 
     @property
     def alone(self) -> bool:
-        """Whether no task sends it events."""
+        """True if no task sends it events."""
         return not self.backlog.inner and not self.settings.exchanging
 
     @property
     def may_rest(self) -> bool:
-        """Whether nobody gives it events but the inputs that it reads."""
+        """True if its events come only from inputs that it reads."""
         return self.alone and not self.backlog.is_live
 
     @property
     def busy(self) -> bool:
-        """Whether something of it is under way, or may be done behind something that is not."""
+        """True while work is in flight, or finished events wait for an earlier one."""
         under_way = self.gate.in_flight or self.gate.running or self._looked_ahead
         failed = self.gate.phase is Phase.FAILED
         return bool(under_way or self.failures.dead_letters_wait or failed)
 
     @property
     def _looked_ahead(self) -> bool:
-        """Whether events were looked at that have not ended: those behind them may have."""
+        """True if events were looked at that have not ended; later ones may have."""
         return self.in_flight is not None and self.in_flight.busy
 
     @property
     def at_end(self) -> bool:
-        """Whether nothing more can come from outside, and nothing is left to do."""
+        """True if all inputs have ended and nothing is left to do."""
         return self.backlog.inputs_ended and self.at_rest
 
     @property
     def at_rest(self) -> bool:
-        """Whether there is nothing to do, and nothing under way."""
+        """True if nothing waits and nothing is in flight."""
         gate = self.gate
         busy = gate.in_flight or gate.running or gate.commit_due or gate.committing
         return not busy and not self.choose() and not self.backlog.waiting
 
     def drain(self) -> None:
-        """Work off what cannot be read again, and be done."""
+        """Finish the events that cannot be replayed, then be done."""
         self.give_back()
         self.timetable.end_windows()
         if self.gate.may_enter(Phase.DRAINING):
             self.gate.enter(Phase.DRAINING)
 
     def give_back(self) -> None:
-        """Begin nothing more of what can be read again, and go on with what has begun."""
+        """Begin no more replayable events; those that have begun go on."""
         self.backlog.give_back(slicing=self._slicing)
 
     def unbegun(self) -> Iterator[EventBatch]:
-        """The batches of which nothing has begun, of what cannot be read again."""
+        """The batches that have not begun and cannot be replayed."""
         return self.backlog.unbegun(slicing=self._slicing)
 
     def leave_to_producers(self, frames: Collection[Any], kept: KeptElsewhere) -> None:
-        """Process nothing of these frames, nor what is left of the frame at hand."""
+        """Leave these frames, and the rest of the current one, to their producers."""
         self.backlog.leave_to_producers(frames, kept, slicing=self._slicing)
 
     def own(self) -> dict[str, list[Any]]:
-        """The events that wait here and came from nowhere but the app itself, by stream."""
+        """The waiting events that the app itself has put, by stream."""
         found: dict[str, list[Any]] = {}
         in_flight = self.in_flight.own() if self.in_flight is not None else ()
         for stream, events in chain(in_flight, self.backlog.own()):
@@ -221,12 +223,12 @@ class Task:
         return op
 
     def choose(self) -> bool:
-        """Have an event that may be processed, if there is one."""
+        """Choose the next event to process; return False if there is none."""
         return self.backlog.choose() if self.in_flight is None else self.in_flight.choose()
 
     @property
     def stream(self) -> str:
-        """The stream of the batch at hand; empty if there is none."""
+        """The stream of the current batch; empty if there is none."""
         batch = self.backlog.at_hand
         return "" if batch is None else batch.stream
 
@@ -243,17 +245,17 @@ class Task:
     # -- steps -------------------------------------------------------------------------------
 
     def begin(self, op: Op, mode: Mode) -> None:
-        """A step begins; ``run`` and ``finish`` follow."""
+        """Begin a step; ``run`` and ``finish`` follow."""
         self.gate.begin(op)
         if op is Op.PROCESS:
             self.timetable.event_begins()
         self._slicing = op is Op.PROCESS and mode in _SLICES
 
     def run(self, op: Op, limit: int) -> int:
-        """Process up to ``limit`` events of the batch at hand, or do what runs alone.
+        """Process up to ``limit`` events of the current batch, or run another step.
 
-        Returns how many events it were; for other steps, whether nothing of them is left. A commit
-        is the loop's to take.
+        Return how many events were processed; for other steps, whether the step is complete. The
+        loop itself takes commits.
         """
         if op is Op.PROCESS:
             done = self.processor.process(*self._slice(limit))
@@ -261,7 +263,7 @@ class Task:
         return self.processor.run(op, limit)
 
     async def run_async(self, op: Op, limit: int) -> int:
-        """As run, where something is awaited."""
+        """As ``run``, with async handlers."""
         if op is Op.PROCESS:
             done = await self.processor.process_async(*self._slice(limit))
             return done if self.failures.isolation is None else self._looked_at(done)
@@ -279,12 +281,11 @@ class Task:
         if isolation is not None:
             isolation.begins(batch, len(events))
             if events and isolation.examination.looks:
-                self.processor.check(batch.stream, events[0])  # what could not be saved before it
+                self.processor.check(batch.stream, events[0])  # state that was unsaveable already
         return batch, events
 
     def _looked_at(self, result: int) -> int:
-        """So many events were processed; raises the failure of one that has left what cannot be
-        saved, where that is looked at."""
+        """Return ``result``, or raise for an event that left unsaveable state, while looking."""
         batch, failures = self.backlog.at_hand, self.failures
         failed = self.gate.phase is Phase.FAILED  # a commit has failed meanwhile
         if result and not failed:
@@ -295,7 +296,7 @@ class Task:
         return result
 
     def put(self, op: Op) -> Actions:
-        """Hand on what handlers have put in a step that has ended; ``finish`` follows."""
+        """Hand on the events that handlers have put in a step that ended; ``finish`` follows."""
         put = self.processor.put
         if self.gate.phase is Phase.FAILED or not any(put):
             return NONE
@@ -308,7 +309,7 @@ class Task:
         return actions
 
     def finish(self, op: Op, result: int) -> Actions:
-        """A step has ended; ``result`` is what ``run`` returned, or whether a commit was taken."""
+        """End a step; ``result`` is what ``run`` returned, or whether a commit was taken."""
         gate, failures, isolation = self.gate, self.failures, self.failures.isolation
         actions: Actions = NONE
         self._slicing = False
@@ -341,7 +342,7 @@ class Task:
                 self.timetable.timers_ended(over=bool(result))
             elif op is Op.END_OF_STREAM:
                 if failures.undoes:
-                    gate.commit_due = True  # before anything that comes of it can fail
+                    gate.commit_due = True  # before anything that follows can fail
                 actions = (EndTold(),)
         if self.processor.asked.any:
             actions = (*actions, Ask(self.processor.asked.taken()))
@@ -350,31 +351,33 @@ class Task:
         return actions
 
     def failed(self, error: ProcessingError) -> Actions:
-        """A slice has failed; raises what stops the app."""
+        """End a slice that has failed; raises the error if it stops the app."""
         self.failures.go_back(error)
         self._slicing = False
         return self.failures.undone(Op.PROCESS)
 
     def want_commit(self) -> None:
-        """Commit as soon as it may be; the caller wakes the loop."""
+        """Commit as soon as the gate allows; the caller wakes the loop."""
         self.gate.commit_due = True
         self.interrupt()
 
     def await_commit(self, patience: float = 0.0) -> bool:
-        """Others wait for a commit: have one within so many seconds, if the task has time for it.
-        Return True if that is earlier than before; then the caller nudges the loop."""
+        """Schedule a commit that others wait for, within ``patience`` seconds if the budget allows.
+
+        Return True if it is now due earlier than before; then the caller wakes the loop.
+        """
         timetable = self.timetable
         if patience and timetable.commit_scheduled:
             return False
         return timetable.schedule_commit(self._clock(), patience)
 
     def interrupt(self) -> None:
-        """If a slice is under way, it ends where it is."""
+        """End the current slice, if any, after its current event."""
         if self._slicing:
             self.processor.asked.any = True
 
     def end_overdue(self, now: float) -> Actions:
-        """End the events that have been outstanding for too long; raises what stops the app."""
+        """End the events that timed out; raises the error if it stops the app."""
         timetable, in_flight = self.timetable, self.in_flight
         if in_flight is None or timetable.timeout_at > now:
             return NONE
@@ -384,7 +387,7 @@ class Task:
         return actions
 
     def check_due(self, now: float) -> bool:
-        """Tell the gate what is due; True if something is, and then a slice ends for it."""
+        """Tell the gate what is due; return True, and end the current slice, if anything is."""
         due = self.timetable.check_due(now)
         if due:
             self.interrupt()
@@ -392,7 +395,7 @@ class Task:
 
     @property
     def processed(self) -> int:
-        """Events that were processed."""
+        """The number of events processed."""
         return self._processed + (0 if self.in_flight is None else self.in_flight.processed)
 
     # -- life --------------------------------------------------------------------------------
@@ -403,31 +406,32 @@ class Task:
         self._processed, self.sent = before.processed, before.sent
 
     def retire(self) -> None:
-        """Begin nothing more, for another container is about to have the partition; a task that has
-        not started, or has failed, goes on all the same."""
+        """Begin nothing more: another container takes the partition over.
+
+        A task that has not started or has failed ignores this.
+        """
         if self.gate.may_enter(Phase.RETIRING):
             self.gate.enter(Phase.RETIRING)
 
     @property
     def has_retired(self) -> bool:
-        """Whether nothing of a task that retires is under way."""
+        """True if the task retires and nothing of it is in flight."""
         gate, failures = self.gate, self.failures
         busy = gate.in_flight or gate.running or gate.committing or self._slicing
         busy = busy or self._looked_ahead
         return gate.phase is Phase.RETIRING and not (busy or failures.dead_letters_wait)
 
     def leave_none_behind(self) -> Actions:
-        """Release what had ended before the task retired, though a commit was to come in between:
-        there is only one to come, and it covers all."""
+        """Release all ended events, also those that wait for a commit: the last one covers all."""
         return NONE if self.in_flight is None else self.in_flight.release_all()
 
     def took(self, op: Op, seconds: float) -> None:
-        """A step that was no processing took so long."""
+        """Count a step other than processing, and its time."""
         self._calls[op.value] += 1
         self._seconds[op.value] += seconds
 
     async def start(self) -> Actions:
-        """Have the processor begin its life."""
+        """Start the processor."""
         await self.processor.start()
         if self.gate.may_enter(Phase.RUNNING):  # it may drain already
             self.gate.enter(Phase.RUNNING)
@@ -438,7 +442,7 @@ class Task:
         return put
 
     async def close(self) -> None:
-        """Have the processor end its life, however far it has come."""
+        """Close the processor, even if it never started."""
         await self.processor.close()
 
     def statistics(self) -> TaskStatistics:

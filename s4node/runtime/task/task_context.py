@@ -1,7 +1,7 @@
-"""What a user's task is given: a collector, a callback and its context. Pure.
+"""The objects given to a user's task: a collector, a callback and a context. Pure.
 
 Rules
-- A collector puts events only while the one that has led to them has not ended.
+- A collector accepts events only until the event that led to them has ended.
 - A callback ends its event once. A second call is an error, which stops the app.
 """
 
@@ -22,11 +22,11 @@ from s4node.offsets.system import SystemStreamPartition
 from s4node.runtime.task.processor import EndEvent, InFlightEvent
 
 DueTimers = list[tuple[float, int, Callable[..., Any]]]
-"""What a task has scheduled, as a heap: when it is due, its number, and what is called."""
+"""The timers of a task, as a heap: when it is due, its number, and the callback."""
 
 
 class StreamCollector:
-    """Puts what a task sends where it is handed on from."""
+    """Collects the events that a task sends, until they are handed on."""
 
     __slots__ = ("_put", "_streams")
 
@@ -47,9 +47,9 @@ class StreamCollector:
             found.put_into(self._put, event)
         except IndexError:
             raise S4Error(
-                f"an event for stream {stream!r} was sent when the one that led to it, or the "
-                f"window or timer, had ended; await in an async def what sends, or write "
-                f"process_async, and call its callback when all is sent"
+                f"an event for stream {stream!r} was sent after the event, window or timer that "
+                f"led to it had ended; await the sending code in an async def, or write "
+                f"process_async and call its callback when all is sent"
             ) from None
 
 
@@ -65,11 +65,11 @@ class EventCallback:
         self._times = count()
 
     def complete(self) -> None:
-        """The event is fully processed."""
+        """End the event as processed."""
         self._end(None)
 
     def failure(self, error: BaseException) -> None:
-        """The event cannot be processed."""
+        """End the event as failed."""
         self._end(error if isinstance(error, BaseException) else S4Error(str(error)))
 
     def _end(self, error: BaseException | None) -> None:
@@ -82,7 +82,7 @@ class EventCallback:
 
 
 class Context:
-    """What a task is told in ``init``: its place, and what it may have of its container."""
+    """The context of a task, given to ``init``: its inputs, stores, metrics and timers."""
 
     def __init__(
         self,
@@ -104,27 +104,31 @@ class Context:
         self._numbers = count()
 
     def store(self, name: str) -> Any:
-        """A key-value store of the task, by the name under which the app declares it."""
+        """A key-value store of the task, by its declared name; raises KeyError if there is none."""
         found = self.stores.get(name)
         if found is None:
             raise KeyError(
                 f"task {self.task_name!r} has no store {name!r}; it has "
                 f"{', '.join(self.stores) or 'none'}. Declare it with create_store, and read from "
-                f"an input that can be read again"
+                f"a replayable input"
             )
         return found
 
     def schedule(self, seconds: float, callback: Callable[..., Any]) -> None:
-        """Call ``callback(collector, coordinator)`` once, in so many seconds, while no event of
-        the task is outstanding. It may be ``async``."""
+        """Call ``callback(collector, coordinator)`` once, after ``seconds``.
+
+        No event of the task is in flight then. The callback may be ``async``.
+        """
         if graph.is_generator(callback):
             raise GraphError(
-                f"the timer {callback!r} contains yield, so a call of it would run none of it; "
-                f"write it without, and send with collector.send(stream, event)"
+                f"the timer {callback!r} contains yield, so calling it would not run it; "
+                f"remove the yield, and send with collector.send(stream, event)"
             )
         heapq.heappush(self._timers, (self._clock() + seconds, next(self._numbers), callback))
 
     def set_starting_offset(self, ssp: SystemStreamPartition, offset: int | Startpoint) -> None:
-        """Begin to read an input of this task at an offset, or another Startpoint, whatever was
-        saved; the container checks it when ``init`` has ended."""
+        """Start reading an input of this task at an offset or Startpoint, instead of the saved one.
+
+        The container checks it after ``init``.
+        """
         self.starts[SystemStreamPartition(*ssp)] = startpoint_of(offset)

@@ -352,7 +352,7 @@ def test_what_bootstraps_goes_before_all_others_unless_it_has_a_priority() -> No
     [
         ("streams.none.samza.priority", "the app has no such input; its inputs: a.b, live"),
         ("streams.none.samza.bootstrap", "the app has no such input; its inputs: a.b, live"),
-        ("streams.live.samza.bootstrap", "what comes over live sockets cannot be read again"),
+        ("streams.live.samza.bootstrap", "a live stream cannot be replayed"),
     ],
 )
 def test_settings_of_streams_that_are_no_such_inputs_are_refused(key: str, what: str) -> None:

@@ -463,7 +463,7 @@ async def test_a_collector_that_is_used_after_its_event_raises_and_says_what_to_
         await until(lambda: container.processed == 3)
         await until(lambda: not any(task.busy for task in container.tasks.values()))
         for collector, event in kept:
-            with pytest.raises(S4Error, match="had ended; await in an async def"):
+            with pytest.raises(S4Error, match="had ended; await the sending code in an async def"):
                 collector.send("seen", event)
 
 
@@ -1165,7 +1165,7 @@ async def test_a_factory_that_raises_and_an_object_that_is_no_task_are_told(
 
     with pytest.raises(ProcessingError, match=r"factory of task 'Partition 0'.*no database"):
         await run_to_end(Job(broken), settings)
-    with pytest.raises(GraphError, match="str is no task; give it a method process"):
+    with pytest.raises(GraphError, match="str is not a task; give it a method process"):
         await run_to_end(Job(str), settings)
     with pytest.raises(GraphError, match="has no factory"):
         await run_to_end(TaskApp("none", inputs=["memory.clicks"]), settings)
@@ -1233,7 +1233,7 @@ async def test_tasks_with_methods_that_would_never_run_for_their_yield_are_refus
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     fill(system, 1, 1)
-    never = "contains yield, so a call of it would run none of it; write it without, and send with"
+    never = "contains yield, so calling it would not run it; remove the yield, and send with"
     for cls, hooks in (
         (YieldsPlain, ["process", "init", "on_end_of_stream"]),
         (YieldsAsync, ["process_async", "process", "window", "close"]),

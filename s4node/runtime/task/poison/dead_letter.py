@@ -1,12 +1,11 @@
-"""Dead letters: events that could not be processed, as they stand in the dead letter stream.
-Pure.
+"""Dead letters: the records of events that could not be processed. Pure.
 
 Rules
-- A dead letter says where the event was (``system``, ``stream``, ``partition``, ``offset``, and by
-  name what that counts in: ``origin``), why it is here (``reason``), and has its bytes (``raw``).
-- Where the event was decoded ``raw`` is an array of one, and ``type`` and ``fields`` say how it is
-  to be read, so that it can be shown and sent again by who does not have the app's classes.
-- Where a handler has failed there are the ``pe`` (or task), the ``key`` and the ``trace``.
+- A dead letter has the event's place (``system``, ``stream``, ``partition``, ``offset``, and the
+  ``origin`` in which the offset counts), the ``reason``, and the event's bytes (``raw``).
+- If the event was decoded, ``raw`` is an array of one event, and ``type`` and ``fields`` describe
+  it, so that a program without the app's classes can show it and send it again.
+- If a handler failed, the dead letter has the ``pe`` (or task), the ``key`` and the ``trace``.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def dead_letter(
     event: Any,
     more: Mapping[str, Any] | None = None,
 ) -> GenericEvent:
-    """Make the dead letter of an event; ``event`` is its bytes if it does not decode."""
+    """Make the dead letter of an event; ``event`` is bytes if it does not decode."""
     system, stream, partition = home
     place = {
         "system": system,
@@ -54,12 +53,12 @@ def dead_letter(
 
 
 def raw_of(event: Any) -> bytes:
-    """An event as bytes: an array of one."""
+    """Encode an event as an array of one."""
     cls: type = type(event)
     return _type_of(cls).encode([event])
 
 
 @lru_cache(maxsize=256)
 def _type_of(cls: type) -> EventType:
-    """The type of events of a class, which takes long to make."""
+    """The type of a class; cached because making one is slow."""
     return EventType(cls)

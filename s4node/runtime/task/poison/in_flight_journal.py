@@ -1,18 +1,19 @@
-"""What a task has under way, where it outlives the process: to know what has killed it.
+"""The in-flight journal: a mapped file that tells which events a process died at.
 
 Rules
-- A file that is mapped into memory has a slot for each range of events that is being processed. It
-  is written without a call of the system, and is there when the process is killed.
-- The blocks of the file are allocated when it is made: on a full disk that is an error. A write to
-  a mapped hole would kill the process (SIGBUS) without a word. Where the file system cannot
-  allocate, zeros are written. One that copies each block that is written (btrfs, ZFS) may still
-  find no room for the copy.
-- Suspects are replaced as a whole: those that a full disk does not take leave the ones before.
-- It is there only while the task runs: who finds that of an earlier owner knows that he was killed,
-  or may be alive and out of date. It has the owner's epoch in its name, so two never share one.
-- It names the exit record of its process, which says whether an event can have killed it.
-- Suspects are kept until they are committed, whatever ends the process. Of others' events the next
-  owner finds that by their numbers; of the task's own nothing else tells.
+- The mapped file has a slot for each range of events in flight. Writing a slot takes no system
+  call, and the file survives when the process is killed.
+- The blocks of the file are allocated when it is made, so a full disk is an error then. A later
+  write to a hole would kill the process (SIGBUS) without a message. If the file system cannot
+  allocate, zeros are written. A file system that copies each written block (btrfs, ZFS) may still
+  run out of room.
+- Suspects are replaced as a whole: if the disk is full, the earlier ones stay.
+- The file exists only while the task runs. A new owner that finds the file of an earlier owner
+  knows that the owner was killed, or is alive and out of date. The name has the owner's epoch, so
+  no two owners share a file.
+- The file names the exit record of its process, which says whether an event can have killed it.
+- Suspects are saved until they are committed, however the process ends. The next owner could see
+  from their numbers that others' events are committed; for the task's own there is no other record.
 """
 
 from __future__ import annotations
@@ -33,8 +34,7 @@ from s4node.events.schema import UNREADABLE
 from s4node.runtime.task.poison.suspects import Suspect, after_death
 
 SLOTS = 64
-"""Ranges that are told apart; of what is under way beyond that nothing is known, nor of what comes
-from where the name is longer than a slot."""
+"""Ranges beyond so many are not recorded, nor are those whose origin is too long for a slot."""
 
 _ORIGIN_BYTES = 1006
 _RECORD_BYTES = 4096
@@ -44,7 +44,7 @@ _NONE = bytes(2)
 _SLOTS_BYTES = _SLOT.size * SLOTS
 _FILE_BYTES = _SLOTS_BYTES + _RECORD_BYTES
 _FILE, _SUSPECTS = "under-way-", "suspects-"
-_NEW = ".new"  # suspects that are not yet whole
+_NEW = ".new"  # suspects that are being written
 _NO_ALLOCATION = {errno.EOPNOTSUPP, errno.EINVAL}
 _decode = msgspec.json.Decoder(list[Suspect]).decode
 
@@ -67,7 +67,7 @@ class InFlightJournal:
         self.keep(suspects)
 
     def begin(self, origin: str, first: int, last: int, slot: int = 0) -> None:
-        """These events begin."""
+        """Record that events begin."""
         at = slot * _SLOT.size
         if self._named[slot] == origin:
             _BUSY.pack_into(self._map, at, self._lengths[slot], first, last)
@@ -78,22 +78,22 @@ class InFlightJournal:
         _SLOT.pack_into(self._map, at, length, first, last, name)
 
     def end(self, slot: int = 0) -> None:
-        """They have ended."""
+        """Record that the events of a slot have ended."""
         at = slot * _SLOT.size
         self._map[at : at + 2] = _NONE
 
     def take(self) -> int:
-        """A free slot; -1 if there is none."""
+        """Take a free slot; -1 if there is none."""
         return self._free.pop() if self._free else -1
 
     def give(self, slot: int) -> None:
-        """A slot that was taken is free again."""
+        """Free a slot that was taken."""
         if slot > 0:
             self.end(slot)
             self._free.append(slot)
 
     def keep(self, suspects: Iterable[Suspect]) -> None:
-        """These are the suspects now."""
+        """Replace the saved suspects."""
         left = list(suspects)
         if left:
             new = self._suspects_path.with_suffix(_NEW)
@@ -103,13 +103,13 @@ class InFlightJournal:
             self._suspects_path.unlink(missing_ok=True)
 
     def acquit(self, suspects: Collection[Suspect]) -> None:
-        """A commit that is written covers these, or nothing of them can be known any more."""
+        """Remove suspects that a written commit has cleared."""
         self.suspects = [one for one in self.suspects if one not in suspects]
-        with suppress(OSError):  # they are suspected for longer then
+        with suppress(OSError):  # then they stay suspects for longer
             self.keep(self.suspects)
 
     def close(self, suspects: Iterable[Suspect]) -> None:
-        """The process ends by itself, with these suspects left."""
+        """Close the journal at an orderly end, with these suspects left."""
         with suppress(OSError):
             self.keep(suspects)
             self._path.unlink(missing_ok=True)
@@ -117,8 +117,10 @@ class InFlightJournal:
 
 
 def enter(folder: Path, epoch: int, positions: Mapping[str, int]) -> InFlightJournal:
-    """Become the owner under ``epoch`` of a task whose ``positions`` are committed; raises
-    StateError where the folder cannot be written."""
+    """Open the journal of a new owner, whose task has committed ``positions``.
+
+    Raises StateError if the folder cannot be written.
+    """
     try:
         known: list[Suspect] = []
         under_way: list[Suspect] = []
@@ -135,14 +137,14 @@ def enter(folder: Path, epoch: int, positions: Mapping[str, int]) -> InFlightJou
                     (folder / name).unlink(missing_ok=True)
     except OSError as error:
         raise StateError(
-            f"{folder} cannot be written: {error.strerror or error}; see to its rights, make room "
-            f"on its disk, or set s4.state.folder to another one"
+            f"{folder} cannot be written: {error.strerror or error}; check its permissions, make "
+            f"room on its disk, or set s4.state.folder to another one"
         ) from error
     return found
 
 
 def _mapped(path: Path, size: int) -> mmap.mmap:
-    """A new file of zeros, which is there in full, in memory."""
+    """Map a new file of zeros, whose blocks are all allocated."""
     with path.open("wb+") as file:
         try:
             try:
@@ -172,13 +174,13 @@ def _known(path: Path) -> list[Suspect]:
 
 
 def _under_way(path: Path) -> tuple[list[Suspect], str]:
-    """What was under way, and how the process has ended, where that can be due to it."""
+    """The events in flight, and how the process ended ("" if no event can be the cause)."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return [], ""
     found = []
-    if len(data) != _FILE_BYTES:  # another version's
+    if len(data) != _FILE_BYTES:  # written by another version
         return [], ""
     for length, first, last, origin in _SLOT.iter_unpack(data[:_SLOTS_BYTES]):
         if 0 < length <= _ORIGIN_BYTES:

@@ -1,12 +1,12 @@
-"""The isolation of one task: keeps what its failures and deaths are due to apart. Pure.
+"""The isolation of one task from the events that make it fail or kill its process. Pure.
 
 Rules
 - Poison events are skipped when their batch is loaded. After a failure the task commits after
   1, 2, 4 ... events, so that a second failure replays little.
-- What cannot be saved is due to an event before the commit that finds it; see
+- Unsaveable state is caused by an event before the commit that finds it; see
   ``unsaveable_search``.
-- What is under way is told for the case that it kills the process. Suspects of earlier deaths are
-  processed alone: one event at a time in the task, and no other task with suspects beside it.
+- Events in flight are recorded in case they kill the process. Suspects of earlier deaths are
+  processed alone: one event at a time, and one task with suspects at a time.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ if TYPE_CHECKING:
 
 
 class IsolatedGate(Protocol):
-    """What isolation knows of the gate of a task."""
+    """The gate of a task, as far as isolation knows it."""
 
     max_concurrency: int
 
     @property
     def end_told(self) -> bool:
-        """Whether the task was told of the end of its inputs."""
+        """True if the task was told of the end of its inputs."""
         ...
 
 
 class Isolated(Protocol):
-    """What isolation knows of a task."""
+    """A task, as far as isolation knows it."""
 
     name: str
 
     @property
     def gate(self) -> IsolatedGate:
-        """Its gate."""
+        """The gate of the task."""
         ...
 
     def own(self) -> Mapping[str, list[Any]]:
-        """The events that wait here and came from nowhere but the app itself, by stream."""
+        """The waiting events that the app itself has put, by stream."""
         ...
 
 
@@ -65,23 +65,23 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class IsolationPolicy(Protocol[T_contra]):
-    """What becomes of events that tasks leave out, and whose turn it is of tasks with suspects."""
+    """Handles skipped events, and gives turns to tasks with suspects."""
 
     def left_out(self, task: T_contra, batch: EventBatch, found: list[LeftOut], /) -> None:
-        """The task leaves these out, which were in a batch."""
+        """Handle events of a batch that the task skips."""
         ...
 
     def may(self, task: T_contra, /) -> bool:
-        """Whether a task that has suspects may process an event now."""
+        """Return True if a task with suspects may process an event now."""
         ...
 
     def turns(self, task: T_contra, /, *, begins: bool) -> None:
-        """Such a task begins to process, or has ended."""
+        """Note that a task with suspects begins to process, or has ended."""
         ...
 
 
 class Isolation(Generic[T]):
-    """That of ``task``, by a ``policy``."""
+    """The isolation of ``task``; ``policy`` decides for all tasks of the container."""
 
     __slots__ = (
         "_backoff",
@@ -100,7 +100,7 @@ class Isolation(Generic[T]):
     def __init__(self, task: T, policy: IsolationPolicy[T]) -> None:
         self.poison_events = PoisonEvents()
         self.examination = UnsaveableSearch()
-        self.end_written = False  # a commit has what the task has done at the end of its inputs
+        self.end_written = False  # a commit covers the end of its inputs
         self._end_taken = False
         self._task = task
         self._policy = policy
@@ -113,7 +113,7 @@ class Isolation(Generic[T]):
     # -- life --------------------------------------------------------------------------------
 
     def watch(self, under_way: InFlightJournal) -> None:
-        """Tell what is under way, and be careful with those who may have killed its owners."""
+        """Record events in flight, and isolate those that may have killed earlier owners."""
         self._under_way = under_way
         for one in under_way.suspects:
             if one.convicted or one.only_killed:
@@ -122,7 +122,7 @@ class Isolation(Generic[T]):
         self._suspect(under_way.suspects)
 
     def succeeds(self, before: Isolation[T]) -> None:
-        """This is of the task that takes the place of one that has failed."""
+        """Take over from the failed task that this one replaces."""
         self.poison_events = before.poison_events
         self.end_written = before.end_written
         self._backoff = CommitBackoff()
@@ -137,34 +137,32 @@ class Isolation(Generic[T]):
 
     @property
     def suspects(self) -> list[Suspect]:
-        """Events that may have killed the process, and are not committed."""
+        """The uncommitted events that may have killed the process."""
         return [] if self._suspects is None else self._suspects.left
 
     @property
     def suspects_files(self) -> str:
-        """The files that have the suspects of the task; empty where it keeps none."""
+        """A pattern for the files with the suspects of the task; empty if there are none."""
         return "" if self._under_way is None else self._under_way.suspects_files
 
     # -- events ------------------------------------------------------------------------------
 
     def loaded(self, batch: EventBatch) -> None:
-        """A batch is about to be processed."""
+        """Skip the poison events of a batch that has just been loaded."""
         found = self.poison_events.leave_out(batch)
         if found:
             if self._suspects is not None:
                 for one in found:
-                    if one.place.own:  # in no order; of others' the next that is processed says so
+                    if one.place.own:  # others are cleared by the next event in order
                         self._suspects.passed(*one.place)
             self._policy.left_out(self._task, batch, found)
 
     def tell(self, batch: EventBatch, left: LeftOut, stream: Stream) -> None:
-        """Put the dead letter of an event of ``batch`` on a stream, in the first commit that covers
-        the event."""
+        """Put a dead letter on a stream, in the first commit that covers its event."""
         self._untold.append((batch, left, stream))
 
     def taken(self) -> list[tuple[Stream, Any]]:
-        """A commit is about to be taken; returns the dead letters that are to be part of it, with
-        the streams to put them on."""
+        """Return the dead letters, with their streams, that belong to the commit to be taken."""
         self._end_taken = self._task.gate.end_told
         if self._suspects is not None:
             self._suspects.taken(waits=bool(self._task.own()))
@@ -180,11 +178,11 @@ class Isolation(Generic[T]):
 
     @property
     def may(self) -> bool:
-        """Whether an event may be processed now."""
+        """True if an event may be processed now."""
         return self._suspects is None or self._policy.may(self._task)
 
     def limit(self, batch: EventBatch, limit: int) -> int:
-        """How many events of a batch may be processed together, of so many."""
+        """How many of ``limit`` events of a batch may be processed together."""
         if self.examination.looks:
             return 1
         if self._backoff is not None:
@@ -198,7 +196,7 @@ class Isolation(Generic[T]):
         return limit
 
     def begins(self, batch: EventBatch, count: int) -> None:
-        """So many events of a batch are about to be processed."""
+        """Record that ``count`` events of a batch are about to be processed."""
         if self._suspects is not None:
             self._policy.turns(self._task, begins=True)
         if self._under_way is None or not count:
@@ -213,7 +211,7 @@ class Isolation(Generic[T]):
             self._under_way.begin(origin_of(batch), 0, ALL)
 
     def ended(self, batch: EventBatch, count: int) -> None:
-        """Of the events that began so many are done."""
+        """Record that ``count`` of the events that began are done."""
         self.examination.did(count)
         if self._under_way is not None:
             self._under_way.end()
@@ -223,8 +221,7 @@ class Isolation(Generic[T]):
             self._policy.turns(self._task, begins=False)
 
     def begins_one(self, batch: EventBatch, index: int) -> int:
-        """An event is about to be processed beside others; returns where it is told that it is
-        under way, for ``ended_one``."""
+        """Record that an event begins beside others; return its slot, for ``ended_one``."""
         slot = -1
         if self._under_way is not None:
             slot = self._under_way.take()
@@ -236,7 +233,7 @@ class Isolation(Generic[T]):
         return slot
 
     def ended_one(self, batch: EventBatch, index: int, slot: int) -> None:
-        """It has ended."""
+        """Record that an event that began beside others has ended."""
         self.examination.did(1)
         if self._under_way is not None:
             self._under_way.give(slot)
@@ -247,18 +244,18 @@ class Isolation(Generic[T]):
     # -- commits -----------------------------------------------------------------------------
 
     def pulls(self, count: int) -> bool:
-        """Events are done; whether to commit now."""
+        """Count processed events; return True if a commit is due."""
         return self._backoff is not None and self._backoff.pulls(count)
 
     def committed(self) -> None:
-        """A commit is taken."""
+        """Note that a commit was taken."""
         self.poison_events.taken()
         self.examination.taken()
         if self._backoff is not None and self._backoff.committed():
             self._backoff = None
 
     def written(self) -> None:
-        """The commit is written."""
+        """Note that the commit was written."""
         self.poison_events.written()
         self.end_written = self._end_taken
         if self._suspects is None:
@@ -273,9 +270,9 @@ class Isolation(Generic[T]):
 
 
 def is_covered(batch: EventBatch, left: LeftOut) -> bool:
-    """Whether a commit that is taken now has the place of an event that was left out behind it."""
+    """Return True if a commit that is taken now covers a skipped event."""
     receipt = batch.receipt
-    if receipt is None:  # commits keep what waits of the task's own, and no more of this one
+    if receipt is None:  # commits save the task's waiting events, and this one waits no more
         return True
     if isinstance(receipt, PartReceipt) and receipt.past is not None:  # done as the task passes
         return receipt.past > left.place.number

@@ -1,13 +1,12 @@
 """Poison events: events at which a task has failed, and which it skips from then on. Pure.
 
 Rules
-- An event is known by where it came from and its number there. One that the task itself has put has
-  no number: its bytes stand for it, and of equal ones as many are left out as have failed.
-- A poison event is left out when its batch is loaded, before anything of the batch is processed.
-  Its number counts as done.
-- What was left out is forgotten when no going back can come to it any more.
-- After a poison event a task commits often, so that many of them do not take it back far each
-  time.
+- An event is identified by its origin and its number there. The task's own events have no numbers:
+  a hash of the bytes stands for one, and of equal events as many are skipped as have failed.
+- A poison event is skipped when its batch is loaded, before anything of the batch is processed. Its
+  number counts as done.
+- A skipped event is forgotten once no rollback can replay it.
+- After a poison event a task commits often, so that many of them do not roll it back far each time.
 """
 
 from __future__ import annotations
@@ -24,25 +23,25 @@ from s4node.runtime.task.poison.dead_letter import dead_letter, raw_of
 from s4node.runtime.task.poison.suspects import DEATHS, MOST_KILLS, OWN
 
 MAX_TRACE = 2000
-"""Characters of a traceback in a dead letter; its end says most."""
+"""Characters of a traceback in a dead letter: its end, which says most."""
 
 MAX_PLACES = 10_000
-"""Poison events of one origin that are remembered; of more, the oldest are found again."""
+"""Poison events that are remembered for one origin; older ones are found again by failing."""
 
 
 LONGEST_BACKOFF = 16_384
-"""Events between two commits from which on a task commits as usual again."""
+"""The back-off ends when it has reached so many events between two commits."""
 
 
 class Place(NamedTuple):
-    """An event: its ``origin``, and its number there; or what stands for its bytes."""
+    """The identity of an event: its ``origin``, and its number there or a hash of its bytes."""
 
     origin: str
     number: int
 
     @property
     def own(self) -> bool:
-        """Whether the task itself has put it."""
+        """True if the task itself has put the event."""
         return self.origin.endswith(OWN)
 
     def __str__(self) -> str:
@@ -50,7 +49,7 @@ class Place(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """Why an event cannot be processed: in words; and the PE, its key and the traceback, if any."""
+    """Why an event cannot be processed: the reason, and the PE, its key and traceback if any."""
 
     reason: str
     pe: str = ""
@@ -59,15 +58,14 @@ class Fault(NamedTuple):
 
 
 KILLS = Fault(f"the process has died {DEATHS} times while this event was processed")
-"""The fault of an event that no handler could fail at."""
+"""The fault of an event that has killed the process."""
 
 KILLED = Fault(f"the process was killed {MOST_KILLS} times while this event was processed")
-"""The fault of an event that may be innocent: nobody knows who has sent the SIGKILLs."""
+"""The fault of an event that may be innocent: the sender of the SIGKILLs is unknown."""
 
 
 class LeftOut(NamedTuple):
-    """An event that was left out, as it stands in a dead letter; ``at`` is the index of the event
-    which has followed it in its batch."""
+    """A skipped event and its dead letter; ``at`` is the index of the next event in its batch."""
 
     place: Place
     at: int
@@ -77,31 +75,31 @@ class LeftOut(NamedTuple):
 
 
 def place_of(batch: EventBatch, index: int) -> Place:
-    """Where an event of a batch is."""
+    """The identity of an event of a batch."""
     if batch.receipt is None:
         return Place(origin_of(batch), _digest(batch.events[index]))
     return Place(batch.receipt.origin, batch.number(index))
 
 
 def origin_of(batch: EventBatch) -> str:
-    """What the numbers of a batch's events count in."""
+    """The origin in which the events of a batch are numbered."""
     return f"{batch.stream}{OWN}" if batch.receipt is None else batch.receipt.origin
 
 
 def _digest(event: Any) -> int:
     try:
         raw = raw_of(event)
-    except EventError:  # the task has put it for itself, and nobody has encoded it
+    except EventError:  # the task's own event, which was never encoded
         raw = repr(event).encode(errors="backslashreplace")
     return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "big")
 
 
 def fault_of(error: ProcessingError) -> Fault:
-    """What a dead letter says of a failure."""
+    """The fault of an event, from the error at which it failed."""
     cause = error.__cause__ or error
     if isinstance(error, EventTimeout):
         return Fault(error.fact)
-    ours = isinstance(cause, NotSaveable)  # of no line of the app's
+    ours = isinstance(cause, NotSaveable)  # the traceback would show no line of the app
     trace = "" if ours else "".join(traceback.format_exception(cause))
     if len(trace) > MAX_TRACE:
         trace = f"[...] {trace[-MAX_TRACE:]}"
@@ -116,12 +114,12 @@ class PoisonEvents:
     def __init__(self) -> None:
         self.unsafe = 0  # dead letters of skipped events that are not stored yet
         self._numbered: dict[str, dict[int, Fault]] = {}
-        self._own: dict[str, dict[int, list[Fault]]] = {}  # one for each of those that are equal
-        self._gone: list[tuple[Place, Fault]] = []  # of its own, left out since the last commit
-        self._going: list[tuple[Place, Fault]] = []  # of its own, by the commit that is written
+        self._own: dict[str, dict[int, list[Fault]]] = {}  # a fault for each equal event
+        self._gone: list[tuple[Place, Fault]] = []  # own ones, since the last commit
+        self._going: list[tuple[Place, Fault]] = []  # own ones, in the commit being written
 
     def add(self, place: Place, fault: Fault) -> None:
-        """An event is one of them from now on."""
+        """Skip an event from now on."""
         if place.own:
             self._own.setdefault(place.origin, {}).setdefault(place.number, []).append(fault)
             return
@@ -131,8 +129,7 @@ class PoisonEvents:
             del numbers[next(iter(numbers))]
 
     def leave_out(self, batch: EventBatch) -> list[LeftOut]:
-        """Take poison events out of a batch that has just been loaded; returns those that were in
-        it."""
+        """Take poison events out of a batch that has just been loaded, and return them."""
         faults = self._taken_from(batch) if batch.receipt is None else self._of(batch)
         if not faults:
             return []
@@ -149,7 +146,7 @@ class PoisonEvents:
         if batch.receipt is not None:
             numbers = [batch.number(index) for index in left]
             gone = [batch.number(index) for index in faults]
-            if batch.receipt.home[0] == LIVE:  # its producer is told, in its order
+            if batch.receipt.home[0] == LIVE:  # tell its producer, in order
                 for number, index in sorted(zip(gone, faults, strict=True)):
                     batch.receipt.refuse(number, faults[index].reason)
             batch.receipt = batch.receipt.without(gone, numbers)
@@ -158,7 +155,7 @@ class PoisonEvents:
         return found
 
     def _taken_from(self, batch: EventBatch) -> dict[int, Fault]:
-        """Those in a batch of the task's own, by their index; they are none any more."""
+        """The faults of a batch of the task's own events, by index; each is used once."""
         own = self._own.get(origin_of(batch))
         found: dict[int, Fault] = {}
         if own:
@@ -171,7 +168,7 @@ class PoisonEvents:
         return found
 
     def _of(self, batch: EventBatch) -> dict[int, Fault]:
-        """Those in a batch of others, by their index."""
+        """The faults of a batch from outside, by index."""
         numbers = self._numbered.get(origin_of(batch))
         if not numbers:
             return {}
@@ -179,16 +176,16 @@ class PoisonEvents:
         return {i: numbers[n] for i in range(len(batch.events)) if (n := number(i)) in numbers}
 
     def taken(self) -> None:
-        """A commit is taken."""
+        """Note that a commit was taken."""
         self._going += self._gone
         self._gone.clear()
 
     def written(self) -> None:
-        """It is written: what was left out of the task's own events will not come again."""
+        """Note that the commit was written: its skipped own events will not be replayed."""
         self._going.clear()
 
     def going_back(self, positions: Mapping[str, int]) -> None:
-        """All behind the last commit will come again; ``positions`` are where origins go on."""
+        """Prepare for the replay of all events after the last commit, at ``positions``."""
         for place, fault in self._going + self._gone:
             self.add(place, fault)
         self._going.clear()
@@ -200,7 +197,7 @@ class PoisonEvents:
 
 
 class CommitBackoff:
-    """How many events a task processes before it commits: 1, then 2, 4 and so on."""
+    """How many events a task processes before it commits: 1, 2, 4 ..."""
 
     __slots__ = ("_done", "_length")
 
@@ -210,16 +207,16 @@ class CommitBackoff:
 
     @property
     def left(self) -> int:
-        """How many it may process at once; 1 while a commit is waited for."""
+        """How many events the next slice may take; 1 while a commit is due."""
         return max(1, self._length - self._done)
 
     def pulls(self, count: int) -> bool:
-        """Events were processed; whether to commit now."""
+        """Count processed events; return True if a commit is due."""
         self._done += count
         return self._done >= self._length
 
     def committed(self) -> bool:
-        """A commit is taken; whether it is off now. One of no events says nothing."""
+        """Note a commit; return True if the back-off ends. A commit without events is ignored."""
         if not self._done:
             return False
         self._done = 0

@@ -1,16 +1,16 @@
-"""Events that were being processed when their process died, and may be the cause. Pure.
+"""Suspects: events that were in flight when their process died, and may be the cause. Pure.
 
 Rules
-- What was being processed is known as ranges of numbers. With each death the ranges of that moment
-  are suspects; a range in one that was known before has one death more than that.
-- Suspects are processed one by one, and nothing of the other suspects beside them: so with the
-  second death the very event is known, and with the third it is convicted.
-- A SIGKILL of which nobody knows who sent it is no death that an event can be blamed for. It is
-  counted by itself: an event at which the process is killed again and again stops the job.
-- A suspect is none when a commit is written that covers it: all up to a number, of what is read in
-  order. Of a task's own events, which have no order, it is the very one that was processed; or any
-  that can no longer be known, for a commit finds nothing waiting of what the task has put. The
-  commit of where inputs begin, before any event, says nothing of them.
+- The events in flight are known as ranges of numbers. At each death the ranges of that moment
+  become suspects; a range within an earlier one counts one death more than that one.
+- Suspects are processed one by one, with no other suspect beside them. So the second death names
+  the very event, and the third convicts it.
+- A SIGKILL from an unknown sender is not blamed on an event. Such kills are counted separately: an
+  event at which the process is killed again and again stops the job.
+- A written commit that covers a suspect clears it: for input that is read in order, every suspect
+  up to a number. A task's own events have no order: a commit clears the suspect that was processed,
+  and all suspects that can no longer be found, because none of the task's own events wait. The
+  first commit, of where inputs begin, covers no event and clears none of them.
 """
 
 from __future__ import annotations
@@ -20,24 +20,27 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 DEATHS = 3
-"""After so many with it under way an event is convicted."""
+"""An event is convicted after so many deaths while it was in flight."""
 
 MOST_KILLS = 8
-"""SIGKILLs of unknown senders with one event under way at which the job stops, as Samza does after
-so many restarts of a container."""
+"""The job stops after so many SIGKILLs from unknown senders at one event. Samza stops a job after
+as many restarts of a container."""
 
 ALL = (1 << 64) - 1
-"""The last number of a range of which nobody knows the numbers."""
+"""The last number of a range whose numbers are unknown."""
 
 MAX_SUSPECTS = 256
 
 OWN = " (put by the task itself)"
-"""How the origins of a task's own events end."""
+"""The suffix of origins of a task's own events."""
 
 
 class Suspect(msgspec.Struct, frozen=True, array_like=True):
-    """The numbers from ``first`` to ``last`` of an origin; the process has died at them so many
-    times (``deaths``), and was killed by who knows whom (``kills``)."""
+    """The events from ``first`` to ``last`` of an origin.
+
+    The process has died ``deaths`` times while they were in flight, and was killed ``kills`` times
+    by an unknown sender.
+    """
 
     origin: str
     first: int
@@ -47,21 +50,21 @@ class Suspect(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def own(self) -> bool:
-        """Whether the task itself has put it."""
+        """True if the task itself has put the event."""
         return self.origin.endswith(OWN)
 
     @property
     def convicted(self) -> bool:
-        """Whether it is the event that has killed the process."""
+        """True if this is the event that has killed the process."""
         return self.first == self.last and self.deaths >= DEATHS
 
     @property
     def only_killed(self) -> bool:
-        """Whether it is an event at which the process was killed too often to go on."""
+        """True if the process was killed at this event too often to go on."""
         return self.first == self.last and self.kills >= MOST_KILLS and not self.convicted
 
     def has(self, origin: str, number: int) -> bool:
-        """Whether an event is meant."""
+        """Return True if an event is in the range."""
         return origin == self.origin and self.first <= number <= self.last
 
 
@@ -72,10 +75,10 @@ def after_death(
     *,
     at_fault: bool = True,
 ) -> list[Suspect]:
-    """The suspects when a process has died with these events ``under_way``.
+    """The suspects after a process has died with these events ``under_way``.
 
-    ``known`` are those of before, ``positions`` are what is committed by origin. ``at_fault`` is
-    whether the death can be due to an event.
+    ``known`` are the earlier suspects, ``positions`` the committed positions by origin.
+    ``at_fault`` says that an event may have caused the death.
     """
     left = [one for one in known if one.last >= positions.get(one.origin, 0)]
     found = []
@@ -92,7 +95,7 @@ def after_death(
 
 
 class Suspects:
-    """Those of a task, while it runs. ``left`` are those that no written commit covers."""
+    """The suspects of a running task. ``left`` are those that no written commit covers."""
 
     def __init__(self, suspects: Iterable[Suspect]) -> None:
         self.left = list(suspects)
@@ -101,7 +104,7 @@ class Suspects:
         self._committing: set[Suspect] = set()
 
     def alone(self, origin: str, numbers: Iterable[int]) -> int:
-        """How many of these numbers, from the first on, may be processed together."""
+        """How many of these numbers, from the first, may be processed together."""
         count = 0
         for number in numbers:
             if any(one.has(origin, number) for one in self.left):
@@ -110,14 +113,14 @@ class Suspects:
         return count
 
     def passed(self, origin: str, number: int) -> None:
-        """All numbers of an origin up to this one are done; of the task's own events this one."""
+        """Note that an origin is done up to a number; of the task's own events, only that one."""
         self._any_passed = True
         for one in self.left:
             if one.origin == origin and (one.last == number if one.own else one.last <= number):
                 self._passed.add(one)
 
     def taken(self, *, waits: bool) -> None:
-        """A commit has what is done; ``waits`` is whether any of the task's own events do."""
+        """Note that a commit was taken; ``waits`` says that some of the task's own events wait."""
         self._committing |= self._passed
         if self._any_passed:
             self._committing.update(
@@ -126,7 +129,7 @@ class Suspects:
         self._passed.clear()
 
     def written(self) -> list[Suspect]:
-        """It is written; returns those that are none any more."""
+        """Note that the commit was written; return the suspects that it clears."""
         gone = [one for one in self.left if one in self._committing]
         self.left = [one for one in self.left if one not in self._committing]
         self._committing.clear()

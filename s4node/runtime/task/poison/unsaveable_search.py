@@ -1,35 +1,35 @@
-"""The examination of a task: looks for the event that leaves what cannot be saved. Pure.
+"""The search for the event that leaves unsaveable state in a task. Pure.
 
 Rules
-- That is found when the event which it is due to has long been processed. So the task goes back,
-  does all again since its last commit, and looks behind each event whether what the event was for
-  can be saved.
-- An event is to blame if that could be saved before it. What could not is due to something else: a
-  timer, a window, the start. Then nothing is left out, and the app stops.
-- What is found again, of events of which not all were looked at, is looked for again, and for twice
-  as long: the events may come in another order, and what is due to a time comes later. If all were
-  looked at, none is to blame.
+- Unsaveable state is found by a commit, long after the event that caused it. So the task rolls
+  back, replays the events since its last commit, and checks after each one whether the state that
+  the event belongs to can be saved.
+- An event is to blame if that state could be saved before it. Otherwise the cause is a timer, a
+  window or the start: no event is skipped, and the app stops.
+- If the state is found again, and not all events were checked, the search is repeated over twice as
+  many events: they may come in another order, and timers fire later. If all events were checked,
+  none is to blame.
 """
 
 from __future__ import annotations
 
 
 class UnsaveableSearch:
-    """Which of a task's events are looked at. ``looks`` is whether the next one is."""
+    """Decides which events of a task are checked. ``looks`` is True if the next one is."""
 
     __slots__ = ("_done", "_left", "_length", "_taken", "_tries", "_unseen", "looks")
 
     def __init__(self) -> None:
         self.looks = False
         self._tries = 0  # searches since an event was found
-        self._length = 0  # events that are looked at behind a going back,
+        self._length = 0  # events to check after a rollback,
         self._left = 0  # and how many of them are left
         self._done = 0  # events since the last commit,
-        self._unseen = 0  # and those of them that were not looked at
+        self._unseen = 0  # and those of them that were not checked
         self._taken = 0, 0  # the same of the last commit itself
 
     def did(self, count: int) -> None:
-        """So many events were processed, and looked at as long as it looks."""
+        """Note that ``count`` events were processed, and checked if the search ran."""
         seen = min(count, self._left)
         self._left -= seen
         self.looks = self._left > 0
@@ -39,13 +39,15 @@ class UnsaveableSearch:
         self._unseen += count - seen
 
     def taken(self) -> None:
-        """A commit is taken, of all that was done."""
+        """Note that a commit of all processed events was taken."""
         self._taken = self._done, self._unseen
         self._done = self._unseen = 0
 
     def begins(self, *, of_commit: bool) -> bool:
-        """What the last commit has, or what was done since, cannot be saved: whether to go back and
-        look."""
+        """Begin a search for unsaveable state of the last commit, or of the time since.
+
+        Return False if all events were checked already, so that a rollback would not help.
+        """
         done, unseen = self._taken
         if not (unseen if of_commit else unseen + self._unseen):
             return False
@@ -54,11 +56,11 @@ class UnsaveableSearch:
         return True
 
     def found(self) -> None:
-        """An event is to blame."""
+        """Note that an event is to blame."""
         self._tries = 0
 
     def succeeds(self, before: UnsaveableSearch) -> None:
-        """This is of the task that takes the place of one that goes back."""
+        """Go on with the search of the task that this one replaces."""
         self._tries = before._tries
         self._length = self._left = before._length
         self.looks = self._left > 0
