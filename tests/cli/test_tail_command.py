@@ -133,7 +133,7 @@ async def test_tail_says_what_can_be_read(tmp_path: Path) -> None:
     async with node_process("sums.py", cwd=tmp_path) as node:
         done = await run_s4("tail", "clicks", "--to", node.address, cwd=tmp_path)
         assert done.returncode == 1
-        assert "it can be read from: totals" in done.stderr
+        assert "its streams are: totals" in done.stderr
         assert done.stdout == ""
 
 

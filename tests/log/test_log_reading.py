@@ -60,7 +60,7 @@ async def test_each_event_tells_its_place(tmp_path: Path) -> None:
 async def test_a_live_stream_is_read_from_now_on_only(tmp_path: Path) -> None:
     async with running(ForwardingApp("live", "shown")) as node, Client(node.address) as client:
         for start in (Oldest(), Timestamp(0), Specific(3), {0: 3}):
-            with pytest.raises(StartpointError, match=r"'shown' of app 'forward' is a live one"):
+            with pytest.raises(StartpointError, match=r"'shown' of app 'forward' is live"):
                 async with client.subscribe("shown", start=start):
                     pass
         async with client.subscribe("shown", types=Click, start=Upcoming()) as shown:

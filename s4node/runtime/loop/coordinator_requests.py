@@ -1,15 +1,15 @@
-"""What tasks ask of their container: commits and shutdowns; and the end of all inputs. Pure.
+"""The requests of tasks to their container, commits and shutdowns, and the end of inputs. Pure.
 
 Rules
 - A request takes effect when the event at which it was made is released.
-- A shutdown of one task is its word that it is done, and cannot be taken back; the task goes on
-  meanwhile. When all tasks have given it, or one asks for all, the container stops, once. A task
-  that nothing feeds has nothing to say to that.
-- That a task is done is part of its next commit. Another container that takes such a task over
-  keeps it at rest: nothing of it is called again.
-- A commit that was requested is made before the container stops: a task that drains commits.
-- A task is told of the end of its inputs by itself; where tasks send to each other, all are told
-  together, when nothing is left anywhere, nor on its way.
+- A task that asks for its own shutdown declares itself done, and cannot take that back; it goes on
+  meanwhile. When all tasks with inputs are done, or one asks for the shutdown of all, the container
+  stops, once.
+- That a task is done is part of its next commit. Another container that takes such a task over lets
+  it rest: none of its handlers is called again.
+- A requested commit is made before the container stops: a task that drains commits.
+- A task is told of the end of its inputs on its own. Tasks that send to each other are told
+  together, when nothing is left in any task or on its way.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from s4node.runtime.task.gate import Gate, Inputs
 
 
 class Asking(Protocol):
-    """What is known here of a task."""
+    """A task, as far as requests know it."""
 
     name: str
     gate: Gate
@@ -31,11 +31,11 @@ class Asking(Protocol):
 
     @property
     def at_end(self) -> bool:
-        """Whether nothing more can come from outside, and nothing is left to do."""
+        """True if all inputs have ended and nothing is left to do."""
         ...
 
     def want_commit(self) -> None:
-        """Commit as soon as it may be; the caller wakes the loop."""
+        """Commit as soon as the gate allows; the caller wakes the loop."""
         ...
 
 
@@ -43,8 +43,11 @@ T = TypeVar("T", bound=Asking)
 
 
 class CoordinatorRequests(Generic[T]):
-    """The requests of a container's tasks. ``stopping`` says that they have asked for its end,
-    ``ending`` that inputs have ended of tasks that are to be told together."""
+    """The requests of a container's tasks.
+
+    ``stopping`` is True once they have asked for its end, ``ending`` once inputs have ended of
+    tasks that are told together.
+    """
 
     def __init__(self) -> None:
         self.stopping = False
@@ -53,15 +56,14 @@ class CoordinatorRequests(Generic[T]):
         self._finished: set[str] = set()
 
     def add(self, task: T) -> None:
-        """Here is one more task."""
         self._tasks.append(task)
 
     def remove(self, task: T) -> None:
-        """Another takes its place; what it has said stays said."""
+        """Remove a task that another one replaces; its requests stay."""
         self._tasks.remove(task)
 
     def take(self, task: T, asked: Asked) -> list[T]:
-        """A task's requests take effect; returns the tasks that have something to do by that."""
+        """Carry out a task's requests; return the tasks that have to commit."""
         committing: list[T] = []
         if asked.commit_this:
             committing = list(self._tasks) if asked.commit_all else [task]
@@ -70,12 +72,12 @@ class CoordinatorRequests(Generic[T]):
         if asked.shutdown_this:
             for each in self._tasks if asked.shutdown_all else [task]:
                 self.finished(each)
-        if asked.shutdown_all:  # of tasks that nothing feeds, too
+        if asked.shutdown_all:  # tasks without inputs, too
             self.stopping = True
         return committing
 
     def finished(self, task: T) -> None:
-        """A task has said that it is done, or its inputs have ended."""
+        """Note that a task is done, by its own request or because its inputs have ended."""
         task.done = True
         self._finished.add(task.name)
         if all(each.name in self._finished for each in self._tasks if each.backlog.fed):
@@ -83,15 +85,14 @@ class CoordinatorRequests(Generic[T]):
 
     @property
     def at_end(self) -> bool:
-        """Whether the inputs have ended of all tasks that are to be told together, and no task has
-        anything to do now."""
+        """True if the inputs of all tasks that are told together have ended, and all are idle."""
         if not self.ending:
             return False
         fed = self._fed
         return bool(fed) and all(task.at_end for task in fed)
 
     def end_inputs(self) -> list[T]:
-        """Have all be told; returns the tasks that were not yet to be."""
+        """Have all tasks told of the end of their inputs; return those that were not yet told."""
         untold = [task for task in self._fed if task.gate.inputs is Inputs.OPEN]
         for task in untold:
             task.gate.end_inputs()

@@ -1,16 +1,15 @@
-"""The pipeline of a container: its stages as configured, and who must wait for whom.
+"""The pipeline of a container: its configured stages, and which of them hold which tasks.
 
 Rules
-- A setting of one stream wins over the stage's; the app's ``set_parallelism`` counts where the
-  configuration says nothing.
-- A stage of a stream in a partition, or of a stream on its way to other nodes or clusters, that
-  makes tasks wait is watched from when it is full until it has room, or is gone; the order of
-  processing does the rest.
-- What can be known at the start to do nothing is told once: settings of streams that the app does
-  not have, and handlers of PEs that nothing would call.
-- A stream that feeds itself is given a spill as soon as that is known, and it is said once. Until
-  then its stages are remembered, but for those that are gone. The way of a stream to other nodes is
-  given one when a timer has put more on it than it can hold.
+- A setting for one stream wins over the stage's setting, and both win over ``set_parallelism``.
+- A stage that makes tasks wait, of a stream in a partition or of a stream to other nodes or
+  clusters, is watched from when it is full until it has room or is gone. The order of processing
+  does the rest.
+- Settings and handlers that can have no effect are logged once, at the start: settings of streams
+  that the app does not have, and handlers of PEs that nothing calls.
+- A stream that feeds itself gets a spill as soon as the cycle is known, and that is logged once.
+  Until then its stages are remembered. The sender of a stream to other nodes gets a spill when a
+  timer has put more on it than it can hold.
 """
 
 from __future__ import annotations
@@ -44,16 +43,16 @@ log = get_logger("s4node.runtime")
 
 
 class Holder(Protocol):
-    """What tasks may have to wait for."""
+    """A stage, or another thing that tasks may have to wait for."""
 
     @property
     def holds(self) -> bool:
-        """Whether they are to wait now."""
+        """True while tasks have to wait."""
         ...
 
 
 class _Gone:
-    """In the place of a stage that is no more."""
+    """Stands for a stage that is gone."""
 
     holds = False
 
@@ -62,9 +61,10 @@ _GONE = _Gone()
 
 
 class Pipeline:
-    """The stages of ``app`` in one container. ``edges`` are those found before it runs.
+    """The stages of ``app`` in one container.
 
-    Nothing is dropped of the streams that are ``durable``; raises ConfigError where it would be.
+    ``edges`` are known before it runs. Raises ConfigError if a stage would drop events of a
+    ``durable`` stream.
     """
 
     def __init__(
@@ -79,9 +79,9 @@ class Pipeline:
         self._app = app
         self._config = config
         self._full: dict[tuple[str, Hashable], Holder] = {}
-        self._queues: dict[str, list[Stage]] = {}  # that may need a spill once it is known
-        self._files: list[SpillFile] = []  # of spills
-        self.overflow_of: Callable[[str, int], Overflow] | None = None  # of stages of tasks
+        self._queues: dict[str, list[Stage]] = {}  # that may need a spill later
+        self._files: list[SpillFile] = []  # of the spills
+        self.overflow_of: Callable[[str, int], Overflow] | None = None  # for stages of tasks
         self._logged: set[frozenset[str]] = set()
         self.deserializers = {
             name: Gauge(self.settings(DESERIALIZER, name))
@@ -89,7 +89,7 @@ class Pipeline:
             if not isinstance(stream, OutputStream)
         }
         for name in self._durable:
-            executor_of(self.settings(STREAM, name))  # raises where it drops events
+            executor_of(self.settings(STREAM, name))  # raises if it drops events
         self._tell_cycles()
         self._tell_strays()
         self._tell_uncalled()
@@ -97,7 +97,7 @@ class Pipeline:
     # -- making ------------------------------------------------------------------------------
 
     def settings(self, stage: str, stream: str) -> StageSettings:
-        """What is configured for a stage of a stream."""
+        """The configured settings of a stage of a stream."""
         return StageSettings(
             stage,
             stream,
@@ -110,19 +110,19 @@ class Pipeline:
         )
 
     def parallelism(self, stream: str) -> int:
-        """How many handlers of a stream may be outstanding in a partition."""
+        """How many handlers of a stream may be in flight in a partition."""
         found = self._app.streams[stream]
         wanted: int = self._value(STREAM, stream, "parallelism") or found.parallelism
         if wanted > 1 and (found.key is None or any(pe.singleton for pe in found.targets)):
             if found.parallelism > 1 or self._named(STREAM, stream, "parallelism"):
                 log.warning(
-                    "parallelism takes a key and no singleton; handled one by one", stream=stream
+                    "parallelism needs a key and no singleton; handled one by one", stream=stream
                 )
             return 1
         return wanted
 
     def parallel(self) -> dict[str, int]:
-        """The streams of which more than one handler may be outstanding."""
+        """The streams that may have more than one handler in flight, with how many."""
         fed = [s.name for s in self._app.streams.values() if not isinstance(s, OutputStream)]
         return {name: n for name in fed if (n := self.parallelism(name)) > 1}
 
@@ -130,7 +130,7 @@ class Pipeline:
         return stream in self._config.matching(settings.STAGE_KEYS[stage][word][1])
 
     def _key(self, stage: str, stream: str, word: str) -> str:
-        """The key that says what is set for a stream."""
+        """The name of the setting that applies to a stream."""
         setting, pattern = settings.STAGE_KEYS[stage][word]
         return stream.join(pattern.ends) if self._named(stage, stream, word) else setting.name
 
@@ -147,17 +147,17 @@ class Pipeline:
         }
 
     def stage_of(self, stream: str, partition: int) -> Stage:
-        """A stage for events of a stream that are read for a partition."""
+        """A new stage for the events of an input that a partition reads."""
         return self._queue(stream, STREAM, partition)
 
     def sender(self, stream: str, *, remote: bool) -> Stage:
-        """The stage of a stream's events that leave."""
-        if remote:  # an output stream feeds nobody here, so it never needs a spill
+        """A new stage for the events of a stream that leave this container."""
+        if remote:  # an output stream never feeds itself, so it needs no spill
             return Stage(self.settings(REMOTE_SENDER, stream))
         return self._queue(stream, SENDER, None)
 
     def drop(self, stages: Iterable[Stage]) -> None:
-        """These stages of a partition are no more: another container has it."""
+        """Forget the stages of a partition that has moved to another container."""
         for stage in stages:
             self._queues[stage.settings.stream].remove(stage)
 
@@ -180,21 +180,21 @@ class Pipeline:
                 found[name] = limiting
         return found
 
-    # -- who waits for whom ------------------------------------------------------------------
+    # -- holding ------------------------------------------------------------------------------
 
     def put(self, source: str, stream: str) -> None:
-        """Handlers of ``source`` have put on ``stream``."""
+        """Note that handlers of ``source`` have put events on ``stream``."""
         if (source, stream) not in self.order.edges.known and self.order.learn(source, stream):
             self._tell_cycles()
 
     def watch(self, stream: str, place: Hashable, holder: Holder) -> None:
-        """Something has been put into a stage: is it full?"""
+        """Watch a stage that events were put into, if it is full now."""
         if holder.holds and self._full.get((stream, place)) is not holder:
-            self._full[stream, place] = holder  # one of before may have had the place
+            self._full[stream, place] = holder  # an earlier stage may have had the place
             self.order.filled(stream, place)
 
     def settle(self) -> bool:
-        """Look at the stages that were full; True if somebody who was held may go on."""
+        """Check the stages that were full; return True if a held stream may go on."""
         freed = False
         for (stream, place), holder in list(self._full.items()):
             if not holder.holds:
@@ -203,17 +203,17 @@ class Pipeline:
         return freed
 
     def forget(self, stream: str, place: Hashable) -> None:
-        """A stage is gone; tasks that it held go on with the next ``settle``."""
+        """Forget a stage that is gone; tasks that it held go on after the next ``settle``."""
         if (stream, place) in self._full:
             self._full[stream, place] = _GONE
 
     @property
     def strained(self) -> bool:
-        """Whether some stage makes tasks wait."""
+        """True if some stage makes tasks wait."""
         return bool(self._full)
 
     def _tell_strays(self) -> None:
-        """Settings of streams that the app does not have: another app's, or misspelt."""
+        """Log settings of streams that the app does not have: another app's, or misspelt."""
         strays = {
             pattern.name.replace("<stream>", stream): stream
             for pattern in settings.STREAM_KEYS
@@ -230,17 +230,17 @@ class Pipeline:
             meant = f": did you mean {near[0]}?" if near else ""
             told.append(f"{key} ({self._config.origin(key)}{meant})")
         log.warning(
-            "settings of streams that the app does not have do nothing",
+            "settings of streams that the app does not have are ignored",
             app=self._app.name,
             settings=", ".join(told),
             streams=", ".join(self._app.streams),
         )
 
     def _tell_uncalled(self) -> None:
-        """Handlers that look as if they were called: an author would wait for them for ever."""
+        """Log handlers that are never called though they look as if they were."""
         for pe, handler, missing in graph.uncalled(self._app):
             log.warning(
-                "a handler is never called: what sets when is missing in on_init",
+                "a handler is never called: on_init does not set when to call it",
                 app=self._app.name,
                 pe=pe,
                 handler=handler,
@@ -254,7 +254,7 @@ class Pipeline:
             self._logged.add(group)
             path = " -> ".join(self.order.edges.cycle(min(group)))
             log.warning(
-                "streams feed themselves; what their stages cannot hold waits on disk",
+                "streams feed themselves; events beyond the size of their stages wait on disk",
                 path=path,
                 app=self._app.name,
             )
@@ -263,7 +263,7 @@ class Pipeline:
                     self.spill(stream, queue)
 
     def spill(self, stream: str, queue: Stage) -> None:
-        """From now on what a stage cannot hold waits on disk, unless its executor drops it."""
+        """Let events that a stage cannot hold wait on disk, unless its executor drops them."""
         if queue.overflow is not None or queue.executor.waits_from > 1:
             return
         if self.overflow_of is not None and queue.partition is not None:
@@ -277,7 +277,7 @@ class Pipeline:
             self._files.append(file)
 
     def close(self) -> None:
-        """Give up the files."""
+        """Close the files of spills."""
         for file in self._files:
             file.close()
 

@@ -1,4 +1,4 @@
-"""For how long the process has had nothing to do."""
+"""The idle time of the process."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from s4node import clocks
 
 
 class Rest(trio.abc.Instrument):
-    """Measures, while used in ``with``, how long trio waits for something to do.
+    """Measures, inside ``with``, how long trio waits for something to do.
 
-    The work of this thread is all that keeps it from waiting: neither the busyness of the machine
-    nor that of other threads does, but for the time that they hold Python's lock.
+    A busy machine or busy threads do not reduce that time, except while they hold Python's lock.
     """
 
     def __init__(self) -> None:
@@ -21,11 +20,9 @@ class Rest(trio.abc.Instrument):
         self._began = 0.0
 
     def before_io_wait(self, _: float) -> None:
-        """Trio has nothing to run."""
         self._began = clocks.steady()
 
     def after_io_wait(self, _: float) -> None:
-        """It goes on."""
         self.seconds += clocks.steady() - self._began
 
     def __enter__(self) -> Rest:

@@ -3,11 +3,11 @@
 Rules
 - One turn is at most ``max_events`` events or ``max_seconds``, over all tasks; then verdicts go out
   and the other trio tasks (sockets, timers, cancellation) run.
-- A loop that sleeps takes its turn in the trio task that brings events, at once.
+- If the loop sleeps, the trio task that brings events takes a turn at once.
 - Ready tasks take turns, one step each.
-- Steps that take their time run beside the loop; their task's gate keeps out what must not run
-  beside them. Other tasks go on.
-- Nothing here waits on a stage: a task whose outputs are full is left alone until they have room.
+- Steps with async handlers or threads run beside the loop, and other tasks go on. The task's gate
+  decides what may run beside such a step.
+- The loop waits on no stage: a task whose outputs are full gets no step until they have room.
 """
 
 from __future__ import annotations
@@ -37,39 +37,39 @@ _HELD_SECONDS = 0.005
 
 
 class Shell(Protocol):
-    """What a loop has of its container: what tasks decide that is not theirs to do."""
+    """The container of a loop: carries out what tasks decide beyond their own work."""
 
     def after_turn(self) -> float | None:
-        """A turn is over: send what is due. Returns when to be called again at the latest."""
+        """Send what is due after a turn; return the latest time for the next call."""
         ...
 
     def hand_on(self, task: Task, source: str, stream: Stream, events: list[Any]) -> None:
-        """A task has put events on a stream, while it processed ``source``, or nothing."""
+        """Hand on events that a task put on a stream while processing ``source`` ("" if none)."""
         ...
 
     def commit(self, task: Task) -> bool:
-        """Take what a commit of a task holds, as it is now; False if there is no such commit."""
+        """Take the contents of a commit of a task now; return False if there is no commit."""
         ...
 
     def replace(self, task: Task) -> None:
-        """Have another task in the place of one that has failed, soon."""
+        """Replace a task that has failed, soon."""
         ...
 
     def arrived(self) -> bool:
-        """Whether all that tasks have sent each other is where it belongs; if not, see to it."""
+        """Return True if all events between tasks have arrived; otherwise hurry them."""
         ...
 
     def shut_down(self) -> None:
-        """The tasks have asked for the end of the container."""
+        """Stop the container, as its tasks have asked."""
         ...
 
 
 class RunLoop:
-    """Runs the steps of the tasks that it has adopted, and carries out what they decide.
+    """Runs the steps of its tasks, and carries out what they decide.
 
-    What is not its own to do is its container's: the ``shell``. While the ``enrolment`` is in doubt
-    no turn begins. Plain slices of tasks with threads run in so many ``threads``; when the loop is
-    cancelled they are waited for, ``grace`` seconds long. ``rest`` is measured while it runs.
+    The ``shell`` does what concerns the container. No turn begins while the ``enrolment`` is in
+    doubt. Plain handlers of tasks run in ``threads`` threads, if there are any; a cancelled loop
+    waits ``grace`` seconds for them. ``rest`` is measured while the loop runs.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class RunLoop:
         self._windows_over = False
 
     def adopt(self, task: Task) -> None:
-        """Run this task, too."""
+        """Run one more task."""
         task.pace = Pace(self._max_events, self._max_seconds)
         if self._draining:
             task.drain()
@@ -121,13 +121,13 @@ class RunLoop:
         self._steps_of.adopt(task, trio.lowlevel.current_trio_token())
 
     async def start(self, task: Task) -> None:
-        """Begin the life of a task that was adopted, and has back what it keeps."""
+        """Start an adopted task whose state was restored."""
         self.carry_out(task, await task.start())
         if self._draining:
             task.drain()
 
     def drop(self, task: Task) -> None:
-        """Run this task no more; nothing of it is under way."""
+        """Stop running a task that has nothing in flight."""
         self.tasks.remove(task)
         self._requests.remove(task)
         if task in self._queued:
@@ -135,25 +135,25 @@ class RunLoop:
             self._ready.remove(task)
 
     def add(self, task: Task) -> None:
-        """The task may have something to do; the caller sees to it that a turn follows."""
+        """Queue a task that may have something to do; the caller causes a turn."""
         if task not in self._queued:
             self._queued.add(task)
             self._ready.append(task)
 
     def wake(self, task: Task) -> None:
-        """The task may have something to do soon."""
+        """Queue a task that may have something to do, and have a turn soon."""
         self.add(task)
         self.nudge()
 
     def wake_partition(self, partition: int) -> None:
-        """As wake, for the task of a partition, whichever it is by now, if it is still ours."""
+        """As ``wake``, for the task that has a partition now, if any."""
         for task in self.tasks:
             if task.partition == partition:
                 self.wake(task)
 
     @property
     def held(self) -> bool:
-        """Whether nothing may begin now, for others may have our partitions."""
+        """True if nothing may begin now, because others may have taken our partitions."""
         return self._enrolment is not None and self._enrolment.in_doubt()
 
     def nudge(self) -> None:
@@ -165,18 +165,18 @@ class RunLoop:
     def take_turn(self) -> None:
         """Have a turn right now if the loop sleeps; for callers that have just added events.
 
-        It saves the way over trio's scheduler. What a handler raises is raised here.
+        This bypasses trio's scheduler. Errors of handlers are raised here.
         """
         held = self._enrolment is not None and self._enrolment.in_doubt()
         if self._asleep_until is None or self._nudged or self._nursery is None or held:
-            self.nudge()  # it is awake, or about to be
+            self.nudge()  # the loop is awake, or about to be
             return
         due = self._turn(self._nursery)
         if self._ready or self._nudged or self._deadline(due) < self._asleep_until:
-            self.nudge()  # it sleeps, so what was told behind the turn has not woken it
+            self.nudge()  # news after the turn have not woken the sleeping loop
 
     def drain(self) -> None:
-        """Make ``run`` return once no task has anything left to do."""
+        """Make ``run`` return once all tasks are done."""
         self._draining = True
         for task in self.tasks:
             task.drain()
@@ -184,12 +184,12 @@ class RunLoop:
         self.nudge()
 
     def give_back(self) -> None:
-        """Begin nothing more of what can be read again."""
+        """Begin no more replayable events."""
         for task in self.tasks:
             task.give_back()
 
     def end_windows(self) -> None:
-        """Have no further windows: where they take all the time, there is never nothing to do."""
+        """Have no further windows, because the loop might never become idle with them."""
         self._windows_over = True
         for task in self.tasks:
             task.timetable.end_windows()
@@ -197,7 +197,7 @@ class RunLoop:
     # -- what tasks decide -------------------------------------------------------------------
 
     def carry_out(self, task: Task, actions: Actions) -> None:
-        """Do what a task has decided."""
+        """Carry out the actions of a task."""
         for action in actions:
             if isinstance(action, HandOn):
                 task.sent += len(action.events)
@@ -212,12 +212,12 @@ class RunLoop:
                 self._shell.replace(task)
 
     def finished(self, task: Task) -> None:
-        """A task has said that it is done, or its inputs have ended."""
+        """Note that a task is done."""
         self._requests.finished(task)
         self._check_stop()
 
     def inputs_end(self) -> None:
-        """Inputs have ended of tasks that are to be told together."""
+        """Note that inputs have ended of tasks that are told together."""
         self._requests.ending = True
 
     def _check_stop(self) -> None:
@@ -230,36 +230,36 @@ class RunLoop:
 
     @property
     def ending(self) -> bool:
-        """Whether inputs have ended of tasks that are to be told together."""
+        """True if inputs have ended of tasks that are told together."""
         return self._requests.ending
 
     @property
     def stopped_itself(self) -> bool:
-        """Whether the tasks have asked for the container's end."""
+        """True if the tasks have asked for the container's end."""
         return self._requests.stopping
 
     @property
     def utilization(self) -> float:
-        """Which part of the time since it began the loop was in turns, from 0 to 1."""
+        """The part of the time since the start that the loop spent in turns, from 0 to 1."""
         elapsed = clocks.steady() - self._running_since
         return min(1.0, self.busy / elapsed) if elapsed > 0 else 0.0
 
     @property
     def idle(self) -> bool:
-        """Whether no task has anything to do now."""
+        """True if no task has anything to do now."""
         return not self._ready and not any(
             task.gate.in_flight or task.gate.running for task in self.tasks
         )
 
     @property
     def done(self) -> bool:
-        """Whether no draining task has anything left, not even what waits for room."""
+        """True if all draining tasks are done, also with events that waited for room."""
         return all(self._steps_of.next_op(task) is Op.DONE for task in self.tasks)
 
     async def run(self) -> None:
-        """Take turns until drained or cancelled; raises what a handler raised.
+        """Take turns until drained or cancelled; raises the error of a handler.
 
-        Cancelling leaves the batches at hand unfinished and unacknowledged.
+        A cancelled loop leaves current batches unfinished and unacknowledged.
         """
         with self.rest or nullcontext():
             async with trio.open_nursery() as nursery:
@@ -288,7 +288,7 @@ class RunLoop:
             due = self._turn(nursery)
 
     async def _sleep(self, due: float | None) -> None:
-        """Wait until there is something to do, or until it is due."""
+        """Wait until there is something to do, or something is due."""
         self._asleep_until = self._deadline(due)
         try:
             with trio.move_on_at(self._asleep_until):
@@ -297,11 +297,11 @@ class RunLoop:
             self._asleep_until = None
 
     def _turn(self, nursery: trio.Nursery) -> float | None:
-        """One turn and what follows it; returns when the next is due at the latest."""
+        """Take one turn and send what is due; return the latest time for the next turn."""
         self._turning = True
         try:
             self._steps(nursery)
-            self._nudged = False  # what the turn itself had to tell goes out right here
+            self._nudged = False  # news of the turn itself go out right here
             return self._after_turn()
         finally:
             self._turning = False
@@ -345,7 +345,7 @@ class RunLoop:
                 self.wake(task)
 
     def _deadline(self, due: float | None) -> float:
-        """When to wake at the latest, in trio's time."""
+        """The latest time to wake, on trio's clock."""
         earliest = math.inf if due is None else due
         for task in self.tasks:
             next_due, resume_at = task.timetable.next_due, task.backlog.resume_at

@@ -1,9 +1,9 @@
 """The file of a spill: bytes that wait on disk, in order.
 
 Rules
-- The file has no name from the moment it is made, so that it is gone with its process, however that
-  ends. Bytes that have been read are given back to the disk in blocks.
-- A disk that is full stops the app: what cannot be kept would be lost.
+- The file has no name, so that it goes with its process, however the process ends. Space that was
+  read is returned to the disk in blocks.
+- A full disk stops the app, because the events would be lost.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _RECLAIM = 8 << 20
 
 
 class SpillFile:
-    """Blocks of what waits of a stream, oldest first."""
+    """The waiting blocks of a stream, oldest first."""
 
     def __init__(self, stream: str, folder: Path | None) -> None:
         self._stream = stream
@@ -32,11 +32,11 @@ class SpillFile:
 
     @property
     def size(self) -> int:
-        """Bytes that wait."""
+        """The number of waiting bytes."""
         return self._write_at - self._read_at
 
     def append(self, data: bytes) -> None:
-        """Put a block behind the others; raises SpillError if the disk takes it not."""
+        """Append a block; raises SpillError if the disk is full."""
         left = memoryview(_SIZE.pack(len(data)) + data)
         try:
             if self._file is None:
@@ -49,7 +49,7 @@ class SpillFile:
             raise self._failed("written", error) from error
 
     def pop(self) -> bytes:
-        """Take the oldest block; there is one."""
+        """Take the oldest block, which must exist."""
         assert self._file is not None
         try:
             (size,) = _SIZE.unpack(os.pread(self._file, _SIZE.size, self._read_at))
@@ -61,13 +61,12 @@ class SpillFile:
         return data
 
     def forget_all(self) -> None:
-        """Give the disk back what waits."""
+        """Drop all waiting blocks."""
         if self._file is not None:
             self._read_at = self._write_at
             self._reclaim()
 
     def close(self) -> None:
-        """Give the file up."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -90,7 +89,7 @@ class SpillFile:
             self._move_to_front()
 
     def _move_to_front(self) -> None:
-        """Copy what waits, which is less than what was read, to the beginning of the file."""
+        """Copy the waiting blocks, which are less than what was read, to the front of the file."""
         assert self._file is not None
         to = 0
         while self._read_at < self._write_at:

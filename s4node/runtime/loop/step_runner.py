@@ -1,17 +1,16 @@
-"""How a step of a task is taken: at once, beside the loop, in a thread, or event by event.
+"""The step runner: takes steps of tasks at once, beside the loop, in threads, or by event.
 
 Rules
-- What takes its time runs beside the loop, in a trio task; the gate of its task keeps out what must
-  not run meanwhile. ``wake`` is called when it has ended.
+- A step with async handlers or threads runs beside the loop, in a trio task. The gate of its task
+  keeps out what must not run meanwhile, and ``wake`` is called when the step has ended.
 - Slices and single events of plain tasks share ``threads``; the handlers of a parallel stream have
-  threads of their own.
-- Events that are outstanding together begin in their order. Trio starts tasks in any order, so each
-  takes the event that is next, whichever it was started for.
-- An event that takes too long has ended for its task. What is awaited for it is cancelled; what
-  runs in a thread is left alone there, and another thread may run in its place.
-- Whatever raises here stops the app, but for events at which a task fails and goes back. What runs
-  in a thread then comes to its end, so that its task is closed behind it; one that hangs is left
-  alone after a time.
+  their own threads.
+- Events in flight together begin in order. Trio starts tasks in any order, so each trio task takes
+  the next event, not a given one.
+- An event that times out has ended for its task. An async handler is cancelled. A thread is left
+  alone, and another one may run in its place.
+- An exception here stops the app, unless the task rolls back for it. Threads then run to their end,
+  so that the task is closed after them; a thread that hangs is abandoned after a time.
 """
 
 from __future__ import annotations
@@ -40,41 +39,40 @@ log = get_logger("s4node.runtime")
 R = TypeVar("R")
 
 _NO_LIMIT = trio.CapacityLimiter(math.inf)
-"""For calls in threads that are limited otherwise."""
+"""For calls in threads that another limiter bounds."""
 
 
 class Spawn(Protocol):
     """Starts a trio task whose failure stops the app."""
 
     def __call__(self, function: Callable[..., Awaitable[Any]], /, *arguments: Any) -> None:
-        """Run ``function(*arguments)`` beside the others."""
+        """Start ``function(*arguments)`` in a trio task."""
         ...
 
 
 class Loop(Protocol):
-    """What is known here of the loop."""
+    """The loop, as far as the step runner knows it."""
 
     @property
     def held(self) -> bool:
-        """Whether nothing may begin now."""
+        """True if nothing may begin now."""
         ...
 
     def wake(self, task: Task) -> None:
-        """The task may have something to do soon."""
+        """Queue a task that may have something to do, and have a turn soon."""
         ...
 
     def commit(self, task: Task) -> bool:
-        """Take what a commit of a task holds, as it is now; False if there is no such commit."""
+        """Take the contents of a commit of a task now; return False if there is no commit."""
         ...
 
     def carry_out(self, task: Task, actions: Actions) -> None:
-        """Do what a task has decided."""
+        """Carry out the actions of a task."""
         ...
 
 
 class StepRunner:
-    """Takes the steps of tasks for ``loop``. ``threads`` is how many of them run in threads at a
-    time."""
+    """Takes the steps of tasks for ``loop``; at most ``threads`` of them run in threads."""
 
     def __init__(self, loop: Loop, threads: int = 0) -> None:
         self._loop = loop
@@ -84,10 +82,10 @@ class StepRunner:
         self._launched: deque[tuple[Task, InFlightEvent]] = deque()
         self._in_threads: set[trio.CancelScope] = set()
         self._give_up_at = math.inf
-        self._slow_windows: set[str] = set()  # tasks of which that was told
+        self._slow_windows: set[str] = set()  # tasks that were reported
 
     def adopt(self, task: Task, token: trio.lowlevel.TrioToken | None) -> None:
-        """Hear of what callbacks end, in whatever thread."""
+        """Have the loop woken when callbacks end events of a task, in any thread."""
         if task.in_flight is None:
             return
         home = threads.here()
@@ -96,14 +94,14 @@ class StepRunner:
             if threads.here() == home:
                 self._loop.wake(task)
             elif token is not None:
-                # once the container has ended nobody waits for it: the event is processed again
+                # after the end of the container the event is replayed
                 with suppress(trio.RunFinishedError):
                     token.run_sync_soon(self._loop.wake, task, idempotent=True)
 
         task.in_flight.on_arrival = arrived
 
     def take(self, task: Task, op: Op, limit: int, spawn: Spawn) -> int:
-        """Take a step of at most so many events; returns how many it did at once."""
+        """Take a step of at most ``limit`` events; return how many were processed at once."""
         mode = task.mode(op)
         if mode is Mode.TOGETHER:
             return self._together(task, limit, spawn)
@@ -161,7 +159,7 @@ class StepRunner:
         for name in task.processor.slow_timers() if op is Op.TIMER else ():
             log.warning(
                 "calling on_time of all instances takes longer than the interval of the timer, and "
-                "leaves little for events",
+                "leaves little time for events",
                 task=task.name,
                 pe=name,
             )
@@ -169,7 +167,7 @@ class StepRunner:
         if op is Op.WINDOW and seconds >= interval and task.name not in self._slow_windows:
             self._slow_windows.add(task.name)
             log.warning(
-                "a window takes longer than the time between two, and leaves little for events",
+                "a window takes longer than its interval, and leaves little time for events",
                 task=task.name,
                 seconds=round(seconds, 3),
                 setting="task.window.ms",
@@ -178,13 +176,13 @@ class StepRunner:
     # -- event by event ----------------------------------------------------------------------
 
     def next_op(self, task: Task) -> Op:
-        """What a task may do now; what has ended of it meanwhile is seen to first."""
+        """What a task may do now, after its ended events were handled."""
         in_flight = task.in_flight
         if in_flight is None:
             return task.next_op()
         self._carry_out(task, in_flight.end_arrived())
         op = task.next_op()
-        while in_flight.asks:  # at events behind batches without any, which were looked past
+        while in_flight.asks:  # requests released when batches without events were passed
             self._carry_out(task, in_flight.end_arrived())
             op = task.next_op()
         return op
@@ -195,7 +193,7 @@ class StepRunner:
         return task.in_flight.begin(now)
 
     def _together(self, task: Task, limit: int, spawn: Spawn) -> int:
-        """Begin what may begin."""
+        """Begin up to ``limit`` events that may begin; return how many."""
         begun = 0
         in_flight = task.in_flight
         assert in_flight is not None
@@ -211,11 +209,10 @@ class StepRunner:
         return begun
 
     async def _fly(self) -> None:
-        """Process events, until none may begin when one has ended.
+        """Process events until none may begin when one has ended.
 
-        It goes on by itself, which saves a trio task for each event and a turn of the loop. The one
-        that was to begin first is taken, whosever it is. How it is run goes by its own stream, for
-        that of the next one may be another.
+        Going on with the next event saves a trio task and a turn of the loop for each. The oldest
+        launched event is taken, of any task. Each event runs in the mode of its own stream.
         """
         while True:
             task, entry = self._launched.popleft()
@@ -249,9 +246,9 @@ class StepRunner:
             self._launched.append((task, following))
 
     async def _in_time(self, task: Task, entry: InFlightEvent) -> None:
-        """Process one event; if it takes too long, no longer than it can be cancelled.
+        """Process one event in a way that a timeout can cancel.
 
-        The time counts from when there is a thread for it.
+        The time counts from when a thread is free for the event.
         """
         if task.processor.style(entry.batch.stream) is Mode.AWAIT:
             with trio.CancelScope() as scope:
@@ -266,7 +263,7 @@ class StepRunner:
     # -- threads -----------------------------------------------------------------------------
 
     def give_up(self, seconds: float) -> None:
-        """All is cancelled; what is in threads is waited for no longer than so many seconds."""
+        """Wait at most ``seconds`` for threads, as everything is cancelled."""
         self._give_up_at = trio.current_time() + seconds
         for scope in self._in_threads:
             scope.deadline = self._give_up_at
@@ -278,8 +275,7 @@ class StepRunner:
         *arguments: Any,
         entry: InFlightEvent | None = None,
     ) -> R:
-        """Call it in a thread; where that is cancelled, it still comes to its end, unless it is
-        of a ``entry`` that is over."""
+        """Call ``function`` in a thread; a cancelled call still ends, unless ``entry`` is over."""
         await trio.lowlevel.checkpoint_if_cancelled()
         with trio.CancelScope(shield=True, deadline=self._give_up_at) as scope:
             self._in_threads.add(scope)
@@ -292,10 +288,10 @@ class StepRunner:
             finally:
                 self._in_threads.discard(scope)
         if entry is not None and entry.over:
-            raise trio.TooSlowError  # and nobody waits for it
-        log.error("a task hangs in a thread, and is left alone; it is not closed in order")
-        await trio.lowlevel.checkpoint()  # which is cancelled
-        raise AssertionError("what is in a thread is left alone only when all is cancelled")
+            raise trio.TooSlowError  # nothing waits for it
+        log.error("a task hangs in a thread and is abandoned; it is not closed in order")
+        await trio.lowlevel.checkpoint()  # raises Cancelled
+        raise AssertionError("a thread is abandoned only when everything is cancelled")
 
     def _limiter_of(self, task: Task, entry: InFlightEvent) -> trio.CapacityLimiter:
         if self._threads:

@@ -1,7 +1,7 @@
-"""A thread that reports steps which hold up their process.
+"""The watchdog: a thread that reports steps which hold up their process.
 
 Rules
-- It only looks: once for each step that takes too long, with the stack of the moment.
+- It only reports: each step that takes too long once, with its stack at that moment.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ log = get_logger("s4node.runtime")
 
 
 class Watchdog:
-    """Watches the loop that runs in the thread that makes this object.
+    """Watches the loop of the thread that makes this object.
 
-    ``limit`` is how many seconds a step may take; 0 for any time.
+    A step may take ``limit`` seconds; 0 for no limit.
     """
 
     def __init__(self, loop: RunLoop, limit: float) -> None:

@@ -1,10 +1,10 @@
-"""Where the events of an app's own streams go: which partition gets which. Pure.
+"""The dispatch of events on an app's own streams: which partition gets which. Pure.
 
 Rules
-- A keyed stream's events go to the partitions of their keys, those of an un-keyed stream stay where
-  they were put, those of a broadcast stream go everywhere.
-- A key that cannot be found fails the app where the app itself has put the event; code that brings
-  events from outside asks ``routed`` and tells their sender instead.
+- Events of a keyed stream go to the partitions of their keys; events of an unkeyed stream stay
+  where they were put; events of a broadcast stream go to all partitions.
+- If the key of an event that the app itself has put cannot be found, the app fails. For events from
+  outside, call ``routed`` and report the failures to their sender.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Dispatch:
     def shares(
         self, stream: Stream, events: list[Any], home: int
     ) -> Sequence[tuple[int, list[Any]]]:
-        """Events put in partition ``home``, by the partition that they go to.
+        """Events put in partition ``home``, by their target partition.
 
         Raises ProcessingError for the first event whose key is not found.
         """
@@ -56,9 +56,9 @@ class Dispatch:
     def routed(
         self, stream: Stream, events: list[Any], home: int
     ) -> tuple[list[tuple[int, list[Any]]], list[tuple[int, str]]]:
-        """As shares, and beside it ``(index, reason)`` of those whose key is not found.
+        """As ``shares``, and the ``(index, reason)`` of each event whose key is not found.
 
-        With a single partition nobody looks for keys before the events are processed.
+        With a single partition, keys are not looked for before the events are processed.
         """
         run = self._routers.get(stream.name)
         if run is None:

@@ -1,20 +1,20 @@
-"""What the tasks of a container send each other, those of the other members, and other apps.
+"""The exchange: events that durable tasks send to each other and to other apps.
 
 Rules
-- It is there where tasks keep what they do. What a task puts for another one, wherever that is,
-  leaves with its commit and by a socket; also to tasks of our own container, so that there is one
-  way. What it puts for itself waits in its own stage, and is saved where it waits at a commit.
-- A task is a producer of its own: its name is that of the task, and of the life of its state, which
-  is another one where somebody has begun without any.
-- A way is made when something is first put on it, or has been by an earlier owner of its task.
-- What waits beyond a bound for others to commit it holds the streams that lead there, unless they
-  feed themselves.
-- An output stream has a way to each of its consumers. One that comes later gets what is put from
-  then on; the way to one that has gone is forgotten. When that comes again it may know numbers of
-  before, so the way to it is made anew as another producer. So is the way to one that has another
-  number of partitions than before, for it has begun anew: what waits for it is routed again.
-- What tasks put for others waits for their commits. So does what a commit held before anybody knew
-  its partitions, once they are known.
+- An event that a task puts for another one leaves with the task's commit, over a socket; also to
+  tasks of the same container, so that there is one mechanism. Events for the task itself wait in
+  its own stage, and a commit saves the waiting ones.
+- Each task is a producer. Its name has the task's name and the life of its state; a task that began
+  without state has a new life.
+- A way, the path of a stream to other tasks or to one consumer, is made when something is first put
+  on it, or when an earlier owner of the task has left rows for it.
+- If more than a bound waits for commits of receivers, the way holds the streams that lead to it,
+  unless they feed themselves.
+- An output stream has a way to each of its consumers. A new consumer gets the events put from then
+  on; the way to a consumer that has gone is forgotten. A consumer that returns may know earlier
+  numbers, so its new way has another producer name. The same holds for a consumer with a new number
+  of partitions: it has begun anew, and waiting events are routed again.
+- Events of a commit that was taken before the partitions were known leave with a later commit.
 """
 
 from __future__ import annotations
@@ -56,31 +56,30 @@ log = get_logger("s4node.runtime")
 
 _LIFE = "life"
 _TO = "\1"
-"""Between a stream and its consumer, in the name of a way."""
+"""Separates a stream from its consumer in the name of a way."""
 
 _MOMENT = 0.5
-"""Seconds that it may take to connect to an owner."""
+"""Seconds that connecting to an owner may take."""
 
 
 class _Side:
-    """One task's part: its ways by stream, and what its predecessor had left for it."""
+    """One task's part: its ways by stream, and what its previous owner left for it."""
 
     def __init__(self, task: Task, state: TaskState, fence: int) -> None:
         self.task = task
         self.state = state
         self.fence = fence
         self.ways: dict[str, Way] = {}
-        self.unclaimed: dict[str, Unclaimed] = {}  # of ways to consumers that are not there yet
+        self.unclaimed: dict[str, Unclaimed] = {}  # for consumers that are not there yet
         self.left: dict[str, list[Any]] = {}
         self.own_rows = False
-        self.moved = 0  # events that the task had processed and put when a commit began
+        self.moved = 0  # the value of _moved when the last commit began
         self.committing = False
         self.life: str = state.meta(_LIFE) or ""
 
 
 class Unclaimed(NamedTuple):
-    """What an earlier owner has left for a consumer that is not there: rows, with so many events
-    and bytes."""
+    """The rows that an earlier owner left for an absent consumer, and their events and bytes."""
 
     rows: Rows
     depth: int
@@ -89,40 +88,37 @@ class Unclaimed(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class Way:
-    """What a task has put on a stream for others, and what leads there."""
+    """The path of a task's stream to other tasks, or to one consumer."""
 
     outbox: TransactionalOutbox
     routes: Routes
     emitter: Emitter
-    replaces: bool = False  # another one, of which the database still has the rows
+    replaces: bool = False  # another way, whose rows are still in the database
 
 
 @dataclass(eq=False, repr=False)
 class _Spilled:
-    """What finds no room in a task's own stage, as rows of the task."""
+    """The overflow of a task's own stage, saved as rows of the task."""
 
     _exchange: Exchange
     _stream: str
     _partition: int
 
     def append(self, batch: EventBatch) -> None:
-        """Put a batch behind the others."""
         self._exchange.own_outbox(self._stream, self._partition).spill.append(batch)
 
     def pop(self) -> EventBatch | None:
-        """The oldest events, or None."""
         return self._exchange.own_outbox(self._stream, self._partition).spill.pop()
 
     def clear(self) -> None:
-        """Forget all."""
-        if self._exchange.has_put(self._stream, self._partition):  # else it is the next owner's
+        if self._exchange.has_put(self._stream, self._partition):  # else the next owner has it
             self._exchange.own_outbox(self._stream, self._partition).spill.clear()
 
 
 class Exchange:
-    """The ways between the tasks of ``app``, which is kept under ``name``.
+    """The ways between the tasks of ``app``, whose job is ``name``.
 
-    ``wake`` is told of tasks that are to commit. ``on_news`` is called when a receiver was heard.
+    ``wake`` is called with tasks that have to commit, ``on_news`` when a receiver answers.
     """
 
     def __init__(
@@ -159,15 +155,15 @@ class Exchange:
     # -- tasks -------------------------------------------------------------------------------
 
     def open(self, task: Task, state: TaskState, fence: int, rows: Rows) -> None:
-        """Go on for a task that has been claimed, with the rows that its predecessor left."""
+        """Open the part of a claimed task, with the rows that its previous owner left."""
         side = self._sides[task.partition] = _Side(task, state, fence)
         for name, mine in ways_of(rows).items():
             stream, _, consumer = name.partition(_TO)
             if stream not in self._app.streams:
                 raise S4Error(
-                    f"task {task.name!r} has sent events on stream {stream!r} that nobody has "
-                    f"taken, and the app has no such stream now; run the version of the app that "
-                    f"has it until it stops in order"
+                    f"task {task.name!r} has unacknowledged events on stream {stream!r}, which the "
+                    f"app no longer has; run the version of the app that has it until it stops in "
+                    f"order"
                 )
             if not consumer or consumer in self._outputs.senders[stream].emitters:
                 self._way(side, name, mine)
@@ -175,8 +171,10 @@ class Exchange:
                 side.unclaimed[name] = Unclaimed(mine, *weight_of(mine))
 
     def go_back(self, task: Task, state: TaskState) -> None:
-        """``task`` takes the place of one that has failed: what that had put since its last commit
-        never leaves."""
+        """Roll back to the last commit for ``task``, which replaces a failed one.
+
+        Events that the failed one has put since that commit never leave.
+        """
         side = self._sides[task.partition]
         side.task, side.state, side.own_rows = task, state, False
         side.moved, side.left = 0, {}
@@ -193,10 +191,10 @@ class Exchange:
                 side.left[stream] = own
                 side.own_rows = True
         for name in rows.keys() - side.ways.keys() - side.unclaimed.keys():
-            forget(state.changes, rows[name])  # its consumer has gone since they were written
+            forget(state.changes, rows[name])  # the consumer has gone since they were written
 
     def leave(self, task: Task) -> None:
-        """Another container goes on for a task, with the rows of its last commit."""
+        """Close the part of a task that another container takes over from its last commit."""
         side = self._sides.pop(task.partition)
         for name, way in side.ways.items():
             way.outbox.unsent.leave()
@@ -204,7 +202,7 @@ class Exchange:
             self._close(side, name, way)
 
     def resume(self, task: Task) -> None:
-        """Give a task that has started what it had put for itself."""
+        """Give a started task the events that it had put for itself."""
         side = self._sides.get(task.partition)
         if side is None:
             return
@@ -217,21 +215,20 @@ class Exchange:
                 task.backlog.resume(stream, overflow, way.outbox.spill.events)
 
     def _overflow_of(self, stream: str, partition: int) -> Overflow:
-        """Where a task keeps what its own stage of a stream has no room for."""
         return _Spilled(self, stream, partition)
 
     def has_put(self, stream: str, partition: int) -> bool:
-        """Whether a task of ours has an outbox for a stream."""
+        """Return True if a task of ours has an outbox for a stream."""
         side = self._sides.get(partition)
         return side is not None and stream in side.ways
 
     def own_outbox(self, stream: str, partition: int) -> TransactionalOutbox:
-        """That of a task for a stream, made if there is none."""
+        """The outbox of a task for a stream, made if there is none."""
         side = self._sides[partition]
         return (side.ways.get(stream) or self._way(side, stream)).outbox
 
     def _way(self, side: _Side, name: str, rows: Rows = ()) -> Way:
-        """Make the way of this name, which is that of a stream, or of one and a consumer."""
+        """Make a way; its name is a stream, or a stream and a consumer."""
         task, state = side.task, side.state
         stream, _, consumer = name.partition(_TO)
         if not side.life:
@@ -276,7 +273,7 @@ class Exchange:
         return way
 
     def consumer(self, stream: str, consumer: str) -> None:
-        """An app consumes a stream from now on, or not any more."""
+        """Add or remove the ways to a consumer that has come or gone."""
         name = f"{stream}{_TO}{consumer}"
         here = consumer in self._outputs.senders[stream].emitters
         for side in self._sides.values():
@@ -289,12 +286,12 @@ class Exchange:
                     side.state.changes.put(row, None)
 
     def _close(self, side: _Side, name: str, way: Way) -> None:
-        """Nothing more is sent on a way, and nobody waits for it."""
+        """Stop sending on a way; nothing waits for it any more."""
         way.emitter.remove(way.routes)
         self._pipeline.forget(name.partition(_TO)[0], (side.task.partition, name))
 
     def assign(self, owners: Sequence[str], epoch: int, origin: str = "") -> None:
-        """Lead the ways to where the partitions are now."""
+        """Route the ways to the current owners of partitions."""
         self._owners = owners, epoch, origin
         for routes in list(self.emitter.carried):
             self.emitter.assign(routes, owners, epoch, origin)
@@ -302,14 +299,14 @@ class Exchange:
     # -- events on their way -----------------------------------------------------------------
 
     def put(self, task: Task, stream: str, partition: int, events: Sequence[Any]) -> None:
-        """Take what a task has put for another one."""
+        """Take events that a task has put for another task."""
         side = self._sides[task.partition]
         way = side.ways.get(stream) or self._way(side, stream)
         way.outbox.extend_lane(partition, events)
         self._look(side, stream, stream, way)
 
     def send(self, task: Task, stream: str, events: Sequence[Any]) -> None:
-        """Take what a task has put on an output stream."""
+        """Take events that a task has put on an output stream."""
         side = self._sides[task.partition]
         sender = self._outputs.senders[stream]
         sender.passed_by(len(events))
@@ -320,27 +317,27 @@ class Exchange:
             self._look(side, stream, name, way)
 
     def _look(self, side: _Side, stream: str, name: str, way: Way) -> None:
-        """Something was put on a way: hold who fills it up, and have it leave."""
+        """After a put: hold the streams that lead to a full way, and have a commit soon."""
         if way.outbox.holds:
             self._pipeline.watch(stream, (side.task.partition, name), way.outbox)
-            side.task.want_commit()  # nothing of it leaves before
+            side.task.want_commit()  # nothing leaves before a commit
             self._wake(side.task)
         elif way.outbox.unreleased and side.task.await_commit():
             self._wake(side.task)
 
     def full(self, task: Task, stream: str) -> bool:
-        """Whether more of a stream waits to be committed by others than there should be."""
+        """Return True if more events of a stream wait for acknowledgement than the bound."""
         way = self._sides[task.partition].ways.get(stream)
         return way is not None and way.outbox.holds
 
     @property
     def idle(self) -> bool:
-        """Whether all that tasks have put for each other is committed where it went."""
+        """True if all events between tasks are committed by their receivers."""
         return all(way.outbox.idle for way in self._all() if way.emitter is self.emitter)
 
     @property
     def moving(self) -> bool:
-        """Whether something waits or is under way that somebody could take now."""
+        """True if events wait or are being sent that an owner could take now."""
         return any(
             _is_near(way, lane)
             for way in self._all()
@@ -354,10 +351,10 @@ class Exchange:
             yield from side.ways.values()
 
     def heard(self) -> None:
-        """A receiver has ruled, come or gone; raises S4Error if one does not take a stream."""
+        """Handle news of receivers; raises S4Error if one does not accept a stream."""
         for side in self._sides.values():
             if self.awaited(side.task) and side.task.await_commit():
-                self._wake(side.task)  # it was put before the partitions of the stream were known
+                self._wake(side.task)  # for events put before the stream's partitions were known
             if not side.committing:
                 self._replace_ways(side)
         for way in self._all():
@@ -370,15 +367,17 @@ class Exchange:
                 raise EventError(f"stream {outbox.stream!r}: {outbox.error}")
 
     def _replace_ways(self, side: _Side) -> None:
-        """Route what waits for consumers that have another number of partitions now. No commit may
-        be under way: what that one holds has to be in its rows."""
+        """Route events again for consumers that have a new number of partitions.
+
+        No commit may be running, because its events have to be in its rows.
+        """
         for name, way in list(side.ways.items()):
             outbox = way.outbox
             if not outbox.repartitioned:
                 continue
             events = way.outbox.unsettled_events()
-            log.warning("a consumer has begun anew with another number of partitions; what it has "
-                        "not committed is routed again", stream=outbox.stream, task=side.task.name,
+            log.warning("a consumer has a new number of partitions; events that it has not "
+                        "committed are routed again", stream=outbox.stream, task=side.task.name,
                         consumer=name.partition(_TO)[2], events=len(events))  # fmt: skip
             self._close(side, name, side.ways.pop(name))
             for row in way.outbox.rows():
@@ -390,13 +389,13 @@ class Exchange:
             self._wake(side.task)
 
     def _tell(self, way: Way) -> None:
-        """Tell of events that were refused, or could not be encoded."""
+        """Report events that were refused, or could not be encoded."""
         stage = SENDER if way.emitter is self.emitter else REMOTE_SENDER
         for refusal in way.outbox.take_refusals():
             self._refusals.take(stage, refusal)
 
     def statistics(self) -> Iterator[OutboxStatistics]:
-        """What has been put for others, and is not settled."""
+        """The unacknowledged events of each way."""
         for side in self._sides.values():
             task = side.task.name
             for name, way in side.ways.items():
@@ -410,11 +409,11 @@ class Exchange:
     # -- commits -----------------------------------------------------------------------------
 
     def keeps(self, task: Task) -> bool:
-        """Whether there has been anything of this in a commit of a task."""
+        """Return True if a task has any way, so that its commits have rows of it."""
         return bool(self._ways(task))
 
     def awaited(self, task: Task) -> bool:
-        """Whether something that a task has put waits for a commit of it, to leave."""
+        """Return True if events that a task has put wait for a commit of the task."""
         return any(way.outbox.unreleased for way in self._ways(task))
 
     def _ways(self, task: Task) -> Collection[Way]:
@@ -422,7 +421,7 @@ class Exchange:
         return () if side is None else side.ways.values()
 
     def changed(self, task: Task) -> bool:
-        """Whether a commit of a task would write anything of this."""
+        """Return True if a commit of a task would write rows of its ways."""
         side = self._sides.get(task.partition)
         if side is None:
             return False
@@ -431,7 +430,7 @@ class Exchange:
         return _moved(task) != side.moved and (side.own_rows or bool(task.own()))
 
     def begin(self, task: Task) -> None:
-        """A commit of a task begins, or its cut: all that it has put until now is part of it."""
+        """Begin a commit of a task, or its cut, which covers all events put until now."""
         side = self._sides.get(task.partition)
         if side is None:
             return
@@ -449,15 +448,15 @@ class Exchange:
         side.moved = _moved(task)
 
     def encode(self, task: Task) -> bool:
-        """Encode a part of what belongs to the commit; False if nothing of it is left."""
+        """Encode a part of the events of the commit; return False if none are left."""
         return any(way.outbox.encode() for way in self._ways(task))
 
     def leaves(self, task: Task) -> bool:
-        """Whether something may leave when the commit under way is written."""
+        """Return True if events may leave when the current commit is written."""
         return any(way.outbox.leaving for way in self._ways(task))
 
     def end(self, task: Task, *, written: bool) -> None:
-        """The commit has been written, or has failed."""
+        """End a commit that was written, or has failed."""
         side = self._sides.get(task.partition)
         if side is None:
             return
@@ -473,23 +472,23 @@ class Exchange:
             if written:
                 way.replaces = False
                 way.emitter.wake()
-            self._tell(way)  # nobody answers where nothing is left to send
+            self._tell(way)  # no answer will come if nothing is left to send
         if leaves:
             passing("outbox.released")
 
 
 def _other_job(_: int) -> bool:
-    """Ask for no cut: what another app's tasks say bears no number of ours."""
+    """Ask for no cut: answers of another app's tasks have no number of ours."""
     return False
 
 
 def _moved(task: Task) -> int:
-    """Another number whenever what waits of the task's own may be another."""
+    """A number that changes whenever the waiting own events of a task may have changed."""
     return task.processed + task.sent
 
 
 def _is_near(way: Way, lane: Lane) -> bool:
-    """Whether the owner of a lane is there, or may come in a moment."""
+    """Return True if the owner of a lane is connected, or may connect soon."""
     route = way.routes.of(lane)
     if lane.open or route is None:
         return lane.open

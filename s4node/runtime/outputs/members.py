@@ -1,11 +1,11 @@
-"""A member's part towards the other members of its app: what goes to their partitions.
+"""The events that a member of an app sends to the partitions of the other members.
 
 Rules
-- Each stream has a way to the others for what the app itself has put, through the ``sender`` stage
-  of the stream. An input has another one, for what came from producers: that is done when the owner
-  has ruled on it. Each way has a lane for each partition. A lane whose partition has come to us
-  leads to ourselves until what is in it has arrived, so that nothing overtakes it.
-- Members that stop together go on taking what they still send each other, until all is quiet.
+- Each stream has an outbox for events that the app itself has put, through the ``sender`` stage of
+  the stream. An input also has a forwarder for events of producers; such an event is done when the
+  owner has acknowledged it. Each has a lane for each partition. If a partition moves to us, its
+  lane leads to ourselves until its events have arrived, so that nothing overtakes them.
+- Members that stop together go on taking events from each other until all is quiet.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ from s4node.stages.executors import SENDER
 from s4node.stages.stage import StageStatistics
 
 _CARRIER = "carrier"
-"""How the names of producers end that carry what others have sent."""
+"""The suffix of producers that forward the events of other producers."""
 
 _QUIET_SECONDS = 0.25
-"""How long a stopping member goes on taking what the others of its cluster still send to it."""
+"""A stopping member waits until nothing has come from the others for so long."""
 
 
 class Work(Protocol):
-    """What our partitions have done, and have to do."""
+    """The work of our partitions."""
 
     @property
     def processed(self) -> int:
-        """Events handled."""
+        """The number of events processed."""
         ...
 
     @property
     def waiting(self) -> bool:
-        """Whether events wait, if only for room behind a full stage."""
+        """True if events wait, also for room in a full stage."""
         ...
 
 
 class Members:
-    """The ways to the other members of ``app``. ``on_news`` is called when one was heard."""
+    """Sends events to the other members of ``app``; ``on_news`` is called when one answers."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Members:
                 self._lead(carrier, wire.ANSWER_NOW)
 
     def _lead(self, way: StagedOutbox | Forwarder, flags: int = 0) -> None:
-        """Have an outbox lead to the partitions of the other members."""
+        """Route an outbox to the partitions of the other members."""
         way.open_lanes(self._partitions, wire.ROUTED)
         headers = {wire.CLUSTER: self._config[settings.CLUSTER_NAME]}
         routes = Routes(way, self._incarnation, headers=headers, flags=flags)
@@ -102,7 +102,7 @@ class Members:
         self.emitter.add(routes)
 
     def assign(self, view: View, ours: Collection[int]) -> None:
-        """Lead the ways to where the partitions are now; ``ours`` are run here."""
+        """Route events to the current owners of partitions; ``ours`` run here."""
         for way, routes in self._routed:
             owners = [
                 "" if partition in ours and not way.behind(partition) else owner
@@ -113,30 +113,29 @@ class Members:
     # -- events on their way -----------------------------------------------------------------
 
     def carries(self, stream: str, partition: int) -> bool:
-        """Whether earlier events of producers for a partition of ours are still on their way over
-        the socket."""
+        """Return True if forwarded events of producers for our partition have yet to arrive."""
         forwarder = self._forwarders.get(stream)
         return forwarder is not None and forwarder.behind(partition)
 
     def is_behind(self, stream: str, partition: int) -> bool:
-        """The same of what the app has put."""
+        """Return True if earlier events of the app for our partition have yet to arrive."""
         return self.ways[stream].behind(partition)
 
     def unsettled(self, stream: str) -> int:
-        """Events of a stream on which their owners have not ruled."""
+        """The number of events of a stream that their owners have not acknowledged."""
         forwarder = self._forwarders.get(stream)
         carried = 0 if forwarder is None else forwarder.unsettled
         return self.ways[stream].unsettled + carried
 
     def forward(self, batch: EventBatch) -> None:
-        """Take what a producer has sent for a partition that another member runs."""
+        """Forward a producer's batch for a partition that another member runs."""
         self._forwarders[batch.stream].forward(batch)
         self.emitter.wake()
 
     def put(self, stream: str, partition: int, events: list[Any], *, waits: bool) -> int:
-        """Take what the app has put; returns how many events were dropped for lack of room.
+        """Send events that the app has put; return how many were dropped for lack of room.
 
-        Where it was put by what never ``waits``, such as a timer, it may be much more than fits.
+        A source that never ``waits``, such as a timer, may put much more than fits.
         """
         way = self.ways[stream]
         if not waits and way.full:
@@ -147,7 +146,7 @@ class Members:
         return dropped
 
     def pump(self, now: float) -> float | None:
-        """Let leave what waits for a token; returns when to come back, or None."""
+        """Send events that have waited for a token; return when to call again, or None."""
         dues = []
         for way in self.ways.values():
             if way.stage.depth:
@@ -158,11 +157,11 @@ class Members:
 
     @property
     def waiting(self) -> bool:
-        """Whether events wait in front of an outbox."""
+        """True if events wait for an outbox."""
         return any(way.stage.depth for way in self.ways.values())
 
     def heard(self) -> None:
-        """Another member has ruled, come or gone; raises S4Error if one does not take a stream."""
+        """Handle news of members; raises S4Error if one does not accept a stream."""
         for way in self.ways.values():
             for refusal in way.refusals.take():
                 self._refusals.take(SENDER, refusal)
@@ -174,7 +173,7 @@ class Members:
     # -- stopping ----------------------------------------------------------------------------
 
     async def drain(self, loop: RunLoop, partitions: Work) -> None:
-        """Work off what the members of a stopping cluster still send each other."""
+        """Process events that the members of a stopping cluster still send each other."""
         while True:
             before = partitions.processed
             with trio.move_on_after(_QUIET_SECONDS):
@@ -187,16 +186,16 @@ class Members:
                 self.emitter.hurry()
 
     async def finish(self) -> None:
-        """Tell the others that nothing more will come."""
+        """Tell the other members that no more events will come."""
         self.emitter.finish()
         await self.emitter.wait_quiet()
 
     def passed_on(self) -> dict[str, PassedOn]:
-        """What others count of the events that producers have sent to us, by stream."""
+        """The counts, by stream, of producers' events that other members count."""
         return {name: forwarder.passed_on for name, forwarder in self._forwarders.items()}
 
     def statistics(self) -> Iterator[StageStatistics]:
-        """The ``sender`` stages; what is carried for producers waits there, too."""
+        """The ``sender`` stages, including the forwarded events of producers."""
         for stream, way in self.ways.items():
             told = way.statistics()
             carried = self._forwarders.get(stream)
@@ -212,7 +211,7 @@ class Members:
 
 
 def told(view: View, address: str) -> wire.Headers:
-    """What the answers to hellos tell of who owns what; ``address`` is our own."""
+    """The headers of answers to hellos: the owners of partitions; ``address`` is our own."""
     nodes = list(dict.fromkeys((address, *view.members)))
     at = {node: index for index, node in enumerate(nodes)}
     return {

@@ -1,10 +1,10 @@
-"""The outputs of a container: its app's output streams, and the apps that consume them.
+"""The output streams of an app, and the apps that consume them.
 
 Rules
-- Consumers are named by the configuration, or found in the cluster's directory. Those that the
-  directory told of go when it does not tell of them any more.
-- One emitter leads to each consumer, whichever streams it consumes.
-- A stream without a consumer is said once, where none can come later.
+- The configuration names consumers, and the cluster's directory finds them. A consumer that was
+  found goes when the directory no longer has it.
+- Each consumer has one emitter, for all streams that it consumes.
+- A stream that has no consumer, and cannot get one later, is logged once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = get_logger("s4node.runtime")
 
 
 class Owed(NamedTuple):
-    """So many events of an output stream have no verdict of this consumer."""
+    """The number of events of an output stream that a consumer has not acknowledged."""
 
     stream: str
     consumer: str
@@ -42,7 +42,7 @@ class Owed(NamedTuple):
 
 
 def outbox_options(stream: Stream, config: Config) -> dict[str, Any]:
-    """What outboxes of a stream are told of its types, and of the frames that they make."""
+    """The options of outboxes for a stream: its types and the limits of frames."""
     return {
         "types": [kind.cls for kind in stream.types],
         "max_frame_events": config[settings.SENDER_MAX_FRAME_EVENTS],
@@ -53,9 +53,8 @@ def outbox_options(stream: Stream, config: Config) -> dict[str, Any]:
 class OutputStreams:
     """A remote sender for each output stream of ``app``.
 
-    ``on_room`` is called when tasks that were held may go on, ``on_news`` when a consumer was
-    heard, ``on_refused`` with a stage and what was not taken behind it, ``on_dropped`` with a
-    stage, a stream, how many events were dropped there, and why.
+    ``on_room`` is called when tasks that were held may go on, ``on_news`` when a consumer answers.
+    Dropped and refused events are reported to ``refusals``.
     """
 
     def __init__(
@@ -83,9 +82,9 @@ class OutputStreams:
         self._on_news = on_news
         self._refusals = refusals
         self._emitters: dict[str, Emitter] = {}
-        self._found: set[str] = set()  # consumers that the cluster told of
+        self._found: set[str] = set()  # consumers from the cluster's directory
         self._news = trio.lowlevel.ParkingLot()
-        self.on_consumer: Callable[[str, str], None] = lambda *_: None  # one has come or gone
+        self.on_consumer: Callable[[str, str], None] = lambda *_: None  # a consumer came or went
         self._nursery: trio.Nursery
         for stream in app.streams.values():
             if isinstance(stream, OutputStream):
@@ -125,25 +124,25 @@ class OutputStreams:
         sender.connect(consumer, self._emitters[consumer], outbox, routes)
 
     async def start(self, nursery: trio.Nursery) -> None:
-        """Connect to the consumers, and in this nursery to those that come later."""
+        """Connect to the consumers; ``nursery`` also runs those that come later."""
         self._nursery = nursery
         for emitter in self._emitters.values():
             await nursery.start(emitter.run)
 
     def consumed(self, stream: str, consumers: SystemConsumers) -> None:
-        """These apps consume a stream now, besides those of the configuration."""
+        """Set the consumers of a stream that the directory has, besides the configured ones."""
         sender = self.senders[stream]
         for name in [name for name in sender.consumers if name in self._found]:
             if name not in consumers:
                 left = sender.disconnect(name)
                 self.on_consumer(stream, name)
                 log.warning(
-                    "an app consumes a stream no longer",
+                    "an app no longer consumes a stream",
                     stream=stream,
                     consumer=name,
                     events_without_verdict=left,
                 )
-                self._on_room()  # nobody waits for it any more
+                self._on_room()  # tasks no longer wait for this consumer
         for name, consumer in consumers.items():
             if name == self._ourselves:
                 continue
@@ -160,12 +159,12 @@ class OutputStreams:
                 log.info("an app consumes a stream", stream=stream, consumer=name)
 
     def pump(self, now: float) -> float | None:
-        """Let leave what waits for a token; returns when to come back, or None."""
+        """Send events that have waited for a token; return when to call again, or None."""
         dues = [sender.pump(now) for sender in self.senders.values()]
         return min((due for due in dues if due is not None), default=None)
 
     def heard(self) -> None:
-        """Consumers have ruled, come or gone; raises EventError if one takes a stream no more."""
+        """Handle news of consumers; raises EventError if one no longer accepts a stream."""
         for name, sender in self.senders.items():
             for consumer in sender.begun_anew:
                 sender.disconnect(consumer)
@@ -174,12 +173,12 @@ class OutputStreams:
         self._news.unpark_all()
 
     def sent(self) -> Sent:
-        """What has been put on the output streams so far."""
+        """A mark after the events put on the output streams so far."""
         senders = self.senders.values()
         return Sent(self, [(each, *mark) for each in senders for mark in each.marks()])
 
     def owed(self) -> list[Owed]:
-        """What has no verdict yet; but for what tasks keep, which goes another way."""
+        """The unacknowledged events, without those of durable tasks, which ``exchange`` sends."""
         return [
             Owed(stream, consumer, events)
             for stream, sender in self.senders.items()
@@ -187,11 +186,11 @@ class OutputStreams:
         ]
 
     async def wait_news(self) -> None:
-        """Return once a consumer has ruled, come or gone."""
+        """Wait until a consumer answers, comes or goes."""
         await self._news.park()
 
     async def settle(self) -> None:
-        """Return once everything has its verdict, and the consumers know that it was all."""
+        """Wait until all events are acknowledged and the consumers know that no more will come."""
         for emitter in self._emitters.values():
             emitter.hurry()
         while self.owed():
@@ -203,13 +202,13 @@ class OutputStreams:
 
 @dataclass(eq=False, repr=False)
 class Sent:
-    """What had been put on output streams at some moment."""
+    """The events put on output streams until some moment."""
 
     _outputs: OutputStreams
     _marks: Sequence[tuple[RemoteSender, str, Mark]]
 
     async def wait_settled(self) -> None:
-        """Return when all of it has its verdict; who consumes a stream no longer owes none."""
+        """Wait until all of them are acknowledged by the consumers that are still there."""
         while True:
             self._marks = [
                 (sender, consumer, mark)

@@ -1,10 +1,9 @@
-"""The refusals of a container: of what its app has put, that which others did not take.
+"""The refusals of a container: events of its app that others refused or that could not leave.
 
 Rules
-- The first of each stream is told, of what was refused, shed, and could not be sent at all; and of
-  what a stage of this container dropped.
-- What could not be sent is counted by the stage that it was to leave by. It stays counted when the
-  task that has put it, or who was to get it, is gone. What others refuse they count themselves.
+- The first event of each kind and stream is logged; all are counted.
+- Unsendable events are counted by the stage that they were to leave by, and stay counted when the
+  task or the receiver has gone. Receivers count what they refuse.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ log = get_logger("s4node.runtime")
 
 
 class Refusals:
-    """``unsendable`` are events by stage and stream."""
+    """Logs and counts refusals; ``unsendable`` counts events by stage and stream."""
 
     def __init__(self) -> None:
         self.unsendable: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._told: set[tuple[str, ...]] = set()
 
     def dropped(self, stage: str, stream: str, count: int, reason: str) -> None:
-        """A stage has dropped events that the app has put; they are counted there."""
+        """Report events of the app that a stage has dropped and counted."""
         what = "events that the app has put were dropped; further ones are only counted"
         if (what, stage, stream) not in self._told:
             self._told.add((what, stage, stream))
             log.warning(what, stage=stage, stream=stream, events=count, reason=reason)
 
     def take(self, stage: str, refusal: Refusal) -> None:
-        """Events of a stream were not taken behind ``stage``, or could not leave it."""
+        """Report events that a receiver did not accept, or that could not leave ``stage``."""
         if refusal.unsent:
             self.unsendable[stage][refusal.stream] += refusal.count
             what = "an event of the app cannot be sent; further ones are only counted"

@@ -1,14 +1,14 @@
 """The remote sender: carries one output stream to the clusters that consume it.
 
 Rules
-- Each consuming cluster has a stage of its own. By default it blocks: while it is full for one
-  cluster, tasks that emit pause and sources wait, and nothing is dropped.
-- Consumers come and go. What is put while nobody consumes the stream goes nowhere and is counted;
-  sources wait for the first consumer where one may come. What one has not ruled on when it goes is
-  counted as shed, and what it was sent stays counted.
-- What a stage drops before it leaves is reported to who sends it, to the refusals, and counted:
-  in ``dropped`` what at least one consumer does not get, and not in ``sent`` what none gets.
-- Each consuming cluster has its own emitter, so a slow one holds back only itself and its sources.
+- Each consuming cluster has its own stage. By default it blocks: while it is full for one cluster,
+  tasks that emit pause, sources wait, and nothing is dropped.
+- Consumers come and go. Events put while no app consumes the stream are dropped and counted;
+  sources wait for the first consumer if one may come. Events that a consumer has not acknowledged
+  when it goes count as shed.
+- Events that a stage drops are reported to their sender and to the refusals. ``dropped`` counts
+  events that at least one consumer does not get; ``sent`` leaves out those that none gets.
+- Each consuming cluster has its own emitter, so a slow one holds back only its own sources.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _GONE = "its consumer has gone"
 
 
 class _Consumer(NamedTuple):
-    """Somebody who consumes the stream, and what leads there."""
+    """A consumer of the stream, and the parts that lead to it."""
 
     emitter: Emitter
     routes: Routes
@@ -42,8 +42,8 @@ class _Consumer(NamedTuple):
 class RemoteSender:
     """One output stream, to every app that consumes it.
 
-    ``on_room`` is called whenever room may have been made. ``awaited`` tells that consumers may
-    come later.
+    ``on_room`` is called when there may be room again. ``awaited`` says that consumers may come
+    later.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class RemoteSender:
         self.dropped = 0
         self.unheard = 0
         self._consumers: dict[str, _Consumer] = {}
-        self._gone: dict[str, StageStatistics] = {}  # what is counted of consumers that have gone
+        self._gone: dict[str, StageStatistics] = {}  # counts of consumers that have gone
         self._on_room = on_room
         self._refusals = refusals
         self._awaited = awaited
@@ -68,19 +68,19 @@ class RemoteSender:
 
     @property
     def consumers(self) -> tuple[str, ...]:
-        """The names of those who consume the stream."""
+        """The names of the consumers."""
         return tuple(self._consumers)
 
     def connect(
         self, consumer: str, emitter: Emitter, outbox: StagedOutbox, routes: Routes
     ) -> None:
-        """From now on ``consumer`` gets every event, in ``outbox``, which leaves by ``routes``."""
+        """Send every further event to ``consumer``, through ``outbox`` and ``routes``."""
         self._consumers[consumer] = _Consumer(emitter, routes, outbox)
         emitter.add(routes)
         self._lot.unpark_all()
 
     def disconnect(self, consumer: str) -> int:
-        """``consumer`` gets nothing more; returns how many events it had not ruled on."""
+        """Remove ``consumer``; return how many events it had not acknowledged."""
         counted = self.statistics()[consumer]
         emitter, routes, outbox = self._consumers.pop(consumer)
         emitter.remove(routes)
@@ -96,13 +96,12 @@ class RemoteSender:
 
     @property
     def emitters(self) -> dict[str, Emitter]:
-        """What leads to each consumer."""
+        """The emitter of each consumer."""
         return {name: emitter for name, (emitter, _, _) in self._consumers.items()}
 
     @property
     def begun_anew(self) -> list[str]:
-        """The consumers that have another number of partitions than before, and that nothing of
-        the senders of this process waits for."""
+        """The consumers with a new number of partitions and nothing unacknowledged from here."""
         return [
             name
             for name, (_, _, outbox) in self._consumers.items()
@@ -110,15 +109,15 @@ class RemoteSender:
         ]
 
     def passed_by(self, count: int) -> None:
-        """So many events of tasks go another way to the same consumers."""
+        """Count events of durable tasks, which ``exchange`` sends to the same consumers."""
         self.sent += count
         if not self._consumers:
             self.unheard += count
 
     def extend(self, events: Sequence[Any]) -> int:
-        """Take events from a task or a source; ``full`` tells it to pause.
+        """Take events from a task or a source, which pauses while ``full`` is True.
 
-        Returns how many of them were dropped: the newest.
+        Return how many of the newest were dropped.
         """
         count, most = len(events), 0
         least = count if self._consumers else 0
@@ -139,7 +138,7 @@ class RemoteSender:
         return most
 
     def pump(self, now: float) -> float | None:
-        """Let leave what waits for a token; returns when to come back, or None."""
+        """Send events that have waited for a token; return when to call again, or None."""
         dues = []
         for emitter, _, outbox in self._consumers.values():
             if outbox.stage.depth:
@@ -152,23 +151,23 @@ class RemoteSender:
 
     @property
     def depth(self) -> int:
-        """Events that wait for the slowest cluster."""
+        """The number of events that wait for the slowest cluster."""
         return max((outbox.depth for _, _, outbox in self._consumers.values()), default=0)
 
     @property
     def full(self) -> bool:
-        """Whether tasks and sources are to wait."""
+        """True if tasks and sources have to wait."""
         return any(outbox.holds for _, _, outbox in self._consumers.values())
 
     holds = full
 
     @property
     def pressure(self) -> float:
-        """How full the stage of the slowest cluster is; from 1 on, ``send`` waits."""
+        """How full the stage of the slowest cluster is; ``send`` waits from 1 on."""
         return max((outbox.pressure for _, _, outbox in self._consumers.values()), default=0.0)
 
     def statistics(self) -> dict[str, StageStatistics]:
-        """The stage of each consumer, also of those that have gone."""
+        """The stage of each consumer, including those that have gone."""
         found = dict(self._gone)
         for name, (_, _, outbox) in self._consumers.items():
             told, before = outbox.statistics(), self._gone.get(name)
@@ -180,7 +179,7 @@ class RemoteSender:
 
     @property
     def unsettled(self) -> dict[str, int]:
-        """Events without a verdict, by consumer; of those that have some, and take the stream."""
+        """The unacknowledged events of each consumer that has any and accepts the stream."""
         return {
             name: outbox.unsettled
             for name, (_, _, outbox) in self._consumers.items()
@@ -188,7 +187,7 @@ class RemoteSender:
         }
 
     def marks(self) -> list[tuple[str, Mark]]:
-        """A mark behind all that has been put so far, on the way to each consumer."""
+        """A mark for each consumer after the events put so far."""
         return [
             (name, outbox.mark())
             for name, (_, _, outbox) in self._consumers.items()
@@ -196,7 +195,7 @@ class RemoteSender:
         ]
 
     async def send(self, events: Sequence[Any]) -> int:
-        """Take events from a source once there is room; returns how many were dropped."""
+        """Take events from a source once there is room; return how many were dropped."""
         await trio.lowlevel.checkpoint_if_cancelled()
         while self.full or (self._awaited and not self._consumers):
             self._was_full = True
@@ -206,15 +205,15 @@ class RemoteSender:
         return dropped
 
     def send_nowait(self, events: Sequence[Any]) -> int:
-        """Take events from a source if there is room; returns how many were dropped."""
+        """Take events from a source; return how many were dropped, or raise WouldBlock."""
         if self.full:
             raise WouldBlock(f"stream {self.stream!r}: {self.depth} events wait already")
         if self._awaited and not self._consumers:
-            raise WouldBlock(f"stream {self.stream!r}: nobody consumes it yet")
+            raise WouldBlock(f"stream {self.stream!r} has no consumer yet")
         return self.extend(events)
 
     def news(self) -> None:
-        """A link has heard from its node: report refusals, let waiters go on."""
+        """Handle news of consumers: report refusals, and let waiting sources go on."""
         for _, _, outbox in self._consumers.values():
             for refusal in outbox.refusals.take():
                 self._refusals.take(REMOTE_SENDER, refusal)

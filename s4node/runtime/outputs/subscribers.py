@@ -1,10 +1,10 @@
-"""The readers of a container: who looks at what its app puts on streams of its own.
+"""The subscribers of a container: programs that read its app's own streams live.
 
 Rules
-- A reader's connection is its subscription; it ends with it.
-- A reader never holds the app up: it gets what it has room for, and is told what it has missed.
-- Every reader is told again who runs the app when that has changed, for each member shows only
-  what its own partitions put.
+- A subscription lasts as long as its connection.
+- A subscriber never holds up the app: it gets what it has room for, and is told how much it missed.
+- Subscribers are told again who runs the app when that changes, because each member shows only the
+  events of its own partitions.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from s4node.stages.executors import SUBSCRIBER
 
 _FEED_BYTES = 131_072
 _FEED_SECONDS = 0.005
-"""How much a reader is sent at a time, and how soon it is looked at again."""
+"""How many bytes a subscriber is sent at a time, and how soon it is checked again."""
 
 
 class Subscribers:
-    """Those who read streams of ``app`` here.
+    """The subscribers of ``app`` here.
 
-    ``headers`` go with every answer; they change. ``queue_size`` events may wait for each reader.
-    ``refusals`` are told of events that cannot be sent.
+    ``headers`` go with every answer; their owner changes them. ``queue_size`` events may wait for
+    each subscriber. ``refusals`` counts events that cannot be sent.
     """
 
     def __init__(
@@ -50,24 +50,24 @@ class Subscribers:
         self._queue_size = queue_size
         self._refusals = refusals
         self.subscribers: dict[str, dict[Connection, Subscriber]] = {}
-        """By stream, only those streams that somebody reads."""
+        """By stream; only streams with subscribers."""
 
     def hello(self, hello: wire.Hello, connection: Connection) -> wire.Hello:
-        """Let somebody read one of the app's own streams from now on, or say why not."""
+        """Let a peer read one of the app's own streams from now on, or say why not."""
         streams = {s.name: s for s in self._app.streams.values() if not isinstance(s, InputStream)}
         stream = streams.get(hello.stream)
         if stream is None:
             known = ", ".join(streams) or "none"
             reason = (
-                f"app {self._app.name!r} puts nothing on a stream {hello.stream!r}; it can be read "
-                f"from: {known}"
+                f"app {self._app.name!r} puts nothing on a stream {hello.stream!r}; its streams "
+                f"are: {known}"
             )
             return self._refusal(hello, reason)
         start = hello.headers.get(wire.START, wire.UPCOMING)
         if start != wire.UPCOMING:
             reason = (
-                f"stream {hello.stream!r} of app {self._app.name!r} is a live one: nothing of it "
-                f"is kept, so it can only be read from now on; leave start out, or read a stream "
+                f"stream {hello.stream!r} of app {self._app.name!r} is live: its events are not "
+                f"stored, so it can only be read from now on; leave start out, or read a stream "
                 f"of a log"
             )
             return self._refusal(hello, reason, StartpointError.__name__)
@@ -83,7 +83,7 @@ class Subscribers:
         )
 
     def _welcome(self, stream: Stream) -> wire.Hello:
-        """What a subscriber is told: the types, and who else runs the app."""
+        """The answer to a subscriber: the types, and the members that run the app."""
         return wire.Hello(
             self._node,
             self._incarnation,
@@ -94,14 +94,14 @@ class Subscribers:
         )
 
     def tell_owners(self) -> None:
-        """Partitions have moved: tell everybody what the headers say now."""
+        """Tell all subscribers the current headers, because partitions have moved."""
         for stream, subscribers in self.subscribers.items():
             word = wire.encode_frame(self._welcome(self._app.streams[stream]))
             for connection in subscribers:
                 connection.answer(word)
 
     def on_verdict(self, verdict: wire.Verdict, connection: Connection) -> bool:
-        """A reader has read on, and gives credit; False if the peer is no reader."""
+        """Take the credit of a subscriber; return False if the peer is not a subscriber."""
         subscriber = self.subscribers.get(verdict.stream, {}).get(connection)
         if subscriber is None:
             return False
@@ -109,24 +109,24 @@ class Subscribers:
         return True
 
     def gone(self, connection: Connection) -> None:
-        """The peer's connection has ended."""
+        """Forget a peer whose connection has ended."""
         for stream in [s for s, readers in self.subscribers.items() if connection in readers]:
             del self.subscribers[stream][connection]
             if not self.subscribers[stream]:
                 del self.subscribers[stream]
 
     def look_on(self, stream: str, onlooker: Any) -> None:
-        """Offer what the app puts on a stream to somebody in this process, too."""
+        """Offer the events of a stream to an observer in this process, too."""
         self.subscribers.setdefault(stream, {})[onlooker] = onlooker
 
     def show(self, stream: str, events: list[Any]) -> None:
-        """The app has put these on a stream."""
+        """Offer events that the app has put on a stream to its subscribers."""
         if stream in self.subscribers:
             for subscriber in self.subscribers[stream].values():
                 subscriber.offer(events)
 
     def feed(self, now: float) -> float | None:
-        """Send what there is room for; returns when to come back, or None."""
+        """Send what there is room for; return when to call again, or None."""
         rest = False
         now_ms = int(clocks.wall() * 1000)
         for subscribers in self.subscribers.values():

@@ -77,7 +77,7 @@ async def test_a_slow_subscriber_misses_events_and_is_told_how_many() -> None:
 
 async def test_a_stream_that_is_not_put_on_cannot_be_read() -> None:
     async with running(sums()) as node, Client(node.address) as client:
-        with pytest.raises(ConnectionRefused, match="it can be read from: totals"):
+        with pytest.raises(ConnectionRefused, match="its streams are: totals"):
             async with client.subscribe("clicks"):
                 pass
 
