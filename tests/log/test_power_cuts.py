@@ -103,7 +103,7 @@ async def test_after_a_power_cut_of_the_log_a_job_reads_all_new_events_and_tells
                 offsets = [int(line[-1]) for line in it.seen]
                 assert offsets == [*range(1000), *range(1500)]
             async with s4_process(*job, cwd=tmp_path) as reader:  # and it is told once
-                await until(lambda: "input goes on" in reader.errors)
+                await until(lambda: "input resumes" in reader.errors)
                 assert "stays counted" not in reader.errors
 
 

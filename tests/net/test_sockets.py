@@ -185,7 +185,7 @@ async def test_a_hello_with_a_number_out_of_bounds_is_turned_down(node: Node, nu
     async with raw_peer(node.container.address) as peer:
         positions = (wire.Position(0, number),)
         await peer.send_frames(wire.Hello("raw", "1", "clicks", positions=positions))
-        assert f"{number} is no event's number" in await error_of(peer)
+        assert f"{number} is not an event number" in await error_of(peer)
 
 
 async def test_a_hello_cannot_take_the_fingerprint_of_another_type(node: Node) -> None:

@@ -1,13 +1,12 @@
-"""The committer: has tasks claimed, and knows which of them commits when, and whom to tell.
+"""The committer: begins the commits of all tasks, and repeats those that fail.
 
 Rules
-- A commit is asked for in the loop, while nothing of its task runs; what it does is told where the
-  commits of one task are: see task_commit.
-- One commit of a task is under way at a time. Those asked for meanwhile become one, which is asked
-  for again when that is over. Of a task that has nothing but its progress that is taken when it is
-  asked for, so that it covers exactly the event that asks; unless there is more by then.
-- A commit that could not be written is asked for again, with the newest offsets.
-- ``finish`` returns when all that has changed is written.
+- A commit begins in the loop, while nothing of its task runs; see ``task_commit`` for the rest.
+- A task has one commit running at a time. Requests made meanwhile become one commit after it. The
+  progress of a task that saves nothing else is taken at the request, so that the commit covers
+  exactly the requesting event, unless more is requested before it begins.
+- A commit that could not be written is repeated with the newest offsets.
+- ``finish`` returns once all changes are written.
 """
 
 from __future__ import annotations
@@ -37,10 +36,7 @@ log = get_logger("s4node.runtime")
 
 
 class Committer:
-    """Keeps state and progress of tasks below ``folder``.
-
-    ``commits`` and ``failures`` count.
-    """
+    """Saves the state and progress of tasks below ``folder``."""
 
     def __init__(
         self,
@@ -67,7 +63,7 @@ class Committer:
     # -- life --------------------------------------------------------------------------------
 
     async def open(self, job: JobGuard) -> None:
-        """Open the store for a job; raises CheckpointError where its progress fits another one."""
+        """Open the store for a job; raises CheckpointError if its progress is of another job."""
         context = self._context
         open_claims = partial(TaskClaims, self._folder, sync=self._sync)
         context.store = await context.claims(open_claims)
@@ -76,7 +72,7 @@ class Committer:
             await context.claims(self._depot.admit, job)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Write commits until cancelled; raises what stops the container."""
+        """Write commits until cancelled; raises errors that stop the container."""
         async with trio.open_nursery() as self._nursery:
             task_status.started()
             try:
@@ -85,7 +81,7 @@ class Committer:
                 self._ending = True
 
     def close(self) -> None:
-        """Give all files back, when nothing runs any more; what was not committed is gone."""
+        """Close all files, once nothing runs; uncommitted changes are lost."""
         for kept in self._tasks.values():
             kept.close()
         self._tasks.clear()
@@ -93,24 +89,24 @@ class Committer:
             self._context.store.close()
 
     def add(self, commits: TaskCommits) -> None:
-        """Write the commits of one more task, which is ours to write."""
+        """Write the commits of one more task, which this container owns."""
         self._tasks[commits.task.partition] = commits
 
     async def end_run(self, tasks: Collection[str]) -> None:
-        """The job has ended if all of these tasks are done: its next start is a new run."""
+        """End the run of the job if all of these tasks are done; its next start is a new run."""
         context = self._context
         assert context.store is not None
         await context.claims(context.store.end_run, context.run, tasks)
 
     async def check(self) -> None:
-        """Raise TaskFenced where one of the tasks is another container's by now."""
+        """Raise TaskFenced if another container owns one of the tasks now."""
         context = self._context
         for kept in list(self._tasks.values()):
             assert context.store is not None  # opened before the first task is claimed
             await context.claims(context.store.check, kept.claim)
 
     async def release(self, task: Task) -> None:
-        """Write what is not yet written of a task that has retired, and give its files back."""
+        """Write the last commits of a retired task, and close its files."""
         kept = self._tasks[task.partition]
         kept.leaving = True
         self._loop.carry_out(task, task.leave_none_behind())
@@ -123,21 +119,20 @@ class Committer:
         await self._context.in_thread(kept.close)
 
     async def written(self, task: Task) -> TaskCommits:
-        """The commits of a task, when none is under way; it must not ask for another."""
+        """Wait for the running commit of a task, which must not request another."""
         kept = self._tasks[task.partition]
         while kept.writing:
             await self._quiet.park()
         return kept
 
-    # -- asking ------------------------------------------------------------------------------
+    # -- committing --------------------------------------------------------------------------
 
     def commit(self, task: Task) -> bool:
-        """Take the task's state and offsets as they are now, to be written soon; whether they were
-        taken, or else are going to be."""
-        if self._ending:  # all is being cancelled, and a task has taken one more step
+        """Take the task's state and offsets, and write them soon; return False if not taken yet."""
+        if self._ending:  # a task has taken one more step during cancellation
             return False
         kept = self._tasks.get(task.partition)
-        if kept is None:  # a member that stops is just taking it over, and has done nothing of it
+        if kept is None:  # a stopping member that just takes the task over has done nothing of it
             return False
         if kept.writing:
             kept.again = True
@@ -149,7 +144,7 @@ class Committer:
         return True
 
     async def finish(self, tasks: Iterable[Task]) -> None:
-        """Return when all is written of those of these tasks of which nothing runs."""
+        """Write the changes of all these tasks that are idle."""
         self._finishing = True
         mine = [kept for task in tasks if (kept := self._tasks.get(task.partition)) is not None]
         while True:
@@ -163,18 +158,18 @@ class Committer:
                 self._begin(kept, kept.take())
 
     def changed(self, task: Task) -> bool:
-        """Whether a commit of a task is under way, or would write anything."""
+        """Return True if a commit of a task runs, or would write anything."""
         kept = self._tasks.get(task.partition)
         return kept is not None and (kept.writing or kept.changed)
 
     def _patience(self, task: Task) -> float:
-        """For how many seconds others can wait for a commit of a task; infinity if nobody does."""
+        """For how many seconds others can wait for a commit of a task; infinity if none waits."""
         if self._exchange.awaited(task):
             return 0.0
         return self._producers.patience(task.partition)
 
     def writes(self, task: Task) -> bool:
-        """Whether a commit of a task is under way."""
+        """Return True if a commit of a task runs."""
         return self._tasks[task.partition].writing
 
     def _begin(self, kept: TaskCommits, what: TaskProgress) -> None:
@@ -196,7 +191,7 @@ class Committer:
         except NotSaveable as error:
             spoiled = error
         if spoiled is not None:
-            if self._finishing or kept.leaving:  # there is no time to find out what it is due to
+            if self._finishing or kept.leaving:  # no time to search for the cause
                 raise spoiled
             kept.writing = False
             kept.task.timetable.commit_ended(trio.current_time(), *kept.spent)
@@ -213,9 +208,9 @@ class Committer:
                 if upload is not None:
                     self._nursery.start_soon(self._context.in_thread, upload)
             if not (self._finishing or kept.leaving):
-                await kept.expire()  # before anybody may close the state, or go back from it
+                await kept.expire()  # before the state may be closed or rolled back
         else:
-            kept.again = True  # with the newest
+            kept.again = True  # with the newest offsets
         kept.writing = False
         kept.task.timetable.commit_ended(trio.current_time(), *kept.spent)
         if kept.pending is not None and kept.pending != what and not kept.keeps:
@@ -225,48 +220,48 @@ class Committer:
                 kept.task.want_commit()
             elif (patience := self._patience(kept.task)) < math.inf:
                 kept.task.await_commit(patience)
-            self._loop.wake(kept.task)  # it may wait to be told of the end of its inputs
+            self._loop.wake(kept.task)  # the end of its inputs may wait for the commit
         self._quiet.unpark_all()
 
     async def _keep_cut(self, kept: TaskCommits) -> None:
-        """Keep a task's cut; the savepoint fails if that is not possible, and the task goes on."""
+        """Save a task's cut; if that fails, the savepoint fails and the task goes on."""
         passing("savepoint.cut")
         try:
             await self._context.in_thread(kept.keep_cut, self._folder)
         except (StateError, StoreCorrupt) as error:
-            log.warning("the part of a task in a savepoint could not be kept; the savepoint fails",
+            log.warning("the part of a task in a savepoint could not be saved; the savepoint fails",
                         task=kept.claim.task, savepoint=kept.cut, error=str(error))  # fmt: skip
         passing("savepoint.kept")
 
-    # -- for those who look ----------------------------------------------------------------------
+    # -- observing -------------------------------------------------------------------------------
 
     @property
     def commits(self) -> int:
-        """Commits that were written."""
+        """The number of commits written."""
         return self._context.commits
 
     @property
     def failures(self) -> int:
-        """Commits that could not be written."""
+        """The number of commits that could not be written."""
         return self._context.failures
 
     @property
     def writing(self) -> bool:
-        """Whether a commit is under way."""
+        """True if a commit runs."""
         return any(kept.writing for kept in self._tasks.values())
 
     def committed(self) -> Mapping[int, Checkpoint]:
-        """What is written of each task."""
+        """The last checkpoint of each task."""
         return {task: kept.checkpoint for task, kept in self._tasks.items()}
 
 
 def folder_of(root: str, cluster: str, app: str) -> Path:
-    """Where the progress of an app on a cluster is kept; raises ConfigError if that cannot be."""
+    """The folder with the state of an app on a cluster; raises ConfigError for a bad name."""
     return named_folder(named_folder(full_path(root, STATE_FOLDER.name), cluster), app)
 
 
 def job_before(folder: Path, depot: RemoteJob | None) -> JobGuard | None:
-    """What the job was like whose progress is in ``folder``, or in ``depot``; None without any."""
+    """The facts of the job with progress in ``folder`` or ``depot``; None if there is none."""
     guard = None
     if (folder / FILE).is_file():
         store = TaskClaims(folder)

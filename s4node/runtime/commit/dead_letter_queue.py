@@ -1,11 +1,11 @@
-"""The dead letter queue: what becomes of events of an input that cannot be processed.
+"""The dead letter queue: stores events of inputs that cannot be processed.
 
 Rules
-- An event that does not decode, or whose key is not found, stops the container; or it is dropped
-  and counted; or it is kept in the dead letter stream, as the settings say.
-- The place where it was counts as processed when it was dropped, or when the dead letter stream has
-  it for good; until then the progress of its input waits there.
-- The first of a stream is told, the others are counted.
+- An event that does not decode, or whose key is not found, stops the container, or is dropped and
+  counted, or is stored in the dead letter stream, as the settings say.
+- The offset of such an event counts as processed once the event is dropped, or stored in the dead
+  letter stream; until then the progress of the input waits there.
+- The first such event of a stream is logged; all are counted.
 - A task does not commit while one of its dead letters is being sent: the commit would cover the
   event, and a crash would lose the dead letter. A dead letter is sent once, even if its task rolls
   back and reads the event again.
@@ -33,21 +33,21 @@ if TYPE_CHECKING:
 log = get_logger("s4node.runtime")
 
 Keep = Callable[[GenericEvent], Awaitable[None]]
-"""Keeps a dead letter; returns when it is safe."""
+"""Stores a dead letter; returns once it is safe."""
 
 MAX_KNOWN = 10_000
-"""How many dead letters a container remembers, so that none is sent twice."""
+"""Dead letters that a container remembers, so that none is sent twice."""
 
 _Place = tuple[int, str, int]
 
 MAX_WAITING = 1000
-"""Dead letters that wait to be kept; more hold the reading of inputs up."""
+"""Dead letters that may wait to be stored; more hold up the reading of inputs."""
 
 
 class DeadLetterQueue:
-    """Deals with what cannot be processed: by ``keep`` where there is one, else ``drop`` or not.
+    """Stores bad events with ``keep``, or drops them if ``drop``, or else stops the container.
 
-    ``counts`` are by stream. Tasks go on in ``loop`` when all their dead letters are stored.
+    ``counts`` are by stream. Tasks go on in ``loop`` once all their dead letters are stored.
     """
 
     def __init__(self, loop: RunLoop, *, drop: bool, keep: Keep | None) -> None:
@@ -62,7 +62,7 @@ class DeadLetterQueue:
         self._ending = False
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Keep dead letters until cancelled; raises what keeping them raises."""
+        """Store dead letters until cancelled; raises the errors of storing."""
         async with trio.open_nursery() as self._nursery:
             task_status.started()
             try:
@@ -72,16 +72,16 @@ class DeadLetterQueue:
 
     @property
     def full(self) -> bool:
-        """Whether so many dead letters wait that reading is to wait as well."""
+        """True if so many dead letters wait that reading has to wait."""
         return self._waiting >= MAX_WAITING
 
     async def wait_room(self) -> None:
-        """Return once few dead letters wait."""
+        """Wait until there is room for dead letters."""
         while self.full:
             await self._room.park()
 
     async def settle(self) -> None:
-        """Return once no dead letter waits."""
+        """Wait until all dead letters are stored."""
         while self._waiting:
             await self._room.park()
 
@@ -93,16 +93,15 @@ class DeadLetterQueue:
         reason: str,
         event: Any,
     ) -> None:
-        """An event of ``receipt``'s batch cannot be processed.
+        """Store or drop an event of ``receipt``'s batch; ``event`` is bytes if it does not decode.
 
-        ``event`` is its bytes where it does not decode. Raises DecodeError if that is to stop the
-        container.
+        Raises DecodeError if the settings stop the container.
         """
         ssp = receipt.progress.ssp
         if self._keep is None and not self._drop:
             raise DecodeError(
                 f"{ssp} offset {number}: {reason}. The container stops here; fix the producer, or "
-                f"set task.dead.letter.stream to keep such events, or "
+                f"set task.dead.letter.stream to store such events, or "
                 f"task.drop.deserialization.errors = true to drop them"
             )
         stream = f"{ssp.system}.{ssp.stream}"
@@ -135,7 +134,7 @@ class DeadLetterQueue:
         receipt: InputReceipt | None = None,
     ) -> None:
         assert self._nursery is not None
-        if self._ending:  # all is being cancelled, and a task has taken one more step
+        if self._ending:  # a task has taken one more step during cancellation
             return
         what.put("app", task.app.name)
         what.put("task", task.name)

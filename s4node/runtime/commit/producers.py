@@ -1,8 +1,8 @@
 """The producers of durable streams, as the commits of tasks see them. Pure.
 
 Rules
-- What a commit takes of a task's producers is as of the moment in which it takes the state.
-- Only what is written is told: then the producers hear of it, and who has waited for it goes on.
+- A commit takes the numbers of a task's producers in the moment in which it takes the state.
+- Producers are told only what is written; then hellos that have waited for it are answered.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from s4node.net.ingress.durable_admission import DurableAdmission, TakenLanes
 from s4node.offsets.producer_offsets import KeptProducer, KeptProducers, Producer
 
 TakenProducers = Mapping[str, TakenLanes]
-"""What a commit takes, by stream."""
+"""The lanes that a commit takes, by stream."""
 
 
 class Producers:
-    """Those of the streams of ``admissions``. ``clock`` is that of hellos; ``on_committed`` is
-    called when a commit was told."""
+    """The producers of the streams of ``admissions``.
+
+    ``clock`` is the clock of hellos; ``on_committed`` is called when a commit was acknowledged.
+    """
 
     def __init__(
         self,
@@ -32,22 +34,22 @@ class Producers:
         self._on_committed = on_committed
 
     def restore(self, partition: int, kept: Mapping[Producer, KeptProducer]) -> None:
-        """What the task of a partition has kept, when it is about to open."""
+        """Restore the saved producers of a partition that is about to open."""
         for stream, admission in self._admissions.items():
             rows = {name: row for (where, name), row in kept.items() if where == stream}
             admission.restore(partition, rows, self._clock())
 
     def moved(self, partition: int) -> bool:
-        """Whether a commit would write anything of them."""
+        """Return True if a commit would write any producers of a partition."""
         return any(each.has_moved(partition) for each in self._admissions.values())
 
     def patience(self, partition: int) -> float:
-        """For how many seconds producers can wait for a commit; infinity where none needs one."""
+        """For how many seconds producers can wait for a commit; infinity if none waits."""
         waiting = [each.patience(partition) for each in self._admissions.values()]
         return min(waiting, default=math.inf)
 
     def take(self, partition: int) -> TakenProducers:
-        """What is to be written of them, as of now."""
+        """Take the changed lanes of a partition, for a commit."""
         return {
             stream: admission.take(partition)
             for stream, admission in self._admissions.items()
@@ -55,14 +57,14 @@ class Producers:
         }
 
     def committed(self, partition: int, taken: TakenProducers) -> None:
-        """It is written."""
+        """Acknowledge the lanes of a commit that was written."""
         for stream, each in taken.items():
             self._admissions[stream].committed(partition, each)
         self._on_committed()
 
 
 def rows_of(taken: TakenProducers) -> KeptProducers:
-    """What is written of producers."""
+    """The rows of the lanes that a commit has taken."""
     found: dict[Producer, KeptProducer | None] = {}
     for stream, each in taken.items():
         found.update({(stream, name): None for name in each.forgotten})

@@ -1,18 +1,18 @@
-"""Recovery: has tasks go back to their last commit for events at which they fail.
+"""Recovery: rolls tasks back to their last commit for events at which they fail.
 
 Rules
-- What becomes of a poison event is said for each stream: ``fail`` stops the container, ``skip``
-  leaves it out, ``dead-letter`` keeps it as well. The last two take tasks whose work can be undone:
-  they have a database, and all that they read comes again.
-- A task that has failed is thrown away, with all that it has not committed. Another is made in its
-  place, from the last commit, and skips the poison event. Other tasks go on meanwhile.
-- An event that has killed the process three times is a poison event as well. Tasks that have
-  suspects take turns, so that a death says which event it was.
-- The first failure of a stream is told, the others are counted. Each event that kills is told
+- Each stream says what becomes of a poison event: ``fail`` stops the container, ``skip`` skips the
+  event, ``dead-letter`` stores it as well. Skipping needs tasks that can be rolled back: they have
+  a database, and all their inputs can be replayed.
+- A task that has failed is discarded with everything uncommitted. A new task replaces it, restored
+  from the last commit, and skips the poison event. Other tasks go on meanwhile.
+- An event that has killed the process three times is a poison event, too. Tasks with suspects take
+  turns, so that a death names the event.
+- The first failure of a stream is logged, the others are counted. Each event that kills is logged
   once, however often its task comes to it again.
-- Where tasks may go back, the end of the inputs waits until all before it is written; behind it
-  nothing would be read again. What a task does at the end is committed before anything else, and it
-  is not told of it again when it goes back behind that.
+- If tasks can be rolled back, the end of the inputs waits until everything before it is committed,
+  because nothing would be replayed after it. The task's own work at the end is committed before
+  anything else; a later rollback does not tell it of the end again.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ FAIL, SKIP, DEAD_LETTER = "fail", "skip", "dead-letter"
 
 
 class Recovery:
-    """For the tasks of ``app``, which run in ``loop``. ``counts`` are of events that were left out,
-    by stream."""
+    """Rolls back tasks of ``app`` in ``loop``; ``counts`` are skipped events by stream."""
 
     def __init__(
         self,
@@ -59,8 +58,8 @@ class Recovery:
         committer: Committer,
     ) -> None:
         self.counts: Counter[str] = Counter()
-        self._failing: set[str] = set()  # streams of which a failure was told
-        self._killers: set[tuple[int, Place]] = set()  # by task; each was told
+        self._failing: set[str] = set()  # streams whose first failure was logged
+        self._killers: set[tuple[int, Place]] = set()  # by task; each was logged
         self._turn: Task | None = None
         self._waiting: set[int] = set()
         self._dead_letter_queue = dead_letters
@@ -71,16 +70,16 @@ class Recovery:
         self._dead_letters = stream if isinstance(stream, OutputStream) else None
 
     def said(self, stream: str) -> str:
-        """What becomes of poison events of a stream."""
+        """The setting ``onError`` of a stream."""
         return self._said.get(stream, FAIL)
 
     @property
     def undoes(self) -> bool:
-        """Whether tasks may go back at all."""
+        """True if tasks can be rolled back."""
         return any(word != FAIL for word in self._said.values())
 
     def takes(self, task: Task, error: ProcessingError) -> bool:
-        """Whether the task goes back for this failure; otherwise it stops the app."""
+        """Return True if the task rolls back for this failure; otherwise it stops the app."""
         assert error.at is not None
         batch, index = error.at
         assert isinstance(batch, EventBatch)
@@ -91,7 +90,7 @@ class Recovery:
         if batch.stream not in self._failing:
             self._failing.add(batch.stream)
             log.error(
-                "an event cannot be processed, and is left out; further ones are only counted",
+                "an event cannot be processed and is skipped; further ones are only counted",
                 stream=batch.stream,
                 at=str(place),
                 on_error=said,
@@ -105,10 +104,10 @@ class Recovery:
         return True
 
     def searches(self, task: Task, error: NotSaveable) -> None:
-        """The task goes back to find the event that this is due to."""
+        """Log that the task rolls back to find the event that caused this error."""
         log.warning(
-            "what a task has done cannot be saved; it goes back to its last commit, and "
-            "looks for the event that this is due to",
+            "a task has state that cannot be saved; it rolls back to its last commit and "
+            "searches for the event that caused it",
             task=task.name,
             pe=error.pe,
             key=error.key,
@@ -116,13 +115,13 @@ class Recovery:
         )
 
     def before_end(self, task: Task) -> Op:
-        """What the task does that is to be told of the end of its inputs."""
+        """What the task does before it is told of the end of its inputs."""
         if not self.undoes or not self._committer.changed(task):
             return Op.END_OF_STREAM
         return Op.NOTHING if self._committer.writes(task) else Op.COMMIT
 
     def left_out(self, task: Task, batch: EventBatch, found: list[LeftOut]) -> None:
-        """The task leaves these out, which were in a batch."""
+        """Handle events of a batch that the task skips."""
         for one in found:
             place, _, stream, reason, dead_letter = one
             said = self.said(stream)
@@ -142,30 +141,28 @@ class Recovery:
                 self._dead_letter_queue.send_skipped(task, place, dead_letter)
 
     def _killed(self, task: Task, place: Place, stream: str) -> None:
-        """The task has come to an event at which the process was only ever killed."""
+        """Raise EventKills for an event at which unknown senders killed the process."""
         assert task.failures.isolation is not None
         raise EventKills(
-            f"stream {stream!r}: {KILLED.reason} ({place}), and nobody can see who has sent the "
-            f"SIGKILLs, so the event is not left out, whatever s4.stream.{stream}.onError says. "
-            f"The container stops here, as often as it is started. Look for what kills the "
-            f"process; then stop the job, delete {task.failures.isolation.suspects_files}, and "
-            f"start it again"
+            f"stream {stream!r}: {KILLED.reason} ({place}). The sender of the SIGKILLs is unknown, "
+            f"so the event is not skipped, whatever s4.stream.{stream}.onError says. "
+            f"The container stops here at every start. Find out what kills the process; then stop "
+            f"the job, delete {task.failures.isolation.suspects_files}, and start it again"
         )
 
     def _kills(self, task: Task, place: Place, stream: str, said: str) -> None:
-        """The task has come to an event that kills the process, maybe again after it went back;
-        raises EventKills if that is to stop the container."""
+        """Log and count an event that kills the process, once; raises EventKills for ``fail``."""
         why = f"{KILLS.reason} ({place})"
         if said == FAIL:
             raise EventKills(
-                f"{why}. The container stops here, as often as it is started, also with a handler "
-                f"that was mended; set s4.stream.{stream}.onError = skip to leave the event out, "
-                f"or dead-letter to keep it in task.dead.letter.stream and send it again from there"
+                f"{why}. The container stops here at every start, even with a fixed handler; set "
+                f"s4.stream.{stream}.onError = skip to skip the event, or dead-letter to store it "
+                f"in task.dead.letter.stream and send it again from there"
             )
         if (task.partition, place) not in self._killers:
             self._killers.add((task.partition, place))
             log.error(
-                "an event that kills the process is left out",
+                "an event that kills the process is skipped",
                 stream=stream,
                 at=str(place),
                 on_error=said,
@@ -173,15 +170,14 @@ class Recovery:
             self.counts[stream] += 1
 
     def may(self, task: Task) -> bool:
-        """Whether a task that has suspects may process an event now: one at a time, so that a death
-        says which it was."""
+        """Return True if a task with suspects may process an event now: one task at a time."""
         if self._turn in (None, task):
             return True
         self._waiting.add(task.partition)
         return False
 
     def turns(self, task: Task, *, begins: bool) -> None:
-        """Such a task begins to process; or has ended, or has no suspects any more."""
+        """Note that a task with suspects begins to process, or has ended, or has none any more."""
         if begins:
             self._turn = task
             return
@@ -193,8 +189,10 @@ class Recovery:
 
 
 def check(app: App, config: Config, live: Sequence[str], *, kept: bool) -> None:
-    """Raise ConfigError where poison events cannot be left out as the settings say. ``live`` are
-    inputs of which events do not come again; ``kept`` says whether tasks keep what they do."""
+    """Raise ConfigError if poison events cannot be skipped as the settings say.
+
+    Events of ``live`` inputs are not replayed; ``kept`` says that tasks keep state.
+    """
     said = {name: word for name, word in config.matching(settings.ON_ERROR).items() if word != FAIL}
     if not said:
         return
@@ -206,25 +204,25 @@ def check(app: App, config: Config, live: Sequence[str], *, kept: bool) -> None:
         if name not in fed
     ]
     name, word = next(iter(said.items()))
-    why = f"s4.stream.{name}.onError = {word} takes back what a task has done since its last commit"
+    why = f"s4.stream.{name}.onError = {word} rolls a task back to its last commit"
     if not kept:
         problems.append(
-            f"{why}, and nothing of app {app.name!r} comes again: its inputs are live and fast. "
+            f"{why}, but no input of app {app.name!r} can be replayed: they are live and fast. "
             f"Read them from a log, or set s4.stream.<stream>.grade = durable"
         )
     elif live:
         problems.append(
-            f"{why}, and the events of {', '.join(live)}, which are live and fast, do not come "
-            f"again; set s4.stream.{live[0]}.grade = durable"
+            f"{why}, but the events of {', '.join(live)}, which are live and fast, are not "
+            f"replayed; set s4.stream.{live[0]}.grade = durable"
         )
     if config[settings.TASK_ASYNC_COMMIT]:
         problems.append(
-            f"{why}, and with {settings.TASK_ASYNC_COMMIT.name} = true a commit may have a part of "
-            f"what an event does; set that to false"
+            f"{why}, but with {settings.TASK_ASYNC_COMMIT.name} = true a commit may cover a part "
+            f"of an event; set it to false"
         )
     if DEAD_LETTER in said.values() and not config[settings.DEAD_LETTERS]:
         problems.append(
-            f"s4.stream.{name}.onError = {DEAD_LETTER} keeps events in "
+            f"s4.stream.{name}.onError = {DEAD_LETTER} stores events in "
             f"{settings.DEAD_LETTERS.name}, which is not set; set it to an output stream of the "
             f"app, or to system.stream"
         )

@@ -1,22 +1,22 @@
-"""The commits of one task: its state and progress of one moment, encoded, written, and told.
+"""The commits of one task: state and progress of one moment, written and acknowledged.
 
 Rules
-- A task's state and the offsets of its inputs are in one database and written in one batch. A
-  commit begins in the loop, while nothing of its task runs; it takes both as they are then, and the
-  task goes on. What follows runs beside it: encode the PEs that have changed, and what the task has
-  put on streams, in slices; then write, in a thread.
-- What the task has put for others is part of the commit, and may leave when it is written and the
-  task was not taken over meanwhile. A commit waits for no other task, and for no consumer.
-- All that belongs to a commit is of one moment.
-- Nobody is told of a commit before it is sure that the next owner finds it. Who reads an input
-  again needs no word.
-- A commit that cannot be written (a full disk, lost rights) is told once; the container stops only
-  if that lasts for ``task.commit.timeout.ms``. A task that another container has taken over, and a
-  damaged file, stop the container at once.
-- That a task is done is part of the commit that covers what it did last: so its next owner neither
-  starts it nor tells it of the end of its inputs again. It holds for the run of the job.
-- The offset that a startpoint has become is committed, with the id of the startpoint, before
-  anything is read from there.
+- A task's state and the offsets of its inputs are in one database, and one batch writes both. A
+  commit begins in the loop, while nothing of its task runs, and takes both as they are then. The
+  rest runs beside the task: encoding changed PEs and outgoing events, in slices, then writing, in a
+  thread.
+- Events that the task has put for others are part of the commit. They may leave once it is written
+  and no other container has taken the task over. A commit waits for no other task and no consumer.
+- Everything in a commit is of one moment.
+- A commit is acknowledged only once the next owner is certain to find it. Replayable inputs need no
+  acknowledgement.
+- A commit that cannot be written (a full disk, lost permissions) is logged once. The container
+  stops only if that lasts for ``task.commit.timeout.ms``. It stops at once if another container has
+  taken the task over, or a file is damaged.
+- That a task is done is part of the commit of its last work. So its next owner neither starts it
+  nor tells it of the end of its inputs again. This holds for the run of the job.
+- The offset of a startpoint is committed, with the id of the startpoint, before anything is read
+  from there.
 """
 
 from __future__ import annotations
@@ -58,12 +58,11 @@ _ENCODING_SECONDS = 0.005
 _ENCODED_AT_ONCE = 512
 _EXPIRED_AT_ONCE = 256
 _THREADS = 8
-"""Databases that are opened or written at a time."""
+"""Databases that may be opened or written at a time."""
 
 
 class TaskProgress(NamedTuple):
-    """What a commit says of the progress of a task: offsets, startpoints that are consumed, and how
-    far the numbers of producers are done."""
+    """The progress in a commit: offsets, consumed startpoints, and the numbers of producers."""
 
     offsets: Mapping[SystemStreamPartition, int]
     consumed: frozenset[str]
@@ -72,20 +71,18 @@ class TaskProgress(NamedTuple):
 
     @property
     def rows(self) -> tuple[dict[str, int], frozenset[str], KeptProducers]:
-        """As it is written."""
+        """The rows to write."""
         positions = {str(ssp): offset for ssp, offset in self.offsets.items()}
         return positions, self.consumed, rows_of(self.producers)
 
 
 class CommitContext:
-    """What the commits of all tasks of a container have in common.
+    """The parts that the commits of all tasks of a container share.
 
-    ``progress`` is by task and partition, ``producers`` are those of durable streams.
-    ``on_consumed(name, ids)`` is called with the startpoints that a task has consumed, and returns
-    those that nobody can meet any more. ``exchange`` is what tasks put for others, ``cuts`` are
-    those of the tasks. ``timeout``
-    (seconds) is for how long commits may fail. ``commits`` and ``failures`` count. The ``store`` of
-    claims and the ``run`` of the job are set when it is open.
+    ``progress`` is by task and partition. ``on_consumed(name, ids)`` is called with the startpoints
+    that a task has consumed, and returns those that were removed. ``exchange`` has the events that
+    tasks put for others, ``cuts`` the cuts of the tasks. Commits may fail for ``timeout`` seconds.
+    The ``store`` of claims and the ``run`` of the job are set by ``open``.
     """
 
     def __init__(
@@ -110,12 +107,12 @@ class CommitContext:
         self.run = 0
         self.encoding = trio.Lock()
         self.claiming = threading.Lock()
-        """Held by the thread that calls the store of claims."""
+        """Held while a thread calls the store of claims."""
         self._thread = trio.CapacityLimiter(1)
         self._threads = trio.CapacityLimiter(_THREADS)
 
     async def claims(self, function: Callable[..., R], *arguments: Any) -> R:
-        """Call it where nothing else calls the store of claims."""
+        """Call a method of the store of claims in a thread, one at a time."""
 
         def alone() -> R:
             with self.claiming:
@@ -124,16 +121,16 @@ class CommitContext:
         return await threads.run_sync(alone, limiter=self._thread)
 
     async def in_thread(self, function: Callable[..., R], *arguments: Any) -> R:
-        """Call it beside the loop, as so many others may be at a time."""
+        """Call ``function`` in one of the threads for databases."""
         return await threads.run_sync(function, *arguments, limiter=self._threads)
 
 
 class TaskCommits:
-    """The commits of ``task``, and what it has: the right to write it, and what is written.
+    """The commits of ``task``: the claim to write it, its state, and its last checkpoint.
 
-    ``writing``, ``again``, ``pending`` and ``leaving`` are the committer's. ``spent`` is the time
-    that the last commit took, in seconds: of the processor, or where it waits for a disk or a URL
-    of the clock; and the same without the time at the URL.
+    ``writing``, ``again``, ``pending`` and ``leaving`` belong to the committer. ``spent`` is the
+    time of the last commit in seconds, in total and without the time for a URL: processor time, or
+    wall time if the state waits for a disk or a URL.
     """
 
     __slots__ = (
@@ -171,33 +168,33 @@ class TaskCommits:
         self.under_way: InFlightJournal | None = None
         self.checkpoint = checkpoint_of(state)
         self._epochs = dict(self.checkpoint.epochs)
-        self.writing = False  # a commit is under way
-        self.pending: TaskProgress | None = None  # what to write next, if it is all
-        self.again = False  # a commit was asked for meanwhile
+        self.writing = False  # a commit runs
+        self.pending: TaskProgress | None = None  # to write next, for a task that saves only this
+        self.again = False  # a commit was requested meanwhile
         self.leaving = False  # its last commits are being written
         self.spent = (0.0, 0.0)
-        self.cut = 0  # the number of the savepoint that the commit under way is the cut of
+        self.cut = 0  # the savepoint whose cut is the current commit
         self._context = context
         self._written_ms = 0  # when the last commit began
         self._failing_since: float | None = None
         self._expire_at: dict[str, bytes] = {}
 
     def close(self) -> None:
-        """Give the task's files back; what was not committed is gone."""
+        """Close the task's files; uncommitted changes are lost."""
         if self.under_way is not None:
             assert self.task.failures.isolation is not None
             self.under_way.close(self.task.failures.isolation.suspects)
         try:
             self.state.close()
-        except (StateError, StoreCorrupt) as error:  # others go on, and have removed what is older
+        except (StateError, StoreCorrupt) as error:  # the next owner has removed older files
             log.info(
-                "a task's files could not be closed; what was committed is safe",
+                "a task's files could not be closed; its commits are safe",
                 task=self.claim.task,
                 error=str(error),
             )
 
     def go_back(self, new: Task) -> None:
-        """Go on with ``new`` and what is committed, in place of a task that has failed."""
+        """Roll back to the last commit for ``new``, which replaces a failed task."""
         self.task = new
         self.again = False
         self._expire_at = {}
@@ -206,29 +203,29 @@ class TaskCommits:
         self.pending = None
 
     def forget(self, startpoints: Collection[str]) -> None:
-        """Nobody can meet these startpoints any more: the next commit leaves them out."""
+        """Leave removed startpoints out of the next commit."""
         self.checkpoint = self.checkpoint.without(startpoints)
         self.state.forget(startpoints)
 
-    # -- what there is to commit -----------------------------------------------------------------
+    # -- changes ---------------------------------------------------------------------------------
 
     @property
     def done(self) -> bool:
-        """Whether it is committed that the task is done, in this run of the job."""
+        """True if it is committed that the task is done in this run of the job."""
         return bool(self.state.meta(DONE) == self._context.run)
 
     def begin_anew(self) -> None:
-        """The task is done no longer, as of the next commit."""
+        """Have the next commit say that the task is not done."""
         self.state.set_meta(DONE, 0)
 
     @property
     def keeps(self) -> bool:
-        """Whether a commit may have anything but the task's progress."""
+        """True if a commit may have more than the task's progress."""
         return self.task.gate.whole or self._context.exchange.keeps(self.task)
 
     @property
     def changed(self) -> bool:
-        """Whether a commit would write anything."""
+        """True if a commit would write anything."""
         return (
             self.state.changed
             or self._context.cuts.is_due(self.task.partition)
@@ -240,13 +237,13 @@ class TaskCommits:
 
     @property
     def _has_read(self) -> bool:
-        """Whether the task has come further in its inputs than is committed."""
+        """True if the task is further in its inputs than its last commit."""
         offsets, consumed = taken(self._context.progress.get(self.task.partition, {}))
         known = self.checkpoint.offsets
         return bool(consumed) or any(known.get(ssp) != offsets[ssp] for ssp in offsets)
 
     def take(self) -> TaskProgress:
-        """The progress as it is now."""
+        """Take the current progress."""
         partition = self.task.partition
         offsets, consumed = taken(self._context.progress.get(partition, {}))
         epochs = {ssp: self._context.progress[partition][ssp].epoch for ssp in offsets}
@@ -256,7 +253,7 @@ class TaskCommits:
     # -- one commit ------------------------------------------------------------------------------
 
     def begin(self, what: TaskProgress) -> None:
-        """Take the state as it is now, with progress that belongs to it."""
+        """Take the current state, for the progress that belongs to it."""
         began = clocks.cpu()
         self._written_ms = now_ms()
         self.state.set_meta(WRITTEN, self._written_ms)
@@ -275,9 +272,9 @@ class TaskCommits:
         self._spend(clocks.cpu() - began)
 
     async def save(self, what: TaskProgress) -> bool:
-        """Write what was begun; False, after a while, if that failed and may be tried again.
+        """Write the commit that was begun; return False, after a pause, if it may be tried again.
 
-        Raises NotSaveable where a part of it cannot be encoded.
+        Raises NotSaveable if a part of it cannot be encoded.
         """
         written = False
         try:
@@ -293,9 +290,9 @@ class TaskCommits:
         return written
 
     async def _encode(self) -> None:
-        """Have the instances of a commit encoded, without holding up others for long.
+        """Encode the instances of a commit, in slices that do not hold up the loop.
 
-        One task at a time, for all that they do between two turns of the loop is one pause.
+        Only one task encodes at a time, because slices between two turns add up to one pause.
         """
         async with self._context.encoding:
             began, spent = clocks.steady(), clocks.cpu()
@@ -311,10 +308,10 @@ class TaskCommits:
         self.spent = took + seconds, here + seconds - shipping
 
     async def _write(self, what: TaskProgress) -> bool:
-        """Write in a thread; False if that failed and may be tried again."""
+        """Write in a thread; return False if that failed and may be tried again."""
         context = self._context
         leaves = context.exchange.leaves(self.task)
-        linked = leaves or _hears_tasks(what)  # others will not give again, or take back
+        linked = leaves or _hears_tasks(what)  # others neither resend nor take back its events
         checks = bool(leaves or what.producers or what.consumed)
         done = context.run if self.task.done else 0
         try:
@@ -330,8 +327,7 @@ class TaskCommits:
         return True
 
     def _write_here(self, linked: bool, done: int, checks: bool) -> ProgressUnwritten | None:
-        """Write in this thread. What is returned says why it is written, and not sure that the next
-        owner finds it."""
+        """Write in this thread; return why the next owner may not find it, or None."""
         store, number = self._context.store, self.state.last[1] + 1
         assert store is not None
         began, spent = clocks.steady(), clocks.cpu()
@@ -355,8 +351,10 @@ class TaskCommits:
                 self._spend(clocks.cpu() - spent)
 
     async def _check(self) -> None:
-        """Return when it is sure that what was just written is what the task's next owner finds;
-        raises TaskFenced if another has taken it over."""
+        """Wait until the next owner is certain to find the commit.
+
+        Raises TaskFenced if another container has taken the task over.
+        """
         assert self._context.store is not None
         while True:
             try:
@@ -380,7 +378,7 @@ class TaskCommits:
         if self._failing_since is None:
             self._failing_since = now
             log.warning(
-                "progress could not be written; it is tried again, and a crash now replays more",
+                "progress could not be written; retrying, and a crash now would replay more",
                 task=self.claim.task,
                 error=str(error),
             )
@@ -391,7 +389,7 @@ class TaskCommits:
             ) from error
 
     async def tell(self, what: TaskProgress) -> None:
-        """State or offsets, or both, are safe."""
+        """Acknowledge a commit that is safe to producers, startpoints and the task."""
         self._context.commits += 1
         if self.task.failures.isolation is not None:
             self.task.failures.isolation.written()
@@ -409,12 +407,14 @@ class TaskCommits:
                 self.forget(over)
 
     def keep_cut(self, job: Path) -> None:
-        """Keep what the commit just written holds as the task's part of its savepoint; in a thread,
-        before the next commit. Raises StateError."""
+        """Save the commit just written as the task's part of its savepoint.
+
+        Called in a thread before the next commit. Raises StateError.
+        """
         self.state.database.checkpoint(cut_folder(job, self.cut, self.claim.task))
 
     async def expire(self) -> None:
-        """Delete what is over its time, in slices; the next commit has it."""
+        """Delete expired rows of stores, in slices, as part of the next commit."""
         for name, store in self.state.stores.items():
             if store.expires:
                 at = store.expire(_EXPIRED_AT_ONCE, self._expire_at.get(name, b""))
@@ -423,6 +423,6 @@ class TaskCommits:
 
 
 def _hears_tasks(what: TaskProgress) -> bool:
-    """Whether other tasks are among the producers that a commit says something of."""
+    """Return True if other tasks are among the producers in a commit."""
     lanes = [lane for each in what.producers.values() for lane in each.lanes]
     return any(lane.producer.startswith(TASK) for lane in lanes)

@@ -1,12 +1,13 @@
-"""Which system each input stream of an app is read from. Pure.
+"""The binding of an app's input streams to systems. Pure.
 
 Rules
-- The setting ``task.inputs`` wins over what the app says, for the streams that it names.
-- An app of tasks need not declare its inputs: those that it or the settings name are declared for
-  it, and carry GenericEvents.
-- A stream that only ``task.broadcast.inputs`` names is read in those partitions alone; of others
-  all partitions are read.
-- A stream is called in the app as it is in its system; so no two systems can bring the same name.
+- The setting ``task.inputs`` wins over the app, for the streams that it names.
+- A TaskApp need not declare its inputs: streams that it or the settings name are declared for it,
+  and carry GenericEvents.
+- If only ``task.broadcast.inputs`` names a stream, only those partitions are read; otherwise all
+  partitions are.
+- A stream has the same name in the app and in its system, so two systems cannot bring the same
+  name.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Pair = tuple[str, str]
 
 
 def bind(app: App, config: Config) -> None:
-    """Give the input streams of ``app`` their systems; raises ConfigError with all mistakes."""
+    """Bind the input streams of ``app`` to systems; raises ConfigError with all mistakes."""
     problems: list[str] = []
     named = _pairs(settings.TASK_INPUTS.name, [*config[settings.TASK_INPUTS]], problems)
     if isinstance(app, TaskApp) and not named:
@@ -36,8 +37,8 @@ def bind(app: App, config: Config) -> None:
     for system, name in dict.fromkeys([*named, *broadcast]):
         if homes.setdefault(name, system) != system:
             problems.append(
-                f"stream {name!r} is an input from {homes[name]!r} and from {system!r}; an app has "
-                f"one stream of a name: give one of them another name in its system"
+                f"stream {name!r} is an input from {homes[name]!r} and from {system!r}; rename one "
+                f"of them in its system, as stream names are unique in an app"
             )
             continue
         stream = app.streams.get(name)
@@ -70,22 +71,24 @@ def live_of(app: App) -> list[str]:
 
 
 def inner_of(app: App) -> frozenset[str]:
-    """The names of the streams on which nobody but the app's own tasks send."""
+    """The names of the streams on which only the app's own tasks send."""
     streams = app.streams.values()
     fed = {stream.name for stream in streams if not isinstance(stream, OutputStream)}
     return frozenset(fed.difference(live_of(app)))
 
 
 def exchanges(app: App) -> bool:
-    """Whether tasks of the app that keep what they do send each other events: on streams inside
-    the app, or those of an input that belong to the task of their key."""
+    """Return True if durable tasks of the app send events to each other.
+
+    They do on internal streams, and for keyed inputs, whose events belong to the task of their key.
+    """
     streams = app.streams.values()
     internal = any(not isinstance(stream, InputStream | OutputStream) for stream in streams)
     return internal or any(stream.key is not None for stream in replayable(app))
 
 
 def durable_of(app: App, config: Config) -> frozenset[str]:
-    """The live inputs of which tasks commit how far their producers are.
+    """The durable live inputs: tasks commit the positions of their producers.
 
     Raises ConfigError with all mistakes in the settings.
     """
@@ -107,10 +110,7 @@ def durable_of(app: App, config: Config) -> frozenset[str]:
 
 
 def grades_of(app: App, config: Config) -> dict[str, str]:
-    """What is promised for each stream: fast or durable.
-
-    What tasks put on streams leaves with their commits, where they have any.
-    """
+    """The grade of each stream, fast or durable; events of tasks that commit are durable."""
     durable = durable_of(app, config)
     kept = bool(durable or replayable(app))
     return {
@@ -120,7 +120,7 @@ def grades_of(app: App, config: Config) -> dict[str, str]:
 
 
 def _pairs(where: str, texts: Iterable[str], problems: list[str]) -> list[Pair]:
-    """``system.stream`` taken apart at the first dot."""
+    """Split each ``system.stream`` at the first dot."""
     pairs: list[Pair] = []
     for text in texts:
         system, _, stream = text.partition(".")

@@ -1,9 +1,9 @@
 """Broadcast inputs: partitions that every task reads. Pure.
 
 Rules
-- The syntax is that of the setting (``kinds.PARTITIONS``); here it meets the streams as they are.
-- A partition that is an input, too, is broadcast only.
-- All mistakes are told together.
+- ``kinds.PARTITIONS`` has the syntax of the setting; this module checks it against the streams.
+- A partition that is also an input is broadcast only.
+- All mistakes are reported together.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ def partitions_of(
 ) -> tuple[SystemStreamPartition, ...]:
     """The partitions that the ranges name, each once, in order.
 
-    ``counts`` has the number of partitions by (system, stream). Raises ConfigError for a stream
-    that is not there, and for partitions that it does not have.
+    ``counts`` has the number of partitions by (system, stream). Raises ConfigError for streams and
+    partitions that do not exist.
     """
     found: set[SystemStreamPartition] = set()
     problems: list[str] = []
     for one in ranges:
         count = counts.get((one.system, one.stream))
         if count is None:
-            problems.append(f"{one} names a stream that is not there; create it, or fix its name")
+            problems.append(f"{one} names a stream that does not exist; create it, or fix its name")
         elif one.last >= count:
             problems.append(
-                f"{one} is impossible, for {one.system}.{one.stream} has {count} partitions; "
+                f"{one} does not exist: {one.system}.{one.stream} has {count} partitions; "
                 f"write at most #{count - 1}"
             )
         else:

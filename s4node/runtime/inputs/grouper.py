@@ -1,12 +1,11 @@
 """Groupers: which partitions of the inputs make a task. Pure.
 
 Rules
-- Every partition is in exactly one group; broadcast ones are not grouped, for they are in every
-  task.
-- A grouper gives the same groups for the same partitions, at every call: every container of an app
-  computes them.
-- A task is called by its group: its progress and state are kept under that name.
-- Tasks are numbered in the order of their names, in which numbers count as numbers.
+- Every partition is in exactly one group, except broadcast ones, which every task reads.
+- A grouper returns the same groups for the same partitions at every call, because every container
+  of an app computes them.
+- A task has the name of its group; its progress and state are saved under that name.
+- Tasks are numbered in natural order of their names: "Partition 2" before "Partition 10".
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ Groups = dict[str, tuple[SystemStreamPartition, ...]]
 
 
 class SystemStreamPartitionGrouper(Protocol):
-    """Makes groups of partitions; an author's is called without arguments to make it."""
+    """Makes groups of partitions; an author's class is called without arguments."""
 
     def group(
         self, ssps: Sequence[SystemStreamPartition]
     ) -> Mapping[str, Iterable[SystemStreamPartition]]:
-        """The groups by name. ``ssps`` are sorted; each must be in exactly one group."""
+        """Return the groups by name. ``ssps`` are sorted; each must be in exactly one group."""
         ...
 
 
@@ -46,7 +45,7 @@ class GroupByPartition:
 
 
 class GroupBySystemStreamPartition:
-    """A task for each partition of each stream, called by it, such as "log.clicks[3]"."""
+    """A task for each partition of each stream, with its name, such as "log.clicks[3]"."""
 
     def group(
         self, ssps: Sequence[SystemStreamPartition]
@@ -63,7 +62,7 @@ _BUILT_IN: dict[str, type[SystemStreamPartitionGrouper]] = {
 
 
 def grouper_named(name: str) -> SystemStreamPartitionGrouper:
-    """The grouper that the setting names; raises ConfigError if it cannot be had."""
+    """The grouper that the setting names; raises ConfigError if it cannot be made."""
     if name in _BUILT_IN:
         return _BUILT_IN[name]()
     made: SystemStreamPartitionGrouper = plugins.made(name, settings.GROUPER.name, "grouper")
@@ -72,8 +71,10 @@ def grouper_named(name: str) -> SystemStreamPartitionGrouper:
 
 
 def reader_of(name: str, ssp: SystemStreamPartition) -> str:
-    """The task that reads a partition which is not broadcast, whatever others there are; empty
-    where only the whole groups tell, for the grouper is the author's."""
+    """The task that reads a non-broadcast partition; empty for an author's grouper.
+
+    An author's grouper has to be asked with all partitions.
+    """
     if name not in _BUILT_IN:
         return ""
     (task,) = _BUILT_IN[name]().group((ssp,))
@@ -83,7 +84,7 @@ def reader_of(name: str, ssp: SystemStreamPartition) -> str:
 def grouped(name: str, ssps: Collection[SystemStreamPartition]) -> Groups:
     """The groups that the grouper ``name`` makes of ``ssps``, in the order of their tasks.
 
-    Raises ConfigError where the author's raises, or loses, doubles or invents partitions.
+    Raises ConfigError if an author's grouper raises, or loses, doubles or invents partitions.
     """
     ordered = tuple(sorted(set(ssps)))
     grouper = grouper_named(name)
@@ -96,7 +97,7 @@ def grouped(name: str, ssps: Collection[SystemStreamPartition]) -> Groups:
             if is_signal(error):
                 raise
             raise ConfigError(
-                f"{_blamed(name)} raised {described(error)}; it must give a mapping "
+                f"{_blamed(name)} raised {described(error)}; it must return a mapping "
                 f"from names of tasks to partitions"
             ) from error
         _check(name, groups, ordered)
@@ -117,7 +118,7 @@ def _check(
             if ssp in homes:
                 homes[ssp].append(str(group))
             else:
-                problems.append(f"puts {ssp}, which is no input, in task {group!r}; leave it out")
+                problems.append(f"puts {ssp}, not an input, in task {group!r}; leave it out")
         if not members:
             problems.append(f"gives task {group!r} nothing to read; leave it out")
     for ssp, tasks in homes.items():
@@ -134,7 +135,7 @@ def _blamed(name: str) -> str:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """``Partition 2`` before ``Partition 10``."""
+    """A sort key that puts ``Partition 2`` before ``Partition 10``."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in _parts(name)]
 
 

@@ -1,11 +1,11 @@
 """The batches of an input as tasks get them: undecoded, a copy each, or with others' events.
 
 Rules
-- A batch is decoded when its task comes to it; one for several tasks by the first of them.
-- A task gets nothing below its own start, and what does not decode is refused once for each task
-  that should have had it.
-- Events whose keys are another task's are put on the way there as the task comes past them, in
-  their order among its own. So they are part of the same commit as the offset behind them.
+- A batch is decoded when its task comes to it; a batch for several tasks by the first of them.
+- A task gets nothing below its own start. An event that does not decode is refused once for each
+  task that should have had it.
+- An event whose key belongs to another task is sent there when the reading task passes it, in its
+  order among the task's own events. So the same commit covers the event and its offset.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from s4node.offsets.system import InputBatch
 
 
 class TaskBatch(InputBatch):
-    """A batch of an input for the one task ``partition``; decoded when the task comes to it."""
+    """A batch of an input for one task, ``partition``; decoded when the task comes to it."""
 
     __slots__ = ("_source", "_whole")
 
@@ -40,7 +40,7 @@ class TaskBatch(InputBatch):
         self.receipt = self._whole
 
     def load(self) -> None:
-        """Decode, unless another task has; what is not decodable is refused."""
+        """Decode, unless another task has; refuse events that do not decode."""
         source, whole = self._source, self._whole
         load(source)
         for number, reason, raw in source.undecoded:
@@ -57,13 +57,13 @@ class TaskBatch(InputBatch):
         self.receipt = PartReceipt(whole, self.numbers)
 
     def _refuse(self, number: int, reason: str, event: Any) -> None:
-        """An event is no task's: it is refused, and done with."""
+        """Refuse an event that belongs to no task; it counts as done."""
         self._whole.refuse(number, reason, event)
         self._whole.passed(number, number + 1)
 
 
 class MixedBatch(TaskBatch):
-    """A batch in which there may be events of other tasks than ``partition``, which reads it."""
+    """A batch read by the task ``partition``, which may hold events of other tasks."""
 
     __slots__ = ("_partition_of", "_send")
 
@@ -81,11 +81,11 @@ class MixedBatch(TaskBatch):
         self._send = send
 
     def load(self) -> None:
-        """Decode, and keep what is the task's own; an event whose key is not found is refused."""
+        """Decode, and keep the task's own events; refuse events whose key is not found."""
         super().load()
         whole = self._whole
         numbers: Sequence[int] = range(whole.first, whole.end)
-        if self.numbers is not None:  # there may be none
+        if self.numbers is not None:  # it may be empty
             numbers = self.numbers
         found = sorted_out(numbers, self.events, self._partition_of, self.partition, self._refuse)
         self.events, self.numbers = found.events, found.numbers
@@ -93,7 +93,7 @@ class MixedBatch(TaskBatch):
 
 
 def load(source: InputBatch) -> None:
-    """Decode a batch unless that was done."""
+    """Decode a batch unless it is decoded."""
     if not source.loaded:
         source.loaded = True
         source.load()

@@ -1,18 +1,18 @@
-"""The tasks of an app: which there are, and what each reads. Pure.
+"""The job model: the tasks of an app, and what each of them reads. Pure.
 
 Rules
 - Every container computes the same model from the same inputs.
 - By partition there are as many tasks as ``s4.cluster.partitions``, or as the largest input has
-  partitions; task n is "Partition n", and has no inputs of its own where no input has a
-  partition n.
-- A job that goes on keeps its number of tasks where an input with a key gets more partitions: task
-  n reads partition n as before, and the new ones are shared out. Events go to the task of their
-  key, whatever partition they come from.
-- Other groupers make one task of each group. They are refused where something finds its task by
-  partition number: keys (a key belongs to one of the partitions), streams inside the app (which
-  have one partition a task), and live inputs (producers choose among the partitions).
-- What progress depends on are the job's facts: where they change, what was kept under a task's
-  name would not fit what the task is given.
+  partitions, if that is more. Task n is "Partition n"; it has no inputs of its own if no input has
+  a partition n.
+- A job that goes on keeps its number of tasks when a keyed input gets more partitions: task n still
+  reads partition n, and the new partitions are distributed. Events go to the task of their key,
+  whatever partition they come from.
+- Other groupers make one task of each group. They are refused if an app finds tasks by partition
+  number: for keys (a key belongs to a partition), internal streams (one partition a task) and live
+  inputs (their producers choose the partition).
+- The job's facts are all that progress depends on. If they change, the saved progress of a task no
+  longer fits what the task reads.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from s4node.runtime.inputs.broadcast import partitions_of
 from s4node.runtime.inputs.grouper import BY_PARTITION, grouped
 
 StreamName = tuple[str, str]
-"""A system's name and a stream's."""
+"""The names of a system and a stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskModel:
-    """One task: ``index`` is its partition number in the app, ``name`` what its progress is under.
+    """One task: its partition number in the app, and the name under which progress is saved.
 
     ``broadcast`` are those of its ``ssps`` that every other task reads, too.
     """
@@ -48,13 +48,12 @@ class TaskModel:
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """What the progress of an app depends on.
+    """The facts that the progress of an app depends on.
 
-    ``counts`` are the partitions of the inputs by ``system.stream``, but for those of which only
-    broadcast partitions are read. The streams ``rerouted`` may get more partitions, for their
-    events go to the task of their key whatever partition they come from. Any other change moves
-    keys to other tasks than have their state. ``grown`` is how many partitions those had at first
-    that have got more.
+    ``counts`` has the number of partitions of each input by ``system.stream``, except inputs of
+    which only broadcast partitions are read. ``rerouted`` streams may get more partitions, because
+    their events go to the task of their key. Any other change would move keys away from their
+    state. ``grown`` has the first number of partitions of the inputs that got more.
     """
 
     tasks: int
@@ -74,10 +73,10 @@ class JobModel:
 
 @dataclass(frozen=True, slots=True)
 class AppKind:
-    """What an app has that finds its task by partition number.
+    """The streams of an app that find tasks by partition number.
 
-    ``keyed`` are its streams whose events go to the task of their key, ``internal`` those inside
-    the app, ``live`` those that producers send to.
+    Events of ``keyed`` streams go to the task of their key. ``internal`` streams are inside the
+    app. Producers send to ``live`` streams.
     """
 
     keyed: Collection[str] = ()
@@ -94,9 +93,8 @@ def model_of(
 ) -> JobModel:
     """The model of an app that reads the replayable streams ``inputs``.
 
-    ``counts`` has the number of partitions of these and of the broadcast streams; ``before`` is
-    what the job was like that it goes on from. Raises
-    ConfigError with what is wrong with the settings.
+    ``counts`` has the number of partitions of these and of the broadcast streams; ``before`` are
+    the facts of the job that is resumed. Raises ConfigError for wrong settings.
     """
     broadcast = partitions_of(config[settings.BROADCAST_INPUTS], counts)
     own = frozenset(
@@ -113,12 +111,12 @@ def model_of(
         groups = grouped(grouper, own)
         if not groups:
             raise ConfigError(
-                f"{settings.GROUPER.name} = {grouper} makes no task, for the app has no input but "
-                f"broadcast ones; give it another input, or group {BY_PARTITION}"
+                f"{settings.GROUPER.name} = {grouper} makes no task, because all inputs of the app "
+                f"are broadcast; add another input, or group {BY_PARTITION}"
             )
     if len(groups) > KEY_GROUPS:
         raise ConfigError(
-            f"the inputs make {len(groups)} tasks, and an app has at most {KEY_GROUPS}; read fewer "
+            f"the inputs make {len(groups)} tasks, but an app has at most {KEY_GROUPS}; read fewer "
             f"partitions, or write a grouper that puts several in one task"
         )
     check_containers(config[settings.CONTAINER_COUNT], len(groups))
@@ -141,8 +139,10 @@ def model_of(
 def _by_partition(
     least: int, ssps: Collection[SystemStreamPartition], keyed: Collection[str], had: int
 ) -> Mapping[str, Sequence[SystemStreamPartition]]:
-    """The groups by partition; numbers that no input has are tasks as well, so that task n has
-    partition n. A job that ``had`` so many tasks gets no more for ``keyed`` inputs."""
+    """The groups by partition number; a number that no input has is a task, too.
+
+    A job that ``had`` tasks gets no more of them for new partitions of ``keyed`` inputs.
+    """
     added = {ssp for ssp in ssps if had and ssp.stream in keyed and ssp.partition >= had}
     first = [ssp for ssp in ssps if ssp not in added]
     groups = {name: list(members) for name, members in grouped(BY_PARTITION, first).items()}
@@ -168,7 +168,7 @@ def _check_kind(grouper: str, kind: AppKind) -> None:
 
 
 def check_containers(containers: int, tasks: int) -> None:
-    """Raise ConfigError if so many containers (0: any number) are more than there are tasks."""
+    """Raise ConfigError if there are more containers (0: any number) than tasks."""
     if containers > tasks:
         raise ConfigError(
             f"{settings.CONTAINER_COUNT.name} = {containers}, but the app has {tasks} "

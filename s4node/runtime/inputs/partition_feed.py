@@ -1,13 +1,13 @@
-"""The feed of a partition of an input: one reader, and the tasks that get what it reads.
+"""The feed of an input partition: one reader, and the tasks that get its batches.
 
 Rules
-- One reader a partition, whichever tasks read it; each of them has its own start, place and
-  progress. A new owner makes the reader begin anew, where the slowest place is.
-- The reader is asked only while there is room with every task that its events may go to, so a slow
-  task bounds what is kept for it.
-- A keyed stream's events go to the tasks of their keys. Batches that were routed by the same rule
-  are right already; of others the task that reads them sends on what is not its own.
-- It is cancelled at once when reading stops; what was read goes to its tasks.
+- A partition has one reader, whichever tasks read it. Each task has its own start, position and
+  progress. When a task joins, the reader begins anew at the lowest position.
+- The reader reads only while every task that may get the events has room, so a slow task bounds the
+  memory.
+- Events of a keyed stream go to the tasks of their keys. A batch that was routed by the same rule
+  has only events of its task; from others, the reading task sends on the events of other tasks.
+- When reading stops, the feed is cancelled at once; batches that were read go to their tasks.
 """
 
 from __future__ import annotations
@@ -39,34 +39,34 @@ log = get_logger("s4node.runtime")
 
 
 class FedTasks(Protocol):
-    """What feeds need of the container's tasks."""
+    """The container's tasks, as far as feeds know them."""
 
     def feed(self, task: Task, batch: EventBatch) -> None:
-        """Queue a batch with a task of this container."""
+        """Queue a batch for a task of this container."""
         ...
 
     def send(self, task: Task, stream: str, partition: int, events: list[Any]) -> None:
-        """Put events that a task has read on the way to the task of their keys."""
+        """Send events that a task has read to the task of their keys."""
         ...
 
     def full(self, task: Task, stream: str) -> bool:
-        """Whether so much of what a task has sent on waits that it is to read no more."""
+        """Return True if too many events that a task has sent on wait; then it reads no more."""
         ...
 
 
 class FeedOwner(Protocol):
-    """What feeds need of their owner: all feeds of a container stop together."""
+    """The owner of all feeds of a container, which stop together."""
 
     dead_letters: DeadLetterQueue
     starts: StartingOffsets
     stopped: bool
 
     def until_stopped(self, scope: trio.CancelScope) -> AbstractContextManager[None]:
-        """Cancelled when reading stops."""
+        """A scope that is cancelled when reading stops."""
         ...
 
     async def wait(self, condition: Callable[[], bool]) -> None:
-        """Return once a condition is true, which is looked at between turns."""
+        """Wait until a condition is true; it is checked between turns."""
         ...
 
     def tell_ends(self, ssp: SystemStreamPartition) -> None:
@@ -75,7 +75,7 @@ class FeedOwner(Protocol):
 
 
 class Taker:
-    """A task that reads a partition: ``next`` is the offset that it has not been given yet."""
+    """A task that reads a partition; ``next`` is the next offset to give it."""
 
     def __init__(self, task: Task, ssp: SystemStreamPartition, known: Known) -> None:
         self.task = task
@@ -87,8 +87,10 @@ class Taker:
 
 
 class Keyed(NamedTuple):
-    """The events of a stream go to the tasks of their keys: ``partition_of`` finds their partition.
-    A batch that has this ``routing`` is in it already; where that is empty, none is."""
+    """The routing of a keyed stream; ``partition_of`` finds the partition of an event.
+
+    The events of a batch with the same non-empty ``routing`` are in their partition already.
+    """
 
     partition_of: Callable[[Any], int]
     routing: str
@@ -97,7 +99,7 @@ class Keyed(NamedTuple):
 class PartitionFeed:
     """Reads a partition of ``system``, with events of ``types``, for its ``takers`` by task.
 
-    ``keyed`` is None where all its events go to all takers. Who joins may have to have it run.
+    ``keyed`` is None if all events go to all takers. ``join`` says whether to start ``run``.
     """
 
     def __init__(
@@ -119,27 +121,27 @@ class PartitionFeed:
         self._owner = owner
         self._scope = trio.CancelScope()
         self._runs = False
-        self._anew = False  # the reader is to begin where the slowest taker is
+        self._anew = False  # the reader has to begin anew at the lowest position
         self._reader: PartitionReader | None = None
 
     @property
     def lag(self) -> int | None:
-        """Events to the end of the partition as it was last known; None before anything is."""
+        """Events to the last known end of the partition; None while the end is unknown."""
         return None if self._reader is None else self._reader.lag
 
     def join(self, taker: Taker) -> bool:
-        """Read for one more task, from its place on; returns whether ``run`` is to be started."""
+        """Read for one more task, from its position; return True if ``run`` has to be started."""
         self.takers[taker.task.partition] = taker
         self.ended = False
         self._anew = True
         if self._runs:
-            self._scope.cancel()  # it begins anew, where the newcomer does
+            self._scope.cancel()  # the reader begins anew
             return False
         self._runs = True
         return True
 
     def leave(self, partition: int) -> bool:
-        """Read no more for a task; returns whether it was one of the takers."""
+        """Stop reading for a task; return True if it was one of the takers."""
         if self.takers.pop(partition, None) is None:
             return False
         self._anew = True
@@ -170,17 +172,17 @@ class PartitionFeed:
                     log.info("input has ended", input=str(self.ssp))
                     self._owner.tell_ends(self.ssp)
         finally:
-            self._runs = False  # who joins while this reader is closed has another one
+            self._runs = False  # a task that joins while the reader closes starts a new run
             await _close(reader)
 
     def _stale(self) -> bool:
-        """Whether what was read is not to be given to the tasks any more."""
+        """Return True if the reader begins anew, so its batches are discarded."""
         return self._anew
 
     async def _read(self, reader: PartitionReader) -> EndOfStream | None:
-        """Give the tasks what is read, as there is room with all of them.
+        """Read while all tasks have room, and give them the batches.
 
-        Returns the end of the partition, or None where the reader must begin anew.
+        Return the end of the partition, or None if the reader must begin anew.
         """
         owner, keyed, stream = self._owner, self._keyed, self.ssp.stream
         tasks = [taker.task for taker in self.takers.values()]
@@ -210,7 +212,7 @@ class PartitionFeed:
                 self._give_mixed(batch, keyed)
 
     async def _skip(self, position: int, error: InputLost) -> None:
-        """Go on with the oldest event that there is, if the settings have it so."""
+        """Go on at the oldest event, if the settings allow it."""
         bounds = await self._system.bounds(self.ssp)
         oldest = self._owner.starts.skipped(self.ssp, position, bounds.oldest, error)
         for taker in self.takers.values():
@@ -219,7 +221,7 @@ class PartitionFeed:
                 taker.next = oldest
 
     def _give_mixed(self, batch: InputBatch, keyed: Keyed) -> None:
-        """Queue a batch with its task, which has to send on what is not its own."""
+        """Queue a batch for its task, which sends on the events of other tasks."""
         (taker,) = self.takers.values()
         task, stream, end = taker.task, batch.stream, batch.first + batch.size
         if taker.next < end:
@@ -235,7 +237,7 @@ class PartitionFeed:
             self._tasks.feed(task, mine)
 
     def _give(self, batch: InputBatch) -> None:
-        """Queue a batch with each of its tasks that has not had all of it."""
+        """Queue a batch for each task that has not had all of it."""
         end = batch.first + batch.size
         for taker in self.takers.values():
             if taker.next < end:

@@ -1,23 +1,23 @@
-"""The port of one input stream: from data frames to batches in the tasks' stages.
+"""The port of one input stream: turns data frames into batches in the stages of tasks.
 
 Rules
-- Admission decides by the header alone, before anything is decoded. Until then a frame takes up
-  the deserializer, and its place in its stage as well.
-- A body that is less than half of its envelope is copied out of it: a small frame that waits must
-  not hold on to what came beside it.
-- A whole batch is decoded in one call, right before it is processed: a stage holds frames as they
-  came, which is less memory than their events and keeps what is decoded in the CPU's cache. If
-  decoding fails, the frame is taken apart: events that do not decode are refused, the others go on.
-  That takes long, so it goes piece by piece, and others have their turn between two pieces. So it
-  does where the keys of many events are not found.
-- What is refused is done with at once: on a durable stream, where a commit may be taken anywhere
-  in a frame, the number to go on at must be able to pass it with the events behind it.
+- Admission decides by the header alone, before anything is decoded. Until it is decoded, a frame
+  counts in the deserializer as well as in its stage.
+- A body that is less than half of its envelope is copied: a small waiting frame must not hold on to
+  the rest of the envelope.
+- A batch is decoded in one call, right before it is processed. Stages hold undecoded frames, which
+  take less memory than their events, and decoded events are still in the CPU's cache. If decoding
+  fails, the frame is decoded event by event: bad events are refused, the others go on. That is
+  slow, so it goes piece by piece, and others get their turn between two pieces. Frames with many
+  events whose keys are not found go piece by piece, too.
+- A refused event is done at once. On a durable stream, where a commit may end anywhere in a frame,
+  the producer's number must be able to pass the refused event together with later ones.
 - A port takes frames for the partitions that its container owns.
-- An event counts as admitted where its partition is. So of a frame with events of other tasks only
-  the task's own count, and not before it is known which they are.
-- A keyed input owns its keys: unless the frame says that it was routed by the same hasher and the
-  same key, each event is decoded and hashed on arrival and goes to its own partition. On a durable
-  stream it is the task of the partition that sends on what is not its own.
+- An event counts as admitted in its own partition. In a frame with events of other tasks, only the
+  task's own events count, and only once they are known.
+- A keyed input decides the partition of each key. Unless the frame says that it was routed by the
+  same hasher and key, its events are decoded and hashed on arrival, and each goes to its partition.
+  On a durable stream, the task of the frame's partition sends on the events of other tasks.
 """
 
 from __future__ import annotations
@@ -46,11 +46,10 @@ from s4node.offsets.receipts import PartReceipt, Strays
 from s4node.stages.stage import Gauge, Stage, put_back
 
 FRAME_BYTES = 512
-"""About what a frame that waits takes up beside its body."""
+"""The approximate memory of a waiting frame besides its body."""
 
 PIECE = 512
-"""Events of a frame that are taken apart in one go, and events without a key that are refused in
-one: about 3 ms."""
+"""Events that are decoded one by one, or refused for lack of a key, in one piece: about 3 ms."""
 
 MAX_VERSIONS = 4096
 """Versions of event types that producers may have declared on a stream; the oldest is forgotten."""
@@ -78,7 +77,7 @@ class FrameBatch(EventBatch):
         self.bytes = len(body) + FRAME_BYTES
         self.receipt = self.frame = frame
         self._port, self._data, self._body = port, data, body
-        self._apart: Apart | Decoded | None = None  # what is taken piece by piece
+        self._apart: Apart | Decoded | None = None  # events that are taken piece by piece
         port.admission.deserializer.came(self.size, self.bytes)
 
     def precedes(self, other: EventBatch) -> bool:
@@ -86,25 +85,24 @@ class FrameBatch(EventBatch):
         return isinstance(other, FrameBatch) and other.frame.progress is self.frame.progress
 
     def discard(self) -> None:
-        """It will not be processed: the producer sends it again."""
+        """Drop the frame; its producer sends it again."""
         if self._body is not _NOTHING:
             self._body = _NOTHING
             self._port.admission.deserializer.went(self.size, self.bytes)
 
     def load(self) -> EventBatch | None:
-        """Decode; events that do not decode are refused and left out. Returns the rest of a frame
-        that is taken apart."""
+        """Decode, refusing events that do not decode; return the rest if it goes piece by piece."""
         rest = self.decode()
         self.left()
         return rest
 
     def decode(self) -> FrameBatch | None:
-        """As ``load``; it is in the deserializer still."""
+        """As ``load``, but the frame stays in the deserializer."""
         rest = None
         decoder, skip = self._port.decoder, self.first - self._data.first
         if self._apart is None:
             events = decoder.at_once(self._data, self._body)
-            if events is not None:  # what comes behind ours was shed
+            if events is not None:  # later events of the frame were shed
                 self.events = (
                     events if self.size == len(events) else events[skip : skip + self.size]
                 )
@@ -129,19 +127,18 @@ class FrameBatch(EventBatch):
         return rest
 
     def left(self) -> None:
-        """It is decoded, and has left the deserializer."""
+        """Leave the deserializer."""
         self._body = _NOTHING
         self._port.admission.deserializer.went(self.size, self.bytes)
 
     def keep_from(self, count: int) -> FrameBatch:
-        """Of a frame that was decoded in one call, what is behind ``count`` events, as a batch of
-        its own."""
+        """Split a frame that was decoded in one call; return the part after ``count`` events."""
         rest = self._cut(count)
         rest._apart, rest.events = Decoded(self.events, count), []
         return rest
 
     def _cut(self, count: int) -> FrameBatch:
-        """What is behind ``count`` events, as a batch of its own; those stay."""
+        """Split the batch: keep ``count`` events, and return the rest as a batch."""
         rest = copy(self)
         rest.receipt = rest.frame = self.frame.cut(self.first + count)
         rest.first += count
@@ -152,16 +149,16 @@ class FrameBatch(EventBatch):
 
 
 class MixedFrameBatch(FrameBatch):
-    """A frame of a durable stream in which there may be events of other tasks."""
+    """A frame of a durable stream that may hold events of other tasks."""
 
     __slots__ = ()
 
     def left_to_producer(self) -> None:
-        """It counts as never admitted; so does what was not counted of it."""
+        """Count the frame as never admitted."""
         self._port.uncounted -= self.size
 
     def load(self) -> EventBatch | None:
-        """Decode, and keep what is the task's own."""
+        """Decode, and keep the task's own events; send on the others as the task passes them."""
         rest = self.decode()
         port, whole = self._port, self.frame
         assert port.partition_of is not None
@@ -188,14 +185,14 @@ _NOTHING = memoryview(b"")
 
 
 class InputPort:
-    """Where the frames of one stream arrive.
+    """Takes the frames of one stream.
 
-    ``stages`` are its stages by partition, ``headers`` go with every answer to a hello.
+    ``stages`` are its stages by partition; ``headers`` go with every answer to a hello.
     ``deliver(batch)`` puts a batch into the stage of its partition's task. A ``closed`` port admits
-    nothing more but from ``members``, the connections of the app's other containers: the producers
-    keep it. The stream is durable where there is an ``on_full``, which asks for commits, as
-    ``on_wait`` does; ``on_demand`` tells that there are no others, and programs wait while a
-    partition is ``held``.
+    frames only from ``members``, the connections of the app's other containers; producers keep
+    theirs. The stream is durable if ``on_full`` is given; ``on_full`` and ``on_wait`` ask for
+    commits. ``on_demand`` says that there are no other commits. Programs wait while a partition is
+    ``held``.
     """
 
     def __init__(
@@ -237,10 +234,10 @@ class InputPort:
         if deserializer is not None:
             self.admission.deserializer = deserializer
         self.redispatched = 0
-        self._unsorted: deque[FrameBatch] = deque()  # events of each are for several partitions
+        self._unsorted: deque[FrameBatch] = deque()  # their events are for several partitions
         self.forwarded = 0
-        self.uncounted = 0  # admitted for other tasks, which count them, or nobody knows for whom
-        self.pass_on: Callable[[int, int, list[Any]], None]  # from whom, to whom
+        self.uncounted = 0  # admitted for other tasks, which count them, or for unknown tasks
+        self.pass_on: Callable[[int, int, list[Any]], None]  # from and to which partition
         self.routing = ""
         self._told_routing = f"{hasher_name}:"
         self._headers = headers
@@ -260,40 +257,39 @@ class InputPort:
         self.decoder = FrameDecoder(self._readers)
 
     def open(self, partition: int, stage: Stage) -> None:
-        """Take frames for a partition that the container owns now."""
+        """Take frames for a partition that the container now owns."""
         self._leaving.discard(partition)
         self.admission.enter(partition)
         self._stages[partition] = stage
 
     def refrain(self, partition: int) -> None:
-        """Take no more frames for a partition that is about to be another's."""
+        """Take no more frames for a partition that is about to move to another container."""
         self._leaving.add(partition)
 
     def leave(self, partition: int) -> None:
-        """The partition is another's; the producers will hear whose."""
+        """Forget a partition that has moved; producers are told its new owner."""
         self.admission.leave(partition)
         del self._stages[partition]
 
     def go_back(self, partition: int) -> None:
-        """The task of a partition has gone back: its producers are to do so as well."""
+        """Have the producers of a partition go back, because its task was rolled back."""
         if self.durable is not None:
             self.durable.go_back(partition)
 
     def is_open(self, partition: int) -> bool:
-        """Whether it takes frames for a partition."""
+        """Return True if the port takes frames for a partition."""
         return partition in self._stages
 
     def on_hello(
         self, hello: wire.Hello, connection: Hashable, node: str, incarnation: str, now: float
     ) -> wire.Hello | None:
-        """Open the stream for a producer, or say why not; None if it is to be asked again when
-        more is committed."""
+        """Open the stream for a producer, or say why not; None if a commit must come first."""
         error = self._accept_numbers(hello) or self._accept_types(hello)
         error = error or self.admission.refusal(hello)
         if not error and not self.admission.takes(hello.peer, connection):
             error = (
                 f"stream {self.stream.name!r}: this connection has opened it for "
-                f"{MAX_PRODUCERS} producers already; use a further connection"
+                f"{MAX_PRODUCERS} producers, the most that are allowed; use another connection"
             )
         headers = {**self._headers, wire.PRODUCER: hello.peer}
         if error:
@@ -320,7 +316,7 @@ class InputPort:
         headers: wire.Headers | None = None,
         unasked: bool = False,
     ) -> wire.Hello:
-        """What a producer is to know of the stream; unasked, that owners have changed."""
+        """The hello that describes the stream to a producer; unasked when owners have changed."""
         headers = dict(self._headers if headers is None else headers)
         if unasked:
             headers[wire.UNASKED] = True
@@ -341,11 +337,11 @@ class InputPort:
     def _accept_numbers(self, hello: wire.Hello) -> str:
         for position in hello.positions:
             if not 0 <= position.number <= wire.MAX_NUMBER:
-                return f"stream {self.stream.name!r}: {position.number} is no event's number"
+                return f"stream {self.stream.name!r}: {position.number} is not an event number"
         return ""
 
     def _accept_types(self, hello: wire.Hello) -> str:
-        """Learn the producer's versions of our types; why not, where they do not fit."""
+        """Learn the producer's versions of our types; return why they do not fit, or ""."""
         by_name = {kind.name: kind for kind in self.stream.types}
         taken = {name: kind.declaration for name, kind in by_name.items()}
         if len(hello.types) > MAX_DECLARED:
@@ -368,7 +364,7 @@ class InputPort:
         return ""
 
     def _learn(self, fingerprint: int, ours: EventType) -> None:
-        """Read this version as our type; a version that nobody declared for long gives way."""
+        """Read this version as our type; the version declared longest ago is forgotten."""
         self._readers.pop(fingerprint, None)
         self._readers[fingerprint] = ours
         if len(self._readers) > MAX_VERSIONS:
@@ -376,7 +372,7 @@ class InputPort:
             del self._readers[next(known for known in self._readers if known not in own)]
 
     def on_data(self, data: wire.Data, body: memoryview, connection: Hashable, now: float) -> str:
-        """Take a data frame; returns why it is no good, or an empty text."""
+        """Take a data frame; return what is wrong with it, or ""."""
         if not 0 <= data.partition < self._partitions:
             return f"stream {data.stream!r} has no partition {data.partition}"
         problem = wire.check_sections(data, body)
@@ -384,7 +380,7 @@ class InputPort:
             return f"{data.stream}[{data.partition}]@{data.producer}:{data.first}: {problem}"
         if self.closed and connection not in self.members:
             return ""
-        if data.partition in self._leaving:  # the producer keeps it, for the next owner
+        if data.partition in self._leaving:  # the producer sends it to the next owner
             return ""
         admitted = self.admission.admit(data, connection, now, len(body) + FRAME_BYTES)
         if admitted is None:
@@ -406,7 +402,7 @@ class InputPort:
         return ""
 
     def sort_out(self, now: float) -> bool:
-        """Send a piece of what waits to the partitions of its events; True if more waits."""
+        """Send a piece of the unsorted frames to its partitions; return True if more waits."""
         if self._unsorted:
             batch = self._unsorted.popleft()
             rest = batch.decode()
@@ -417,13 +413,15 @@ class InputPort:
 
     @property
     def partition_of(self) -> Callable[[Any], int] | None:
-        """Finds the partition of an event; None where it is as its producer says."""
+        """Finds the partition of an event; None if the producer decides it."""
         find, memo = self._find, self._memo
         return None if find is None else lambda event: memo[find(event)]
 
     def _redispatch(self, batch: FrameBatch, now: float) -> FrameBatch | None:
-        """Send each event to its own partition; the batch is done when all parts are. Returns what
-        is behind many events without a key."""
+        """Send each event to its own partition; the batch is done when all parts are.
+
+        After many events without a key, stop and return the rest of the batch.
+        """
         assert self._router is not None
         rest = None
         events, receipt = batch.events, batch.frame
@@ -464,7 +462,7 @@ class InputPort:
         return rest
 
     def _shed(self, stage: Stage, receipt: FrameReceipt, numbers: list[int]) -> None:
-        """Drop events for which the stage of their own partition has no room."""
+        """Drop events for which the stage of their partition has no room."""
         reason = stage.executor.reason
         stage.dropped(len(numbers), reason)
         for number in numbers:

@@ -1,10 +1,10 @@
 """The inputs of a container: a port for each stream, as its producers see it.
 
 Rules
-- The app's live input streams are open to everybody, all others to the other members only: where
-  a hello names our cluster.
-- A partition is opened when its task has started. What comes for it before is not ours yet.
-- Of two connections of one producer the newer is true; the older is told that it is out of date.
+- The app's live input streams are open to all producers; other streams only to the other members,
+  whose hellos name our cluster.
+- A partition is opened when its task has started; frames that come earlier are not taken.
+- Of two connections of one producer the newer counts; the older is told that it is out of date.
 - A hello to a durable stream may have to wait for a commit; it is answered then.
 """
 
@@ -36,18 +36,17 @@ from s4node.stages.stage import Gauge, Stage, StageStatistics
 log = get_logger("s4node.runtime")
 
 Send = Callable[[str, int, int, list[Any]], None]
-"""Puts events on a stream: from the task of a partition, to that of another."""
+"""Sends events of a stream from the task of one partition to the task of another."""
 
 
 class Ports:
-    """The ports of ``app``: ``ports`` to everybody, ``inner`` to the other members.
+    """The ports of ``app``: ``ports`` for all producers, ``inner`` for the other members.
 
-    ``headers`` go with every answer to a hello; they change. ``offer`` takes the batches.
-    ``shared`` tells that there are other members. Of streams that are ``durable`` tasks commit the
-    producers' numbers; ``on_full`` asks the task of a partition to do that soon, ``on_wait``
-    within some seconds, if it has time. ``send`` puts events of one task on the way to another, and
-    ``full`` (of a stream, for a partition's task) says whether much of that waits. ``cuts`` are
-    those of the tasks.
+    ``headers`` go with every answer to a hello; their owner changes them. ``offer`` takes batches.
+    ``shared`` says that there are other members. For ``durable`` streams, tasks commit the
+    producers' numbers: ``on_full`` asks the task of a partition for a commit soon, ``on_wait`` for
+    one within some seconds, if it has time. ``send`` sends events of one task to another;
+    ``full(stream, partition)`` returns True if too many of those wait. ``cuts`` are of the tasks.
     """
 
     def __init__(
@@ -109,36 +108,36 @@ class Ports:
         self._expiry = config[settings.PRODUCER_EXPIRY]
 
     def port(self, stream: str) -> InputPort | None:
-        """Where frames of a stream arrive; None if none may come."""
+        """The port of a stream; None if it has none."""
         return self.ports.get(stream) or self.inner.get(stream)
 
     def unknown(self, stream: str) -> str:
-        """What a producer of a stream that has no port is told."""
+        """The answer to a producer of a stream that has no port."""
         known = ", ".join(self.ports) or "none"
         return f"app {self._app.name!r} has no input stream {stream!r}; its input streams: {known}"
 
     def open(self, partition: int, stages: Mapping[Hashable, Stage]) -> None:
-        """Take frames for a partition from now on, into these stages by stream."""
+        """Take frames for a partition, into its ``stages`` by stream."""
         for port in self._all:
             port.open(partition, stages[port.stream.name])
 
     def refrain(self, partition: int) -> None:
-        """Take no more frames for a partition that is about to be another member's."""
+        """Take no more frames for a partition that is about to move to another member."""
         for port in self._all:
             port.refrain(partition)
 
     def leave_one(self, partition: int) -> None:
-        """A partition is another member's; tell its producers that these were our last words."""
+        """Leave a partition to another member, and tell its producers."""
         for port in self._all:
             _say_last(
                 port,
                 [lane for lane in port.admission.lanes.values() if lane.partition == partition],
             )
             port.leave(partition)
-        self.committed()  # who has waited for a commit of it is to ask the next owner
+        self.committed()  # hellos that waited for a commit are answered: ask the next owner
 
     def go_back(self, partition: int) -> None:
-        """The task of a partition has gone back to its last commit."""
+        """Have producers go back, because the task of a partition was rolled back."""
         for port in self._all:
             port.go_back(partition)
         self.committed()
@@ -146,7 +145,7 @@ class Ports:
     # -- producers ---------------------------------------------------------------------------
 
     def hello(self, hello: wire.Hello, connection: Connection) -> wire.Hello | None:
-        """Open a stream for a producer, or say why not; None if that is answered later."""
+        """Open a stream for a producer, or say why not; None if the answer comes later."""
         port = self.ports.get(hello.stream)
         member = hello.headers.get(wire.CLUSTER) == self._config[settings.CLUSTER_NAME]
         if member:
@@ -173,7 +172,7 @@ class Ports:
         return answer
 
     def committed(self) -> None:
-        """More is committed: answer those whose hello has waited for it."""
+        """Answer hellos that have waited for a commit."""
         waiting, self._waiting = self._waiting, []
         for hello, connection in waiting:
             if connection.live and (answer := self.hello(hello, connection)) is not None:
@@ -181,7 +180,7 @@ class Ports:
 
     @property
     def durable(self) -> list[DurableAdmission]:
-        """The producers of which tasks commit the numbers, by stream."""
+        """The admissions of durable streams."""
         return [port.durable for port in self._all if port.durable is not None]
 
     def _refusal(self, hello: wire.Hello, reason: str) -> wire.Hello:
@@ -194,7 +193,7 @@ class Ports:
         )
 
     def tell_owners(self) -> None:
-        """Partitions have moved: tell everybody what the headers say now."""
+        """Tell all producers the current headers, because partitions have moved."""
         for connection, streams in self._streams_of.items():
             for name in streams:
                 port = self.port(name)
@@ -203,19 +202,19 @@ class Ports:
                 connection.answer(wire.encode_frame(word))
 
     def on_idle(self, idle: wire.Idle, connection: Connection) -> None:
-        """A producer has nothing to send; it may ask for its verdicts."""
+        """Handle an idle producer, which may ask for its verdicts."""
         port = self.port(idle.stream)
         if port is not None and idle.flags & wire.ANSWER_NOW:
             port.admission.ask(idle.producer, connection)
 
     def on_end(self, end: wire.EndOfStream, connection: Connection) -> None:
-        """Nothing more will come from a producer."""
+        """Forget a producer that has ended."""
         port = self.port(end.stream)
         if port is not None:
             port.admission.forget(end.producer, connection)
 
     def gone(self, connection: Connection) -> None:
-        """The peer's connection has ended."""
+        """Forget a connection that has ended."""
         now = trio.current_time()
         self._streams_of.pop(connection, None)
         for port in self._all:
@@ -223,7 +222,7 @@ class Ports:
             port.admission.gone(connection, now)
 
     def keeps(self, lane: ProducerLane) -> bool:
-        """Whether a producer outside of the app is there, and sends again what has no verdict."""
+        """Return True if the producer is connected from outside the app, so it can resend."""
         port, connection = self.ports.get(lane.admission.stream), lane.connection
         outside = port is not None and connection is not None and connection not in port.members
         return outside and not lane.ended
@@ -231,25 +230,27 @@ class Ports:
     # -- leaving the cluster -----------------------------------------------------------------
 
     def leave(self) -> None:
-        """Admit nothing more from anybody: others will own our partitions."""
+        """Admit nothing more, because others will own our partitions."""
         self._left = True
         for port in self._all:
             port.closed = True
             port.members.clear()
 
     def give_up(self) -> None:
-        """Tell the producers that these were our last words, so that they go on with others."""
+        """Tell all producers that others own our partitions now."""
         for port in self._all:
             _say_last(port, port.admission.lanes.values())
 
     def released(self) -> None:
-        """Room has been made somewhere: let go on who was held back."""
+        """Let producers go on that were held back for lack of room."""
         for port in self._all:
             port.admission.released()
 
     def tick(self, now: float) -> float | None:
-        """Between two turns: let go on who was held back, forget who is long gone, sort out a
-        piece of what came for several partitions; returns when the next is due."""
+        """Work between two turns; return when the next call is due.
+
+        Let held producers go on, forget those long gone, and sort out a piece of unsorted frames.
+        """
         due = None
         for port in self._all:
             port.admission.released()
@@ -261,7 +262,7 @@ class Ports:
     # -- statistics --------------------------------------------------------------------------
 
     def statistics(self, passed_on: Mapping[str, PassedOn]) -> dict[str, InputStatistics]:
-        """What came in, by stream; but for what others count, to whom it was ``passed_on``."""
+        """The counts by stream, without events ``passed_on`` to others, which count them."""
         return {
             name: InputStatistics(
                 one.admitted - port.uncounted - others.events,
@@ -286,7 +287,7 @@ class Ports:
 
 
 def close(ports: Iterable[InputPort]) -> None:
-    """Admit nothing more; the producers keep it. What has come goes to its tasks."""
+    """Admit nothing more; frames that have come go to their tasks."""
     now = trio.current_time()
     for port in ports:
         port.closed = True

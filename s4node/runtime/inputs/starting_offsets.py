@@ -1,13 +1,13 @@
-"""Where tasks begin to read their inputs, and where they go on when retention was faster.
+"""The offsets at which tasks begin to read, and resume after retention deleted events.
 
 Rules
-- First what the task's ``init`` said; then the startpoint that was asked for; then the checkpoint;
-  then what the settings say. The log line says which it was.
-- What ``init`` said, and a reset, hold once a start of the job: who takes a task over while the job
-  runs goes on from the checkpoint. That the task has begun there is committed with the offset.
-- A partition that an input has got since the job began is read from its oldest event.
-- What lies outside of what an input has is no place: it ends the start, saying what to set. Only
-  where retention has removed what comes next, a setting may have the rest read; that is counted.
+- The order is: the task's ``init``, a requested startpoint, the checkpoint, the settings. The log
+  line says which one it was.
+- The offset of ``init``, and a reset, hold once for each start of the job: a container that takes a
+  task over while the job runs goes on from the checkpoint. The commit of the offset says so.
+- A partition that was added since the job began is read from its oldest event.
+- An offset outside the input ends the start, and the message says what to set. If retention has
+  deleted the next events, a setting may allow to go on with the rest; the lost ones are counted.
 """
 
 from __future__ import annotations
@@ -29,9 +29,12 @@ log = get_logger("s4node.runtime")
 
 
 class Known(NamedTuple):
-    """What there is to say where a task goes on with an input: the wish of its ``init``, a pending
-    startpoint, and the offset of its checkpoint with its ``epoch``, 0 without. ``start`` is the id
-    of what this start of the job says; empty where the task has begun there already."""
+    """What decides where a task resumes an input.
+
+    ``wish`` is the offset of ``init``, ``request`` a pending startpoint, ``kept`` the checkpoint's
+    offset, with its ``epoch`` (0 if there is none). ``start`` is the id of this start of the job,
+    empty if the task has begun in it already.
+    """
 
     wish: Startpoint | None
     request: Request | None
@@ -41,8 +44,11 @@ class Known(NamedTuple):
 
 
 class StartingOffsets:
-    """Those of the job that is kept under ``name``; ``lost`` counts events that retention took, by
-    ``system.stream``. ``grown`` has how many partitions inputs had at first that have more."""
+    """The starting offsets of the job ``name``.
+
+    ``lost`` counts events that retention deleted, by ``system.stream``. ``grown`` has the first
+    number of partitions of inputs that got more.
+    """
 
     def __init__(self, config: Config, name: str, grown: Mapping[str, int]) -> None:
         self._grown = grown
@@ -53,9 +59,9 @@ class StartingOffsets:
     async def of(
         self, system: System, ssp: SystemStreamPartition, task: str, known: Known
     ) -> tuple[int, str]:
-        """The offset at which a task goes on, and why there.
+        """The offset at which a task resumes, and why there.
 
-        Raises StartpointError, CheckpointError or InputLost where there is no such place.
+        Raises StartpointError, CheckpointError or InputLost if the input has no such offset.
         """
         if known.wish is not None and known.start:
             return await system.resolve(ssp, known.wish), "set by its task"
@@ -73,7 +79,7 @@ class StartingOffsets:
         return await system.resolve(ssp, Oldest() if word == "oldest" else Upcoming()), word
 
     def consumed(self, known: Known) -> frozenset[str]:
-        """The ids of what must not hold again once the offset is committed."""
+        """The ids of the start and the startpoint that are used up once the offset is committed."""
         return frozenset({known.start, "" if known.request is None else known.request.id} - {""})
 
     def _resets(self, ssp: SystemStreamPartition) -> bool:
@@ -87,8 +93,8 @@ class StartingOffsets:
         except StartpointError as error:
             raise StartpointError(
                 f"the startpoint {describe(request.startpoint)} that was set for {ssp} "
-                f"(id {request.id}, task {task!r}) cannot be had: {error}. Set another one, or "
-                f"take it back: {deleting(self._config, self._name, ssp)}"
+                f"(id {request.id}, task {task!r}) does not exist: {error}. Set another one, or "
+                f"delete it: {deleting(self._config, self._name, ssp)}"
             ) from error
 
     async def _checkpointed(
@@ -97,7 +103,7 @@ class StartingOffsets:
         bounds = await system.bounds(ssp)
         if epoch and kept > (end := bounds.end_of(epoch)):
             log.error(
-                "the end of an input is lost, and stays counted; what has come since is read",
+                "the end of an input is lost, and stays counted; reading goes on after it",
                 input=str(ssp),
                 events=kept - end,
                 goes_on_at=end,
@@ -105,9 +111,9 @@ class StartingOffsets:
             kept = end
         if kept > bounds.upcoming:
             raise CheckpointError(
-                f"the checkpoint of {ssp} goes on at offset {kept}, and {ssp} ends at "
+                f"the checkpoint of {ssp} resumes at offset {kept}, but {ssp} ends at "
                 f"{bounds.upcoming}: it is another stream now, or has lost its end, or the "
-                f"checkpoint was imported and does not fit. Say where to go on: "
+                f"checkpoint was imported and does not fit. Say where to resume: "
                 f"{setting(self._config, self._name, ssp)} (or --offset N), or s4 checkpoint "
                 f"import with one that fits; or set "
                 f"streams.{ssp.stream}.samza.reset.offset = true to begin anew"
@@ -118,8 +124,8 @@ class StartingOffsets:
                 kept,
                 bounds.oldest,
                 InputLost(
-                    f"{ssp}: the checkpoint goes on at offset {kept}, and the oldest event that is "
-                    f"there is {bounds.oldest}: retention has removed those between"
+                    f"{ssp}: the checkpoint resumes at offset {kept}, but the oldest event is at "
+                    f"{bounds.oldest}: retention has deleted the events between"
                 ),
             )
         return kept
@@ -127,16 +133,16 @@ class StartingOffsets:
     def skipped(
         self, ssp: SystemStreamPartition, position: int, oldest: int, error: InputLost
     ) -> int:
-        """Go on at the oldest event, if the settings say so; raises ``error`` otherwise."""
+        """Go on at the oldest event if the settings allow it; raises ``error`` otherwise."""
         if self._config.matching(settings.ON_LOST).get(ssp.stream, "fail") == "fail":
             raise InputLost(
                 f"{error}. Set streams.{ssp.stream}.onLost = oldest to go on with what is left, "
-                f"and let the stream be kept for longer"
+                f"and lengthen the retention of the stream"
             ) from error
         name = f"{ssp.system}.{ssp.stream}"
         self.lost[name] = self.lost.get(name, 0) + oldest - position
         log.warning(
-            "events of an input are lost: retention was faster",
+            "events of an input are lost: retention deleted them before they were read",
             input=str(ssp),
             events=oldest - position,
             goes_on_at=oldest,
@@ -145,7 +151,7 @@ class StartingOffsets:
 
 
 def default_offset(config: Config, system: str, stream: str) -> str:
-    """Where an input without progress begins: oldest, newest or upcoming."""
+    """Where an input without a checkpoint begins: oldest, newest or upcoming."""
     of_stream = config.matching(settings.OFFSET_DEFAULT).get(stream)
     of_system = config.matching(settings.SYSTEM_OFFSET_DEFAULT).get(system)
     return of_stream or of_system or "upcoming"

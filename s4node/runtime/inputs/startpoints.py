@@ -1,13 +1,14 @@
-"""The startpoints that were asked for, as a container takes them over.
+"""The requested startpoints of a job, as its containers take them over.
 
 Rules
-- At a start of the job all its tasks get theirs, before any task is claimed. What is asked for
-  later waits for the next start.
-- What no task takes is told, with the command that takes it back: it waits on until it expires.
-- A pending startpoint holds for a task that has not begun in this start of the job, on whichever
-  node that was. So where nothing is pending when a container enters, nothing will be.
-- A startpoint that a task has consumed is removed, or ignored for as long as it cannot be.
-- What holds for a start of the job is known as consumed until the job starts again.
+- At a start of the job, all its tasks get their startpoints before any task is claimed. A later
+  request waits for the next start.
+- A startpoint that no task takes is logged, with the command that deletes it. It waits until it
+  expires.
+- A pending startpoint holds for a task that has not begun in this start of the job, on any node. So
+  if none is pending when a container enters, none will be.
+- A consumed startpoint is removed, or ignored while it cannot be removed.
+- An offset that holds for one start of the job stays consumed until the job starts again.
 """
 
 from __future__ import annotations
@@ -40,8 +41,7 @@ log = get_logger("s4node.runtime")
 
 
 class Startpoints:
-    """Those of the job in ``folder``, which has these ``tasks``; progress is kept under
-    ``name``."""
+    """The startpoints of the job ``name`` in ``folder``, which has these ``tasks``."""
 
     def __init__(
         self,
@@ -58,10 +58,10 @@ class Startpoints:
         self._tasks = tasks
         self._store = StartpointStore(folder, config)
         self._state = ""  # the identity of the job's state
-        self._pending = False  # whether anything was when this container entered
+        self._pending = False  # true if any was when this container entered
 
     async def fan_out(self) -> None:
-        """Give each task of the job what was asked for it; nobody else does it meanwhile."""
+        """Give each task of the job its startpoints; one container does so at a time."""
         if not await self._found():
             return
         now = now_ms()
@@ -79,16 +79,16 @@ class Startpoints:
             ssp = SystemStreamPartition(*request.place)
             back = deleting(self._config, self._name, ssp, request.task)
             log.warning(
-                "a startpoint is not taken",
+                "no task takes a startpoint",
                 input=str(ssp),
                 id=request.id,
                 startpoint=describe(request.startpoint),
                 reason=self._why(request, now),
-                fix=f"set another one, or take it back: {back}",
+                fix=f"set another one, or delete it: {back}",
             )
 
     def _why(self, request: Request, now: int) -> str:
-        """Why no task takes what is asked for."""
+        """Why no task takes a startpoint."""
         if now - request.created_ms >= EXPIRY_MS:
             return "it has expired"
         if not request.task:
@@ -100,13 +100,13 @@ class Startpoints:
     async def of(
         self, task: str, consumed: Collection[str]
     ) -> Mapping[SystemStreamPartition, Request]:
-        """What is pending for a task, but for what it has ``consumed``, which is removed."""
+        """The pending startpoints of a task; those that it has ``consumed`` are removed."""
         found = await self._take(task, consumed) if self._pending else ()
         passing("startpoint.taken")
         return {SystemStreamPartition(*request.place): request for request in found}
 
     async def consumed(self, task: str, ids: Collection[str]) -> Collection[str]:
-        """A task has written that it has consumed these; returns those that are removed."""
+        """Remove startpoints that a task has committed as consumed; return the removed ones."""
         requests = frozenset(ids) - ids_of_start(ids)
         if not requests:
             return ()
@@ -115,7 +115,7 @@ class Startpoints:
             await self._take(task, ids)
         except StartpointError as error:
             log.warning(
-                "a startpoint that is over could not be removed; it is ignored from now on",
+                "a consumed startpoint could not be removed; it is ignored from now on",
                 task=task,
                 error=str(error),
             )
@@ -124,11 +124,11 @@ class Startpoints:
         return requests
 
     async def enter(self) -> None:
-        """The container has entered the job, and all is given to the tasks."""
+        """Note what is pending when the container has entered the job."""
         self._pending = await self._found() and bool((await self._store.read(self._state)).pending)
 
     async def _found(self) -> bool:
-        """Whether anything may have been asked for; the job's state has an identity then."""
+        """Return True if there may be startpoints; then the job's state has an identity."""
         if not await threads.run_sync(lambda: self._store.exists):
             return False
         if not self._state:
@@ -140,7 +140,7 @@ class Startpoints:
 
 
 def deleting(config: Config, app: str, ssp: SystemStreamPartition, task: str = "") -> str:
-    """The command that takes startpoints of a partition back, all or those of a task."""
+    """The command that deletes the startpoints of a partition, of all tasks or of one."""
     return _command(config, "delete", app, str(ssp), *(("--task", task) if task else ()))
 
 

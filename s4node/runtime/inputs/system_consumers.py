@@ -1,11 +1,11 @@
 """The consumers of a container: they read its inputs and feed the stages of its tasks.
 
 Rules
-- A task that goes back has its old places again, also one that is fed no more, for it is about to
-  be another container's: what it commits last must not be ahead of its state.
-- Where an input goes on is told once a stream, and committed before the first event is read: a
-  crash must not make another place of what was upcoming.
-- Reading stops at once when the container stops; what was read goes to its tasks.
+- A task that is rolled back resumes at its committed offsets. So does one that is no longer fed,
+  because another container takes it over: its last commit must not be ahead of its state.
+- The offsets at which an input resumes are logged once for each stream, and committed before the
+  first event is read: after a crash, "upcoming" must not mean another offset.
+- Reading stops at once when the container stops; batches that were read go to their tasks.
 """
 
 from __future__ import annotations
@@ -40,31 +40,31 @@ from s4node.systems.registry import Systems
 log = get_logger("s4node.runtime")
 
 _GRACE_SECONDS = 1.0
-"""After how long a system that cannot be reached is told of."""
+"""A system is logged as unreachable after so many seconds."""
 
 
 class Tasks(FedTasks, Protocol):
-    """What consumers need of the container's tasks, beside what feeds do."""
+    """The container's tasks, as far as consumers and feeds know them."""
 
     def add_input(self, task: Task, ssp: SystemStreamPartition) -> None:
-        """Give a task that is to start a stage for one of its inputs."""
+        """Add the stage of an input to a task that has not started."""
         ...
 
     def wake(self, task: Task) -> None:
-        """A task of this container may have something to do."""
+        """Queue a task that may have something to do, and have a turn soon."""
         ...
 
     def commit_soon(self, partition: int) -> None:
-        """Have the task of a partition of this container commit as soon as it may."""
+        """Have the task of a partition commit as soon as the gate allows."""
         ...
 
     def ended(self, task: Task, ssp: SystemStreamPartition) -> None:
-        """A task of this container has been given all that an input will ever hold."""
+        """Note that a task was given all events of an input that has ended."""
         ...
 
 
 class Gained(NamedTuple):
-    """A task that has started: what it reads, what is kept of it, and pending startpoints."""
+    """A started task: its partitions, its checkpoint, and pending startpoints."""
 
     task: Task
     ssps: Collection[SystemStreamPartition]
@@ -75,16 +75,16 @@ class Gained(NamedTuple):
 
 
 def _is_kept(taker: Taker) -> bool:
-    """Whether the task's checkpoint has the place at which it goes on."""
+    """Return True if the offset at which the task resumes is committed."""
     return taker.progress.committed is not None and not taker.progress.startpoints
 
 
 class SystemConsumers:
-    """Reads the replayable ``streams`` of an app from ``systems`` for the tasks it is given.
+    """Reads the replayable ``streams`` of an app from ``systems`` for tasks.
 
-    ``broadcast`` are partitions that every task reads; ``name`` is what progress is kept under.
-    ``progress`` is by task and partition; ``grown`` are the streams that have more partitions than
-    at first, of which no event is known to be in the partition of its key.
+    Every task reads the ``broadcast`` partitions. ``name`` is the job. ``progress`` is by task and
+    partition. ``grown`` streams have more partitions than at first, so their events may not be in
+    the partition of their key.
     """
 
     def __init__(
@@ -115,8 +115,8 @@ class SystemConsumers:
         self._waiting: dict[trio.lowlevel.ParkingLot, Callable[[], bool]] = {}
         self._nursery: trio.Nursery
         self._beginning: list[Taker] = []
-        self._begun: dict[int, list[Taker]] = {}  # by task; also those that are fed no more
-        self._reading = 0  # partitions, with those of which the reader is being closed
+        self._begun: dict[int, list[Taker]] = {}  # by task; also those no longer fed
+        self._reading = 0  # partitions, including those whose reader is closing
         self._scopes: set[trio.CancelScope] = set()
         self._quiet = trio.lowlevel.ParkingLot()
         self._keyed: dict[str, Keyed] = {}
@@ -132,7 +132,7 @@ class SystemConsumers:
     # -- life --------------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Read until cancelled; raises what cannot be gone on from."""
+        """Read until cancelled; raises errors that stop the container."""
         async with trio.open_nursery() as self._nursery:
             for system in self._systems:
                 self._nursery.start_soon(watch, system)
@@ -141,7 +141,7 @@ class SystemConsumers:
             await trio.sleep_forever()
 
     async def stop(self) -> None:
-        """Read nothing more; returns when all that was read is with its tasks."""
+        """Stop reading; return when all batches that were read are with their tasks."""
         self.stopped = True
         for scope in self._scopes:
             scope.cancel()
@@ -150,7 +150,7 @@ class SystemConsumers:
         await self.dead_letters.settle()
 
     def add(self, task: Task, ssps: Iterable[SystemStreamPartition]) -> None:
-        """Give a task that is to start a stage for each of its partitions."""
+        """Add a stage for each partition to a task that has not started."""
         for ssp in ssps:
             self._tasks.add_input(task, ssp)
 
@@ -159,7 +159,7 @@ class SystemConsumers:
         gained: Iterable[Gained],
         wishes: Callable[[Task], Mapping[SystemStreamPartition, Startpoint]],
     ) -> None:
-        """Feed these tasks, which have started, with their partitions from where they go on."""
+        """Feed started tasks from the offsets at which they resume."""
         found: dict[tuple[str, str], list[Taker]] = {}
         for task, ssps, kept, startpoints, start in gained:
             self.progress[task.partition] = {}
@@ -181,22 +181,22 @@ class SystemConsumers:
             self._nursery.start_soon(self._begin, takers)
 
     async def leave(self, partition: int) -> None:
-        """Feed the task of a partition no more; another container is about to."""
+        """Stop feeding the task of a partition that moves to another container."""
         await self.wait(lambda: all(t.task.partition != partition for t in self._beginning))
         left = [feed for feed in self._feeds.values() if feed.leave(partition)]
         for feed in left:
             if not feed.takers:
                 del self._feeds[feed.ssp]
-        for feed in left:  # those who stay may have waited for the end of this one only
+        for feed in left:  # the remaining takers may have waited only for the end of this one
             self.tell_ends(feed.ssp)
 
     def forget(self, partition: int) -> None:
-        """Another container goes on with the task of a partition."""
+        """Forget the task of a partition that has moved to another container."""
         self.progress.pop(partition, None)
         self._begun.pop(partition, None)
 
     def go_back(self, old: Task, new: Task) -> None:
-        """Feed ``new`` in the place of ``old``, from where that has committed last."""
+        """Feed ``new`` in place of ``old``, from the last commit."""
         for taker in self._beginning:
             if taker.task is old:
                 taker.task = new
@@ -223,7 +223,7 @@ class SystemConsumers:
         return InputProgress(taker.ssp, taker.next, partial(self._refused, taker))
 
     async def _begin(self, takers: list[Taker]) -> None:
-        """Find out where an input goes on, and read it from there."""
+        """Find the offsets at which an input resumes, and read it from there."""
         system = self._systems[takers[0].ssp.system]
         origins: dict[str, list[str]] = {}
         with self.until_stopped():
@@ -232,7 +232,7 @@ class SystemConsumers:
                 taker.next, why = await self.starts.of(system, ssp, taker.task.name, taker.known)
                 origins.setdefault(why, []).append(f"{ssp.partition}: {taker.next}")
             offsets = "; ".join(f"{', '.join(at)} ({why})" for why, at in origins.items())
-            log.info("input goes on", input=_name(takers[0].ssp), offsets=offsets)
+            log.info("input resumes", input=_name(takers[0].ssp), offsets=offsets)
             for taker in takers:
                 taker.progress = self._progress_of(taker)
                 taker.progress.startpoints = self.starts.consumed(taker.known)
@@ -247,11 +247,13 @@ class SystemConsumers:
                 for readers in readers_of.values():
                     nursery.start_soon(self._begin_partition, readers, system)
         self._beginning = [each for each in self._beginning if each not in takers]
-        self.released()  # there may be no turn for long
+        self.released()  # the next turn may be far away
 
     async def _begin_partition(self, takers: list[Taker], system: System) -> None:
-        """Feed the tasks that read a partition, which is read once for all of them, as soon as it
-        is committed where they begin: that of another partition may wait for a long window."""
+        """Feed the tasks of a partition as soon as their starting offsets are committed.
+
+        It does not wait for other partitions, whose commits may wait for a long window.
+        """
         for taker in takers:
             self._want_kept(taker)
         await self.wait(lambda: all(_is_kept(taker) for taker in takers))
@@ -269,7 +271,7 @@ class SystemConsumers:
 
     async def _bootstrap(self, taker: Taker, system: System) -> None:
         """Tell a task that bootstraps how far it has to read, and how far it is."""
-        task, ssp, progress = taker.task, taker.ssp, taker.progress  # it may go back meanwhile
+        task, ssp, progress = taker.task, taker.ssp, taker.progress  # a rollback changes the taker
         bootstrap = task.backlog.bootstrap
         if bootstrap is None or ssp.stream not in bootstrap.streams:
             return
@@ -287,7 +289,7 @@ class SystemConsumers:
 
     def _caught_up(self, task: Task, bootstrap: Bootstrap) -> None:
         if not bootstrap.streams:
-            log.info("bootstrapped: the other inputs go on", task=task.name)
+            log.info("bootstrap done: the other inputs go on", task=task.name)
         self._tasks.wake(task)
 
     def _join(self, taker: Taker) -> None:
@@ -307,7 +309,7 @@ class SystemConsumers:
 
     @contextmanager
     def until_stopped(self, scope: trio.CancelScope | None = None) -> Iterator[None]:
-        """Cancelled when reading stops."""
+        """A scope that is cancelled when reading stops."""
         scope = scope or trio.CancelScope()
         self._scopes.add(scope)
         if self.stopped:
@@ -329,8 +331,11 @@ class SystemConsumers:
             self._quiet.unpark_all()
 
     def tell_ends(self, ssp: SystemStreamPartition) -> None:
-        """Tell the tasks that have been given all. A task that gets events of its keys from all
-        partitions of a stream hears of the end when all have ended that are read here."""
+        """Tell tasks that were given everything that their input has ended.
+
+        A task of a keyed stream gets events from all partitions, so it is told once all partitions
+        that are read here have ended.
+        """
         over = [each for each in self._feeds.values() if each.ssp == ssp]
         if self._keyed_of(ssp) is not None:
             if any(_name(taker.ssp) == _name(ssp) for taker in self._beginning):
@@ -343,7 +348,7 @@ class SystemConsumers:
                     self._tasks.ended(taker.task, taker.ssp)
 
     def statistics(self, names: Mapping[int, str]) -> Iterator[ProgressStatistics]:
-        """How far each task is, by the tasks' ``names``."""
+        """The progress of each task; ``names`` are by partition."""
         for task, inputs in self.progress.items():
             for ssp, progress in inputs.items():
                 feed = self._feeds.get(ssp)
@@ -353,7 +358,7 @@ class SystemConsumers:
     # -- room --------------------------------------------------------------------------------
 
     async def wait(self, condition: Callable[[], bool]) -> None:
-        """Return once a condition is true, which is looked at between turns."""
+        """Wait until a condition is true; it is checked between turns."""
         while not condition():
             lot = trio.lowlevel.ParkingLot()
             self._waiting[lot] = condition
@@ -363,12 +368,12 @@ class SystemConsumers:
                 del self._waiting[lot]
 
     def released(self) -> None:
-        """Between two turns, or when a consumer was heard: let go on who waits for something."""
+        """Check the conditions of ``wait``, between two turns or when a consumer answers."""
         for lot, condition in list(self._waiting.items()):
             if condition():
                 lot.unpark()
 
-    # -- what cannot be processed ------------------------------------------------------------
+    # -- refusals ----------------------------------------------------------------------------
 
     def _refused(
         self,
@@ -383,15 +388,15 @@ class SystemConsumers:
     # -- watching ----------------------------------------------------------------------------
 
     async def _monitor(self) -> None:
-        """Notice a number of partitions that changes."""
+        """Raise S4Error when the number of partitions of an input changes."""
         while True:
             await trio.sleep(self._config[settings.MONITOR_PARTITIONS])
             for (system, stream), count in self._counts.items():
                 now = await self._systems[system].partitions(stream)
                 if now != count:
                     raise S4Error(
-                        f"{system}.{stream} has {now} partitions, and had {count} when this "
-                        f"container started; the app stops, for its keys would be elsewhere. "
+                        f"{system}.{stream} has {now} partitions, but had {count} when this "
+                        f"container started; the app stops, because keys move to other partitions. "
                         + (f"Give it {count} again" if now < count else "Start the app again")
                     )
 
@@ -406,7 +411,7 @@ def _name(ssp: SystemStreamPartition) -> str:
 
 
 async def watch(system: System) -> None:
-    """Tell once that a system cannot be reached, and that it is back."""
+    """Log when a system cannot be reached, and when it can be reached again."""
     where = {"system": system.name}
     if address := getattr(system, "address", ""):
         where["address"] = address
@@ -414,7 +419,7 @@ async def watch(system: System) -> None:
         with trio.move_on_after(_GRACE_SECONDS) as grace:
             await system.wait_reachable()
         if grace.cancelled_caught:
-            log.warning("an input cannot be reached; it is waited for", **where)
+            log.warning("an input cannot be reached; waiting for it", **where)
             await system.wait_reachable()
             log.info("an input can be reached again", **where)
         await system.wait_reachable(False)

@@ -83,8 +83,8 @@ def test_partitions_that_a_stream_has_not_and_streams_that_are_not_are_told_toge
     with pytest.raises(ConfigError) as caught:
         partitions_of(ranges("log.rules#[1-4], log.none#0, log.rules#3"), {("log", "rules"): 4})
     assert str(caught.value).splitlines() == [
-        f"{KEY}: log.rules#[1-4] is impossible, for log.rules has 4 partitions; write at most #3",
-        f"{KEY}: log.none#0 names a stream that is not there; create it, or fix its name",
+        f"{KEY}: log.rules#[1-4] does not exist: log.rules has 4 partitions; write at most #3",
+        f"{KEY}: log.none#0 names a stream that does not exist; create it, or fix its name",
     ]
 
 

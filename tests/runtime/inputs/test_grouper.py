@@ -149,10 +149,10 @@ def test_one_s_own_grouper_is_named_in_the_configuration() -> None:
     [
         ("Losing", "loses log.a[0]; put it in a task"),
         ("Doubling", "puts log.a[1] in 'all' and 'again'; put it in one task"),
-        ("Inventing", "puts log.other[7], which is no input, in task 'all'; leave it out"),
+        ("Inventing", "puts log.other[7], not an input, in task 'all'; leave it out"),
         ("Hollow", "calls a task ''; give it a printable name"),
         ("Hollow", "gives task 'none' nothing to read; leave it out"),
-        ("Raising", "raised RuntimeError: no idea; it must give a mapping"),
+        ("Raising", "raised RuntimeError: no idea; it must return a mapping"),
         ("Wordless", "raised AttributeError: 'int' object has no attribute 'items'; it must give"),
         ("NoGrouper", "has no group; it needs group"),
         ("Unmade", "cannot be made: RuntimeError: not today; it is called with nothing"),

@@ -376,7 +376,7 @@ async def test_commits_that_cannot_be_written_are_told_tried_again_and_go_on(
             await until(lambda: committer.commits > 1)
     said = [line["event"] for line in logs if line["event"].startswith("progress")]
     assert said == [
-        "progress could not be written; it is tried again, and a crash now replays more",
+        "progress could not be written; retrying, and a crash now would replay more",
         "progress is written again",
     ]
     assert kept(settings)["Partition 0"] == {"memory.clicks[0]": 5}

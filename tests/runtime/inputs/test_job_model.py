@@ -106,13 +106,13 @@ def test_other_groupers_are_refused_where_tasks_are_found_by_partition_number(
 
 
 def test_a_grouper_that_makes_no_task_is_refused() -> None:
-    with pytest.raises(ConfigError, match="makes no task, for the app has no input but broadcast"):
+    with pytest.raises(ConfigError, match="makes no task, because all inputs of the app"):
         model({GROUPER: "by-ssp", "task.broadcast.inputs": "log.rules#0"}, {}, rules=1)
 
 
 def test_more_tasks_than_an_app_can_have_are_refused() -> None:
     with pytest.raises(
-        ConfigError, match="the inputs make 4097 tasks, and an app has at most 4096"
+        ConfigError, match="the inputs make 4097 tasks, but an app has at most 4096"
     ):
         model({}, {"A": 4097})
 

@@ -81,8 +81,8 @@ USER = ("user", "str", True)
         ((ORDER.declaration,), (), "takes Click, not 'Order'; send one of those"),
         ((declared("Click", ("name", "str", True)),), (), "fields may only be appended"),
         ((TypeDecl("Click", 5, (USER,)),), (), "5 is not the fingerprint of Click"),
-        ((), (wire.Position(0, -1),), "-1 is no event's number"),
-        ((), (wire.Position(0, 2**62),), "4611686018427387904 is no event's number"),
+        ((), (wire.Position(0, -1),), "-1 is not an event number"),
+        ((), (wire.Position(0, 2**62),), "4611686018427387904 is not an event number"),
     ],
 )
 def test_a_hello_that_does_not_fit_is_answered_with_why(

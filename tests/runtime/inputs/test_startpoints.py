@@ -458,7 +458,7 @@ async def test_one_that_cannot_be_had_stops_the_start_until_it_is_taken_back(
             async with running(job.app("clicks"), job.settings):
                 await trio.sleep_forever()
     assert job.seen == []
-    command = str(told.value).rpartition("take it back: s4 ")[2]
+    command = str(told.value).rpartition("delete it: s4 ")[2]
     done = await run_s4(*shlex.split(command), cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "1 startpoint of notes deleted\n")
     await job.run("clicks", events=7)
@@ -476,7 +476,7 @@ async def test_what_nobody_reads_and_what_has_expired_is_told_at_the_start_with_
     store.put([("memory", "clicks", 0)], Oldest(), now_ms(), "Partition 1")
     with structlog.testing.capture_logs() as logs:
         await job.run("clicks", events=10)
-    told = {line["reason"]: line for line in logs if line["event"] == "a startpoint is not taken"}
+    told = {line["reason"]: line for line in logs if line["event"] == "no task takes a startpoint"}
     assert told.keys() == {
         "no task reads it",
         "there is no task 'Nope'",
@@ -485,7 +485,7 @@ async def test_what_nobody_reads_and_what_has_expired_is_told_at_the_start_with_
     }
     assert job.waiting == (4, 0)
     for left, reason in ((3, "there is no task 'Nope'"), (2, "no task reads it")):
-        words = shlex.split(told[reason]["fix"].partition("take it back: s4 ")[2])
+        words = shlex.split(told[reason]["fix"].partition("delete it: s4 ")[2])
         done = await run_s4(*words, cwd=tmp_path)
         assert (done.returncode, done.stderr) == (0, "1 startpoint of notes deleted\n")
         assert job.waiting == (left, 0)
@@ -740,7 +740,7 @@ async def test_a_startpoint_means_one_offset_although_its_task_is_killed_before_
                             cwd=tmp_path)  # fmt: skip
         assert set_.returncode == 0, set_.stderr
         async with s4_process(*arguments, cwd=tmp_path) as process:
-            await until(lambda: "input goes on" in process.errors)
+            await until(lambda: "input resumes" in process.errors)
             await append(it.log, 10, 60, partitions=1)
             await until(lambda: len(it.seen) == 60)
             await process.kill()
@@ -855,6 +855,6 @@ async def test_an_offset_that_a_log_does_not_have_ends_the_process_and_names_the
             assert await process.wait() == 1
         (told,) = [line for line in process.stderr if line.startswith("s4: ")]
         assert f"the startpoint offset {offset} that was set for log.clicks[0]" in told
-        assert "take it back: s4 startpoint delete tasks 'log.clicks[0]'" in told
+        assert "delete it: s4 startpoint delete tasks 'log.clicks[0]'" in told
         assert why in told
         assert it.seen == []

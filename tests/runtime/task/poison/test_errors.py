@@ -501,6 +501,6 @@ async def test_an_on_error_that_cannot_be_done_is_refused_at_the_start(
 
 async def test_on_error_is_refused_where_nothing_comes_again(settings: dict[str, str]) -> None:
     del settings["systems.memory.samza.offset.default"]
-    with dies(ConfigError, match="nothing of app 'live' comes again: its inputs are live and fast"):
+    with dies(ConfigError, match="no input of app 'live' can be replayed: they are live and fast"):
         async with running(Live("live"), settings):
             await trio.sleep_forever()
