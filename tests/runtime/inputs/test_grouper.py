@@ -153,7 +153,7 @@ def test_one_s_own_grouper_is_named_in_the_configuration() -> None:
         ("Hollow", "calls a task ''; give it a printable name"),
         ("Hollow", "gives task 'none' nothing to read; leave it out"),
         ("Raising", "raised RuntimeError: no idea; it must return a mapping"),
-        ("Wordless", "raised AttributeError: 'int' object has no attribute 'items'; it must return"),
+        ("Wordless", "raised AttributeError: 'int' object has no attribute 'items'"),
         ("NoGrouper", "has no group; it needs group"),
         ("Unmade", "cannot be made: RuntimeError: not today; it is called with nothing"),
         ("Missing", "cannot be imported: AttributeError"),
