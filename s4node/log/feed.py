@@ -1,10 +1,10 @@
-"""The readers of one connection to the log: frames as they were appended, as far as credit goes.
+"""The feed of one connection: sends its readers the frames of the log, within their credit.
 
 Rules
-- One trio task a connection, for one frame after the other: a reader that is slow costs its own
-  connection's turn and no memory, for nothing is read before there is room to send it.
-- Readings take turns, and a turn is bounded in bytes.
-- A reader is told in its place in the stream: what types come, and where something is lost.
+- Each connection has one trio task. Frames are read only when there is room to send them, so a slow
+  reader delays only its own connection and needs no memory.
+- The readers of a connection take turns; a turn is bounded in bytes.
+- A reader learns of new event types, and of lost events, at their place in the stream.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ENVELOPE_BYTES = 131_072
 
 @dataclass(eq=False, repr=False, slots=True)
 class _Cursor:
-    """Where a reading is in one partition: it is sent what lies from ``at`` to ``limit``."""
+    """A reader's position in one partition; events from ``at`` up to ``limit`` may be sent."""
 
     partition: LogPartition
     at: int
@@ -41,7 +41,7 @@ class _Cursor:
 
     @property
     def ready(self) -> bool:
-        """Whether there is something that may be sent, or told."""
+        """Return True if there are events to send, or a loss to report."""
         bounds = self.partition.bounds
         return (
             not self.lost
@@ -61,7 +61,7 @@ class _Reading:
 
 
 def lost_end(place: str, number: int, end: int) -> str:
-    """What is wrong with a position beyond the end of its epoch."""
+    """The message for a position beyond the end of its epoch."""
     return (
         f"the events of {place} from offset {end} to {number} are lost, in a power cut or since "
         f"an older copy of its file was put back: the log goes on at {end} with other events. A "
@@ -71,7 +71,7 @@ def lost_end(place: str, number: int, end: int) -> str:
 
 
 class Feed:
-    """Feeds the readers at the other end of ``connection``; ``node`` and ``headers`` are told."""
+    """The readers of ``connection``; every hello carries ``node`` and ``headers``."""
 
     def __init__(self, connection: Connection, node: str, incarnation: str, headers: wire.Headers):
         self._connection = connection
@@ -83,12 +83,12 @@ class Feed:
         self._work = trio.lowlevel.ParkingLot()
 
     def hello(self, hosted: HostedStream, hello: wire.Hello) -> None:
-        """Begin a reading, or begin it anew."""
+        """Start a reader, or start it again."""
         self._hellos.append((hosted, hello))
         self.wake()
 
     def on_verdict(self, verdict: wire.Verdict) -> bool:
-        """A reader gives credit; False if there is no such reader."""
+        """Raise a reader's credit; returns False if the reader is unknown."""
         reading = self._readings.get((verdict.stream, verdict.producer))
         if reading is None:
             return self._waits(verdict.stream, verdict.producer)
@@ -100,18 +100,18 @@ class Feed:
         return True
 
     def end(self, stream: str, reader: str) -> None:
-        """A reader reads no more; maybe before it was begun."""
+        """Stop a reader, even if it has not been started yet."""
         self._readings.pop((stream, reader), None)
         self._hellos = [
             each for each in self._hellos if (each[1].stream, each[1].peer) != (stream, reader)
         ]
 
     def wake(self) -> None:
-        """There may be something to send."""
+        """Look for frames to send."""
         self._work.unpark_all()
 
     async def run(self) -> None:
-        """Feed until cancelled, or the connection ends."""
+        """Send frames until cancelled or until the connection ends."""
         with suppress(trio.ClosedResourceError, StageBroken):
             while True:
                 busy = False
@@ -129,7 +129,7 @@ class Feed:
                     await self._work.park()
 
     def _waits(self, stream: str, reader: str) -> bool:
-        """Whether a reader is yet to be begun."""
+        """Return True if this reader is still to be started."""
         return any((hello.stream, hello.peer) == (stream, reader) for _, hello in self._hellos)
 
     # -- beginning -----------------------------------------------------------------------------
@@ -141,7 +141,7 @@ class Feed:
         except S4Error as error:
             return self._word(reading, error=error)
         reading.cursors = {cursor.partition.number: cursor for cursor in cursors}
-        if self._waits(hosted.name, hello.peer):  # it has not ended meanwhile
+        if self._waits(hosted.name, hello.peer):  # not ended while its cursors were looked up
             self._readings[hosted.name, hello.peer] = reading
         return self._word(reading, cursors)
 
@@ -189,7 +189,7 @@ class Feed:
         cursors: Sequence[_Cursor] = (),
         error: S4Error | None = None,
     ) -> bytes:
-        """What a reader is told: the types so far, and where its partitions are."""
+        """A hello to the reader: the event types so far, and its positions or the error."""
         headers = {**self._headers, wire.READER: reading.reader, wire.LOG: True}
         if error is not None:
             headers[wire.FAULT] = type(error).__name__
@@ -222,7 +222,7 @@ class Feed:
     # -- going on --------------------------------------------------------------------------------
 
     async def _turn(self, reading: _Reading, cursor: _Cursor) -> None:
-        """Send what there is, up to the turn's bytes."""
+        """Send one reader the next frames of one partition."""
         number = cursor.partition.number
         try:
             rows = await cursor.partition.read(cursor.at, _TURN_BYTES)

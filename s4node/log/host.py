@@ -1,10 +1,11 @@
-"""The log's node: what stands behind a listener for the streams of the embedded log.
+"""The log host: handles the frames that a listener receives for the embedded log.
 
 Rules
-- One process has the folder, and everybody comes over its sockets: producers, readers, and those
-  who ask. Beside it the listener's owner serves streams of its own; no stream is both.
-- What was acknowledged is on the disk. A stop admits nothing more, and waits for what is under way.
-- Readers hold nobody up, and nobody holds them up but their own credit and socket.
+- One process owns the folder. Producers, readers and queries all reach it through sockets.
+- The owner of the listener may serve streams of its own; a stream belongs to one of the two.
+- An acknowledged event is on disk. A stopping host admits nothing more and waits for the events
+  that it has admitted.
+- A reader is limited only by its own credit and socket, and delays nobody else.
 """
 
 from __future__ import annotations
@@ -37,20 +38,20 @@ from s4node.stages.stage import Gauge
 log = get_logger("s4node.log")
 
 WINDOW = 262_144
-"""Events of a partition that its producers may have under way to the disk, all together. They are
-only bytes, which have a bound of their own; many make large commits."""
+"""Events of one partition that may be on their way to disk, of all producers together. Their bytes
+are bounded separately; a large window makes large commits."""
 
 _SCAN_BYTES = 1 << 20
 
 WhoHas = Callable[[str], str]
-"""Who else has a stream of this name at the same address, in words; empty if nobody has."""
+"""Says in words who else serves a stream of this name at this address; empty if nobody does."""
 
 
 class LogHost:
-    """Serves the log in the folder of ``config`` to the peers of somebody's listener.
+    """Serves the log in the folder of ``config`` to the peers of a listener.
 
-    ``node`` and ``headers`` are told with every answer. ``taken`` keeps names apart from those that
-    the listener's owner serves.
+    Every answer carries ``node`` and ``headers``. ``taken`` says which stream names the owner of
+    the listener uses itself.
     """
 
     def __init__(
@@ -85,15 +86,15 @@ class LogHost:
         headers: wire.Headers,
         taken: WhoHas,
     ) -> LogHost | None:
-        """The host of the log that the configuration names, if it names one."""
+        """The host of the log that ``config`` names, or None if it names none."""
         if not config[settings.LOG_FOLDER]:
             return None
         return cls(config, node=node, incarnation=incarnation, headers=headers, taken=taken)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled; ready once the files are open.
+        """Serve until cancelled; started once the files are open.
 
-        Raises StoreError where the folder is another process's.
+        Raises StoreError if another process owns the folder.
         """
         async with open_log(LogSettings.of(self._config)) as self._store:
             room = self._store.room
@@ -114,7 +115,7 @@ class LogHost:
                     self._tick(trio.current_time())
 
     def check_names(self) -> None:
-        """Raise StoreError where somebody else has a stream of the log's names."""
+        """Raise StoreError if the listener's owner also serves a stream of the log."""
         for name in self._streams:
             taken = self._taken(name)
             if taken:
@@ -146,11 +147,11 @@ class LogHost:
     # -- stopping ------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Admit nothing more; the producers keep it."""
+        """Admit nothing more; producers keep their events."""
         self._closing = True
 
     async def settle(self) -> None:
-        """Wait until everything that was admitted is on the disk, and stop feeding readers."""
+        """Stop the readers and wait until all admitted events are on disk."""
         for scope in list(self._scopes.values()):
             scope.cancel()
         while any(  # noqa: ASYNC110 - it is rare, and short
@@ -158,10 +159,10 @@ class LogHost:
         ):
             await trio.sleep(_SETTLE_SECONDS)
 
-    # -- what stands behind the listener ---------------------------------------------------------
+    # -- frames of the listener ------------------------------------------------------------------
 
     def on_frame(self, frame: wire.Frame, connection: Connection) -> bool:
-        """Take a frame that is for the log; False if it is for somebody else."""
+        """Handle a frame for the log; returns False if the frame is not for the log."""
         header = frame.header
         if isinstance(header, wire.Query):
             self._on_query(header, connection)
@@ -192,11 +193,11 @@ class LogHost:
         elif isinstance(header, wire.Verdict):
             feed = self._feeds.get(connection)
             if feed is None or not feed.on_verdict(header):
-                connection.bad_frame("a node takes no verdict frame but from its subscribers")
+                connection.bad_frame("the log accepts verdict frames only from its readers")
         return True
 
     def gone(self, connection: Connection) -> None:
-        """The peer's connection has ended."""
+        """Forget the connection of a peer, which has ended."""
         self._feeds.pop(connection, None)
         scope = self._scopes.pop(connection, None)
         if scope is not None:
@@ -241,16 +242,16 @@ class LogHost:
 
     async def _run_feed(self, connection: Connection, feed: Feed) -> None:
         with trio.CancelScope() as scope:
-            if self._feeds.get(connection) is feed:  # not gone meanwhile
+            if self._feeds.get(connection) is feed:  # the connection has not ended meanwhile
                 self._scopes[connection] = scope
                 await feed.run()
 
-    # -- questions ---------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------
 
     def _on_query(self, query: wire.Query, connection: Connection) -> None:
         asking = self._asking.get(connection, 0)
         if asking >= wire.MAX_QUESTIONS:
-            error = StoreError(f"{asking} questions wait for answers already; wait for those first")
+            error = StoreError(f"{asking} queries of this connection are unanswered; wait for them")
             connection.answer(_answer(query, {}, error))
             return
         self._asking[connection] = asking + 1
@@ -263,18 +264,18 @@ class LogHost:
             ask = _QUESTIONS.get(query.question)
             if ask is None:
                 known = ", ".join(_QUESTIONS)
-                raise StoreError(f"no question {query.question!r}; the log answers: {known}")
+                raise StoreError(f"the log has no query {query.question!r}; it answers: {known}")
             values = await ask(self, query.arguments)
         except S4Error as found:
             error = found
         except (KeyError, TypeError, ValueError, msgspec.MsgspecError) as found:
             error = StoreError(
-                f"the arguments of {query.question!r} are no good ({found!r}): "
+                f"the arguments of the query {query.question!r} are invalid ({found!r}): "
                 f"{shortly(query.arguments)}"
             )
-        except Exception as found:  # a question stops no node, whatever the disk does to it
-            log.exception("a question failed", question=query.question)
-            error = StoreError(f"the log could not answer {query.question!r}: {found}")
+        except Exception as found:  # a failed query must not stop the node
+            log.exception("a query failed", question=query.question)
+            error = StoreError(f"the log could not answer the query {query.question!r}: {found}")
         if connection in self._asking:
             self._asking[connection] -= 1
             connection.answer(_answer(query, values, error))
@@ -312,9 +313,9 @@ class LogHost:
         name, key = str(arguments["stream"]), str(arguments.get("key", ""))
         taken = self._taken(name)
         if taken:
-            raise StoreError(f"{taken} has a stream {name!r} already; choose another name")
+            raise StoreError(f"{taken} already has a stream {name!r}; choose another name")
         if self._closing:
-            raise StoreError("the log's node is stopping; ask again when it is back")
+            raise StoreError("the log's node is stopping; try again when it has restarted")
         if key:
             KeyRule(key.split("+"))
         hasher = self._config[settings.HASHER]
@@ -332,7 +333,7 @@ class LogHost:
         return describe(self._streams[name])
 
     async def _trim(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Below an offset, or what was appended before a time; one partition or all."""
+        """Trim one partition, or all, below an offset or a time of appending."""
         hosted = self._find(arguments)
         partitions = hosted.partitions
         if arguments.get("partition") is not None:
@@ -353,17 +354,17 @@ class LogHost:
         return {"oldest": oldest}
 
     async def _forget(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Forget a producer that is not here, of one stream or all; tells where it was known."""
+        """Forget a disconnected producer in one stream or all; returns where it was known."""
         producer = str(arguments["producer"])
         streams = [self._find(arguments)] if arguments.get("stream") else self._streams.values()
         found = [(hosted, each) for hosted in streams for each in hosted.admission.ids_of(producer)]
         if not found:
-            raise StoreError(f"the log knows no producer {producer!r}; ids are told by errors")
+            raise StoreError(f"the log knows no producer {producer!r}; copy its id from an error")
         for hosted, each in found:
             if hosted.admission.is_here(each):
                 raise StoreError(
-                    f"producer {each!r} is connected to stream {hosted.name!r}, or something that "
-                    f"it has sent is not on the disk yet; stop it before"
+                    f"producer {each!r} is connected to stream {hosted.name!r}, or some of its "
+                    f"events are not on disk yet; stop the producer first"
                 )
         answers: list[object] = []
         answered = trio.Event()
@@ -389,11 +390,11 @@ class LogHost:
         return {"offset": await partition.offset_at(_whole(arguments["millis"]))}
 
     async def _append(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A single frame, to a partition of the asker's choice; the answer tells its offset."""
+        """Append one frame to the given partition; the answer has its offset."""
         partition = self._partition(arguments)
         hosted = self._find(arguments)
         if self._closing:
-            raise StoreError("the log's node is stopping; ask again when it is back")
+            raise StoreError("the log's node is stopping; try again when it has restarted")
         data = wire.Data(
             hosted.name,
             partition.number,
@@ -424,7 +425,7 @@ class LogHost:
         answer = answers[0]
         if not isinstance(answer, Appended):
             raise answer
-        if not answer.count:  # it was asked before, and the answer was lost
+        if not answer.count:  # a repeated query: the first answer was lost
             if arguments.get("once"):
                 return {"offset": -1}
             return {"offset": await _offset_of(partition, data.producer, data.first)}
@@ -446,7 +447,7 @@ _QUESTIONS: dict[str, Callable[[LogHost, Mapping[str, Any]], Any]] = {
 
 
 def shortly(value: object) -> str:
-    """A value for a message."""
+    """``repr(value)``, cut to 200 characters for a message."""
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
 
@@ -459,7 +460,7 @@ def _answer(query: wire.Query, values: Mapping[str, Any], error: S4Error | None)
 
 
 async def _offset_of(partition: LogPartition, producer: str, number: int) -> int:
-    """Where a frame is that was appended before."""
+    """The offset of a frame that was appended earlier."""
     at = partition.bounds.oldest
     while at < partition.bounds.upcoming:
         for row in await partition.read(at, _SCAN_BYTES):
@@ -467,8 +468,8 @@ async def _offset_of(partition: LogPartition, producer: str, number: int) -> int
                 return row.first
             at = row.end
     raise StoreError(
-        f"what {producer!r} appended as {number} has been removed by retention; its offset is not "
-        f"known any more"
+        f"the frame that {producer!r} appended with number {number} was removed by retention; its "
+        f"offset is no longer known"
     )
 
 

@@ -1,18 +1,18 @@
-"""A stream of the log as its producers see it: admission in front, the files behind.
+"""A hosted stream: a stream of the log as its producers see it.
 
 Rules
-- Admission is that of every input: numbers, credit, verdicts. A number is settled when its event is
-  on the disk, or refused.
-- A producer that the files know goes on where they stopped: what it sends again is not appended
-  twice, however often it or the node has been started. One that sends nothing again goes on behind
-  all that any of them knows: where the file of its lane was lost or is an older copy, parts of what
-  went before are in others, and what is new must not look like them.
-- Where the stream has a key, a frame that was not routed by it is taken apart. The parts for other
-  partitions are appended first; the number of the producer's own lane moves when all of them are on
-  the disk, and lanes keep their order.
-- The files let a producer go on at any number. So nothing goes by what is neither on the disk nor
-  refused: a partition that cannot be written holds up its frames, and of a log that is closed no
-  lane hands anything over behind a frame that it did not take.
+- Admission works as for every input: numbers, credit, verdicts. A number is settled when its event
+  is on disk or refused.
+- A producer that the files know resumes where they stopped: an event that it sends again is not
+  appended twice, even after restarts. A new life that sends nothing again resumes after every part
+  of its frames in any partition: if the file of its own lane was lost or is an older copy, new
+  events must not get the numbers of those parts.
+- If the stream has a key, a frame that was routed otherwise is split. Its parts for other
+  partitions are appended first; the number of the producer's own lane advances when all parts are
+  on disk. Each lane keeps its order.
+- The files accept any number from a producer, so no number may pass an event that is neither on
+  disk nor refused: a partition that cannot be written holds back its frames, and once the log has
+  closed, a lane appends nothing after a frame that was not appended.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ from s4node.stages.stage import Gauge, Stage
 log = get_logger("s4node.log")
 
 FRAME_BYTES = 512
-"""About what a frame that waits takes up beside its body."""
+"""The approximate memory of a queued frame beside its body."""
 
 MAX_DECLARED = 64
-"""Types that one hello may declare, and that one is told."""
+"""The most event types that one hello may declare, in either direction."""
 
 MAX_TYPES = 4096
-"""Versions of event types on a stream."""
+"""The most versions of event types that a stream may have."""
 
 _GENERIC = EventType(GenericEvent)
 
 
 @dataclass(slots=True, eq=False)
 class _Queued:
-    """A frame on its way to the disk: the part for its own lane, and how many parts are not there
-    yet that must be first."""
+    """A frame on its way to disk: its part for the producer's own lane. ``before`` counts the parts
+    for other partitions that have to be on disk first."""
 
     frame: Incoming
     receipt: FrameReceipt
@@ -68,8 +68,8 @@ class _Queued:
 
 
 class HostedStream:
-    """One stream of the log. ``queue`` is what waits for the disk, of all streams; ``grown(n)`` is
-    called when something has been appended to partition ``n``."""
+    """One stream of the log. ``queue`` counts the events of all streams that wait for the disk;
+    ``grown(n)`` is called after events were appended to partition ``n``."""
 
     def __init__(
         self,
@@ -105,13 +105,13 @@ class HostedStream:
 
     @property
     def told_types(self) -> tuple[TypeDecl, ...]:
-        """What producers are told: the types that came last. GenericEvents go without saying."""
+        """The newest event types, for producers. GenericEvent needs no declaration."""
         types = [kind for kind in self.types.values() if kind.name != GENERIC]
         return tuple(types[-MAX_DECLARED:])
 
     @property
     def under_way(self) -> bool:
-        """Whether something is on its way to the disk."""
+        """Return True if events are on their way to disk."""
         return any(lane.safe < lane.expected for lane in self.admission.lanes.values())
 
     # -- producers ---------------------------------------------------------------------------
@@ -119,12 +119,12 @@ class HostedStream:
     def hello(
         self, hello: wire.Hello, connection: Hashable, now: float
     ) -> tuple[tuple[wire.Position, ...], str]:
-        """Open the stream for a producer: where its lanes go on, or why not."""
+        """Open the stream for a producer; returns where its lanes resume, or why it may not."""
         error = ""
         if not self.admission.takes(hello.peer, connection):
             error = (
                 f"stream {self.name!r}: this connection has opened it for {MAX_PRODUCERS} "
-                f"producers already; use a further connection"
+                f"producers already; use another connection"
             )
         error = error or self._problem(hello)
         if error:
@@ -147,8 +147,8 @@ class HostedStream:
         return self.admission.hello(from_here, connection, now), ""
 
     def lost(self, hello: wire.Hello) -> list[tuple[int, int]]:
-        """The partitions that lack events which they have acknowledged to a producer, and from
-        which number on. Parts for other partitions are not looked at."""
+        """The partitions that lack events they acknowledged, each with the first lost number. Parts
+        for other partitions are not checked."""
         found = []
         for position in hello.positions:
             lane = (hello.peer, position.partition)
@@ -160,8 +160,8 @@ class HostedStream:
             if number < position.number and not partition.damage:
                 found.append((position.partition, number))
                 log.error(
-                    "events that were acknowledged are not in the log: a power cut took them, an "
-                    "older copy of the file was put back, or the producer was forgotten",
+                    "acknowledged events are missing from the log: a power cut lost them, an older "
+                    "copy of the file was put back, or the producer was forgotten",
                     partition=str(partition),
                     producer=hello.peer,
                     events=position.number - number,
@@ -169,7 +169,7 @@ class HostedStream:
         return found
 
     def _behind_parts(self, producer: str) -> dict[int, int]:
-        """The numbers behind all parts of a producer's frames, by the lane that they came by."""
+        """The number after all split frames of a producer, by the lane that they came by."""
         behind: dict[int, int] = {}
         for each in self.partitions:
             for lane, number in each.parts(producer).items():
@@ -182,21 +182,21 @@ class HostedStream:
             return f"stream {self.name!r}: {problem}"
         for position in hello.positions:
             if not 0 <= position.number <= wire.MAX_NUMBER:
-                return f"stream {self.name!r}: {position.number} is no event's number"
+                return f"stream {self.name!r}: {position.number} is not an event number"
         return self.admission.refusal(hello) or self.declare(hello.types)
 
     def declare(self, types: Sequence[TypeDecl]) -> str:
-        """Learn types of events that will come; returns why not, or an empty text."""
+        """Learn the event types of a producer; returns why not, or an empty text."""
         if len(types) > MAX_DECLARED:
             return (
-                f"stream {self.name!r}: a hello declares {len(types)} event types; "
-                f"{MAX_DECLARED} are the most"
+                f"stream {self.name!r}: the hello declares {len(types)} event types; declare at "
+                f"most {MAX_DECLARED}"
             )
         new = [one for one in types if one.fingerprint not in self.types]
         if len(self.types) + len(new) > MAX_TYPES:
             return (
-                f"stream {self.name!r} has {len(self.types)} versions of event types; {MAX_TYPES} "
-                f"are the most: create another stream"
+                f"stream {self.name!r} has {len(self.types)} versions of event types, and at most "
+                f"{MAX_TYPES} are allowed; create another stream"
             )
         for declared in new:
             if declared.fingerprint != fingerprint_of(declared.name, declared.fields):
@@ -214,7 +214,7 @@ class HostedStream:
             self._readers.setdefault(declared.fingerprint, OpenType(declared))
 
     def on_data(self, data: wire.Data, body: memoryview, connection: Hashable, now: float) -> str:
-        """Take a data frame; returns why it is no good, or an empty text."""
+        """Handle a data frame; returns what is wrong with it, or an empty text."""
         if not 0 <= data.partition < len(self.partitions):
             return f"stream {data.stream!r} has no partition {data.partition}"
         problem = wire.check_sections(data, body)
@@ -228,7 +228,7 @@ class HostedStream:
         self._stages[data.partition].came(receipt.end - receipt.first, weight)
         routed = self._partition_of is None or data.routing == self._routed
         known = all(section.fingerprint in self._readers for section in data.sections)
-        plain = known and data.encoding == wire.MSGPACK  # people's JSON is looked at
+        plain = known and data.encoding == wire.MSGPACK  # JSON may be hand-written: decode it
         if routed and plain and receipt.first == data.first:
             frame = self.incoming(data, bytes(body), receipt.progress)
             self._enqueue(_Queued(frame, receipt, weight))
@@ -246,8 +246,8 @@ class HostedStream:
         *,
         own_id: bool = False,
     ) -> Incoming:
-        """A data frame as the files take it, and the lane that it came by; of a part, its
-        ``numbers`` and the whole's ``end``."""
+        """A data frame in the form that the files take. ``lane`` is its producer's; a part of a
+        frame has ``numbers`` of its own, and the ``end`` of the whole."""
         marks = [section.fingerprint for section in data.sections]
         return Incoming(
             producer=data.producer,
@@ -277,7 +277,7 @@ class HostedStream:
         *,
         routed: bool,
     ) -> None:
-        """Event by event: each to the partition of its key, without those that were there."""
+        """Split a frame by the events' keys; events that were appended before are skipped."""
         own = data.partition
         place = self._partition_of
         if place is None or routed:
@@ -314,10 +314,10 @@ class HostedStream:
         )
         return self.incoming(alone, part.body, receipt.progress, receipt.end, part.numbers)
 
-    # -- to the disk and back ------------------------------------------------------------------
+    # -- to disk ---------------------------------------------------------------------------------
 
     def _enqueue(self, queued: _Queued) -> None:
-        """Behind what its lane has handed in before."""
+        """Append a frame after all earlier ones of its lane."""
         lane = queued.receipt.progress
         waiting = self._waiting.get(lane)
         if waiting is None:
@@ -334,7 +334,7 @@ class HostedStream:
     def _one_less(
         self, queued: _Queued, part: Incoming, partition: int, answer: Appended | S4Error
     ) -> None:
-        """A part for another partition is on the disk."""
+        """Handle the answer to a part for another partition."""
         if not isinstance(answer, Appended):
             self._failed(queued, part, answer)
         else:
@@ -348,10 +348,10 @@ class HostedStream:
             self._waiting.pop(lane, None)
 
     def _done(self, queued: _Queued, answer: Appended | S4Error) -> None:
-        """A lane's own part is on the disk, and all others before it."""
+        """Handle the answer to the part for the producer's own lane."""
         if not isinstance(answer, Appended):
             self._failed(queued, queued.frame, answer)
-        else:  # maybe it was written when nobody could be told
+        else:  # even if it was there before: readers may not know of it
             self.grown(queued.receipt.progress.partition)
         if queued.settles:
             self._release(queued)
@@ -365,19 +365,19 @@ class HostedStream:
         self._stages[receipt.progress.partition].went(events, queued.weight)
 
     def _failed(self, queued: _Queued, part: Incoming, error: S4Error) -> None:
-        """A damaged file takes nothing of its part, and other partitions have theirs. Any other
-        error is that the log is closed, which leaves it to the producers."""
+        """Refuse the events of a damaged partition. Any other error says that the log has closed:
+        nothing is settled, and the producers send the events again."""
         if not isinstance(error, StoreCorrupt):
             queued.settles = False
             return
         receipt = queued.receipt
-        log.error("events cannot be appended", stream=self.name, reason=str(error))
+        log.error("a partition is damaged: events are refused", stream=self.name, reason=str(error))
         for first, end in _ranges(receipt, part.numbers):
             receipt.progress.refuse(first, end - first, str(error))
 
 
 def _ranges(receipt: FrameReceipt, numbers: Sequence[int] | None) -> Iterator[tuple[int, int]]:
-    """Numbers of a frame, of all of its events where None is given, as firsts and ends."""
+    """Ranges ``(first, end)`` of these numbers, or of the whole frame if ``numbers`` is None."""
     if numbers is None:
         yield receipt.first, receipt.end
         return
@@ -393,7 +393,7 @@ def _ranges(receipt: FrameReceipt, numbers: Sequence[int] | None) -> Iterator[tu
 
 
 def _placing(key: str, partitioner: Partitioner) -> Callable[[Any], int]:
-    """From an event, by the attributes' names, to the partition of its key."""
+    """A function from an event to the partition of its key."""
     find = KeyRule(key.split("+"), generic=True, checked=True).finder()
 
     def place(event: Any) -> int:
@@ -401,14 +401,14 @@ def _placing(key: str, partitioner: Partitioner) -> Callable[[Any], int]:
             return partitioner.memo[find(event)]
         except KeyError as error:
             raise KeyFinderError(
-                f"the event has no attribute {error}, which is the stream's key"
+                f"the event has no attribute {error}, which is the key of the stream"
             ) from None
 
     return place
 
 
 def describe(hosted: HostedStream) -> Mapping[str, Any]:
-    """A stream in plain values, for an answer."""
+    """The stream as plain values, for an answer."""
     stream, known = hosted.stream, hosted.admission.known
     settings = stream.settings
     return {

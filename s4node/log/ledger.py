@@ -1,21 +1,20 @@
-"""The book of one partition of the log: which offsets frames get, and what was there before. Pure.
+"""The ledger of one partition: assigns offsets to frames and detects repetitions. Pure.
 
 Rules
-- Offsets are given out one after another, without holes. The time of appending never goes back,
-  whatever the clock does.
-- Of each producer what was there before is trimmed at the front. It may go on at a higher number
-  than the next: what it passes over was refused, was given up by it, or was acknowledged by a file
-  of which this one is an older copy. None of it will come. The caller hands in frames and leaves
-  out none that may (:mod:`s4node.log.hosted`), for here it would count as there.
-- What is sent again has its place here. Where there are not as many offsets, the book and the
-  producer are at odds: StoreCorrupt, and nothing is appended.
-- A frame that was taken apart by key has holes in its numbers; it is trimmed by each event's own.
-- Each producer's row says which life has sent, and whether the id is its own (see
-  :class:`s4node.offsets.producer_offsets.KeptProducer`). None is forgotten here.
-- Its part for another partition is known there by the producer's id, a tab and the number of its
-  lane. So no producer has an id of that form: what it sends would be taken for such parts.
-- ``plan`` changes nothing. What it planned counts from ``settle`` on, which is called when it is on
-  the disk, or never.
+- Offsets are assigned without gaps. The time of appending never decreases, even if the clock does.
+- Events that a producer sends again are skipped. A producer may also skip numbers: those events
+  were refused, were dropped by the producer, or were acknowledged by a file of which this is an
+  older copy. They never arrive, and later count as repetitions. So :mod:`s4node.log.hosted` must
+  not pass a frame while an earlier one may still arrive.
+- A repeated event has an offset here already. If the partition holds fewer events than that, its
+  file does not belong to this producer: StoreCorrupt, and nothing is appended.
+- A part of a split frame has gaps in its numbers; repetitions are found by the number of each
+  event.
+- The row of a producer has its current life, and whether the id is its own (see
+  :class:`s4node.offsets.producer_offsets.KeptProducer`). The ledger forgets no producer.
+- A part that came by the lane of another partition is recorded under the producer's id, a tab and
+  that lane's number. So a producer's own id must not have this form.
+- ``plan`` changes nothing. ``settle`` applies a plan once it is on disk.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ _PART = re.compile(r"(.*)\t([0-9]{1,4})", re.DOTALL)  # a stream has up to 4096 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Incoming:
-    """A frame that is to be appended: ``count`` events of ``producer``, numbered from ``first``.
+    """A frame to append: ``count`` events of ``producer``, numbered from ``first``.
 
-    ``types`` has the declarations of (at least) its sections, by fingerprint. Where the frame is a
-    part of what its producer sent, ``numbers`` are those of its events, rising, and ``end`` is the
-    number behind the whole. Without events only the number moves. ``life``, ``incarnation`` and
-    ``own_id`` are those of its producer.
+    ``types`` declares the types of its sections, by fingerprint. If the frame is a part of a split
+    frame, ``numbers`` are those of its events, rising, and ``end`` is the number after the whole
+    frame. A frame without events only advances the number. ``life``, ``incarnation`` and ``own_id``
+    describe the producer.
     """
 
     producer: str
@@ -63,16 +62,16 @@ class Incoming:
 
     @property
     def behind(self) -> int:
-        """The number that its producer goes on with."""
+        """The producer's next number."""
         return self.first + self.count if self.end is None else self.end
 
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """What became of a frame: ``count`` events appended from ``offset`` on.
+    """The answer to a frame: ``count`` events were appended, the first at ``offset``.
 
-    ``expected`` is the number that its producer goes on with. A count of 0 means that all of it was
-    there before.
+    ``expected`` is the producer's next number. A count of 0 means that all events were here
+    already.
     """
 
     offset: int
@@ -81,7 +80,7 @@ class Appended:
 
 
 class Entry(NamedTuple):
-    """A frame with its place: its body begins at the offset ``first`` and counts from ``start``."""
+    """A frame with its offsets: the body begins at ``first``, the new events at ``start``."""
 
     start: int
     first: int
@@ -90,12 +89,12 @@ class Entry(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The offset behind its last event."""
+        """The offset after its last event."""
         return self.first + self.frame.count
 
 
 class Plan(NamedTuple):
-    """What a group of frames comes to: what is to be written, and the answers, frame by frame."""
+    """The plan for a group of frames: the rows to write, and one answer for each frame."""
 
     entries: list[Entry]
     producers: dict[str, KeptProducer]
@@ -106,7 +105,7 @@ class Plan(NamedTuple):
 
 
 class Ledger:
-    """One partition's book, as it stands on the disk."""
+    """The ledger of one partition, as it stands on disk."""
 
     __slots__ = ("last_ms", "producers", "types", "upcoming")
 
@@ -123,7 +122,7 @@ class Ledger:
         self.types = dict(types)
 
     def plan(self, frames: Iterable[Incoming], now_ms: int) -> Plan:
-        """Give these frames their places, in this order, as of ``now_ms`` (Unix time)."""
+        """Plan how to append these frames, in this order, at ``now_ms`` (Unix time)."""
         upcoming, now_ms = self.upcoming, max(now_ms, self.last_ms)
         plan = Plan([], {}, {}, [], upcoming, now_ms)
         for frame in frames:
@@ -151,7 +150,7 @@ class Ledger:
         return plan._replace(upcoming=upcoming, last_ms=last_ms)
 
     def settle(self, plan: Plan) -> None:
-        """The plan is on the disk."""
+        """Apply a plan that is on disk now."""
         self.upcoming = plan.upcoming
         self.last_ms = plan.last_ms
         self.producers.update(plan.producers)
@@ -159,37 +158,37 @@ class Ledger:
 
 
 def part_name(producer: str, lane: int) -> str:
-    """Under which name a partition knows what a producer sent to the lane of another one."""
+    """The name under which a partition records parts that came by another partition's lane."""
     return f"{producer}\t{lane}"
 
 
 def part_of(name: str) -> tuple[str, int] | None:
-    """Producer and lane of such a name; None for any other."""
+    """The producer and lane of a :func:`part_name`; None for any other name."""
     part = _PART.fullmatch(name)
     return None if part is None else (part[1], int(part[2]))
 
 
 def unfit(producer: str) -> str:
-    """Why the log takes nothing of a producer by its id; empty if it does."""
+    """Why the log refuses this producer id; empty if it accepts it."""
     if part_of(producer) is None:
         return ""
     return (
-        f"the producer id {producer!r} ends in a tab and a number, as the log calls parts of what "
-        f"others send; give the producer another id"
+        f"the producer id {producer!r} ends in a tab and a number, which the log uses for parts of "
+        f"frames; choose another producer id"
     )
 
 
 def _at_odds(frame: Incoming, expected: int, skip: int, upcoming: int) -> StoreCorrupt:
     return StoreCorrupt(
-        f"{frame.producer!r} sends from number {frame.first} on, and {skip} of these events, which "
-        f"are below the number {expected} that it goes on with, should be here already; but "
-        f"{upcoming} is the upcoming offset. Take another producer id, or put back the file that "
-        f"it has appended to"
+        f"{frame.producer!r} sends events from number {frame.first}, and {skip} of them are below "
+        f"its next number {expected}, so they should be here; but the partition has only "
+        f"{upcoming} offsets. Choose another producer id, or put back the file that the producer "
+        f"appended to"
     )
 
 
 def _before(frame: Incoming, number: int) -> int:
-    """How many of the frame's events have a number below this one."""
+    """The number of events of the frame with a number below ``number``."""
     if frame.numbers is not None:
         return bisect_left(frame.numbers, number)
     return min(number - frame.first, frame.count)

@@ -1,13 +1,13 @@
-"""The producers of a stream of the log: who is admitted, and who is forgotten.
+"""Admission of producers to a stream of the log, and when they are forgotten.
 
 Rules
-- What is known of a producer is in the files of the stream's partitions, and told as of now. Its
-  lanes go on from there.
-- A program with an id of its own, and a task, is forgotten when somebody says so: it ends its
-  stream, ``s4 log forget``, or a later life of the task has another id.
-- Any other producer is also forgotten when it was away for so long, counted while the node is up.
-- There is a bound on how many are known. Names under which single frames were appended make room
-  for others, the oldest first; producers do not, and one more is refused.
+- Producers are recorded in the files of the stream's partitions; their lanes resume from there.
+- A task, and a program with an id of its own, is forgotten only on request: the producer ends its
+  stream, ``s4 log forget`` names it, or a later life of the task has another id.
+- Any other producer is also forgotten after an absence of ``expiry`` seconds, counted while the
+  node runs.
+- The number of known producers is bounded. Names under which single frames were appended make room,
+  the oldest first; beyond that a new producer is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from s4node.net.wire import frame as wire
 from s4node.offsets.producer_offsets import KeptProducer
 
 _LOOKS = 16
-"""How often in the time after which producers are forgotten somebody looks who is to be."""
+"""How many times during the expiry time the absent producers are looked for."""
 
 
 def _nothing(_: object) -> None: ...
@@ -31,11 +31,11 @@ def _nothing(_: object) -> None: ...
 
 @dataclass
 class LogAdmission(StreamAdmission):
-    """All producers of a stream of the log. ``most`` is how many it knows."""
+    """The producers of a stream of the log; at most ``most`` are known."""
 
     partitions: Sequence[LogPartition] = ()
     most: int = MAX_KEPT
-    _seen: dict[str, float] = field(default_factory=dict)  # without an own id; when, the last time
+    _seen: dict[str, float] = field(default_factory=dict)  # producers that expire, last seen when
     _own: set[str] = field(default_factory=set)
     _now: float = 0.0
     _next_look: float = 0.0
@@ -48,11 +48,11 @@ class LogAdmission(StreamAdmission):
 
     @property
     def known(self) -> int:
-        """How many producers are known."""
+        """The number of known producers."""
         return len(self._seen) + len(self._own)
 
     def no_room(self, producer: str) -> str:
-        """Why nothing of a producer is taken; empty if it is known, or there is room."""
+        """Why a producer cannot be added; empty if it is known or there is room."""
         if self.known < self.most or producer in self._own or producer in self._seen:
             return ""
         single = next((name for name in self._seen if self._is_single(name)), None)
@@ -60,9 +60,9 @@ class LogAdmission(StreamAdmission):
             self._forget_rows(single)
             return ""
         return (
-            f"stream {self.stream!r}: the log knows {self.most} producers of it, which is the "
-            f"most; forget those that never come back (s4 log forget), and let programs that send "
-            f"once have no producer id of their own"
+            f"stream {self.stream!r}: the log knows {self.most} producers, and cannot know more; "
+            f"forget those that will not return (s4 log forget), and give no producer id to "
+            f"programs that run once"
         )
 
     def refusal(self, hello: wire.Hello) -> str:
@@ -72,19 +72,19 @@ class LogAdmission(StreamAdmission):
     def hello(
         self, hello: wire.Hello, connection: Hashable, now: float
     ) -> tuple[wire.Position, ...]:
-        """Open or reopen the producer's lanes: where each goes on, and its credit."""
+        """Open or reopen the producer's lanes; returns where each resumes, and its credit."""
         self._now = now
         positions = super().hello(hello, connection, now)
         self._note(hello.peer, self.lanes[hello.peer, 0].own_id)
         return positions
 
     def ids_of(self, producer: str) -> list[str]:
-        """The ids under which a producer is known: that of a task may be without its last word."""
+        """The known ids of a producer; the id of a task may lack its last word."""
         known = self._own | self._seen.keys()
         return [each for each in known if producer in (each, task_of(each)[0])]
 
     def is_here(self, producer: str) -> bool:
-        """Return True if the producer is connected, or something of it is on its way."""
+        """Return True if the producer is connected, or some of its events are not settled."""
         lanes = (self.lanes.get((producer, each)) for each in self.stages)
         return any(
             lane is not None and (lane.connection is not None or not self._is_over(lane))
@@ -92,8 +92,8 @@ class LogAdmission(StreamAdmission):
         )
 
     def forget_known(self, producer: str, done: Callable[[object], None]) -> list[int]:
-        """Forget a producer that is not here; returns the partitions that knew it. Each calls
-        ``done`` with its answer when it is forgotten there."""
+        """Forget a producer that is not connected; returns the partitions that knew it. Each calls
+        ``done`` with its answer."""
         for partition in self.stages:
             lane = self.lanes.get((producer, partition))
             if lane is not None:
@@ -103,12 +103,12 @@ class LogAdmission(StreamAdmission):
         return [each.number for each in self.partitions if each.forget(producer, done)]
 
     def tick(self, now: float, expiry: float) -> None:
-        """Once a while: forget who has been away for ``expiry`` seconds, see who is active."""
+        """Forget the producers that have been away for ``expiry`` seconds."""
         super().tick(now, expiry)
         self._now = now
         if now < self._next_look:
             return
-        if not self._next_look:  # nobody was away while there was nobody to hear
+        if not self._next_look:  # absence counts from the start of the node
             self._seen = dict.fromkeys(self._seen, now)
         self._next_look = now + max(0.1, expiry / _LOOKS)
         for producer, _ in self.lanes:
@@ -118,7 +118,7 @@ class LogAdmission(StreamAdmission):
                 self._forget_rows(producer)
 
     def _note(self, producer: str, own_id: bool) -> None:
-        """The producer is known, and was here now."""
+        """Record that the producer is known and was active now."""
         self._seen.pop(producer, None)
         if own_id:
             self._own.add(producer)
@@ -133,7 +133,7 @@ class LogAdmission(StreamAdmission):
         self.learn(producer)
 
     def _is_single(self, producer: str) -> bool:
-        """Return True if all that is known of a producer was appended by questions."""
+        """Return True if the producer is known only by append queries."""
         rows = [each.producers.get(producer) for each in self.partitions]
         return all(row is None or not row.life for row in rows) and not any(
             (producer, partition) in self.lanes for partition in self.stages

@@ -1,11 +1,11 @@
-"""A partition's file as a SQLite database: its format, how it is made and opened, and its errors.
+"""The SQLite database in a partition's file: its format, creation, checks and errors.
 
 Rules
-- What a disk, a lock or rights keep from being written is NotTaken: it may be tried again.
-- What does not fit is said, never guessed at: StoreCorrupt.
-- A file that was given up is renamed to ``NNNN.lost`` by its owner, never by us. Its
-  partition begins anew then, at an offset that no event of the former file can have had: so who
-  goes on from there is told that events are gone, as by retention.
+- A write that fails because of the disk, a lock or permissions raises NotTaken: it may be retried.
+- Anything unexpected in a file is reported as StoreCorrupt, never guessed at.
+- The operator gives up a damaged file by renaming it to ``NNNN.lost``. The partition then starts
+  again at an offset that no event of the former file can have had, so a reader that resumes from
+  the former file learns that events are lost, as after retention.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from s4node.log.partition_rows import FRAMES_TABLE
 from s4node.sqlite import Database
 
 FORMAT = 2
-"""The version of the files; one with another is refused."""
+"""The version of the files; a file of any other version is refused."""
 
 PAGE_BYTES = 16_384
-"""A page of the database."""
+"""The page size of the database."""
 
 _APPLICATION = 0x53344C47  # "S4LG"
 
@@ -43,15 +43,15 @@ _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 
 class NotTaken(Exception):  # noqa: N818
-    """It was not written for now, and may be tried again. Says why.
+    """A write failed for now and may be retried; the message says why.
 
-    Who tries again loads the book before: the disk may have it after all, and nobody was told.
+    Load the ledger before you retry: the failed write may be on disk after all.
     """
 
 
 def create_database(path: Path, stream: str, number: int, oldest: int = 0) -> None:
-    """Make the file of an empty partition, which begins at the offset ``oldest``; raises StoreError
-    where the disk does not take it."""
+    """Create the file of an empty partition that begins at the offset ``oldest``; raises StoreError
+    if that fails."""
     database = PartitionDatabase(path, "rwc")
     try:
         with database.explained():
@@ -69,20 +69,20 @@ def create_database(path: Path, stream: str, number: int, oldest: int = 0) -> No
 
 
 def begin_anew(path: Path, stream: str, number: int) -> tuple[int, Path] | None:
-    """Make the file of a partition whose former one was given up, and keep that under another
-    name; returns the first offset, and that name.
+    """Replace a partition's file that was given up by an empty one, and rename the former.
 
-    None where nothing is to be done. Raises OSError or StoreError where the disk does not take it.
+    Returns the first offset and the former file's new name, or None if there is nothing to do.
+    Raises OSError or StoreError if the disk fails.
     """
     lost = path.with_suffix(".lost")
     if path.exists() or not lost.exists():
         return None
-    oldest = int(clocks.wall() * 1_000_000)  # nobody appends a million events a second for ever
+    oldest = int(clocks.wall() * 1_000_000)  # no partition gets a million events a second for ever
     kept = path.with_suffix(f".lost-{oldest}")
     new = path.with_suffix(".new")
     new.unlink(missing_ok=True)
     create_database(new, stream, number, oldest)
-    with contextlib.suppress(FileNotFoundError):  # it would be taken for the new file's
+    with contextlib.suppress(FileNotFoundError):  # SQLite would take it for the new file's log
         path.with_name(f"{path.name}-wal").rename(kept.with_name(f"{kept.name}-wal"))
     path.with_name(f"{path.name}-shm").unlink(missing_ok=True)
     new.rename(path)
@@ -92,25 +92,25 @@ def begin_anew(path: Path, stream: str, number: int) -> tuple[int, Path] | None:
 
 
 class PartitionDatabase(Database):
-    """A connection to a partition's file, for threads in turn.
+    """A connection to a partition's file, for one thread at a time.
 
-    Who is ``writing`` may try again what was not taken. ``trim`` says that what comes behind a
-    damage may still be read.
+    If ``writing``, errors of the disk raise NotTaken. ``trim`` adds to messages about damage that
+    the events after it may still be read.
     """
 
     def __init__(self, path: Path, mode: str, *, writing: bool = False, trim: bool = False) -> None:
         super().__init__(path, mode, patience=1.0)
         self.writing = writing
         self.read_only = False
-        """It was opened without the right to write, as SQLite has said."""
+        """True once SQLite has refused to write for lack of permission."""
         self._trim = trim
 
     def check(self, stream: str, number: int) -> None:
-        """Raise what is wrong where it is not the file of this partition, in a format that we
-        read."""
+        """Raise StoreError or StoreCorrupt unless this is the file of this partition, in our
+        format."""
         application, version = self.marks()
         if application != _APPLICATION:
-            raise corrupt(self.path, f"it is no file of a log: application id {application:#x}")
+            raise corrupt(self.path, f"it is not a log file: application id {application:#x}")
         if version != FORMAT:
             raise StoreError(
                 f"{self.path} has format {version}, and this s4node reads format {FORMAT}; use the "
@@ -121,51 +121,53 @@ class PartitionDatabase(Database):
             raise StoreError(
                 f"{self.path} is partition {meta.get('partition')} of stream "
                 f"{meta.get('stream')!r}, not partition {number} of {stream!r}; put each file "
-                f"back to its own place"
+                f"back in its own place"
             )
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Errors of SQLite as ours, and those of the disk and of what was written there."""
+        """Translate errors of SQLite, of the disk and of decoding into ours."""
         try:
             with super().explained():
                 yield
         except OSError as error:
             raise NotTaken(
-                f"{self.path} cannot be looked at ({error}); see to its disk and rights"
+                f"{self.path} cannot be accessed ({error}); check its disk and permissions"
             ) from error
         except (*UNREADABLE, TypeError) as error:
             raise corrupt(self.path, str(error), self._trim) from error
 
     def unopened(self, error: sqlite3.Error) -> Exception:
-        """Why it cannot be opened."""
+        """The error for a file that cannot be opened."""
         return StoreError(
             f"{self.path} cannot be opened ({error}); put the file back or fix its permissions"
         )
 
     def explain(self, error: sqlite3.Error) -> Exception:
-        """What it is to the log."""
+        """The log's error for one of SQLite."""
         code = int(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)) & 0xFF
         self.read_only = self.read_only or code == sqlite3.SQLITE_READONLY
         if code in _DAMAGED:
             return corrupt(self.path, str(error), self._trim)
         if not self.writing:
-            return StoreError(f"{self.path} cannot be used ({error}); see to its disk and rights")
+            return StoreError(
+                f"{self.path} cannot be used ({error}); check its disk and permissions"
+            )
         if code in _FULL:
             return NotTaken(
-                f"the disk takes nothing more ({self.path}: {error}); make room on it, or keep less"
+                f"the disk is full ({self.path}: {error}); free some space, or retain less"
             )
         return NotTaken(
-            f"{self.path} cannot be written ({error}); see to its rights, and to who else has it "
-            f"open"
+            f"{self.path} cannot be written ({error}); check its permissions, and whether another "
+            f"program has it open"
         )
 
 
 def corrupt(path: Path, what: str, trim: bool = False) -> StoreCorrupt:
-    """``trim`` says that what comes behind the damage may still be read."""
+    """The error for a damaged file; if ``trim``, the events after the damage may still be read."""
     return StoreCorrupt(
         f"{path} is damaged ({what}); "
-        f"{'trim the stream beyond what is damaged (s4 log trim), or ' if trim else ''}stop the "
-        f"node and put back a copy of the file, or rename it to {path.stem}.lost: the partition "
-        f"then begins anew, without what was in it"
+        f"{'trim the stream beyond the damage (s4 log trim), or ' if trim else ''}stop the node "
+        f"and put back a copy of the file, or rename it to {path.stem}.lost: the partition then "
+        f"starts again without the events of this file"
     )

@@ -1,22 +1,21 @@
-"""The writer's side of one partition of the log: its file, what is in it, and its transactions.
+"""The writer's side of a partition: its file, its ledger and its transactions.
 
 Rules
-- A ``PartitionFile`` is written by one thread. It blocks, so it is called in threads.
-- A group of frames is one transaction, with the numbers of its producers and the declarations of
-  its types: after any crash the file holds all of it or nothing.
-- A process that dies loses nothing that was committed, with any ``sync``: it is with the kernel by
-  then. A power cut loses nothing with ``full``; with ``normal`` what was committed since the
-  write-ahead log was last worked off, but the file is sound; with ``none`` it may damage the file.
-- A new epoch of the partition begins when it is opened after anything but a clean close: its last
-  events may be gone, and what comes has their offsets. Opening and closing wait for the disk,
-  whatever ``sync`` is. With ``none`` no close is clean. A copy that was put back is another file.
-- Only whole rows are deleted, from the old end. The oldest offset is written with them, so it
+- One thread writes a ``PartitionFile``. Its calls block.
+- A group of frames is one transaction, together with the numbers of its producers and the
+  declarations of its types: after any crash the file holds all of it or nothing.
+- The death of the process loses no committed event, whatever ``sync`` is: the kernel has them. A
+  power cut loses nothing with ``full``. With ``normal`` it loses the commits since the last
+  checkpoint of the write-ahead log, but the file is sound. With ``none`` it may damage the file.
+- Opening a file that was not closed cleanly begins a new epoch of the partition: its last events
+  may be lost, and new events get their offsets. A copy that was put back counts as not closed.
+  Opening and closing wait for the disk, whatever ``sync`` is; with ``none`` no close is clean.
+- Only whole rows are deleted, oldest first. The oldest offset is written with the deletion, so it
   survives the last row.
-- The write-ahead log is worked off by a connection of its own (:meth:`PartitionFile.work_off`), in
-  another thread, so that a commit rarely waits for the disk.
-- What was written to a file that does not have the partition's name any more is NotTaken, too.
-  SQLite opens what it may not write for reading alone, and leaves it at that: so it is opened again
-  before a new try.
+- A second connection in another thread checkpoints the write-ahead log
+  (:meth:`PartitionFile.work_off`), so a commit rarely waits for the disk.
+- A write to a file that no longer has the partition's name is NotTaken, too. SQLite opens a file
+  without write permission as read-only and never asks again, so it is reopened before a retry.
 """
 
 from __future__ import annotations
@@ -45,13 +44,13 @@ from s4node.log.retention import Held, Keep, Row, cut
 from s4node.offsets.producer_offsets import KeptProducer
 
 WAL_BYTES = 4 << 20
-"""So much in the write-ahead log is worked off into the database beside the writing."""
+"""The size at which the write-ahead log is checkpointed beside the writing."""
 
 MAX_WAL_BYTES = 16 << 20
-"""So much is worked off at once, while the writer waits: it writes faster than the disk."""
+"""The size at which the writer waits for a checkpoint: it writes faster than the disk."""
 
 _SYNCHRONOUS = {"none": "OFF", "normal": "NORMAL", "full": "FULL"}
-_BUSY_MS = 50  # so long a write waits for others before it is tried again later
+_BUSY_MS = 50  # a write waits this long for other programs before it is retried later
 _STEP_ROWS = 128  # rows deleted at once
 _STEP_PAGES = 16  # pages given back at once
 
@@ -60,25 +59,25 @@ _type_decoder = msgspec.msgpack.Decoder(TypeDecl)
 
 
 class PartitionFile:
-    """The writing side of one partition's file; opens what :func:`create_database` has made.
+    """The writer's side of a partition's file, which :func:`create_database` has made.
 
-    ``sync`` is none, normal or full. Raises StoreError where the file is another's or of a newer
-    format, StoreCorrupt where it is damaged; any call may raise StoreCorrupt or NotTaken.
+    ``sync`` is none, normal or full. Raises StoreError if the file is another partition's or has
+    another format, StoreCorrupt if it is damaged; any call may raise StoreCorrupt or NotTaken.
     """
 
     def __init__(self, path: Path, stream: str, number: int, sync: str = "normal") -> None:
         self.path = path
         self.below = 0
-        """Rows that end there or before are to be deleted: somebody asked."""
+        """Rows that end at or below this offset are to be deleted: a trim asked for it."""
         self.unworked = 0
-        """Bytes written since the write-ahead log was last worked off, about."""
+        """The approximate bytes written since the last checkpoint of the write-ahead log."""
         self.let_go: Callable[[], None] = lambda: None
-        """Closes the connections of readers, in the writer's thread: while one is open, SQLite does
-        not ask again what may be written."""
+        """Closes the readers' connections, in the writer's thread: while one is open, SQLite does
+        not check permissions again."""
         self._synchronous = f"PRAGMA synchronous = {_SYNCHRONOUS[sync]}"
         self._sync = sync
         self.epochs: tuple[tuple[int, int], ...] = ()
-        """Each epoch, with the first offset of its events."""
+        """Each epoch, with its first offset."""
         self._entered = False
         self._wal = path.with_name(f"{path.name}-wal")
         self._database = PartitionDatabase(path, "rw")
@@ -89,9 +88,9 @@ class PartitionFile:
                 self._set_up()
                 self._database.writing = True
                 self.load()
-                with contextlib.suppress(NotTaken):  # it is done before the first write, then
+                with contextlib.suppress(NotTaken):  # `write` tries again
                     self._enter()
-                # others' writes are waited for by trying again: it holds nobody up meanwhile
+                # short: a write that has to wait for others is retried, and blocks nobody meanwhile
                 self._database.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
         except NotTaken as error:
             self._database.close()
@@ -104,19 +103,19 @@ class PartitionFile:
         self._database.execute("PRAGMA journal_mode = WAL")
         self._database.execute(self._synchronous)
         self._database.waits = self._sync == "full"
-        # some builds overwrite what is deleted: deleting would cost as much as writing
+        # some builds overwrite deleted data, which would make a deletion as slow as a write
         self._database.execute("PRAGMA secure_delete = OFF")
         self._database.execute(f"PRAGMA wal_autocheckpoint = {MAX_WAL_BYTES // PAGE_BYTES}")
 
     def _enter(self) -> None:
-        """Begin an epoch, unless the file is as the last owner has closed it."""
+        """Begin an epoch, unless the last owner closed the file cleanly."""
         self._database.execute("PRAGMA synchronous = FULL")
         with self._database.transaction():
             clean = self._database.one("SELECT value FROM meta WHERE name = 'clean'")
             if clean != (self._opened.st_ino,):
                 upcoming = self.ledger.upcoming
                 last = self._database.one("SELECT ifnull(max(epoch), 0) FROM epochs")[0]
-                epoch = max(int(clocks.wall() * 1000), last + 1)  # a copy's must not be equal
+                epoch = max(int(clocks.wall() * 1000), last + 1)  # never that of another copy
                 self._database.execute("DELETE FROM epochs WHERE first >= ?", (upcoming,))
                 self._database.execute("INSERT INTO epochs VALUES (?, ?)", (epoch, upcoming))
             self._database.execute(
@@ -131,7 +130,7 @@ class PartitionFile:
         self._entered = True
 
     def load(self) -> None:
-        """Read the book from the file, as it stands there."""
+        """Load the ledger from the file."""
         with self._database.explained():
             if self._database.read_only:
                 self._open_again()
@@ -159,7 +158,7 @@ class PartitionFile:
             self.held = self._measured()
 
     def write(self, plan: Plan) -> None:
-        """Write a plan of ``ledger`` in one transaction, and settle it."""
+        """Write a plan of ``ledger`` in one transaction, and apply it to the ledger."""
         if not plan.producers:
             return
         if not self._entered:
@@ -195,7 +194,7 @@ class PartitionFile:
         self.held = self._measured()
 
     def delete(self, keep: Keep, now_ms: int) -> bool:
-        """Delete some of the oldest rows that are to go; returns whether there were any."""
+        """Delete some of the oldest rows that are due; returns whether there were any."""
         with self._database.transaction():
             rows = self._database.execute(
                 "SELECT start, first + count, appended_ms, size FROM frames ORDER BY start LIMIT ?",
@@ -215,7 +214,7 @@ class PartitionFile:
         return True
 
     def shrink(self) -> bool:
-        """Give some free pages back to the disk, once the write-ahead log is worked off."""
+        """Return some free pages to the disk; the file shrinks at the next checkpoint."""
         before = self.held.free
         with self._database.transaction():
             self._database.execute(f"PRAGMA incremental_vacuum({_STEP_PAGES})").fetchall()
@@ -223,16 +222,16 @@ class PartitionFile:
         return self.held.free < before
 
     def work_off(self) -> None:
-        """Work the write-ahead log off, as far as nobody reads it; for another thread."""
+        """Checkpoint the write-ahead log as far as readers allow; for another thread."""
         with (
-            contextlib.suppress(sqlite3.Error, StoreError),  # the writer will
+            contextlib.suppress(sqlite3.Error, StoreError),  # then the writer does it
             contextlib.closing(PartitionDatabase(self.path, "rw")) as database,
         ):
             database.execute(self._synchronous)
             database.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def cut_wal(self) -> bool:
-        """Work the write-ahead log off and empty its file; returns False while others use it."""
+        """Checkpoint and empty the write-ahead log; returns False while others use it."""
         with self._database.explained():
             busy = self._database.one("PRAGMA wal_checkpoint(TRUNCATE)")[0]
         self.unworked = 0
@@ -240,7 +239,7 @@ class PartitionFile:
         return not busy
 
     def forget(self, producers: Sequence[str]) -> None:
-        """Forget producers: what they send again is no longer known as a repetition."""
+        """Delete the rows of producers: what they send again is appended again."""
         with self._database.transaction():
             self._database.executemany(
                 "DELETE FROM producers WHERE id = ?", [(name,) for name in producers]
@@ -249,20 +248,20 @@ class PartitionFile:
             self.ledger.producers.pop(name, None)
 
     def ask(self, below: int) -> None:
-        """Have rows deleted that end at or below an offset, by the next steps."""
+        """Have the next steps delete the rows that end at or below an offset."""
         self.below = max(self.below, below)
         self.held = self.held._replace(below=self.below)
 
     @property
     def trimmed(self) -> bool:
-        """Whether all that was asked for is deleted."""
+        """Return True if the rows that a trim asked for are deleted."""
         return self.below <= self._oldest or not self.held.size
 
     def close(self) -> None:
-        """Close the file; everything that was written stays."""
+        """Close the file."""
         with contextlib.suppress(sqlite3.Error, StoreError, NotTaken):
             if self._entered and self._sync != "none":
-                self._sizes()  # it is still the partition's
+                self._sizes()  # raises NotTaken if the file has been moved
                 self._database.execute("PRAGMA synchronous = FULL")
                 with self._database.transaction():
                     self._database.execute(
@@ -273,10 +272,10 @@ class PartitionFile:
             self._database.close()
 
     def _open_again(self) -> None:
-        """Take another connection: one that SQLite has opened without the right to write stays so,
-        whatever rights are given later."""
-        self._sizes()  # another file would get the write-ahead log of this file
-        for beside in ("-wal", "-shm"):  # SQLite made them with the rights that the file had then
+        """Replace the connection: SQLite keeps a read-only one read-only, even after the
+        permissions have been fixed."""
+        self._sizes()  # or this file's write-ahead log would be applied to another file
+        for beside in ("-wal", "-shm"):  # SQLite gave them the permissions that the file had
             with contextlib.suppress(OSError):
                 self.path.with_name(f"{self.path.name}{beside}").chmod(self.path.stat().st_mode)
         try:
@@ -286,7 +285,7 @@ class PartitionFile:
         self._database.close()
         self._database = database
         self.let_go()
-        database.read_only = True  # until it is set up: what fails here is done again
+        database.read_only = True  # until it is set up: a failure here leads to another reopening
         with database.explained():
             database.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
             self._set_up()
@@ -310,25 +309,25 @@ class PartitionFile:
             several=first is not None and oldest < self._newest,
             last_ms=self.ledger.last_ms,
             below=self.below,
-            file=max(pages * PAGE_BYTES, size),  # it shrinks with the log
+            file=max(pages * PAGE_BYTES, size),  # the file shrinks only at a checkpoint
             free=free * PAGE_BYTES,
             wal=wal,
         )
 
     def _sizes(self) -> tuple[int, int]:
-        """The bytes of the file and of its write-ahead log, where they are still the partition's:
-        SQLite goes on with a file that somebody has moved, and a restart would not find it."""
+        """The bytes of the file and of its write-ahead log; NotTaken if the file was moved. SQLite
+        would keep writing to a moved file, which a restart does not find."""
         status = self.path.stat() if self.path.exists() else None
         if status is None or not samestat(status, self._opened):
             raise NotTaken(
-                f"{self.path} is not the file that was opened: it was moved or replaced while the "
-                f"log is in use; put it back, or start the node again"
+                f"{self.path} is not the file that the log opened: it was moved or replaced while "
+                f"in use; put it back, or restart the node"
             )
         return status.st_size, self._wal.stat().st_size if self._wal.exists() else 0
 
 
 class Standing(NamedTuple):
-    """A partition as it stands on the disk, and what has changed there since the last one."""
+    """The state of a partition on disk, and what changed since the previous one."""
 
     oldest: int
     upcoming: int
@@ -348,7 +347,7 @@ class Standing(NamedTuple):
         types: Mapping[int, TypeDecl] = {},
         forgotten: Sequence[str] = (),
     ) -> Standing:
-        """As the file says."""
+        """The standing of ``file``."""
         held, ledger = file.held, file.ledger
         return cls(
             held.oldest,

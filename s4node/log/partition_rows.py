@@ -1,10 +1,9 @@
-"""The rows of a partition: a frame with its offsets as a row of the table ``frames``, and back.
+"""Rows of the table ``frames``: a frame with its offsets, as a row and back.
 
 Rules
-- A row has its first offset as key, and the running total of bytes. Offset, time of appending and
-  total rise together: a time is found by halving, and what is there by subtracting, without an
-  index.
-- Every row has a checksum of its numbers, head and body. One that does not fit is OtherChecksum.
+- The key of a row is its first offset. Offset, time of appending and running total of bytes rise
+  together: a time is found by bisection and a size by subtraction, without an index.
+- Every row has a checksum of its numbers, head and body. A mismatch raises OtherChecksum.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ SELECT_FRAMES = (
     "WHERE start >= ifnull((SELECT max(start) FROM frames WHERE start <= ?), 0) ORDER BY start"
 )
 
-_ROW_BYTES = 64  # what a row takes beside head and body, about
+_ROW_BYTES = 64  # the approximate size of a row beside head and body
 _NUMBERS = struct.Struct("<qqqqq")
 
 
 class OtherChecksum(Exception):  # noqa: N818
-    """A row is not as it was written. Says which."""
+    """A row's checksum does not match; the message has its offset."""
 
 
 class _Head(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -58,8 +57,8 @@ _decoder = msgspec.msgpack.Decoder(_Head)
 class StoredFrame:
     """A frame as it was appended: its body begins at the offset ``first``.
 
-    Offsets below ``start`` belong to rows before: they were there when it came, a repetition.
-    ``number`` is its producer's for the body's first event; ``appended_ms`` is Unix time.
+    Offsets below ``start`` belong to earlier rows: those events were repetitions. ``number`` is the
+    producer's number of the first event; ``appended_ms`` is Unix time.
     """
 
     start: int
@@ -78,12 +77,12 @@ class StoredFrame:
 
     @property
     def end(self) -> int:
-        """The offset behind its last event."""
+        """The offset after its last event."""
         return self.first + self.count
 
 
 def row_of(entry: Entry, total: int) -> tuple[Any, ...]:
-    """The row to insert; ``total`` is that of the row before."""
+    """The row of an entry; ``total`` is the running total of the previous row."""
     frame = entry.frame
     head = _encoder.encode(
         (
@@ -114,10 +113,10 @@ def _checksum(numbers: tuple[int, int, int, int, int], head: bytes, body: bytes)
 
 
 def frame_of(row: tuple[Any, ...]) -> StoredFrame:
-    """The frame of a row that was selected; raises OtherChecksum, or what msgspec raises."""
+    """The frame of a selected row; raises OtherChecksum, or an error of msgspec."""
     start, first, count, appended_ms, producer, number, checksum, head, body = row
     if _checksum((start, first, count, appended_ms, number), head, body) != checksum:
-        raise OtherChecksum(f"the frame at offset {start} has another checksum")
+        raise OtherChecksum(f"the checksum of the frame at offset {start} is wrong")
     decoded = _decoder.decode(head)
     return StoredFrame(
         start,

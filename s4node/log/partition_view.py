@@ -1,11 +1,10 @@
-"""A partition as readers see it: the frames from an offset on, and the first offset of a time.
+"""The readers' side of a partition: frames from an offset, and the offset of a time.
 
 Rules
-- A view reads beside the writer, with a connection of its own that cannot write. It blocks, so it
-  is called in threads.
-- It holds no read transaction between two readings: that would keep the write-ahead log from
-  starting over.
-- Rows that do not follow each other, or have another checksum, are StoreCorrupt.
+- A view has a read-only connection of its own beside the writer's. Its calls block.
+- A view holds no read transaction between calls: that would keep the write-ahead log from starting
+  over.
+- A gap between rows, or a wrong checksum, raises StoreCorrupt.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from s4node.log.partition_rows import SELECT_FRAMES, OtherChecksum, StoredFrame,
 
 
 class PartitionView:
-    """The reading side of one partition's file, for any thread, one at a time."""
+    """The readers' side of one partition's file, for one thread at a time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -32,7 +31,7 @@ class PartitionView:
         self._closed = False
 
     def read(self, offset: int, max_bytes: int) -> list[StoredFrame]:
-        """The rows from the one that holds ``offset`` on, up to so many bytes, but at least one."""
+        """The frames from the one with ``offset`` on: at least one, about ``max_bytes`` of them."""
         with self._turn, self._opened() as database:
             cursor = database.execute(SELECT_FRAMES, (offset,))
             rows: list[tuple[Any, ...]] = []
@@ -44,30 +43,30 @@ class PartitionView:
                 size += len(row[8])
                 if size >= max_bytes:
                     break
-            cursor.close()  # what is open keeps the write-ahead log from starting over
+            cursor.close()  # an open one keeps the write-ahead log from starting over
             try:
                 frames = [frame_of(row) for row in rows]
             except OtherChecksum as error:
                 raise corrupt(self.path, str(error), trim=True) from error
         for one, next_one in pairwise(frames):
             if one.end != next_one.start:
-                raise corrupt(self.path, f"no frame has the offset {one.end}", trim=True)
+                raise corrupt(self.path, f"the offset {one.end} has no frame", trim=True)
         if frames and frames[0].end <= offset:
-            raise corrupt(self.path, f"no frame has the offset {offset}", trim=True)
+            raise corrupt(self.path, f"the offset {offset} has no frame", trim=True)
         return frames
 
     def offset_at(self, millis: int) -> int | None:
-        """The first offset appended at or after that time; None where none was."""
+        """The first offset appended at or after that Unix time; None if there is none."""
         with self._turn, self._opened() as database:
             return _halve(database, millis)
 
     def close(self) -> None:
-        """Close the connection; reading raises StoreError from now on."""
+        """Close the connection; later reads raise StoreError."""
         self._closed = True
         self.let_go()
 
     def let_go(self) -> None:
-        """Close the connection, after a reading that is under way; the next one takes another."""
+        """Close the connection, after a read in progress; the next read opens another."""
         with self._turn:
             if self._database is not None:
                 self._database.close()
@@ -76,7 +75,7 @@ class PartitionView:
     @contextmanager
     def _opened(self) -> Iterator[PartitionDatabase]:
         if self._closed:
-            raise StoreError(f"{self.path} is closed; read from the log before it is")
+            raise StoreError(f"{self.path} is closed; read from the log before you close it")
         if self._database is None:
             self._database = PartitionDatabase(self.path, "ro", trim=True)
         with self._database.explained():
@@ -84,12 +83,12 @@ class PartitionView:
 
 
 def _halve(database: PartitionDatabase, millis: int) -> int | None:
-    """Where the first row starts that was appended at that time or later; None without one."""
+    """Find by bisection where the first row at or after that time starts; None if there is none."""
     low, high = database.one("SELECT min(start), max(start) FROM frames")
     at = "SELECT start, appended_ms FROM frames WHERE start <= ? ORDER BY start DESC LIMIT 1"
     if low is None or database.one(at, (high,))[1] < millis:
         return None
-    while low < high:  # the row that starts at `high` is late enough, those before `low` are not
+    while low < high:  # the row that starts at `high` is late enough, rows before `low` are not
         middle = (low + high) // 2
         start, appended_ms = database.one(at, (middle,))
         if appended_ms >= millis:

@@ -1,17 +1,16 @@
-"""What of the log is deleted, when files shrink, and when appending must wait. Pure.
+"""Retention: which frames are deleted, when files shrink, and when appending waits. Pure.
 
 Rules
-- A frame goes when it is older than its stream keeps, when younger frames alone are as much as
-  its stream keeps in a partition, or when it was asked for (trimmed). Only then: a quota deletes
-  nothing that is to be kept.
-- The newest frame of a partition goes only when it is asked for.
-- Work is done in small steps, partitions in turn: first deleting, then giving pages back to the
-  disk, then cutting the write-ahead logs. While something waits for room, or close to a quota, they
-  are cut first, after every step: deleting and giving back write to them.
-- Pages that came free are kept for what is appended next, some MiB of them: moving pages to shrink
-  a file that will grow again at once is work for nothing. A partition at rest keeps none, nor does
-  any while something waits for room.
-- With a quota a frame is written only where the files would stay below it even in the worst case.
+- A frame is deleted if it is older than its stream's retention, if the newer frames of its
+  partition already fill the retention size, or if it was trimmed. A quota never deletes anything
+  else.
+- Only a trim deletes the newest frame of a partition.
+- Housekeeping takes small steps, partitions in turn: first it deletes rows, then returns pages to
+  the disk, then cuts the write-ahead logs. Close to a quota, or while frames wait for space, it
+  cuts them after every step, as deleting and shrinking write to them.
+- A file keeps some MiB of free pages for the next events, as shrinking a file that grows again is
+  wasted work. A partition at rest keeps none, and no partition does while frames wait for space.
+- With a quota, a frame is written only if the files stay below it even in the worst case.
 """
 
 from __future__ import annotations
@@ -22,28 +21,28 @@ from enum import Enum
 from typing import NamedTuple
 
 SLACK_BYTES = 8 << 20
-"""Free pages that a file may keep for what comes next, or a sixteenth of it if that is more."""
+"""The free pages that a file may keep for later events; a sixteenth of the file if that is more."""
 
 REST_MS = 5_000
-"""A partition to which nothing was appended for so long is at rest."""
+"""A partition is at rest if nothing was appended to it for this long."""
 
 FIXED_BYTES = 64 << 10
-"""What a partition takes beside its database and its write-ahead log."""
+"""The size of a partition beside its database and its write-ahead log."""
 
 RESERVE_BYTES = 512 << 10
-"""What is left free below a quota for the write-ahead logs of deletions."""
+"""The space kept free below a quota for the write-ahead logs of deletions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """What a stream keeps: milliseconds, and bytes a partition; 0 is without bound."""
+    """The retention of a stream: milliseconds, and bytes per partition; 0 is no bound."""
 
     ms: int = 0
     size: int = 0
 
 
 class Row(NamedTuple):
-    """A frame in a file: the offset it begins at, the one behind it, when it came, its bytes."""
+    """A frame in a file: its first offset, the one after its last, its time and its bytes."""
 
     start: int
     end: int
@@ -52,11 +51,10 @@ class Row(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What a partition holds: of its rows, and of the disk (bytes).
+    """The contents of a partition, and its bytes on disk.
 
-    ``several``: there are rows beside the newest. ``oldest_ms``: when the oldest row was appended,
-    ``last_ms`` when the newest was. ``below``: rows that end there or before are to go, because
-    somebody asked.
+    ``several``: there is more than one row. ``oldest_ms`` and ``last_ms`` are the times of the
+    oldest and the newest row. ``below``: a trim asked to delete the rows that end at or below it.
     """
 
     oldest: int
@@ -71,7 +69,7 @@ class Held(NamedTuple):
 
     @property
     def disk(self) -> int:
-        """All that it takes up."""
+        """The bytes of its files."""
         return self.file + self.wal + FIXED_BYTES
 
 
@@ -88,16 +86,17 @@ _PRESSED = (Work.CUT_WAL, Work.DELETE, Work.SHRINK)
 
 
 class Step(NamedTuple):
-    """What to do next, and in which partition."""
+    """A step of housekeeping in one partition."""
 
     partition: int
     work: Work
 
 
 def cut(rows: Sequence[Row], held: Held, keep: Keep, now_ms: int, newest: int) -> int:
-    """The offset below which rows go: the end of the last of ``rows`` that goes, else the oldest.
+    """The offset below which rows are deleted: the end of the last row to delete.
 
-    ``rows`` are some of the oldest, in order; ``newest`` is where the newest row begins.
+    ``rows`` are some of the oldest, in order; ``newest`` is where the newest row begins. If no row
+    is to be deleted, returns the oldest offset.
     """
     gone, left = held.oldest, held.size
     for row in rows:
@@ -117,8 +116,8 @@ def next_step(
 ) -> Step | None:
     """The next step of housekeeping; None if there is nothing to do.
 
-    ``pressed``: something waits for room, or the quota is :func:`tight`. ``after`` is the partition
-    of the last step: those behind it come first.
+    ``pressed``: frames wait for space, or the quota is :func:`tight`. ``after`` is the partition of
+    the last step; later partitions come first.
     """
 
     def at_rest(at: Held) -> bool:
@@ -142,21 +141,21 @@ def next_step(
 
 
 def tight(used: int, quota: int) -> bool:
-    """Whether the files are so close to the quota that housekeeping must not let them grow."""
+    """Return True if the files are so near the quota that housekeeping must not let them grow."""
     return quota > 0 and used > quota - 4 * RESERVE_BYTES
 
 
 def admitted(weights: Sequence[int], free: int, used: int, quota: int) -> int:
-    """How many of these frames may be written now, in order, by their bytes in the file.
+    """The number of these frames, in order, that may be written now, given their bytes.
 
-    ``free`` are free bytes in the partition's file, ``used`` is what all files take up.
+    ``free`` is free in the partition's file, ``used`` is the size of all files, both in bytes.
     """
     if not quota:
         return len(weights)
     room = quota - RESERVE_BYTES - used
-    grown = 4 * FIXED_BYTES  # the tables beside the frames
+    grown = 4 * FIXED_BYTES  # for the tables beside the frames
     for count, weight in enumerate(weights):
-        grown += 2 * weight  # of frames a little over half a page, each takes a page
+        grown += 2 * weight  # a frame of just over half a page takes a whole one
         if max(0, grown - free) + grown > room:  # the file, and its write-ahead log
             return count
     return len(weights)

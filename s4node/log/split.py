@@ -1,9 +1,9 @@
-"""Taking frames apart: each event of a frame to the partition of its own key. Pure.
+"""Splitting frames: each event of a frame goes to the partition of its own key. Pure.
 
 Rules
-- An event travels as the bytes that came; only its key is looked at, by the attribute's name.
-- What has no key, does not decode, or is of a type that nobody has declared is refused; the others
-  go on.
+- An event is passed on as the bytes that arrived; only its key is decoded, by attribute name.
+- An event without the key, of an undeclared type, or that does not decode is refused; the others
+  are passed on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from s4node.net.wire.decoder import FrameDecoder, raws_of
 
 
 class Part(NamedTuple):
-    """The events of a frame that go to one partition: their numbers, and a body of them alone."""
+    """The events of a frame for one partition: their numbers, and a body with only these events."""
 
     partition: int
     numbers: list[int]
@@ -35,7 +35,7 @@ def take_apart(
     partition_of: Callable[[Any], int],
     skip: int = 0,
 ) -> tuple[list[Part], Refusals]:
-    """A frame's events from the index ``skip`` on by partition; index and reason of the others."""
+    """Split a frame from the index ``skip`` on; refused events are given by index and reason."""
     events, refusals = FrameDecoder(readers).decode(data, body)
     refusals = [refused for refused in refusals if refused[0] >= skip]
     bad = {index for index, _ in refusals}
@@ -60,7 +60,7 @@ def take_apart(
 def _assembled(
     data: wire.Data, raws: Sequence[bytes], indices: Sequence[int]
 ) -> tuple[tuple[wire.Section, ...], bytes, bytes]:
-    """Sections, order and body of some of a frame's events."""
+    """Sections, order and body for some events of a frame."""
     several = len(data.sections) > 1
     used = sorted({data.order[index] for index in indices}) if several else [0]
     place = {section: at for at, section in enumerate(used)}
@@ -77,7 +77,7 @@ def _assembled(
 
 
 def array_of(events: Sequence[bytes], *, json: bool = False) -> bytes:
-    """Encoded events as one array."""
+    """An array of encoded events."""
     if json:
         return b"[" + b",".join(events) + b"]"
     count = len(events)

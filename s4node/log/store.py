@@ -1,10 +1,10 @@
-"""The embedded log: a folder with streams, which is locked, opened and closed as a whole.
+"""The log store: a folder of streams that is locked, opened and closed as a whole.
 
 Rules
-- One process has the folder at a time, by a lock that the kernel lets go of when it dies.
-- All streams are opened at the start. What somebody has to put right first keeps the log from
-  opening; a partition whose file is damaged keeps nobody from the others.
-- A stream that is asked for again, as it is, is found; its settings never change.
+- One process owns the folder, by a file lock that the kernel releases when the process dies.
+- Opening the folder opens all streams. A mistake of the operator keeps the log from opening; a
+  damaged file makes only its partition unusable.
+- Creating a stream that exists with the same settings finds it. Settings never change.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ from s4node.log.streams import Files, LogStream
 from s4node.log.writer import LogWriter
 
 READING_THREADS = 4
-"""Frames are read in so many threads: their own, for handlers may take up all others."""
+"""The threads that read frames; separate, because handlers may occupy all others."""
 
 EMPTY_BYTES = 256 << 10
-"""What an empty partition takes up on the disk, with some to spare."""
+"""The size of an empty partition on disk, rounded up."""
 
 
 @dataclass(frozen=True)
 class LogSettings:
-    """How a log is kept. Milliseconds and bytes, where 0 is no bound; ``retention_bytes`` is a
-    partition's, ``quota_bytes`` that of the whole folder."""
+    """Settings of a log. Times are milliseconds, sizes bytes, and 0 is no bound;
+    ``retention_bytes`` is per partition, ``quota_bytes`` is for the whole folder."""
 
     folder: Path
     retention_ms: int = 0
@@ -65,7 +65,7 @@ class LogSettings:
     sync: str = "normal"
 
     def keep(self, stream: StreamSettings) -> Keep:
-        """What a stream keeps."""
+        """The retention of a stream."""
         ms, size = stream.retention_ms, stream.retention_bytes
         return Keep(
             self.retention_ms if ms is None else ms, self.retention_bytes if size is None else size
@@ -73,10 +73,10 @@ class LogSettings:
 
     @classmethod
     def of(cls, config: Config) -> LogSettings:
-        """As the configuration says."""
+        """The settings that ``config`` has."""
         return cls(
             full_path(config[LOG_FOLDER], LOG_FOLDER.name),
-            math.ceil(round(config[LOG_RETENTION_MS] * 1000, 3)),  # none is for ever
+            math.ceil(round(config[LOG_RETENTION_MS] * 1000, 3)),  # not down: 0 means for ever
             config[LOG_RETENTION_BYTES],
             config[LOG_QUOTA_BYTES],
             config[LOG_SYNC],
@@ -100,20 +100,20 @@ class LogStore:
 
     @property
     def room(self) -> int:
-        """Bytes that may still be queued for writing; at 0 or less append nothing."""
+        """The bytes that may still be queued for writing; do not append at 0 or less."""
         return self._writer.room
 
     async def wait_room(self) -> None:
-        """Wait until there is room; who waits longest goes first."""
+        """Wait until there is room; the longest waiting caller goes first."""
         await self._writer.wait_room()
 
     @property
     def trouble(self) -> str:
-        """Why appending waits; empty where it does not."""
+        """Why appending waits; empty if it does not."""
         return self._writer.trouble
 
     def stream(self, name: str) -> LogStream:
-        """The stream of this name; raises UnknownStream with the names there are."""
+        """The stream of this name; raises UnknownStream, which lists the existing ones."""
         try:
             return self._streams[name]
         except KeyError:
@@ -132,10 +132,10 @@ class LogStore:
         retention_ms: int | None = None,
         retention_bytes: int | None = None,
     ) -> LogStream:
-        """Create a stream, or find it as it is asked for.
+        """Create a stream, or find the one with these settings.
 
-        Raises StoreError for a name or number that no stream can have, and where there is such a
-        stream with other settings.
+        Raises StoreError if the name or the number of partitions is invalid, or if the stream
+        exists with other settings.
         """
         wanted = StreamSettings(
             FORMAT, name, partitions, key, hasher, retention_ms, retention_bytes
@@ -151,7 +151,7 @@ class LogStore:
             elif there.settings != wanted:
                 raise StoreError(
                     f"stream {name!r} exists with other settings: "
-                    f"{differences(there.settings, wanted)}; ask for those it has, or take "
+                    f"{differences(there.settings, wanted)}; ask for those settings, or choose "
                     f"another name"
                 )
             return self._streams[name]
@@ -176,7 +176,7 @@ class LogStore:
             await self._add(folder)
 
     async def aclose(self) -> None:
-        """Write what is queued and close the files."""
+        """Write the queued frames and close the files."""
         with trio.CancelScope(shield=True):
             await self._writer.aclose()
             for stream in self._streams.values():
@@ -188,12 +188,10 @@ class LogStore:
 async def open_log(
     settings: LogSettings, clock: Callable[[], float] | None = None
 ) -> AsyncIterator[LogStore]:
-    """Open the folder's streams, which is made if it is missing, and close them at the end.
+    """Open the streams of a folder, which is created if missing; closes them at the end.
 
-    ``clock`` gives Unix time in seconds.
-
-    Raises StoreError where another process has the folder or its files are not usable; one that
-    is damaged keeps nobody from the others.
+    ``clock`` gives Unix time in seconds. Raises StoreError if another process owns the folder or
+    its files are unusable; a damaged file makes only its partition unusable.
     """
     lock = await threads.run_sync(_lock, settings.folder)
     try:
@@ -208,7 +206,7 @@ async def open_log(
 
 
 def _lock(folder: Path) -> int:
-    """The folder's lock, as a file descriptor; who closes it lets go."""
+    """Lock the folder; closing the returned file descriptor releases the lock."""
     with os_errors_as_ours(folder):
         disk.make_folders(folder)
         fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -220,8 +218,8 @@ def _lock(folder: Path) -> int:
             holder = os.pread(fd, 200, 0).decode(errors="replace").strip()
             os.close(fd)
             raise StoreError(
-                f"the log in {folder} is held by {holder or 'another process'}; stop that one, or "
-                f"set s4.log.folder to another folder"
+                f"the log in {folder} is in use by {holder or 'another process'}; stop that "
+                f"process, or set s4.log.folder to another folder"
             ) from None
         except OSError:
             os.close(fd)

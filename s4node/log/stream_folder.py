@@ -1,10 +1,10 @@
-"""A stream on disk: a folder with its manifest and a file a partition.
+"""The folder of a stream: a manifest and a file for each partition.
 
 Rules
-- A stream is made whole or not at all: in a folder beside, which is then renamed. Its number of
-  partitions never changes.
-- What looks like a mistake of the operator (a file that is missing, of a newer format, or
-  another partition's) is refused when the stream is opened. A damaged file is not: the others open.
+- A stream is created in a folder with another name, which is then renamed: it exists whole or not
+  at all. Its number of partitions never changes.
+- A mistake of the operator (a missing file, one of another format or another partition) keeps the
+  stream from opening. A damaged file does not: the other partitions open.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ from s4node.logger import get_logger
 log = get_logger("s4node.log")
 
 MAX_PARTITIONS = 4096
-"""The most partitions of a stream."""
+"""The maximum number of partitions of a stream."""
 
 _MANIFEST = "stream.json"
 
 
 class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A stream as it was created; the manifest in its folder. None leaves retention to the log's
-    own settings."""
+    """The settings of a stream; its manifest. None leaves the retention to the node's settings."""
 
     format: int
     name: str
@@ -46,28 +45,28 @@ class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def check_settings(wanted: StreamSettings) -> None:
-    """Raises StoreError for settings that no stream can have."""
+    """Raise StoreError for settings that no stream can have."""
     if not (is_file_name(wanted.name) and wanted.name.isascii()):
         raise StoreError(
-            f"{wanted.name!r} is not a name for a log stream; take up to 200 letters, digits, "
-            f"'_', '-' and '.', with a letter, digit or '_' first"
+            f"{wanted.name!r} is not a valid stream name for the log; use up to 200 letters, "
+            f"digits, '_', '-' and '.', beginning with a letter, digit or '_'"
         )
     if not 1 <= wanted.partitions <= MAX_PARTITIONS:
         raise StoreError(
             f"a stream has 1 to {MAX_PARTITIONS} partitions, not {wanted.partitions}; choose a "
-            f"number in between"
+            f"number in this range"
         )
 
 
 def differences(there: StreamSettings, wanted: StreamSettings) -> str:
-    """What is other than somebody wants it, in words."""
+    """The differences between two streams' settings, in words."""
     has, asks = _in_words(there), _in_words(wanted)
     other = [what for what in has if has[what] != asks[what]]
     return "; ".join(f"{what} {has[what]}, not {asks[what]}" for what in other)
 
 
 def _in_words(settings: StreamSettings) -> dict[str, str]:
-    """What may be other than somebody wants it."""
+    """The settings that may differ, in words."""
     ms, size = settings.retention_ms, settings.retention_bytes
     return {
         "format": str(settings.format),
@@ -81,25 +80,25 @@ def _in_words(settings: StreamSettings) -> dict[str, str]:
 
 @contextmanager
 def os_errors_as_ours(path: Path) -> Iterator[None]:
-    """The system's errors as ours."""
+    """Translate errors of the system into StoreError."""
     try:
         yield
     except OSError as error:
         raise StoreError(
-            f"the log's files in {path} cannot be used ({error}); see to its rights and its disk, "
-            f"or set s4.log.folder to another folder"
+            f"the log's files in {path} cannot be used ({error}); check their permissions and the "
+            f"disk, or set s4.log.folder to another folder"
         ) from error
 
 
 def stream_folders(folder: Path) -> list[Path]:
-    """The folders of the streams; what was left over from a crash while creating is removed."""
+    """The folders of the streams; removes what a crash during a creation left over."""
     for left in folder.glob(".new-*"):
         shutil.rmtree(left, ignore_errors=True)
     return sorted(manifest.parent for manifest in folder.glob(f"*/{_MANIFEST}"))
 
 
 def create_stream(folder: Path, settings: StreamSettings) -> None:
-    """Make the folder of an empty stream in the folder of the log; raises StoreError."""
+    """Create the folder of an empty stream in the log's folder; raises StoreError."""
     new = folder / f".new-{settings.name}"
     text = msgspec.json.format(msgspec.json.encode(settings), indent=2) + b"\n"
     try:
@@ -125,15 +124,15 @@ def _file(folder: Path, number: int) -> Path:
 def open_stream(
     folder: Path, sync: str
 ) -> tuple[StreamSettings, list[PartitionFile | StoreCorrupt]]:
-    """Open the files in the folder of a stream, and say why where one is damaged; raises StoreError
-    for what somebody has to put right first."""
+    """Open the files of a stream; a damaged file is given as its error. Raises StoreError for a
+    mistake of the operator."""
     settings = _manifest(folder / _MANIFEST)
     for number in range(settings.partitions):
         with os_errors_as_ours(folder):
             begun = begin_anew(_file(folder, number), settings.name, number)
         if begun is not None:
             log.error(
-                "a partition begins anew, without what was in its former file",
+                "a partition starts again without the events of its former file",
                 stream=settings.name,
                 partition=number,
                 offset=begun[0],
@@ -145,9 +144,9 @@ def open_stream(
     if there != wanted:
         odd = ", ".join(sorted(there ^ wanted)[:3])
         raise StoreError(
-            f"{folder} has {len(there)} partition files where its {_MANIFEST} says "
-            f"{settings.partitions} partitions ({odd}); a stream never changes their number: put "
-            f"the missing files or the manifest back"
+            f"{folder} has {len(there)} partition files, but its {_MANIFEST} has "
+            f"{settings.partitions} partitions ({odd}); the number of partitions never changes: "
+            f"put back the missing files or the manifest"
         )
     try:
         for number in range(settings.partitions):
@@ -175,10 +174,10 @@ def _manifest(path: Path) -> StreamSettings:
             )
         settings = msgspec.json.decode(text, type=StreamSettings)
     except (*UNREADABLE, KeyError, TypeError) as error:
-        raise StoreError(f"{path} cannot be read ({error}); put back a copy of it") from error
+        raise StoreError(f"{path} cannot be read ({error}); put back a copy of the file") from error
     if settings.name != path.parent.name:
         raise StoreError(
-            f"{path} is of stream {settings.name!r}; put it back into the folder of that name"
+            f"{path} belongs to stream {settings.name!r}; put it back in the folder of that stream"
         )
     check_settings(settings)
     return settings

@@ -1,10 +1,10 @@
-"""The open streams of the log and their partitions: what is appended, read, trimmed, and known.
+"""The open streams of the log and their partitions: append, read, trim and forget.
 
 Rules
-- What is asked about bounds, types and producers is answered from memory, as of the last commit
-  that was told here. Frames are read in threads.
-- Of a partition whose file is damaged nothing is to be had: a caller that asks for it is told
-  why. The other partitions of its stream go on.
+- Bounds, types and producers come from memory, as of the last commit that the writer has reported.
+  Frames are read in threads.
+- A partition whose file is damaged answers every call with StoreCorrupt. The other partitions of
+  its stream are usable.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class Files(NamedTuple):
-    """What all partitions share; ``keep`` says what a stream keeps."""
+    """What all partitions share; ``keep`` gives the retention of a stream."""
 
     keep: Callable[[StreamSettings], Keep]
     writer: LogWriter
@@ -43,10 +43,7 @@ class Files(NamedTuple):
 
 
 class LogPartition:
-    """One partition of a stream of the log.
-
-    ``damage`` says why there is nothing to be had of it; empty where there is.
-    """
+    """One partition of a stream. ``damage`` says why it is unusable; empty if it is usable."""
 
     damage = ""
 
@@ -59,9 +56,9 @@ class LogPartition:
         self._view = PartitionView(file.path)
         file.let_go = self._view.let_go
         self.producers: dict[str, KeptProducer] = {}
-        """What is known of producers, and of parts of what they sent, by name."""
+        """Rows of producers, and of parts of their frames, by name."""
         self.on_producer: Callable[[str, KeptProducer], None] = lambda *_: None
-        """Called with the name and the row of one that was not known."""
+        """Called with the name and the row of a new producer."""
         self._parts: dict[str, dict[int, int]] = {}
         self._types: dict[int, TypeDecl] = {}
         self._told(Standing.of(file, file.ledger.producers, file.ledger.types))
@@ -74,7 +71,7 @@ class LogPartition:
 
     @property
     def types(self) -> Mapping[int, TypeDecl]:
-        """The declarations of all types in it, by fingerprint."""
+        """The declarations of all its event types, by fingerprint."""
         return self._types
 
     @property
@@ -84,25 +81,26 @@ class LogPartition:
 
     @property
     def disk(self) -> int:
-        """The bytes that its files take up."""
+        """The bytes of its files."""
         return self._standing.disk
 
     @property
     def last_ms(self) -> int:
-        """When the newest frame was appended (Unix time, ms); 0 where none ever was."""
+        """When the newest frame was appended (Unix time, ms); 0 if none ever was."""
         return self._standing.last_ms
 
     def parts(self, producer: str) -> Mapping[int, int]:
-        """The numbers behind what it has of frames that were taken apart, by the lane of another
-        partition that they came by."""
+        """The number after a producer's last split frame with a part here, by the lane that the
+        frame came by."""
         return self._parts.get(producer, {})
 
     def append(self, frame: Incoming, done: Done) -> None:
-        """Append a frame; ``done`` is called when it is on the disk, or with an error."""
+        """Append a frame; ``done`` is called with the answer once it is on disk, or with an
+        error."""
         self._writer.append(self._lane, frame, done)
 
     def forget(self, producer: str, done: Done) -> bool:
-        """Forget a producer of which nothing is on its way; returns whether anything is known."""
+        """Forget a producer that has no frames queued; returns whether it was known."""
         names = [producer] if producer in self.producers else []
         names += [part_name(producer, lane) for lane in self.parts(producer)]
         if names:
@@ -112,23 +110,23 @@ class LogPartition:
     async def read(self, offset: int, max_bytes: int) -> list[StoredFrame]:
         """The frames from the one that holds ``offset`` on: at least one, if there is any.
 
-        Raises InputLost for an offset before the oldest, StartpointError for one beyond the end.
+        Raises InputLost for an offset below the oldest, StartpointError for one beyond the end.
         """
         self._check(offset)
         if offset == self._bounds.upcoming:
             return []
         rows = await self._in_thread(partial(self._view.read, offset, max_bytes))
-        if not rows or rows[0].start > offset:  # deleted since, and that was not told yet
+        if not rows or rows[0].start > offset:  # deleted, and the writer has not reported it yet
             raise self._lost(offset, rows[0].start if rows else self._bounds.upcoming)
         return rows
 
     async def offset_at(self, millis: int) -> int:
-        """The first offset that was appended at or after a Unix time, or the upcoming one."""
+        """The first offset appended at or after a Unix time (ms), or else the upcoming one."""
         found = await self._in_thread(partial(self._view.offset_at, millis))
         return self._bounds.upcoming if found is None else found
 
     async def trim(self, below: int) -> int:
-        """Delete the frames that end at or below an offset; returns the oldest offset then.
+        """Delete the frames that end at or below an offset; returns the oldest offset left.
 
         Cancelling does not stop it. Raises StartpointError for an offset beyond the end.
         """
@@ -147,7 +145,7 @@ class LogPartition:
         return self._bounds.oldest
 
     def close(self) -> None:
-        """Close its files; the writer is done with them."""
+        """Close the files, after the writer has ended."""
         self._view.close()
         self._lane.file.close()
 
@@ -159,14 +157,14 @@ class LogPartition:
             raise self._lost(offset, self._bounds.oldest)
         if offset > self._bounds.upcoming:
             raise StartpointError(
-                f"offset {offset} of {self} is beyond its end, which is {self._bounds.upcoming}; "
-                f"start from there or before"
+                f"offset {offset} of {self} is beyond its end, {self._bounds.upcoming}; start at "
+                f"the end or before it"
             )
 
     def _lost(self, offset: int, oldest: int) -> InputLost:
         return InputLost(
-            f"offset {offset} of {self} is gone, the oldest is {oldest}; start from the oldest, "
-            f"and keep more (s4.log.retention.ms, s4.log.retention.bytes)"
+            f"offset {offset} of {self} was deleted, the oldest is {oldest}; start from the "
+            f"oldest, and retain more (s4.log.retention.ms, s4.log.retention.bytes)"
         )
 
     def __str__(self) -> str:
@@ -197,7 +195,7 @@ class LogPartition:
 
 
 class _Damaged(LogPartition):
-    """One whose file could not be opened: callers that ask for it get StoreCorrupt."""
+    """A partition whose file could not be opened: every call raises StoreCorrupt."""
 
     def __init__(self, stream: LogStream, number: int, why: StoreCorrupt) -> None:
         self.stream = stream
@@ -253,15 +251,15 @@ class LogStream:
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The name of the stream."""
         return self.settings.name
 
     @property
     def key(self) -> str:
-        """The name of its key; empty where it has none."""
+        """The name of its key; empty if it has none."""
         return self.settings.key
 
     @property
     def hasher(self) -> str:
-        """What turns its keys into partitions."""
+        """The name of the hash function that turns its keys into partitions."""
         return self.settings.hasher

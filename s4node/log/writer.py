@@ -1,27 +1,26 @@
-"""The one writer of the log: a thread that commits what has come, in groups.
+"""The log writer: one thread that commits frames of all partitions in groups.
 
 Rules
-- What came while the last commit was under way is written together, one transaction a partition;
-  then its callbacks run, all in one call into trio's thread.
-- A group takes a frame of each producer in turn, so that who sends much holds the others up for a
-  group at most.
-- A disk that is full, a quota that is used up, a file that somebody has locked or that cannot be
-  written for another reason is waited for: nothing of that partition is answered, and the same
-  frames are tried again after a pause. It is logged once, when deleting has not helped, and once
-  when it is over. What can be written elsewhere goes on.
-- A damaged file fails the frames of its own partition and no others: StoreCorrupt, they will not
-  be written. Any other error says that the log is closed, and whatever follows gets it, too. So no
-  frame is written before an earlier one of its producer and partition that may still come.
-- Housekeeping (:mod:`s4node.log.retention`) is done between groups, in small steps, for no longer
-  than ``HOUSEKEEPING_SECONDS`` at a time.
-- A second thread works the write-ahead logs off, which is where the waiting for the disk is.
-- A producer of which frames wait is not forgotten.
-- Everything named ``_w_...`` belongs to the writer's thread; the queues are under the lock.
+- Frames that arrive during a commit are written together, in one transaction per partition. Then
+  all their callbacks run in one call into trio's thread.
+- A group takes a frame of each producer in turn, so a busy producer delays the others by one group
+  at most.
+- If the disk is full, the quota is used up, or a file is locked or cannot be written, the partition
+  waits: its frames stay unanswered and are retried after a pause. That is logged once, if deleting
+  rows has not helped, and once when it is over. Other partitions continue.
+- A damaged file fails only the frames of its own partition, with StoreCorrupt. Any other error
+  means that the log is closed; all later frames get it, too. So no frame is written while an
+  earlier one of its producer and partition may still arrive.
+- Housekeeping (:mod:`s4node.log.retention`) runs between groups, in small steps, for at most
+  ``HOUSEKEEPING_SECONDS`` at a time.
+- A second thread checkpoints the write-ahead logs, which is what waits for the disk.
+- A producer with queued frames is not forgotten.
+- Attributes named ``_w_...`` belong to the writer's thread; the queues are protected by the lock.
 
-With 16 KiB pages a frame of 32 KiB takes two pages of its own beside its row. Against 4 and 64 KiB
-that wrote 1.5 times as many of them, with groups of 16; a file mapped into memory changed nothing.
-Working off 4 MiB in the writer's thread stopped it for 11 ms; doing it beside the writing made it a
-quarter faster over all, and stops nothing until a single partition takes some 200 MB/s.
+With pages of 16 KiB, a frame of 32 KiB takes two pages beside its row. In groups of 16 that wrote
+1.5 times as many frames as pages of 4 or 64 KiB; mapping the file into memory made no difference.
+Checkpointing 4 MiB in the writer's thread stopped it for 11 ms. A second thread made writing a
+quarter faster, and stops nothing until a single partition takes some 200 MB/s.
 """
 
 from __future__ import annotations
@@ -48,59 +47,57 @@ from s4node.logger import get_logger
 _log = get_logger("s4node.log")
 
 GROUP_BYTES = 4 << 20
-"""The bytes that are written together, about."""
+"""The approximate number of bytes that are written together."""
 
 QUEUE_BYTES = 16 << 20
-"""The bytes that may be queued, about: the writer's ``room`` when nothing is."""
+"""The approximate number of bytes that may be queued: ``room`` when the queue is empty."""
 
 FRAME_BYTES = 256
-"""What a frame counts beside its body."""
+"""What a frame counts beside its body, in bytes."""
 
 RETRY_SECONDS = 0.25
-"""The pause until a partition that could not be written is tried again."""
+"""The pause before a partition that could not be written is retried."""
 
 TICK_SECONDS = 1.0
-"""How often an idle writer looks whether there is something to delete."""
+"""How often an idle writer looks for rows to delete."""
 
 HOUSEKEEPING_SECONDS = 0.02
-"""Housekeeping begins so long after it has ended, and ends after half of it, while frames come."""
+"""The pause between two runs of housekeeping while frames arrive; a run takes half of it."""
 
 Answer: TypeAlias = Appended | S4Error
 Done: TypeAlias = Callable[[Answer], None]
 
 
 class Waiting(NamedTuple):
-    """A frame in the queue."""
+    """A queued frame."""
 
     frame: Incoming
     done: Done
 
     @property
     def weight(self) -> int:
-        """What it counts in the queue, in bytes."""
+        """What the frame counts in the queue, in bytes."""
         return len(self.frame.body) + len(self.frame.order) + FRAME_BYTES
 
 
 @dataclass(eq=False, repr=False, slots=True)
 class Lane:
-    """One partition as the writer has it; ``told`` is called in trio's thread."""
+    """The writer's state of one partition; ``told`` is called in trio's thread."""
 
     file: PartitionFile
     keep: Keep
     told: Callable[[Standing], None]
     queues: dict[str, deque[Waiting]] = field(default_factory=dict)
-    """By producer, the next one first."""
-    asked: list[Done] = field(default_factory=list)  # who waits for a trim
-    forgotten: list[tuple[Sequence[str], Done]] = field(
-        default_factory=list
-    )  # producers, next time
-    broken: S4Error | None = None  # why there is no housekeeping: a damaged file
-    doubtful: bool = False  # what is in the file may be more than its book says
+    """Frames by producer; the producer at the front is next."""
+    asked: list[Done] = field(default_factory=list)  # trims to answer
+    forgotten: list[tuple[Sequence[str], Done]] = field(default_factory=list)  # names to forget
+    broken: S4Error | None = None  # a damaged file gets no housekeeping
+    doubtful: bool = False  # a write failed, but may be in the file: load the ledger again
     resume_at: float = 0.0
     trouble: str = ""
 
     def certain(self) -> PartitionFile:
-        """The file with a book that is as the file says."""
+        """The file, with a ledger that agrees with it."""
         if self.doubtful:
             self.file.load()
             self.doubtful = False
@@ -108,7 +105,7 @@ class Lane:
 
 
 class Delivery:
-    """What a group has come to, to be told in trio's thread."""
+    """The results of a group, to be delivered in trio's thread."""
 
     def __init__(self) -> None:
         self.answers: list[tuple[Done, Answer]] = []
@@ -117,10 +114,10 @@ class Delivery:
 
 
 class LogWriter:
-    """Writes the frames of all partitions of a folder, in a thread of its own.
+    """Writes the frames of all partitions of a folder in a thread of its own.
 
-    ``append``, ``trim`` and ``wait_room`` are called in trio's thread, where it is made. ``clock``
-    is Unix time in seconds. ``quota`` (bytes) bounds the files of all partitions; 0 is no bound.
+    Create it, and call ``append``, ``trim`` and ``wait_room``, in trio's thread. ``clock`` gives
+    Unix time in seconds. ``quota`` (bytes) bounds the files of all partitions; 0 is no bound.
     """
 
     def __init__(
@@ -129,7 +126,7 @@ class LogWriter:
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.trouble = ""
-        """Why appending waits; empty where it does not."""
+        """Why appending waits; empty if it does not."""
         self._quota = quota
         self._clock = clock or clocks.wall
         self._token = trio.lowlevel.current_trio_token()
@@ -142,9 +139,9 @@ class LogWriter:
         self._closing = False
         self._failed: S4Error | None = None
         self._w_kept_at = clocks.steady()
-        self._w_used = 0  # bytes of all files, where there is a quota
+        self._w_used = 0  # bytes of all files, if there is a quota
         self._w_last = -1  # the partition of the last step of housekeeping
-        self._w_more = False  # there is more of it to do
+        self._w_more = False  # housekeeping has more to do
         self._w_trouble = ""
         self._unworked: SimpleQueue[PartitionFile | None] = SimpleQueue()
         self._threads = [
@@ -158,21 +155,21 @@ class LogWriter:
 
     @property
     def room(self) -> int:
-        """Bytes that may still be queued; appending at 0 or less works, and should be left."""
+        """Bytes that may still be queued; appending at 0 or less works, but should be avoided."""
         return QUEUE_BYTES - self._queued
 
     async def wait_room(self) -> None:
-        """Wait until there is room; who waits longest is first. Cancelling leaves nothing."""
+        """Wait until there is room; the longest waiting caller goes first."""
         while self.room <= 0:
             await self._parked.park()
 
     def add(self, lane: Lane) -> None:
-        """Look after one more partition."""
+        """Start to serve a partition."""
         with self._wake:
             self._lanes.append(lane)
 
     def append(self, lane: Lane, frame: Incoming, done: Done) -> None:
-        """Queue a frame; ``done`` is called with its answer once it is on the disk."""
+        """Queue a frame; ``done`` is called with its answer once it is on disk."""
         waiting = Waiting(frame, done)
         with self._wake:
             if self._failed is None:
@@ -184,7 +181,7 @@ class LogWriter:
         self._token.run_sync_soon(done, self._failed)
 
     def trim(self, lane: Lane, below: int, done: Done) -> None:
-        """Delete rows that end at or below an offset; ``done`` is called when they are gone."""
+        """Delete rows that end at or below an offset; ``done`` is called once they are deleted."""
         with self._wake:
             if self._failed is None:
                 self._asked.append((lane, below, done))
@@ -193,8 +190,8 @@ class LogWriter:
         self._token.run_sync_soon(done, self._failed)
 
     def forget(self, lane: Lane, producers: Sequence[str], done: Done) -> None:
-        """Forget those of these producers of which no frame waits, before anything that they append
-        later; ``done`` is called then."""
+        """Forget those producers that have no queued frames, before any frame that they append
+        later; then ``done`` is called."""
         with self._wake:
             if self._failed is None:
                 idle = [name for name in producers if name not in lane.queues]
@@ -204,9 +201,9 @@ class LogWriter:
         self._token.run_sync_soon(done, self._failed)
 
     async def aclose(self) -> None:
-        """Write what is queued, as far as the disk takes it, and end the thread.
+        """Write the queued frames and end the threads.
 
-        What it does not take is answered with a StoreError, as is all that is appended later.
+        Frames that cannot be written, and all later ones, are answered with a StoreError.
         """
         with self._wake:
             self._closing = True
@@ -217,24 +214,24 @@ class LogWriter:
     # --- the thread's side ------------------------------------------------------------------------
 
     def _run(self) -> None:
-        failure = StoreError("the log is closed; append before it is")
+        failure = StoreError("the log is closed; append before you close it")
         try:
             while self._round():
                 pass
         except Exception as error:
             _log.exception("the log's writer has failed")
-            failure = StoreError(f"the log's writer has failed ({error!r}); start the node again")
+            failure = StoreError(f"the log's writer has failed ({error!r}); restart the node")
             failure.__cause__ = error
         self._unworked.put(None)
         self._end(failure)
 
     def _work_off(self) -> None:
-        """The second thread."""
+        """Run the second thread."""
         while (file := self._unworked.get()) is not None:
             file.work_off()
 
     def _round(self) -> bool:
-        """Write a group and keep house; False when all is done and the log is to close."""
+        """Write a group and do housekeeping; returns False once everything is done at the end."""
         group, asked, closing = self._next_group()
         try:
             delivery = Delivery()
@@ -263,8 +260,7 @@ class LogWriter:
     def _next_group(
         self,
     ) -> tuple[dict[Lane, list[Waiting]], list[tuple[Lane, int, Done]], bool]:
-        """Wait until there is something to do, or a tick has passed: frames, trims, whether to
-        close."""
+        """Wait for work or a tick; returns frames, trims, and whether the log is closing."""
         with self._wake:
             if not self._due() and not self._asked and not self._closing:
                 pause = RETRY_SECONDS if self._ready else TICK_SECONDS
@@ -273,12 +269,12 @@ class LogWriter:
             return self._take(self._due()), asked, self._closing
 
     def _due(self) -> list[Lane]:
-        """The partitions that have frames and may be tried."""
+        """The partitions whose queued frames may be written or retried now."""
         now = clocks.steady()
         return [lane for lane in self._ready if lane.resume_at <= now]
 
     def _take(self, lanes: Sequence[Lane]) -> dict[Lane, list[Waiting]]:
-        """The frames of the next group by partition; a frame of each producer in turn."""
+        """Take the frames of the next group by partition; one of each producer in turn."""
         group: dict[Lane, list[Waiting]] = {lane: [] for lane in lanes}
         taken = 0
         while taken < GROUP_BYTES and lanes:
@@ -289,7 +285,7 @@ class LogWriter:
                     group[lane].append(waiting)
                     taken += waiting.weight
                     if queue:
-                        lane.queues[producer] = queue  # behind the others
+                        lane.queues[producer] = queue  # after the others
                     if taken >= GROUP_BYTES:
                         break
                 if taken >= GROUP_BYTES:
@@ -299,7 +295,7 @@ class LogWriter:
         for lane in group:
             del self._ready[lane]
             if lane.queues:
-                self._ready[lane] = None  # behind those that got nothing
+                self._ready[lane] = None  # after those that had no turn
         return group
 
     def _put_back(self, lane: Lane, frames: Sequence[Waiting]) -> None:
@@ -352,12 +348,12 @@ class LogWriter:
             self._w_used = sum(lane.file.held.disk for lane in self._lanes)
 
     def _admitted(self, file: PartitionFile, frames: Sequence[Waiting]) -> int:
-        """How many of the frames the quota lets be written."""
+        """The number of these frames that the quota admits."""
         if not self._quota:
             return len(frames)
         weights = [waiting.weight for waiting in frames]
         count = admitted(weights, file.held.free, self._w_used, self._quota)
-        if count < len(frames):  # before it waits: write-ahead logs are not worth their room
+        if count < len(frames):  # write-ahead logs need not take up space: cut them before waiting
             for lane in self._lanes:
                 if lane.file.held.wal:
                     with contextlib.suppress(StoreCorrupt, NotTaken):
@@ -368,13 +364,13 @@ class LogWriter:
 
     def _over_quota(self) -> str:
         return (
-            f"the log's files take up {self._w_used} bytes and would exceed s4.log.quotaBytes "
-            f"({self._quota}), although nothing is kept longer than it has to be; raise the quota, "
+            f"the log's files take {self._w_used} bytes and would exceed s4.log.quotaBytes "
+            f"({self._quota}), although nothing is retained longer than required; raise the quota, "
             f"or shorten s4.log.retention.ms or s4.log.retention.bytes"
         )
 
     def _keep_house(self, delivery: Delivery, busy: bool) -> None:
-        """Some steps of housekeeping."""
+        """Run some steps of housekeeping."""
         began = clocks.steady()
         self._w_more = busy and began - self._w_kept_at < HOUSEKEEPING_SECONDS
         if self._w_more:  # frames go first
@@ -388,7 +384,7 @@ class LogWriter:
         self._answer_trims(lanes, delivery)
         if trouble and freed:
             for lane in lanes:
-                lane.resume_at = 0.0  # there may be room: what waits is tried before it is told
+                lane.resume_at = 0.0  # there may be space now: retry before reporting
         else:
             self._tell_trouble(trouble)
         self._w_kept_at = clocks.steady()
@@ -396,10 +392,10 @@ class LogWriter:
     def _make_room(
         self, lanes: Sequence[Lane], now_ms: int, until: float, blocked: bool, delivery: Delivery
     ) -> bool:
-        """Step by step, do what retention says; whether more than write-ahead logs went.
+        """Run steps of retention until ``until``; returns whether more than write-ahead logs went.
 
-        It ends when nothing is left, when a step came to nothing, or (by the monotonic clock) at
-        ``until``; then there is more. Where frames are ``blocked`` room is made for them.
+        Stops early if nothing is left to do or a step fails. If frames are ``blocked``, it makes
+        space for them.
         """
         freed = False
         changed: dict[Lane, None] = {}
@@ -413,7 +409,7 @@ class LogWriter:
                 break
             lane, self._w_last = lanes[step.partition], step.partition
             if not self._do(lane, step.work, now_ms, delivery):
-                break  # it is not taken, or somebody reads: the next tick will do
+                break  # the disk or a reader is in the way: try again at the next tick
             changed[lane] = None
             freed = freed or step.work is not Work.CUT_WAL
             if clocks.steady() > until:
@@ -423,7 +419,7 @@ class LogWriter:
         return freed
 
     def _answer_trims(self, lanes: Sequence[Lane], delivery: Delivery) -> None:
-        """Answer who asked for rows to be deleted that are gone now."""
+        """Answer the trims whose rows are deleted."""
         for lane in lanes:
             if lane.asked and lane.file.trimmed:
                 oldest = lane.file.held.oldest
@@ -431,19 +427,19 @@ class LogWriter:
                 lane.asked.clear()
 
     def _do(self, lane: Lane, work: Work, now_ms: int, delivery: Delivery) -> bool:
-        """One step; False if it came to nothing for now."""
+        """Run one step; returns False if it could not be done now."""
         try:
-            file = lane.certain()  # by sizes that are not true, too much would go
+            file = lane.certain()  # wrong sizes would make it delete too much
             if work is Work.DELETE:
                 file.delete(lane.keep, now_ms)
                 done = True
             else:
                 done = file.shrink() if work is Work.SHRINK else file.cut_wal()
-        except NotTaken:  # who appends will say so
+        except NotTaken:  # the next append reports it
             lane.doubtful = True
             return False
         except StoreCorrupt as error:
-            _log.error("nothing more is deleted from a file of the log", why=str(error))
+            _log.error("a damaged log file gets no more housekeeping", why=str(error))
             delivery.answers += [(answer, error) for answer in lane.asked]
             lane.asked.clear()
             lane.broken = error
@@ -457,7 +453,7 @@ class LogWriter:
         answer: Answer = Appended(0, 0, 0)
         try:
             lane.certain().forget(gone)
-        except NotTaken:  # the next time, then
+        except NotTaken:  # try again next time
             lane.doubtful = True
             with self._wake:
                 lane.forgotten = asked + lane.forgotten
@@ -470,13 +466,13 @@ class LogWriter:
 
     def _tell_trouble(self, trouble: str) -> None:
         if trouble and not self._w_trouble:
-            _log.error("appending to the log waits", why=trouble)
+            _log.error("appending to the log is waiting", why=trouble)
         elif self._w_trouble and not trouble:
-            _log.info("appending to the log goes on")
+            _log.info("appending to the log has resumed")
         self._w_trouble = trouble
 
     def _deliver(self, delivery: Delivery) -> None:
-        """Tell all of a group in one call."""
+        """Deliver the results of a group in one call."""
         trouble = self._w_trouble
         if not delivery.answers and not delivery.standings and trouble == self.trouble:
             return
@@ -491,11 +487,11 @@ class LogWriter:
             if self.room > 0:
                 self._parked.unpark_all()
 
-        with contextlib.suppress(trio.RunFinishedError):  # nobody is left who could be told
+        with contextlib.suppress(trio.RunFinishedError):  # trio has ended: nobody waits for them
             self._token.run_sync_soon(tell)
 
     def _end(self, failure: S4Error) -> None:
-        """Answer all that is left, and all that comes."""
+        """Answer all queued requests with ``failure``."""
         delivery = Delivery()
         with self._wake:
             self._failed = failure

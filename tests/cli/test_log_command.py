@@ -35,11 +35,11 @@ from s4node.cli.main import main
         ("trim clicks", 2, "one of the arguments --to-offset --older-than-ms --everything"),
         ("trim clicks --to-offset 1", 1, "say which one with --partition"),
         ("trim clicks --to-offset 5 --partition 0", 1, "has offsets 0 to 1, not 5"),
-        ("create live", 1, "app 'some' has a stream 'live' already; choose another name"),
-        ("create a/b", 1, "'a/b' is not a name for a log stream"),
+        ("create live", 1, "app 'some' already has a stream 'live'; choose another name"),
+        ("create a/b", 1, "'a/b' is not a valid stream name for the log"),
         ("create clicks --partitions 3 --key user --retention-ms 5000", 1, ("stream 'clicks' "
          "exists with other settings: partitions 2, not 3; key none, not user; retention as the "
-         "node says, not 5000 ms; ask for those it has, or take another name")),
+         "node says, not 5000 ms; ask for those settings, or choose another name")),
         ("create keyed --key 'a b'", 2, "'a b' is not an attribute's name"),
     ],
 )  # fmt: skip

@@ -55,7 +55,7 @@ def test_a_frame_that_reaches_back_beyond_the_start_of_the_partition_is_no_repet
     ledger = Ledger()
     appended(ledger, frame("a", 100, 2))
     odd, good = appended(ledger, frame("a", 50, 100), frame("a", 102, 1))
-    assert "52 of these events, which are below the number 102 that it goes on with" in str(odd)
+    assert "52 of them are below its next number 102" in str(odd)
     assert isinstance(odd, StoreCorrupt)
     assert good == Appended(2, 1, 103)
     assert ledger.producers == {"a": KeptProducer(103)}

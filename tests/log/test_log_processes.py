@@ -205,7 +205,7 @@ async def test_two_nodes_on_one_folder_and_the_second_says_who_has_it(tmp_path: 
             cwd=tmp_path,
         )
     assert done.returncode == 1
-    assert "is held by process" in done.stderr
+    assert "is in use by process" in done.stderr
     assert "set s4.log.folder to another folder" in done.stderr
 
 

@@ -249,7 +249,7 @@ async def test_names_of_single_events_make_room_and_a_producer_too_many_is_refus
     stream.admission.most = 2
     assert stream.hello(wire.Hello("b", "1", "clicks"), "line", 0.0)[1] == ""
     _, error = stream.hello(wire.Hello("c", "1", "clicks"), "line", 0.0)
-    assert "the log knows 2 producers of it, which is the most" in error
+    assert "the log knows 2 producers, and cannot know more" in error
     assert "s4 log forget" in error
     assert stream.hello(wire.Hello("a", "1", "clicks"), "line", 0.0)[1] == ""
 

@@ -132,7 +132,7 @@ async def test_a_producer_is_told_what_the_log_has_lost_of_what_it_acknowledged(
                 async with s4_process(*keeper, cwd=tmp_path) as again:
                     await clicks.send(Click("joe", 1000))
                     assert await clicks.flush() == []
-                    assert "events that were acknowledged are not in the log" in again.errors
+                    assert "acknowledged events are missing from the log" in again.errors
     told = [line for line in logs if line["event"].startswith("the log has not all that it has")]
     assert [(line["stream"], line["events"]) for line in told] == [("clicks", {0: 1000})]
 
