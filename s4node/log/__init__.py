@@ -4,9 +4,9 @@ One process owns the folder. ``host`` serves it to peers: ``hosted`` appends wha
 ``feed`` sends readers the frames that they ask for. ``store`` opens the files; ``writer`` is the
 thread that commits to them.
 
-The room may touch ``net.ingress``, ``net.wire``, ``stages``, ``offsets``, ``events``, ``config``,
+It may touch ``net.ingress``, ``net.wire``, ``stages``, ``offsets``, ``events``, ``config``,
 ``failpoints``, ``logger`` and ``errors``, and the world: SQLite files, threads, clocks and trio.
 ``ledger``, ``retention`` and ``split`` are pure: they decide.
 
-To follow a frame, begin with ``host``; to learn how offsets are assigned, with ``ledger``.
+Begin with ``host`` to follow a frame, or with ``ledger`` to learn how offsets are assigned.
 """

@@ -1,6 +1,6 @@
-"""What a task keeps, for those who look: tables by name, their rows in plain values.
+"""Read-only access to a task's state: tables by name, rows as plain values.
 
-A store has what the task itself would find in it: what is over its time to live is gone.
+A store has what the task itself would find in it: expired values are left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _decode = msgspec.msgpack.Decoder().decode
 
 
 class StateReader:
-    """The tables of a task; ``stores`` and ``elements`` are their names, of stores and PEs.
+    """The tables of a task: the names of its ``stores``, and those of its PEs in ``elements``.
 
     ``now`` gives Unix time in seconds.
     """
@@ -34,18 +34,18 @@ class StateReader:
 
     def store(self, name: str) -> Iterator[tuple[Key, Any]]:
         """The keys of a store with their values, by key group."""
-        ttl = self._state.meta(f"ttl of {name}")  # True, or when it was taken away
+        ttl = self._state.meta(f"ttl of {name}")  # True, or when the time to live was removed
         for key, data in self._rows(f"store {name}"):
             value = data if ttl is None else in_time(data, self._now() if ttl is True else ttl)
             if value is not None:
                 yield key, _decode(value)
 
     def instances(self, name: str) -> Iterator[tuple[Key | None, dict[str, Any]]]:
-        """The keys of a PE with the attributes of their instances; a singleton has none."""
+        """The keys of a PE with the attributes of their instances; a singleton's key is None."""
         versions = self._state.meta(f"versions of {name}") or ()
         for key, data in self._rows(f"pe {name}"):
             row = _decode(data)
-            if isinstance(row, dict):  # with what triggers have counted
+            if isinstance(row, dict):  # the instance has counts of triggers beside its state
                 row = _decode(row["state"])
             fields = versions[row[0]]
             yield key, dict(zip((field for field, _ in fields), row[1:], strict=False))

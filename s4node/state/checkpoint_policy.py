@@ -1,9 +1,9 @@
-"""When a task's owner keeps a checkpoint, and which it still has.
+"""Checkpoint retention: when a task's owner keeps a checkpoint, and which ones it removes.
 
 Rules
-- A checkpoint is kept behind a commit, once the last one is so old. What is older than it may be,
-  or one too many, goes; the newest never does.
-- One that cannot be made is told, and tried again when the next is due: commits go on.
+- A checkpoint is kept after a commit, once the last one is old enough. A checkpoint that is too
+  old, or one too many, is removed; the newest never is.
+- A checkpoint that cannot be made is logged and retried when the next one is due. Commits continue.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = get_logger("s4node.state")
 
 
 class Policy(NamedTuple):
-    """How often, in seconds (0 is never), how many, and how old in seconds (0 is any)."""
+    """Seconds between checkpoints (0: none), how many, and their age in seconds (0: any age)."""
 
     interval: float
     most: int
@@ -33,7 +33,7 @@ class Policy(NamedTuple):
 
 
 class CheckpointRetention:
-    """The checkpoints of the task in ``folder`` that its owner under ``epoch`` keeps."""
+    """The checkpoints that the owner of the task in ``folder`` keeps under ``epoch``."""
 
     def __init__(
         self,
@@ -54,15 +54,16 @@ class CheckpointRetention:
 
     @property
     def due(self) -> bool:
-        """Whether one is to be kept behind the next commit."""
+        """Return True if the next commit is to be followed by a checkpoint."""
         if self._shipment is not None and self._shipment.due:
             return True
         return 0 < self._policy.interval <= self._clock() - self._last
 
     def keep(self, state: TaskState) -> Callable[[], None] | None:
-        """Keep one as of the last commit; blocks, and nobody commits meanwhile.
+        """Keep a checkpoint of the last commit. Blocks; nobody may commit meanwhile.
 
-        Returns what is to be called to have it shipped; commits may go on by then.
+        Returns a function that ships the checkpoint, if it has to be shipped; commits may continue
+        while it runs.
         """
         self._last = self._clock()
         try:
@@ -71,7 +72,7 @@ class CheckpointRetention:
             self.sweep()
         except (OSError, StateError, StoreCorrupt) as error:
             log.warning(
-                "a checkpoint could not be kept; it is tried again when the next is due",
+                "a checkpoint could not be kept; it is retried when the next one is due",
                 folder=str(self._folder),
                 reason=str(error),
             )
@@ -82,7 +83,7 @@ class CheckpointRetention:
         return partial(self._shipment.upload, folder, state.last)
 
     def begin(self, state: TaskState) -> None:
-        """Have it known, before the first commit, what is gone on from."""
+        """Ship, before the first commit, the state that this owner starts from."""
         if self._shipment is not None:
             self._shipment.begin(state.last, state.owners, lambda: self._kept(state))
 
@@ -91,6 +92,6 @@ class CheckpointRetention:
         return self._folder / one.name
 
     def sweep(self) -> None:
-        """Remove what is too old, and what is too much."""
+        """Remove the checkpoints that are too old or too many."""
         age = self._policy.age or float("inf")
         epochs.sweep_kept(self._folder, self._epoch, self._policy.most, age, self._now())

@@ -1,10 +1,10 @@
-"""Which commit a database has: its number, who wrote it, and where it was shipped to.
+"""The identity of a database's last commit: its number, its writer, and where it was shipped.
 
 Rules
-- Fence, number and try name a commit only among those who share a folder or a place: elsewhere
-  another owner may have the same. So each owner has a name besides, which nobody else ever has.
-- A state that is shipped keeps the names of all its owners: a folder that has missed some of them
-  is known as one that was left behind.
+- Fence, number and try identify a commit only within one folder or one URL: an owner elsewhere may
+  use the same numbers. So each owner also has a unique name.
+- A state that is shipped has the names of all its owners, so that a folder that has missed some of
+  them is recognised as outdated.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _decode_text = msgspec.msgpack.Decoder(str).decode
 
 
 def known_of(database: Database) -> Batch:
-    """The last commit of a database; of number 0 before the first."""
+    """The last commit of a database; its number is 0 before the first commit."""
     data = database.get(COMMIT_ROW)
     return (0, 0, 0) if data is None else _decode_batch(data)
 
 
 def owners_of(database: Database) -> dict[int, str]:
-    """The names of owners by their fences; that of the last commit is there."""
+    """The names of owners by fence; the owner of the last commit is among them."""
     data = database.get(OWNERS_ROW)
     return {} if data is None else _decode_owners(data)
 
 
 def shipped_of(database: Database) -> str:
-    """The URL to which the last commit was shipped; empty if it was not."""
+    """The URL that the last commit was shipped to; empty if it was not shipped."""
     data = database.get(SHIPPED_ROW)
     return "" if data is None else _decode_text(data)

@@ -1,21 +1,21 @@
-"""A task's database: RocksDB in a folder of its own.
+"""The database of a task: RocksDB in a folder of its own.
 
 Rules
-- Writes are whole commits: all of one is there, or nothing. Reads may come from any thread.
-- RocksDB holds the interpreter while it takes a batch, so one of many rows is written in pieces,
-  between which others go on. All of them are kept beside it first, and count from one small write
-  on: the next owner of the database writes what is missing. Readers do not see the pieces
-  as a whole, and need not: what a commit is about to write is read from memory until it has ended.
-  For the same reason the databases of a process are written one after the other.
-- A process that is killed loses no commit. What a power cut loses is the setting ``s4.state.sync``:
-  without it up to the last moments that the system had not written to disk.
-- One process at a time; a folder that another one has open is refused.
-- What RocksDB raises is told as what it means: StoreCorrupt for damage, StateError for the rest.
-- After a write that failed RocksDB takes no other; so the next one opens the database again. Who
-  reads meanwhile waits.
-- Damage is found where it is read: files that are missing or too short when it is opened, a bad
-  checksum in the log of commits then, one in a table when the row is read. A database in which
-  damage was found says so in a file, for the next owner.
+- A write is a whole commit: after a crash all of it is there, or nothing. Any thread may read.
+- RocksDB holds the interpreter's lock while it takes a batch, so a commit of many rows is written
+  in pieces, and other threads run in between. All pieces are first saved beside the rows; from one
+  small write on they count, and the next owner writes the missing ones. Readers may see some pieces
+  before others; the rows of a commit under way are read from memory until it ends. For the same
+  reason the databases of a process are written one after the other.
+- A killed process loses no commit. What a power cut loses depends on ``s4.state.sync``: without it,
+  the commits that the system had not yet written to disk.
+- One process uses a database at a time; a folder that is open in another one is refused.
+- Errors of RocksDB become StoreCorrupt if the database is damaged, else StateError.
+- After a failed write RocksDB accepts no other, so the next write reopens the database. Readers
+  wait meanwhile.
+- Damage is found when it is read: a missing or truncated file, and a bad checksum in the log of
+  commits, when the database is opened; a bad checksum in a table when its row is read. A file in
+  the folder then tells the next owner that the database is damaged.
 """
 
 from __future__ import annotations
@@ -47,28 +47,27 @@ from s4node.failpoints import passing
 from s4node.state.rows import META, REDO, TASK_GROUP, prefix, task_row
 
 FORMAT = b"1"
-"""The version of what is in the rows; another one is refused."""
+"""The version of the rows; a database of another version is refused."""
 
 DAMAGED = "damaged"
-"""The file in a database's folder that says that damage was found in it, and which."""
+"""The file in a database's folder that says which damage was found in it."""
 
 _VERSION_ROW = task_row(META, b"format")
 CACHE_BYTES = 64 << 20
-"""What stays in memory of the files of all databases of a process, with their indexes and filters.
-"""
+"""The memory for file contents, indexes and filters of all databases of a process."""
 
 _NEWEST_FILTER = 0.02
-"""Of the memory of the newest rows: some ten bits a row, for a filter of their keys."""
+"""The share of the memory for new rows that is used to filter their keys: some ten bits a row."""
 
 _CHUNK = 64
 _LOOKS = 5
 
 PIECE_ROWS = 4096
-"""Rows that are written at once; a few milliseconds."""
+"""The rows of one piece; writing it takes a few milliseconds."""
 
 _BREATH = 0.0002
-"""Seconds between two pieces, in which others get the interpreter. A thread that goes on and on
-takes it for 5 ms whenever the loop gives it away, which is at each call of a socket."""
+"""The pause between two pieces, in seconds, in which other threads run. Without it the writer takes
+the interpreter's lock for 5 ms whenever the loop releases it, which is at each call of a socket."""
 
 _PIECES_ROW = task_row(REDO, b"")
 _NUMBER = struct.Struct(">I")
@@ -84,7 +83,7 @@ _unpack = msgspec.msgpack.Decoder(list[Row]).decode
 class Database:
     """The rows of one task.
 
-    With ``salvage`` a log of commits that is damaged is read up to there; else it is refused.
+    With ``salvage`` a damaged log of commits is read up to the damage; without it, it is refused.
     """
 
     def __init__(
@@ -97,20 +96,20 @@ class Database:
     ) -> None:
         self.folder = folder
         self.sync = sync
-        self._broken = False  # by a write that failed,
-        self._torn = False  # when some of a commit's rows were where they belong
+        self._broken = False  # True after a failed write,
+        self._torn = False  # and while only some pieces of a commit are written
         self._opening = threading.Lock()
         options = Options(raw_mode=True)
         options.create_if_missing(True)
         options.set_write_buffer_size(write_buffer_bytes)
-        options.set_max_write_buffer_number(4)  # who waits for one holds the interpreter
-        # most reads are of rows that were written long ago: no search for them among the newest
+        options.set_max_write_buffer_number(4)  # waiting for a buffer holds the interpreter's lock
+        # most reads are of rows that were written long ago: skip the search among the newest
         options.set_memtable_whole_key_filtering(True)
         options.set_memtable_prefix_bloom_ratio(_NEWEST_FILTER)
         options.set_keep_log_file_num(2)
         options.set_max_open_files(512)
-        # an index and a filter that are as large as a part of the cache would not stay in it, and
-        # to cut them in two levels costs each read as much as it takes otherwise
+        # a large index and filter would not stay in the cache, and splitting them in two levels
+        # would double the cost of each read
         options.set_target_file_size_base(2 << 20)
         options.set_target_file_size_multiplier(2)
         blocks = BlockBasedOptions()
@@ -140,8 +139,8 @@ class Database:
         if version not in (None, FORMAT):
             self.close()
             raise StateError(
-                f"{folder} has the format {version!r}, which this version does not know; "
-                f"use the version of s4node that wrote it, or a newer one"
+                f"{folder} has the format {version!r}, which this version does not know; use the "
+                f"version of s4node that wrote it, or a newer one"
             )
         try:
             self._redo()
@@ -150,7 +149,7 @@ class Database:
             raise
 
     def get(self, row: bytes) -> bytes | None:
-        """The row's value, None if there is none."""
+        """The value of the row, or None."""
         if self._torn:
             self._whole()
         try:
@@ -168,9 +167,9 @@ class Database:
             return self._again(error, lambda: self._db.get(rows))  # type: ignore[arg-type,return-value]
 
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The rows from ``start`` to before ``end``, in order, as they are when it is read.
+        """The rows from ``start`` to before ``end``, in order.
 
-        It reads ahead a few rows at a time, so that others may write meanwhile.
+        A few rows at a time are read, so that other threads may write meanwhile.
         """
         while True:
             chunk = self.chunk(start, end, _CHUNK)
@@ -180,7 +179,7 @@ class Database:
             start = chunk[-1][0] + b"\x00"
 
     def chunk(self, start: bytes, end: bytes, rows: int) -> list[tuple[bytes, bytes]]:
-        """Up to so many rows from ``start`` to before ``end``."""
+        """At most ``rows`` rows from ``start`` to before ``end``, in order."""
         if self._torn:
             self._whole()
         try:
@@ -201,18 +200,18 @@ class Database:
                 it.next()
             it.status()
         finally:
-            del it  # an error that is kept would keep it, and with it the database open
+            del it  # a traceback would keep the iterator, and the iterator the database
         return found
 
     def _whole(self) -> None:
         if self._broken:
             raise StateError(
-                f"{self.folder} could not be written, and holds a commit in part; it is made whole "
-                f"when it is opened again"
+                f"{self.folder} could not be written, and holds a part of a commit; the rest is "
+                f"written when the folder is opened again"
             )
 
     def _again(self, error: Exception, read: Callable[[], R]) -> R:
-        """Read once more where the database was just being opened again; else tell the error."""
+        """Read again if the database was being reopened; else raise the error."""
         with self._told():
             if not isinstance(error, DbClosedError):
                 raise error
@@ -221,8 +220,7 @@ class Database:
             return read()
 
     def write(self, rows: list[bytes], values: list[bytes | None]) -> int:
-        """Give all rows their values or none, deleting where that is None; returns the bytes
-        written.
+        """Write the rows; a value of None deletes its row. Returns the bytes written.
 
         Call it in a thread: it may take long.
         """
@@ -236,7 +234,7 @@ class Database:
             except BaseException:
                 self._broken = True
                 if self._torn and self._open_again():
-                    return 0  # it counted, and is whole now
+                    return 0  # the commit counted, and reopening has completed it
                 raise
 
     def _write(self, rows: list[bytes], values: list[bytes | None]) -> int:
@@ -278,8 +276,8 @@ class Database:
         return size
 
     def _redo(self) -> bool:
-        """Write what is missing of a commit that counts, and forget one that does not; returns
-        whether there was one that counts."""
+        """Write the missing pieces of a commit that counts, or remove those of one that does not;
+        returns True if the commit counted."""
         with self._told():
             counts = self._db.get(_PIECES_ROW) is not None
             start, end = prefix(TASK_GROUP, REDO), prefix(TASK_GROUP, REDO + 1)
@@ -293,9 +291,9 @@ class Database:
         return counts
 
     def _open_again(self) -> bool:
-        """Open it once more; returns whether a commit was made whole by that."""
+        """Reopen the database; returns True if that completed a commit."""
         with self._opening:
-            with suppress(Exception):  # it tells of the write that failed once more
+            with suppress(Exception):  # it reports the failed write again
                 self._db.close()
             self._db = Rdict(str(self.folder), self._options)
             counted = self._redo()
@@ -303,19 +301,17 @@ class Database:
         return counted
 
     def verify(self, *, rows: bool = False) -> None:
-        """Raise StoreCorrupt if a file that belongs to it is missing or cannot be opened.
+        """Raise StoreCorrupt if a file of the database is missing or truncated.
 
-        With ``rows`` all of them are read, which takes as long as there are many.
+        With ``rows`` all rows are read as well, which takes time in proportion.
         """
         suspects: set[str] = set()
-        for _ in range(_LOOKS):  # a compaction may take a file away between two looks
+        for _ in range(_LOOKS):  # a compaction may remove a file while we look
             suspects = self._suspects()
             if not suspects:
                 break
         else:
-            raise StoreCorrupt(
-                f"{self.folder}: {', '.join(suspects)} is missing or has lost its end"
-            )
+            raise StoreCorrupt(f"{self.folder}: {', '.join(suspects)} is missing or truncated")
         if rows:
             with self._told():
                 it = self._db.iter()
@@ -341,14 +337,14 @@ class Database:
         return found
 
     def checkpoint(self, folder: Path) -> None:
-        """Make ``folder``, which must not exist, a copy of all that is written; by hard links."""
+        """Copy all that is written to ``folder``, which must not exist, by hard links."""
         with self._told():
             folder.parent.mkdir(parents=True, exist_ok=True)
             self._db.flush()
             Checkpoint(self._db).create_checkpoint(str(folder))
 
     def close(self) -> None:
-        """Give the folder back; raises StateError or StoreCorrupt where that is gone."""
+        """Close the database; raises StateError or StoreCorrupt if its folder is gone."""
         try:
             self._db.close()
         except Exception as error:
@@ -356,7 +352,7 @@ class Database:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Say what an error of RocksDB means, and keep that there is damage."""
+        """Translate errors of RocksDB, and record damage in the folder."""
         try:
             yield
         except StateError:
@@ -370,7 +366,7 @@ class Database:
 
 
 def empty(folder: Path) -> None:
-    """Remove the files of a database that is not open, for another one to be there."""
+    """Remove the files of a closed database."""
     for entry in folder.iterdir():
         entry.unlink(missing_ok=True)
 
@@ -385,9 +381,9 @@ def _meaning(folder: Path, error: Exception) -> StateError | StoreCorrupt:
     text = str(error)
     if any(word in text for word in ("Corruption", "Invalid argument", "No such file")):
         return StoreCorrupt(
-            f"{folder} is damaged: {text}; a new start goes on from what is sound there, or says "
-            f"why it cannot"
+            f"{folder} is damaged: {text}; restart the job: it resumes from the part that is "
+            f"sound, or says why it cannot"
         )
     if "lock" in text.lower():
-        return StateError(f"{folder} is in use by another process: {text}; stop that one first")
+        return StateError(f"{folder} is in use by another process: {text}; stop that process first")
     return StateError(f"{folder} cannot be read or written: {text}")

@@ -1,23 +1,23 @@
-"""Whose database of a task is true: one folder for each time that somebody took the task over.
+"""The epochs of a task: a folder for each time that an owner took the task over.
 
 Rules
-- The folders of a task are numbered by epoch; only who has claimed an epoch writes into its folder,
-  and the highest one is true. Claiming is a compare-and-set: of two that claim at a time one fails.
-- A new epoch begins as a copy of the one before, made of hard links: database files never change
-  once they are written. What still grows is copied. So it takes no longer for more keys.
-- An owner that was paused and wakes up writes into its own folder, which nobody reads any more.
-- Now and then an owner keeps a checkpoint: a copy made in the same way, in a folder
+- The folders of a task are numbered by epoch. Only the owner that has claimed an epoch writes to
+  its folder, and the highest epoch is current. Claiming is a compare-and-set: of two claims one
+  fails.
+- A new epoch begins as a copy of the previous one by hard links, as RocksDB never changes a
+  finished file; growing files are copied. So taking over takes no longer for more keys.
+- An owner that was paused and wakes up writes to its own folder, which nobody reads any more.
+- From time to time an owner keeps a checkpoint: a copy made in the same way, in a folder
   ``epoch.number``.
-- A database that turns out to be damaged is passed over, saying so. Of one whose log of commits is
-  damaged there are the commits before the damage; else the newest checkpoint is as good as it was,
-  with the positions that belong to it, or the database of the owner before. Files that are never
-  changed are shared by all of these: so after damage, each row of the next is read before it is
-  taken. Whether a task may go on from there is for its container to say.
-- What has no file ``complete`` was never finished, and is nothing.
-- Damage that is found in a copy is told as that of the original: its files have the same names.
-- A folder counts when it is on the disk, with the names above it; so nothing that is older is
-  removed too soon, whenever the power goes.
-- Who looks has a copy of its own, and so needs no right to write to what it looks at.
+- A damaged database is skipped, and that is logged. If only its log of commits is damaged, the
+  commits before the damage are used. Else the newest checkpoint is used, with the positions in it,
+  or the previous owner's database. These share files, so after damage every row of the next
+  candidate is read first. The container decides whether the task may resume from there.
+- A folder without a file ``complete`` is unfinished and does not count.
+- Damage that is found in a copy is reported for the original: its files have the same names.
+- A folder counts once it and the names above it are on disk, so a power cut never finds an older
+  folder removed too soon.
+- Commands read a copy of their own, so they need no permission to write to the original.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ from s4node.state.database import DAMAGED, Database, empty
 log = get_logger("s4node.state")
 
 _WRITTEN_ONCE = {".sst", ".blob"}
-_DONE = "complete"  # a file in a folder that is whole
+_DONE = "complete"  # marks a folder as complete
 _LEFT_OUT = {"LOCK", _DONE, DAMAGED}
-_PAUSES = [0.001 * 2**n for n in range(10)]  # in seconds; one of a second in all
+_PAUSES = [0.001 * 2**n for n in range(10)]  # in seconds; a second in all
 _NO_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP}
-_FULL = os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)  # so RocksDB and fsspec say it, too
+_FULL = os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)  # RocksDB and fsspec use them, too
 _KEPT = re.compile(r"([0-9]+)\.([0-9]+)")
 
 
 class KeptCheckpoint(NamedTuple):
-    """A checkpoint that an owner kept: of its ``commit``-th commit, at a Unix time in ms."""
+    """A checkpoint that an owner kept: of its commit number ``commit``, at a Unix time in ms."""
 
     epoch: int
     number: int
@@ -63,19 +63,19 @@ class KeptCheckpoint(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As its folder is called."""
+        """The name of its folder."""
         return f"{self.epoch}.{self.number}"
 
 
 class _About(msgspec.Struct):
-    """What is in the file ``complete`` of a checkpoint."""
+    """The contents of the file ``complete`` of a checkpoint."""
 
     commit: int
     kept_ms: int
 
 
 def epochs_of(folder: Path) -> list[int]:
-    """The epochs of which there is a whole database, the newest first."""
+    """The epochs with a complete database, the newest first."""
     try:
         names = [entry.name for entry in folder.iterdir() if (entry / _DONE).exists()]
     except FileNotFoundError:
@@ -84,7 +84,7 @@ def epochs_of(folder: Path) -> list[int]:
 
 
 def highest(folder: Path) -> int:
-    """The highest epoch that was claimed, whole or not; 0 if none was."""
+    """The highest epoch that was claimed, complete or not; 0 if there is none."""
     try:
         return max((int(e.name) for e in folder.iterdir() if e.name.isdigit()), default=0)
     except FileNotFoundError:
@@ -92,7 +92,7 @@ def highest(folder: Path) -> int:
 
 
 class Elsewhere(Protocol):
-    """Where what is true is kept beside this folder."""
+    """The place that has the current state, if that is not this folder."""
 
     def restored(
         self,
@@ -101,37 +101,34 @@ class Elsewhere(Protocol):
         make: Callable[[Path], Database],
         /,
     ) -> Database:
-        """The true database in ``own``: the ``local`` one with what it lacks, or a new one."""
+        """The current database in ``own``: ``local`` with what it lacks, or a new one."""
         ...
 
 
 @contextmanager
 def copied(folder: Path, elsewhere: Elsewhere | None = None) -> Iterator[Database]:
-    """The true database of a task as it is now, to look at while its owner goes on.
+    """A copy of a task's current database, to read while the owner continues.
 
-    With ``elsewhere``, that says what is true, as to who takes the task over; nothing changes
-    there, either. Raises StateError where there is none, and StoreCorrupt, as all reading does,
-    where it is damaged.
+    ``elsewhere`` has the current state if it is shipped; nothing changes there. Raises StateError
+    if there is no state. Raises StoreCorrupt if it is damaged, as does every later read.
     """
     if elsewhere is None and not epochs_of(folder):
-        raise StateError(f"nothing is kept in {folder}; has a task of this name ever run?")
+        raise StateError(f"{folder} has no state; has a task of this name ever run?")
     with ExitStack() as rooms:
         place, database = _made_room(folder, elsewhere, rooms)
         with _told_of(folder, place, (StateError, StoreCorrupt)):
             try:
                 yield database
             finally:
-                with suppress(
-                    StateError, StoreCorrupt
-                ):  # what was read is right, and the copy goes
+                with suppress(StateError, StoreCorrupt):  # the copy is removed in any case
                     database.close()
 
 
 def _made_room(
     folder: Path, elsewhere: Elsewhere | None, rooms: ExitStack
 ) -> tuple[Path, Database]:
-    """A copy of a task's database, and where it is until ``rooms`` end: beside the original, where
-    files can be linked, or where that cannot be, in the system's own place for such."""
+    """A copy of a task's database, and its folder, which ``rooms`` remove: beside the original if
+    possible, so that files can be linked, else in the system's folder for temporary files."""
     why = []
     for parent, prefix in ((folder.parent, ".look-"), (None, "s4-look-")):
         with ExitStack() as room:
@@ -152,13 +149,13 @@ def _made_room(
             rooms.push(room.pop_all())
             return place, database
     raise StateError(
-        f"{folder} cannot be copied to be looked at: {', '.join(why)}; make room, or set TMPDIR to "
-        f"a folder of yours on a disk that has some"
+        f"{folder} cannot be copied for reading: {', '.join(why)}; free some space, or set TMPDIR "
+        f"to a folder that you may write to on a disk with space"
     )
 
 
 def _copy(folder: Path, place: Path, elsewhere: Elsewhere | None) -> Database:
-    """The true database of a task, in a folder in ``place`` that is called as the original is."""
+    """The current database of a task, in a folder in ``place`` with the original's name."""
     if elsewhere is not None:
         return _restored(folder, place, elsewhere)
     original = folder / str(epochs_of(folder)[0])
@@ -176,11 +173,11 @@ def _copy(folder: Path, place: Path, elsewhere: Elsewhere | None) -> Database:
 
 
 def _restored(folder: Path, place: Path, elsewhere: Elsewhere) -> Database:
-    """The same, as it is restored from elsewhere and from here."""
+    """The current database of a task that is shipped, restored from there and from here."""
     newest = _candidates(folder, highest(folder) + 1)[:1]
     own = place / (newest[0].name if newest else "fetched")
     own.mkdir()
-    # an owner that is alive goes on, and puts each commit there first: so this comes before a look
+    # a running owner ships each commit before it writes it here, so copy the local one first
     first = [_newest(newest, own, Database)]
     try:
         return elsewhere.restored(
@@ -196,7 +193,7 @@ def _restored(folder: Path, place: Path, elsewhere: Elsewhere) -> Database:
 def _told_of(
     original: Path, copy: Path, kinds: tuple[type[Exception], ...] = (StoreCorrupt,)
 ) -> Iterator[None]:
-    """Say of the original what is found to be wrong with its copy: damage, or these errors."""
+    """Report errors in the copy, by default damage, as errors in the original."""
     try:
         yield
     except kinds as error:
@@ -211,12 +208,12 @@ def claim(
     make: Callable[[Path], Database],
     elsewhere: Elsewhere | None = None,
 ) -> Database:
-    """Take the task of ``folder`` over under ``epoch``, with all that was committed before.
+    """Take over the task of ``folder`` under ``epoch``, with all that was committed before.
 
-    ``epoch`` 0 takes the next free one. With ``elsewhere``, that says what is true.
+    ``epoch`` 0 takes the next free one. ``elsewhere`` has the current state if it is shipped.
 
-    Raises TaskFenced where somebody has a higher epoch or this one already, StateError where the
-    folder cannot be written, StoreCorrupt where nothing whole is left.
+    Raises TaskFenced if this epoch or a higher one is claimed already, StateError if the folder
+    cannot be written, StoreCorrupt if no sound database is left.
     """
     try:
         disk.make_folders(folder)
@@ -225,19 +222,19 @@ def claim(
         if last >= epoch:
             raise TaskFenced(
                 f"{folder} was taken over under epoch {last}; this container has epoch {epoch} "
-                f"and stops, for two owners would count twice"
+                f"and stops, because two owners would count twice"
             )
         own = folder / str(epoch)
         own.mkdir()  # the compare-and-set: it fails if the epoch is taken
     except FileExistsError as error:
         raise TaskFenced(
-            f"{folder} is being taken over under epoch {epoch} by another container at this "
-            f"moment; give each container a state folder or a name of its own"
+            f"another container is taking over {folder} under epoch {epoch} right now; give each "
+            f"container a state folder or a name of its own"
         ) from error
     except OSError as error:
         raise StateError(
-            f"{folder} cannot be written: {error.strerror}; set s4.state.folder to a folder of "
-            f"yours"
+            f"{folder} cannot be written: {error.strerror}; set s4.state.folder to a folder that "
+            f"you may write to"
         ) from error
     passing("claim.copy")
     earlier = _candidates(folder, epoch)
@@ -249,7 +246,7 @@ def claim(
             database = _inherited(candidate, own, make, suspicious=damaged)
         except StoreCorrupt as error:
             log.error(
-                "a state folder is damaged; going on from the one before",
+                "a state folder is damaged; resuming from the one before it",
                 folder=str(candidate),
                 reason=str(error),
             )
@@ -261,39 +258,39 @@ def claim(
         shutil.rmtree(own, ignore_errors=True)
         raise StoreCorrupt(
             f"all {len(earlier)} databases below {folder} are damaged; restore "
-            f"{folder.parent.parent} from a backup, or remove it to begin anew (for a task that "
-            f"has nothing to do with others its own folder is enough)"
+            f"{folder.parent.parent} from a backup, or remove it to start again without state (for "
+            f"a task that shares nothing with others, its own folder is enough)"
         )
     return _completed(own, make(own))
 
 
 def _completed(own: Path, database: Database) -> Database:
-    """Say that all of a database is there; RocksDB has waited for what it has written."""
+    """Mark a database as complete; RocksDB has synced its own files."""
     passing("claim.copied")
     try:
         _mark(own, b"")
     except OSError as error:
         database.close()
-        raise StateError(f"{own} cannot be written: {error.strerror}; make room there") from error
+        raise StateError(f"{own} cannot be written: {error.strerror}; free some space") from error
     return database
 
 
 def _mark(folder: Path, about: bytes) -> None:
-    """Say that a folder is whole; it is on the disk, and so is its name."""
-    disk.sync(*folder.glob("*.json"), folder)  # RocksDB's wrapper waits for none of its files
+    """Mark a folder as complete, once it and its name are on disk."""
+    disk.sync(*folder.glob("*.json"), folder)  # RocksDB's wrapper does not sync its own files
     disk.write(folder / _DONE, about)
     disk.sync(folder.parent)
 
 
 def _newest(earlier: list[Path], own: Path, make: Callable[[Path], Database]) -> Database | None:
-    """The newest of these databases, as a copy; None where there is none, or it is damaged."""
+    """A copy of the newest of these databases; None if there is none or it is damaged."""
     if not earlier:
         return None
     try:
         return _inherited(earlier[0], own, make, suspicious=False)
     except StoreCorrupt as error:
         log.error(
-            "a state folder is damaged; going on from what is shipped",
+            "a state folder is damaged; resuming from what was shipped",
             folder=str(earlier[0]),
             reason=str(error),
         )
@@ -302,7 +299,7 @@ def _newest(earlier: list[Path], own: Path, make: Callable[[Path], Database]) ->
 
 
 def _candidates(folder: Path, below: int) -> list[Path]:
-    """The databases and checkpoints of epochs below this one, the newest first."""
+    """The databases and checkpoints of epochs below ``below``, the newest first."""
     found = [((number, 1, 0), folder / str(number)) for number in epochs_of(folder)]
     found += [((one.epoch, 0, one.number), folder / one.name) for one in kept_of(folder)]
     return [path for (epoch, *_), path in sorted(found, reverse=True) if epoch < below]
@@ -311,7 +308,7 @@ def _candidates(folder: Path, below: int) -> list[Path]:
 def _inherited(
     before: Path, own: Path, make: Callable[[Path], Database], *, suspicious: bool
 ) -> Database:
-    """The database of ``before``, as a copy; raises StoreCorrupt where it is damaged."""
+    """A copy of the database in ``before``; raises StoreCorrupt if it is damaged."""
     if (before / DAMAGED).exists():
         raise StoreCorrupt((before / DAMAGED).read_text())
     _inherit(before, own)
@@ -322,10 +319,10 @@ def _inherited(
         except StoreCorrupt as error:
             empty(own)
             _inherit(before, own)
-            Database(own, salvage=True).close()  # and what can be read is in tables from now on
+            Database(own, salvage=True).close()  # moves what can be read into tables
             database = make(own)
             log.error(
-                "the last commits in a state folder are damaged; going on from the one before",
+                "the last commits in a state folder are damaged; resuming before them",
                 folder=str(before),
                 reason=str(error),
             )
@@ -341,9 +338,9 @@ def _inherited(
 
 
 def keep(folder: Path, epoch: int, database: Database, commit: int, now: float) -> KeptCheckpoint:
-    """Keep a checkpoint of an owner's database, which nobody writes to meanwhile.
+    """Keep a checkpoint of an owner's database; nobody may write to it meanwhile.
 
-    ``now`` is Unix time. Raises StateError where that is not possible; nothing has changed then.
+    ``now`` is Unix time. Raises StateError, and changes nothing, if that fails.
     """
     mine = [int(m[2]) for m in _kept_names(folder) if int(m[1]) == epoch]
     one = KeptCheckpoint(epoch, max(mine, default=0) + 1, commit, int(now * 1000))
@@ -358,13 +355,13 @@ def keep(folder: Path, epoch: int, database: Database, commit: int, now: float) 
 
 
 def kept_of(folder: Path) -> list[KeptCheckpoint]:
-    """The checkpoints that are kept of a task, the newest first."""
+    """The kept checkpoints of a task, the newest first."""
     found = []
     for match in _kept_names(folder):
         try:
             data = (folder / match[0] / _DONE).read_bytes()
             about = msgspec.json.decode(data, type=_About)
-        except (OSError, *UNREADABLE):  # it was not finished, or is being removed
+        except (OSError, *UNREADABLE):  # unfinished, or being removed
             continue
         found.append(KeptCheckpoint(int(match[1]), int(match[2]), about.commit, about.kept_ms))
     return sorted(found, reverse=True)
@@ -378,17 +375,17 @@ def _kept_names(folder: Path) -> list[re.Match[str]]:
 
 
 def sweep_kept(folder: Path, epoch: int, keep: int, older_than: float, now: float) -> int:
-    """Remove all checkpoints but the newest ``keep``, and of those all but the newest that are
-    older than so many seconds; returns how many were removed.
+    """Remove all checkpoints but the newest ``keep``, and those older than ``older_than`` seconds
+    except the newest; returns how many were removed.
 
-    ``epoch`` is that of who calls; what later ones keep is theirs.
+    ``epoch`` is the caller's; checkpoints of later epochs are left alone.
     """
     found = [one for one in kept_of(folder) if one.epoch <= epoch]
     doomed = {one.name for one in found[keep:]}
     doomed |= {one.name for one in found[1:] if now - one.kept_ms / 1000 > older_than}
     whole = {one.name for one in found}
     for entry in folder.iterdir():
-        match = _KEPT.match(entry.name)  # RocksDB makes them as name.tmp
+        match = _KEPT.match(entry.name)  # RocksDB first calls them name.tmp
         if match and int(match[1]) <= epoch and entry.name not in whole:
             doomed.add(entry.name)
     for name in doomed:
@@ -400,7 +397,7 @@ def sweep_kept(folder: Path, epoch: int, keep: int, older_than: float, now: floa
 
 
 def _inherit(before: Path, own: Path) -> None:
-    """Have in ``own`` what is in ``before``, although its owner may be alive."""
+    """Link or copy the files of ``before`` to ``own``, even while its owner writes."""
     for pause in _PAUSES:
         try:
             story = _story(before)
@@ -410,12 +407,12 @@ def _inherit(before: Path, own: Path) -> None:
                 once = file.suffix in _WRITTEN_ONCE
                 if not once or not _linked(file, own / file.name):
                     shutil.copy2(file, own / file.name)
-                    if once:  # all else is written anew when it is opened
+                    if once:  # opening the database writes the other files again
                         disk.sync(own / file.name)
             if _story(before) == story:
                 return
         except FileNotFoundError:
-            pass  # its owner is at work: a file was replaced meanwhile
+            pass  # the owner has replaced a file meanwhile
         except OSError as error:
             raise StateError(f"{before} cannot be copied: {error.strerror or error}") from error
         empty(own)
@@ -424,7 +421,7 @@ def _inherit(before: Path, own: Path) -> None:
 
 
 def _linked(file: Path, other: Path) -> bool:
-    """Have a file under a second name; False where the system does not let us."""
+    """Link a file under a second name; returns False if the system does not allow that."""
     try:
         os.link(file, other)
     except OSError as error:
@@ -435,7 +432,7 @@ def _linked(file: Path, other: Path) -> bool:
 
 
 def _story(folder: Path) -> tuple[bytes, dict[str, int]]:
-    """What changes with every file that RocksDB adds or drops: its manifest, and which it has."""
+    """What changes whenever RocksDB adds or drops a file: its manifest, and the names of files."""
     files = {
         file.name: file.stat().st_size if file.name.startswith("MANIFEST") else 0
         for file in folder.iterdir()
@@ -445,10 +442,10 @@ def _story(folder: Path) -> tuple[bytes, dict[str, int]]:
 
 
 def sweep(folder: Path, keep: int, older_than: float, now: float) -> int:
-    """Remove what is not needed: all but ``keep`` whole databases, and of those all but the newest
-    that were last written before ``older_than`` seconds ago; returns how many were removed.
+    """Remove all complete databases but ``keep``, and those last written more than ``older_than``
+    seconds ago except the newest; returns how many were removed.
 
-    ``now`` is Unix time. What was left unfinished by a crash goes, too.
+    ``now`` is Unix time. Unfinished folders below the newest complete one are removed, too.
     """
     whole = epochs_of(folder)
     if not whole:

@@ -1,8 +1,9 @@
-"""What the tasks of a job keep on disk, for containers and for commands.
+"""The state of a job on disk, for containers and for commands.
 
 Rules
-- A task's folder has its name; in it is one for each time that a container took the task over.
-- A job is looked at through copies, so it may run meanwhile; who changes it has it stopped before.
+- A task's folder has the name of the task. In it is a folder for each time that a container took
+  the task over.
+- Commands read copies, so the job may run meanwhile. A job has to be stopped before it is changed.
 """
 
 from __future__ import annotations
@@ -30,44 +31,43 @@ from s4node.state.remote_job import RemoteJob
 from s4node.state.task_state import TaskState
 
 WRITTEN = "written"
-"""The fact when a task's progress was written (Unix time, ms)."""
+"""The fact that says when a task's progress was written (Unix time, ms)."""
 
 _IDENTITY_BYTES = 16
 
 DONE = "done"
-"""The fact in which run of its job a task was done; 0 for none."""
-
+"""The fact that says in which run of its job a task was done; 0 for none."""
 
 CUT = "cut"
 """The fact for which savepoint the task has made its last cut, by number."""
 
 EPOCH_OF = "epoch of "
-"""The fact as of which epoch of a place its position is; 0 where that is not known."""
+"""The fact that says which epoch of an input partition a position belongs to; 0 if unknown."""
 
 
 def safe_name(name: str) -> str:
-    """A name as that of a folder: letters, digits and ``._-`` as they are, but for a dot in front.
+    """A folder name for ``name``: letters, digits and ``._-`` stay, except a dot in front.
 
-    So two names never have one folder, and none leads out of its own.
+    So different names have different folders, and no name leads out of its folder.
     """
     safe = "".join(c if c.isalnum() or c in "._-" else f"%{ord(c):02x}" for c in name)
     return f"%2e{safe[1:]}" if safe.startswith(".") else safe
 
 
 def named_folder(folder: Path, name: str) -> Path:
-    """That of a name below ``folder``; raises ConfigError for one that is too long."""
+    """The folder of ``name`` below ``folder``; raises ConfigError if the name is too long."""
     safe = safe_name(name)
     if len(safe.encode()) > kinds.PART_BYTES:
         raise ConfigError(
-            f"{name!r} is too long for the name of a folder in {folder}: {len(safe.encode())} "
-            f"bytes, {kinds.PART_BYTES} at most; take a shorter one"
+            f"{name!r} is too long for a folder name in {folder}: {len(safe.encode())} bytes, at "
+            f"most {kinds.PART_BYTES} are allowed; choose a shorter name"
         )
     return folder / safe
 
 
 def task_of(name: str) -> str:
-    """The task of a folder's name. One of signs beyond Latin that are no letters may be spelled
-    otherwise than it was; its folder is the same."""
+    """The task of a folder's name. A name with symbols beyond Latin-1 may come back spelled
+    otherwise; it leads to the same folder."""
     read = re.sub("%([0-9a-f]{2})", lambda match: chr(int(match[1], 16)), name)
     if safe_name(read) == name:
         return read
@@ -75,16 +75,16 @@ def task_of(name: str) -> str:
 
 
 def task_folder(folder: Path, task: str) -> Path:
-    """Where what a task of the job in ``folder`` keeps is; raises as :func:`named_folder` does."""
+    """The folder of a task's state; raises as :func:`named_folder` does."""
     return named_folder(folder / "tasks", task)
 
 
 def identity_of(folder: Path, depot: RemoteJob | None, *, new: bool = True) -> str:
-    """What names the state of the job in ``folder`` wherever a copy of it is. A folder without any
-    gets a new one, or that of ``depot``; without ``new`` nothing is written, and it may be empty.
-    Two that call it at a time must take turns.
+    """The identity of the state of the job in ``folder``, which all its copies share.
 
-    Raises ProgressUnwritten where the folder cannot be written, or the depot not be reached.
+    A folder without one gets that of ``depot``, or a new one; without ``new`` nothing is written,
+    and the result may be empty. Two callers must take turns. Raises ProgressUnwritten if the folder
+    cannot be written, or the depot cannot be reached.
     """
     place = folder / "identity"
     try:
@@ -104,11 +104,11 @@ def identity_of(folder: Path, depot: RemoteJob | None, *, new: bool = True) -> s
 
 
 def elsewhere(own: str, wanted: str) -> str:
-    """What to do where the state of a job is not here."""
+    """The message for state that belongs to another place, and what to do."""
     return (
         f"it is {own}, and the app has {wanted}. Set s4.state.url, or set s4.state.folder to the "
-        f"folder of the other nodes; to go on with what is here instead, stop all containers and "
-        f"set s4.state.adopt = true"
+        f"folder of the other nodes; to continue with the state here instead, stop all containers "
+        f"and set s4.state.adopt = true"
     )
 
 
@@ -122,8 +122,8 @@ def checkpoint_of(state: TaskState) -> Checkpoint:
 
 
 class Progress(NamedTuple):
-    """How far a task is, as of one commit: in what it reads, and in what producers of durable
-    streams have sent it. ``shipped`` is the URL below which its commits are shipped, or empty."""
+    """The progress of a task as of one commit, in its inputs and for the producers of its durable
+    streams. ``shipped`` is the URL below which its commits are shipped, or empty."""
 
     checkpoint: Checkpoint = Checkpoint()
     producers: Mapping[Producer, KeptProducer] = MappingProxyType({})
@@ -131,16 +131,16 @@ class Progress(NamedTuple):
 
     @classmethod
     def of(cls, state: TaskState) -> Progress:
-        """That which is kept."""
+        """The progress as of the last commit."""
         return cls(checkpoint_of(state), state.producers(), shipped_of(state.database))
 
 
 @contextmanager
 def kept_by(folder: Path, task: str, depot: RemoteJob | None = None) -> Iterator[TaskState | None]:
-    """What a task of the job in ``folder`` keeps, in a copy; None where that is nothing.
+    """A copy of the state of a task of the job in ``folder``; None if there is none.
 
-    With ``depot`` it is what the next owner would go on from: what is there, or what is here and
-    goes there. Raises StoreCorrupt where that is damaged, and StateError where it cannot be had.
+    With ``depot`` it is the state that the next owner would start from, shipped or local. Raises
+    StoreCorrupt if it is damaged, and StateError if it cannot be read.
     """
     place = task_folder(folder, task)
     if depot is None and not epochs.epochs_of(place):
@@ -157,8 +157,8 @@ def replace(
     checkpoints: Mapping[str, Checkpoint],
     depot: RemoteJob | None = None,
 ) -> None:
-    """Have tasks of a stopped job go on elsewhere, one after the other; their state stays, and so
-    do the offsets that a checkpoint does not name."""
+    """Have the tasks of a stopped job resume at these checkpoints. Their state stays, and so do the
+    offsets that a checkpoint does not name."""
     for task, checkpoint in checkpoints.items():
         place = task_folder(folder, task)
         above = epochs.highest(place)

@@ -1,11 +1,11 @@
 """Keys of stores as bytes that sort as the keys do. Pure.
 
 Rules
-- A key is a ``str``, an ``int``, ``bytes``, or a tuple of those; nothing else, as for streams.
-- The bytes of two keys compare as the keys: bytes before text before numbers, text by its code
-  points, a tuple by its parts; a tuple comes right before those that it is the beginning of.
-- No key's bytes are the beginning of another's, but for a tuple's and its extensions'.
-- A tuple of one part has the bytes of that part: who reads has to know which of them keys are.
+- A key is a ``str``, an ``int``, ``bytes``, or a tuple of those, as for streams.
+- The bytes of two keys compare as the keys do: bytes before text before numbers, text by code
+  point, a tuple by its parts. A tuple comes right before the tuples that it is the beginning of.
+- The bytes of one key are never the beginning of another's, except for a tuple and its extensions.
+- A tuple of one part has the bytes of that part, so a reader has to know whether keys are tuples.
 
 The encoding is that of FoundationDB's tuple layer for these types.
 """
@@ -18,11 +18,11 @@ from s4node.errors import StateError
 from s4node.events.keys import Key
 
 _BYTES, TEXT, _ZERO = 0x01, 0x02, 0x14
-_LONGEST = 8  # bytes of a number
+_LONGEST = 8  # the most bytes of a number
 
 
 def encode(key: Key) -> bytes:
-    """The bytes of a key, a tuple's one part after the other; raises StateError for no key."""
+    """The bytes of a key; raises StateError if it is not a valid key."""
     if type(key) is tuple:
         if not key:
             raise _no_key(key)
@@ -35,13 +35,13 @@ def _part(part: Any) -> bytes:
         try:
             return b"\x02%b\x00" % part.encode().replace(b"\x00", b"\x00\xff")
         except UnicodeEncodeError as error:
-            raise StateError(f"{part!r} is no key of a store: {error}") from error
+            raise StateError(f"{part!r} cannot be a key of a store: {error}") from error
     if type(part) is int:
         if part == 0:
             return b"\x14"
         size = (abs(part).bit_length() + 7) // 8
         if size > _LONGEST:
-            raise StateError(f"{part} is no key of a store: it takes more than 64 bits")
+            raise StateError(f"{part} cannot be a key of a store: it takes more than 64 bits")
         if part > 0:
             return bytes((_ZERO + size,)) + part.to_bytes(size, "big")
         return bytes((_ZERO - size,)) + ((1 << (8 * size)) - 1 + part).to_bytes(size, "big")
@@ -52,15 +52,15 @@ def _part(part: Any) -> bytes:
 
 def _no_key(key: Any) -> StateError:
     return StateError(
-        f"{key!r} ({type(key).__name__}) is no key of a store; a key is a str, an int, bytes, or "
+        f"{key!r} ({type(key).__name__}) cannot be a key of a store; use a str, an int, bytes, or "
         f"a tuple of those"
     )
 
 
 def decode(data: bytes) -> Key:
-    """The key of these bytes; one part is that part, several are a tuple.
+    """The key of these bytes; several parts are a tuple.
 
-    Raises ValueError where they are no key's.
+    Raises ValueError if they are not the bytes of a key.
     """
     if data[:1] == b"\x02" and data.find(0) == len(data) - 1:  # a text and nothing else
         return data[1:-1].decode()
@@ -69,9 +69,9 @@ def decode(data: bytes) -> Key:
 
 
 def decode_tuple(data: bytes) -> tuple[Any, ...]:
-    """The key of these bytes where keys are tuples: one part is a tuple of one.
+    """The key of these bytes if keys are tuples: one part is a tuple of one.
 
-    Raises ValueError where they are no key's.
+    Raises ValueError if they are not the bytes of a key.
     """
     parts: list[Any] = []
     at = 0
@@ -96,7 +96,7 @@ def decode_tuple(data: bytes) -> tuple[Any, ...]:
             parts.append(number if tag >= _ZERO else number - (1 << (8 * size)) + 1)
             at += 1 + size
         else:
-            raise ValueError(f"{data!r} is no key: {tag:#x} at {at}")
+            raise ValueError(f"{data!r} is not a key: {tag:#x} at {at}")
     if not parts:
-        raise ValueError("no bytes are no key")
+        raise ValueError("a key has at least one byte")
     return tuple(parts)

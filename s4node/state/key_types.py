@@ -1,9 +1,9 @@
-"""The parts of the tuples that are a store's keys, as they are declared. Pure.
+"""The declared types of the parts of a store's tuple keys. Pure.
 
 Rules
-- ``tuple[str, int]`` takes two parts of these types, ``tuple[str, ...]`` any number, ``tuple`` all,
-  and so does one with an unpacked part, such as ``tuple[str, *tuple[int, ...]]``.
-- A part is of one of the types of which keys are. Where the declaration names none of them, any.
+- ``tuple[str, int]`` allows two parts of these types and ``tuple[str, ...]`` any number. ``tuple``,
+  or one with an unpacked part such as ``tuple[str, *tuple[int, ...]]``, allows any parts.
+- A part has one of the types of keys; if the declaration names none of them, any is allowed.
 - The bound of a range may be the beginning of a key.
 """
 
@@ -16,18 +16,18 @@ _TYPES = (str, int, bytes)
 
 
 class KeyParts:
-    """What the parts of a tuple may be; ``declared`` is such as ``tuple[str, int]``."""
+    """The parts that the ``declared`` type allows, such as ``tuple[str, int]``."""
 
     def __init__(self, declared: Any) -> None:
         kinds = get_args(declared)
         self._any_number = kinds[1:] == (...,)
         self._allowed = [_types_of(kind) for kind in kinds if kind is not ...]
-        self._exactly: tuple[type, ...] = ()  # where there is one type for each part
+        self._exactly: tuple[type, ...] = ()  # if there is one type for each part
         if not self._any_number and all(len(each) == 1 for each in self._allowed):
             self._exactly = tuple(kind for each in self._allowed for kind in each)
 
     def wrong(self, key: tuple[Any, ...], *, beginning: bool = False) -> str:
-        """What is wrong with a key, or with what is to be the ``beginning`` of one; or empty."""
+        """What is wrong with a key, or with the ``beginning`` of one; empty if nothing is."""
         found = tuple(map(type, key))
         if found == self._exactly:
             return ""
@@ -41,7 +41,7 @@ class KeyParts:
 
 
 def parts_of(declared: Any) -> KeyParts | None:
-    """Those of a store's keys; None where any will do, or keys are no tuples."""
+    """The parts of a store's keys; None if any are allowed, or if keys are not tuples."""
     kinds = get_args(declared)
     if get_origin(declared) is not tuple or not kinds or any(map(_is_unpacked, kinds)):
         return None
@@ -49,7 +49,7 @@ def parts_of(declared: Any) -> KeyParts | None:
 
 
 def _is_unpacked(kind: Any) -> bool:
-    """Whether it is such as ``*tuple[int, ...]``, which stands for parts of any number."""
+    """Return True for a type such as ``*tuple[int, ...]``, which stands for any number of parts."""
     return get_origin(kind) is Unpack or getattr(kind, "__unpacked__", False) is True
 
 
@@ -58,7 +58,7 @@ def _types_of(kind: Any) -> frozenset[type]:
 
 
 def _named(kind: Any) -> frozenset[type]:
-    """The types of keys that a part is declared to be of."""
+    """The types of keys that a part may have."""
     if hasattr(kind, "__supertype__"):  # a NewType
         return _named(kind.__supertype__)
     origin, inner = get_origin(kind), get_args(kind)

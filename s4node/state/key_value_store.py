@@ -1,18 +1,18 @@
 """Key-value stores of a task.
 
 Rules
-- What a task puts is there at once for itself, and durable with its next commit: a crash brings
-  the last commit back, with the positions of the inputs that belong to it.
+- A task reads its own writes at once. They become durable with its next commit: a crash restores
+  the last commit, with the positions of the inputs that belong to it.
 - A key is a ``str``, an ``int``, ``bytes``, or a tuple of those, of the declared type and parts.
-  Rows of a tuple key lie together by its first part, in order: ``range(("joe", 1), ("joe", 9))``
-  reads just those.
-- Values are what msgspec encodes, of the declared type: what could not be read again is refused
-  when it is put. None is no value: delete the key instead.
-- Safe from all threads in which the task's own methods run.
-- With a time to live, what was put that long ago is gone, whether or not it was read since.
-- A row says itself whether it ends: so a store may be given a time to live, and what was put before
-  gets it as the store is looked through. Where it is taken away, what is over by then stays gone,
-  and nothing else goes.
+  Rows with the same first part of a tuple key are stored together, in order:
+  ``range(("joe", 1), ("joe", 9))`` reads only those.
+- A value is anything of the declared type that msgspec can encode and decode; ``put`` refuses
+  anything else. None is not a value: delete the key instead.
+- A store is safe to use from all threads in which the task's own methods run.
+- With a time to live, a value expires that long after it was put, whether or not it was read.
+- Each row has its own time of expiry. So a store may be given a time to live later: old rows get
+  theirs as the store is swept. If the time to live is removed, rows that have expired by then stay
+  expired, and all others stay.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ K = TypeVar("K", bound=Key)
 V = TypeVar("V")
 
 _EXPIRY = struct.Struct(">Q")
-_NO_EXPIRY = 1 << 56  # a value that begins as smaller numbers do, with 0, is the one byte of a 0
-_LONGEST = 1e12  # seconds to live, which keeps the time of an end below that
+_NO_EXPIRY = 1 << 56  # larger than any time: the first byte of a row without expiry is never 0
+_LONGEST = 1e12  # the longest time to live in seconds, which keeps times of expiry below that
 _PLAIN = (str, int, float, bool, bytes)
 _MISSING = object()
 
 
 def in_time(data: bytes, now: float) -> bytes | memoryview | None:
-    """The value in a row, which may have the time at which it ends before it; None where that is
-    over at ``now`` (Unix time). It is ``data`` itself if the row has no end."""
+    """The value in a row that may begin with its time of expiry; None if it has expired at ``now``
+    (Unix time). It is ``data`` itself if the row does not expire."""
     if len(data) <= _EXPIRY.size:
         return data
     ends: int = _EXPIRY.unpack_from(data)[0]
@@ -55,29 +55,29 @@ def in_time(data: bytes, now: float) -> bytes | memoryview | None:
 
 
 class Rows(Protocol):
-    """What a store reads from: the rows of whole commits."""
+    """The rows that a store reads: those of whole commits."""
 
     def get(self, row: bytes, /) -> bytes | None:
-        """One row's value."""
+        """The value of one row."""
         ...
 
     def get_many(self, rows: list[bytes], /) -> list[bytes | None]:
-        """Several rows' values."""
+        """The values of several rows."""
         ...
 
     def scan(self, start: bytes, end: bytes, /) -> Iterator[tuple[bytes, bytes]]:
-        """Rows in order."""
+        """The rows from ``start`` to before ``end``, in order."""
         ...
 
     def chunk(self, start: bytes, end: bytes, rows: int, /) -> list[tuple[bytes, bytes]]:
-        """The first so many of them."""
+        """At most ``rows`` of them."""
         ...
 
 
 class KeyValueStore(Generic[K, V]):
     """One store of one task. ``groups`` are the key groups of the task.
 
-    ``ended`` is when the time to live was taken away (Unix time), where the store had one once.
+    ``ended`` is when the store's time to live was removed (Unix time), if it ever had one.
     """
 
     def __init__(
@@ -100,11 +100,11 @@ class KeyValueStore(Generic[K, V]):
         self._now = now = now or clocks.wall
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode: Callable[[Any], V] = msgspec.msgpack.Decoder(spec.value).decode
-        # what is of one of these types comes back as it is; anything else is tried when it is put
+        # values of these types decode to themselves; others are decoded on trial by put
         self._plain = next((each for each in _PLAIN if each is spec.value), None)
         self._words = spec.value.__name__ if isinstance(spec.value, type) else str(spec.value)
         self._ttl_ms = max(1, int(min(spec.ttl, _LONGEST) * 1000)) if spec.ttl else 0
-        # the time at which rows have to end to be over; None where no row has an end
+        # gives the time at which a row has to end to have expired; None if rows never expire
         self._over: Callable[[], float] | None = None
         if spec.ttl:
             self._over = now
@@ -119,11 +119,11 @@ class KeyValueStore(Generic[K, V]):
             self._row = with_text_rows(self._any_row, table, hasher)
 
     def end(self) -> None:
-        """Another store takes the place of this one: refuse what is still put here."""
+        """Refuse later writes: another store replaces this one."""
         self._changes = NoMoreChanges()
 
     def get(self, key: K, default: V | None = None) -> V | None:
-        """The key's value, or ``default`` where it has none."""
+        """The value of the key, or ``default`` if it has none."""
         row = self._row(key)
         data: Any = self._changes.find(row, _MISSING)
         if data is _MISSING:
@@ -132,20 +132,20 @@ class KeyValueStore(Generic[K, V]):
         return default if value is None else value
 
     def get_many(self, keys: Iterable[K]) -> dict[K, V]:
-        """The values of those keys that have one, in one reading."""
+        """The values of those keys that have one, in one read."""
         row_of = self._row
         rows = {key: row_of(key) for key in keys}
         found = zip(rows, self._found(list(rows.values())), strict=True)
         there = [(key, data) for key, data in found if data is not None]
         if self._over is None:
             decode = self._decode
-            with suppress(msgspec.MsgspecError):  # told below, with its key
+            with suppress(msgspec.MsgspecError):  # reported below, with the key
                 return {key: decode(data) for key, data in there}
         values = ((key, self._value(key, data)) for key, data in there)
         return {key: value for key, value in values if value is not None}
 
     def _found(self, rows: list[bytes]) -> list[bytes | None]:
-        """What the rows hold, changes included."""
+        """The contents of the rows, including changes."""
         changed = self._changes.among(rows)
         if not changed:
             return self._rows.get_many(rows)
@@ -153,29 +153,29 @@ class KeyValueStore(Generic[K, V]):
         return [changed[row] if row in changed else next(stored) for row in rows]
 
     def put(self, key: K, value: V) -> None:
-        """Set the key's value; raises StateError for what the store cannot hold."""
+        """Set the value of the key; raises StateError if the store cannot hold it."""
         self._changes.put(self._row(key), self._data(key, value))
 
     def put_many(self, items: Mapping[K, V] | Iterable[tuple[K, V]]) -> None:
-        """Set several values: all of them, or none if one cannot be held."""
+        """Set several values: all of them, or none if the store cannot hold one."""
         pairs = items.items() if isinstance(items, Mapping) else items
         for row, data in [(self._row(key), self._data(key, value)) for key, value in pairs]:
             self._changes.put(row, data)
 
     def delete(self, key: K) -> None:
-        """Forget the key; no error if it has no value."""
+        """Delete the key; a key without a value is not an error."""
         self._changes.put(self._row(key), None)
 
     def delete_many(self, keys: Iterable[K]) -> None:
-        """Forget several keys."""
+        """Delete several keys."""
         for row in [self._row(key) for key in keys]:
             self._changes.put(row, None)
 
     def range(self, start: K, end: K) -> Iterator[tuple[K, V]]:
-        """The keys from ``start`` to before ``end`` with their values, in the keys' order.
+        """The keys from ``start`` to before ``end`` with their values, in the order of keys.
 
-        What is put meanwhile may or may not be seen. Tuples with the same first part are read in
-        one piece; any other range looks into all key groups of the task.
+        Values put meanwhile may or may not be seen. Tuples with the same first part are read in one
+        piece; any other range looks into all key groups of the task.
         """
         first, last = self._checked(start, bound=True), self._checked(end, bound=True)
         if isinstance(start, tuple) and isinstance(end, tuple) and start[0] == end[0]:
@@ -196,14 +196,14 @@ class KeyValueStore(Generic[K, V]):
 
     @property
     def expires(self) -> bool:
-        """Whether some rows may be over their time."""
+        """Return True if rows may expire."""
         return self._over is not None
 
     def expire(self, limit: int, start: bytes = b"") -> bytes:
-        """Delete what is over its time among the next ``limit`` rows; what was put before there
-        was a time to live begins it now.
+        """Delete the expired rows among the next ``limit``; rows that were put before the store had
+        a time to live start it now.
 
-        Returns where to go on, or no bytes when all have been looked at.
+        Returns where to continue, or no bytes at the end.
         """
         assert self._over is not None, "rows have no end"
         over = self._over()
@@ -251,14 +251,15 @@ class KeyValueStore(Generic[K, V]):
             data = self._encode(value)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise StateError(
-                f"store {self.spec.name!r}: the value of {key!r} cannot be kept: {error}"
+                f"store {self.spec.name!r}: the value of {key!r} cannot be stored: {error}"
             ) from error
         if type(value) is not self._plain:
             try:
                 self._decode(data)
             except msgspec.MsgspecError as error:
                 raise StateError(
-                    f"store {self.spec.name!r}: the value of {key!r} is no {self._words}: {error}"
+                    f"store {self.spec.name!r}: the value of {key!r} is not of type {self._words}: "
+                    f"{error}"
                 ) from error
         if self._ttl_ms:
             return _EXPIRY.pack(int(self._now() * 1000) + self._ttl_ms) + data
@@ -273,7 +274,7 @@ class KeyValueStore(Generic[K, V]):
             return self._decode(data)
         except msgspec.MsgspecError as error:
             raise StateError(
-                f"store {self.spec.name!r} holds a value for {key!r} that is no {self._words}: "
+                f"store {self.spec.name!r} holds a value for {key!r} that is not of type {self._words}: "
                 f"{error}; fields may only be appended, with defaults"
             ) from error
 
@@ -289,7 +290,7 @@ class KeyValueStore(Generic[K, V]):
                 yield encoded, key, value
 
     def _filled(self) -> Iterator[int]:
-        """The groups that may hold rows of the store, in order."""
+        """The key groups that may hold rows of the store, in order."""
         table = self._table.to_bytes(2, "big")
         filled = {
             int.from_bytes(row[:2], "big")

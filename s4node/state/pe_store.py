@@ -1,16 +1,16 @@
 """The saved PE instances of one prototype in one task.
 
 Rules
-- An instance bears the mark of the time between two commits in which it was last touched. The
-  dispatch looks at that before each event; touching an instance again costs nothing else.
-- What is touched is noted by key group. A commit takes the touched instances as they are and
-  encodes them in slices between batches, a group after the other and in order: sorted rows are
-  written ten times as fast as others. One that is about to be touched again is encoded before that.
-- What leaves the cache is encoded at once; it is read again when its key comes back. If it cannot
-  be, the changes are spoiled, and whose task it is goes back before anything else.
-- Handlers in threads touch instances beside all of this. They only append to the lists, and here a
-  list changes no further than it was looked at.
-- The one instance of a singleton has no key, and its row is in the task's own group.
+- An instance has the ``mark`` of the interval between commits in which it was last touched. The
+  dispatch compares marks before each event; touching an instance again costs nothing else.
+- Touched instances are listed by key group. A commit takes the lists and encodes the instances in
+  slices between batches, group by group and in order: sorted rows are written ten times as fast. An
+  instance that is about to be touched again is encoded first.
+- An instance that leaves the cache is encoded at once, and loaded again when its key comes back. If
+  it cannot be encoded, the changes are spoiled, and the task rolls back before anything else.
+- Handlers in threads touch instances at the same time. They only append to lists; here only the
+  part of a list that was looked at is changed.
+- The instance of a singleton has no key; its row is in the task's own group.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ _MANY = 4096
 
 
 class Codec(Protocol):
-    """Instances as bytes."""
+    """Encodes the state of instances."""
 
     def encode(self, instance: Any, /) -> bytes:
-        """One instance's state."""
+        """The state of one instance."""
         ...
 
     def encode_all(self, instances: list[Any], /) -> list[bytes]:
-        """The states of several."""
+        """The states of several instances."""
         ...
 
 
 class SavedInstances:
-    """Where the instances of a prototype are kept; ``live`` are those in memory, by key.
+    """The saved instances of a prototype; ``live`` are the instances in memory, by key.
 
-    ``stored`` says whether there may be any that are not in memory.
+    ``stored`` is False while there are surely none that are only in the database.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class SavedInstances:
     ) -> None:
         self.stored = stored
         self.mark = object()
-        self._touched: dict[bytes, list[Any]] = {}  # by group, once each
-        self._left = 0  # of those, the ones that have left memory since
+        self._touched: dict[bytes, list[Any]] = {}  # by key group, each instance once
+        self._left = 0  # how many of them have left memory since
         self._leaving = Lock()
         self._left_at_most = _MANY
-        self._saving = object()  # what bear those that a commit has not encoded yet,
-        self._unsaved: list[list[Any]] = []  # which are among these, the first group last
+        self._saving = object()  # the mark of instances that the commit has not encoded yet
+        self._unsaved: list[list[Any]] = []  # the lists that have these, the first group last
         self._live = live
         self._codec = codec
         self._table = table
@@ -77,7 +77,7 @@ class SavedInstances:
         self._row = with_text_rows(self._any_row, table, hasher)
 
     def find(self, keys: Iterable[Key | None]) -> dict[Key | None, bytes]:
-        """The saved states of those keys that have one, in one reading."""
+        """The saved states of those keys that have one, in one read."""
         found: dict[Key | None, bytes] = {}
         rows: dict[Key | None, bytes] = {}
         for key in keys:
@@ -93,30 +93,30 @@ class SavedInstances:
         return found
 
     def touch(self, keys: Iterable[Key | None]) -> None:
-        """Those of these that are in memory are about to change."""
+        """Mark those of these instances that are in memory, before they change."""
         for key in keys:
             instance: Any = self._live.get(key)
             if instance is not None and instance._mark is not self.mark:
                 self.touch_one(instance)
 
     def touch_one(self, instance: Any) -> None:
-        """An instance that does not bear the ``mark`` is about to change."""
+        """Mark an instance that does not have the current ``mark``, before it changes."""
         if instance._mark is self._saving:
             self._commit(instance)
         instance._mark = self.mark
         try:
             instance._group.append(instance)
-        except AttributeError:  # it has not been kept before
+        except AttributeError:  # it has never been saved
             self._place(instance)
             instance._group.append(instance)
 
     @property
     def touched(self) -> bool:
-        """Whether any was, since the last commit began."""
+        """Return True if any instance was touched since the last commit began."""
         return any(self._touched.values())
 
     def begin(self) -> None:
-        """A commit begins: what was touched until now belongs to it."""
+        """Begin a commit of the instances touched until now."""
         assert not self._unsaved, "a commit is under way"
         touched = self._touched
         for group in sorted(touched, reverse=True):
@@ -127,9 +127,9 @@ class SavedInstances:
         self._saving, self.mark = self.mark, object()
 
     def save(self, limit: int) -> int:
-        """Work on about ``limit`` instances of the commit; returns 0 when all are encoded.
+        """Encode about ``limit`` instances of the commit; returns 0 once all are encoded.
 
-        Raises NotSaveable for one that cannot be, whenever it was to be encoded.
+        Raises NotSaveable if an instance cannot be encoded, even if it was to be encoded earlier.
         """
         if self._changes.spoiled is not None:
             raise self._changes.spoiled
@@ -142,7 +142,7 @@ class SavedInstances:
         return 0
 
     def _encode(self, instances: list[Any]) -> int:
-        """Encode those of a group that are not encoded yet."""
+        """Encode those instances of a group that are not encoded yet."""
         saving = self._saving
         mine = [instance for instance in instances if instance._mark is saving]
         if mine:
@@ -151,21 +151,21 @@ class SavedInstances:
         return len(mine)
 
     def evict(self, key: Key | None) -> None:
-        """The key's instance leaves the cache: keep its state. It is still in ``live``."""
+        """Save the instance of a key that leaves the cache. It is still in ``live``."""
         self.stored = True
         instance: Any = self._live.get(key)
         if instance._mark is self.mark:
             try:
                 self._changes.put(self._row(key), self._codec.encode(instance))
-            except NotSaveable as error:  # due to an event that may have been long ago
+            except NotSaveable as error:  # the event that caused it may be long past
                 self._changes.spoiled = error
             self._leaves(instance)
-        elif self._changes.leaving:  # what a commit has encoded is not found before it is written
+        elif self._changes.leaving:  # `find` does not see what a commit has encoded until written
             self._commit(instance)
             instance._mark = None
 
     def forget(self, key: Key | None) -> None:
-        """The key's instance is removed, and its state with it. It is still in ``live``."""
+        """Delete the saved state of a removed instance. It is still in ``live``."""
         instance: Any = self._live.get(key)
         if instance._mark is self._saving:
             self._commit(instance)
@@ -175,7 +175,7 @@ class SavedInstances:
         self._changes.put(self._row(key), None)
 
     def _leaves(self, instance: Any) -> None:
-        """One that was touched leaves memory; not before many have is their list gone through."""
+        """Count a touched instance that leaves memory; when many have left, prune the lists."""
         instance._mark = None
         self._left += 1
         if self._left > self._left_at_most:
@@ -188,14 +188,14 @@ class SavedInstances:
             self._left_at_most = max(_MANY, sum(map(len, self._touched.values())))
 
     def _commit(self, instance: Any) -> None:
-        """Encode an instance of the commit under way now, before it is touched again."""
+        """Encode an instance for the commit under way, before it is touched again."""
         try:
             self._changes.add(self._row(instance.key), self._codec.encode(instance))
         except NotSaveable as error:
             self._changes.spoiled = error
 
     def _place(self, instance: Any) -> None:
-        """Have an instance know where it is saved, and where it is noted when it is touched."""
+        """Note in an instance where it is saved, and in which list it is when it is touched."""
         row = instance._row = self._row(instance.key)
         group = row[:2]
         instance._group = self._touched.setdefault(group, [])

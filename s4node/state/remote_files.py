@@ -1,14 +1,14 @@
-"""The files of a job at a URL: any file system of ``fsspec``, and where in it they are.
+"""The files of a job at a URL, on any file system of ``fsspec``.
 
 Rules
-- The place needs to show an object to all as soon as it is there, in listings as well. It needs
-  neither locks nor an order for what two write at a time.
-- An object never gets other content under its name: what is put again has another name, so that
-  nobody takes what a paused writer puts late for what was there.
-- With ``sync`` what is put at a ``file://`` URL is on the disk, with all names above it.
-- A name that is read back is one part of a path: none leads out of its folder.
-- Whatever its file system raises is a StateError: it can be tried again.
-- Everything blocks, and is called in threads.
+- The file system has to show an object to everyone, also in listings, as soon as it is written. It
+  needs neither locks nor an order of concurrent writes.
+- An object is never overwritten: a new version has a new name. So nobody mistakes what a paused
+  writer puts late for what was there.
+- With ``sync``, an object that was put at a ``file://`` URL is on disk, with all names above it.
+- A name that is read back is one part of a path, so that it cannot lead out of its folder.
+- Every error of the file system becomes a StateError, which may be retried.
+- All calls block: make them in threads.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from s4node.errors import ConfigError, S4Error, StateError
 
 
 class RemoteFiles:
-    """The files of the job in ``folder``, which is below the ``url`` as it is on this node.
+    """The files of the job in ``folder``, at the same place below ``url`` as on this node.
 
-    ``url`` is where they are, for people; ``root`` is the same for the file system ``fs``.
+    ``url`` is for people; ``root`` is the path in the file system ``fs``.
     """
 
     def __init__(self, url: str, folder: Path, *, sync: bool = False) -> None:
@@ -34,42 +34,42 @@ class RemoteFiles:
             import fsspec
         except ImportError as error:
             raise ConfigError(
-                f"s4.state.url = {url} needs fsspec; pip install 's4node[ship]', and what fsspec "
-                f"needs for that kind of URL"
+                f"s4.state.url = {url} needs fsspec; run pip install 's4node[ship]', and install "
+                f"the package that fsspec needs for this kind of URL"
             ) from error
         try:
             self.fs, root = fsspec.core.url_to_fs(url)
-        except ImportError as error:  # it names the package
-            raise ConfigError(f"s4.state.url = {url}: {error}, where each node runs") from error
+        except ImportError as error:  # its message names the package
+            raise ConfigError(f"s4.state.url = {url}: {error}, on every node") from error
         except ValueError as error:
             known = ", ".join(sorted(fsspec.available_protocols()))
             raise ConfigError(
-                f"s4.state.url = {url}: {error}; fsspec knows {known}, some of them with a package "
-                f"of their own"
+                f"s4.state.url = {url}: {error}; fsspec knows {known}, some of them only with "
+                f"another package"
             ) from error
         below = f"{folder.parent.name}/{folder.name}"
         self.url = f"{url.rstrip('/')}/{below}"
         self.root = f"{root.rstrip('/')}/{below}"
 
     def names(self, folder: str) -> list[str]:
-        """What is in a folder of the file system; nothing where there is none."""
+        """The names in a folder of the file system; empty if there is no such folder."""
         self.fs.invalidate_cache()
         try:
             found = self.fs.ls(folder, detail=False)
-        except FileNotFoundError:  # an object store knows no empty folders
+        except FileNotFoundError:  # an object store has no empty folders
             return []
         names = (str(path).rstrip("/").rpartition("/")[2] for path in found)
         return [name for name in names if name not in ("", ".", "..")]
 
     def make_folder(self, folder: str) -> None:
-        """Make a folder of the file system, and what is missing above it."""
+        """Make a folder of the file system, and its missing parents."""
         if self._local and self._sync:
             disk.make_folders(Path(folder))
         else:
             self.fs.makedirs(folder, exist_ok=True)
 
     def put(self, place: str, data: bytes) -> None:
-        """Put an object there, as a whole."""
+        """Write an object as a whole."""
         if not self._local:
             self.fs.pipe_file(place, data)
             return
@@ -77,7 +77,7 @@ class RemoteFiles:
             new.write_bytes(data)
 
     def put_file(self, path: Path, place: str) -> None:
-        """Put a copy of a file there, as a whole."""
+        """Copy a file to an object as a whole."""
         if not self._local:
             self.fs.put_file(str(path), place)
             return
@@ -86,8 +86,8 @@ class RemoteFiles:
 
     @contextmanager
     def _whole(self, place: Path) -> Iterator[Path]:
-        """A file that gets the name of an object when it is whole; elsewhere one always is."""
-        new = place.with_name(f"{place.name}.tmp")  # which is no name of ours
+        """A local file that gets the object's name once it is whole."""
+        new = place.with_name(f"{place.name}.tmp")  # no object has such a name
         yield new
         if self._sync:
             disk.sync(new)
@@ -101,13 +101,13 @@ class RemoteFiles:
 
     @contextmanager
     def told(self) -> Iterator[None]:
-        """Say whose error it is."""
+        """Translate errors of the file system into StateError."""
         try:
             yield
         except S4Error:
             raise
         except Exception as error:
             raise StateError(
-                f"{self.url} cannot be read or written: {type(error).__name__}: {error}; see that "
-                f"s4.state.url is a place which this node reaches and may write to"
+                f"{self.url} cannot be read or written: {type(error).__name__}: {error}; check "
+                f"that this node can reach s4.state.url and may write to it"
             ) from error

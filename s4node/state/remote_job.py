@@ -1,4 +1,4 @@
-"""What a job keeps at a URL: what it is like, so that no other goes on from it, and its tasks."""
+"""The copy of a job's state at a URL: which job it belongs to, its identity and its tasks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from s4node.state.remote_task import RemoteTask
 
 
 class RemoteJob:
-    """The place of the job in ``folder``, which is below the ``url`` as it is on this node."""
+    """The copy of the job in ``folder``, at the same place below ``url`` as on this node."""
 
     def __init__(self, url: str, folder: Path, *, sync: bool = False) -> None:
         self._files = RemoteFiles(url, folder, sync=sync)
@@ -24,15 +24,15 @@ class RemoteJob:
         self.url = self._files.url
 
     def admit(self, job: JobGuard) -> None:
-        """Go on as this job; raises CheckpointError where what is there is another job's."""
+        """Record this job; raises CheckpointError if the copy belongs to another job."""
         with self._files.told():
             self._files.make_folder(self._guards)
             number, before = self._last()
             if before is not None:
                 job.check(
                     before,
-                    f"what is kept at {self.url}",
-                    "Or remove it, to begin without any progress.",
+                    f"the state at {self.url}",
+                    "Or remove it, to start without any progress.",
                 )
             if before is None or job.over(before) != before:
                 over = job if before is None else job.over(before)
@@ -40,12 +40,12 @@ class RemoteJob:
                 self._files.put(f"{self._guards}/{name}", msgspec.json.encode(over.to_row()))
 
     def job(self) -> JobGuard | None:
-        """What the job was like that last shipped here."""
+        """The job that last shipped here, if any."""
         with self._files.told():
             return self._last()[1]
 
     def _last(self) -> tuple[int, JobGuard | None]:
-        """What the job was like, and how often that has changed."""
+        """The last recorded job, and how many records there are."""
         names = sorted(name for name in self._files.names(self._guards) if fences([name]))
         if not names:
             return 0, None
@@ -53,8 +53,8 @@ class RemoteJob:
         return fences(names)[-1], JobGuard.of(msgspec.json.decode(data))
 
     def identity(self, own: str) -> str:
-        """The identity of what is there, which is ``own`` where it has none, and stays none where
-        that is empty. Two that call it at a time must take turns."""
+        """The identity of the copy; ``own`` if it has none. If that is empty, too, nothing is
+        written. Two callers must take turns."""
         place = f"{self._files.root}/identity"
         with self._files.told():
             if not self._files.fs.exists(place):
@@ -65,11 +65,11 @@ class RemoteJob:
             return bytes(self._files.fs.cat_file(place)).decode()
 
     def apps(self) -> list[str]:
-        """The names of the folders of all apps of the cluster."""
+        """The folder names of all apps of the cluster."""
         return self._folders(self._files.root.rpartition("/")[0])
 
     def tasks(self) -> list[str]:
-        """The names of the folders of all tasks that are there."""
+        """The folder names of all tasks in the copy."""
         return self._folders(f"{self._files.root}/tasks")
 
     def _folders(self, place: str) -> list[str]:
@@ -77,11 +77,11 @@ class RemoteJob:
             return sorted(self._files.names(place))
 
     def task(self, name: str) -> RemoteTask:
-        """What is there of a task; ``name`` is that of its folder."""
+        """The copy of one task; ``name`` is that of its folder."""
         return RemoteTask(self._files, name)
 
 
 def depot_of(config: Config, folder: Path) -> RemoteJob | None:
-    """The place of the job in ``folder``, where there is one."""
+    """The copy of the job in ``folder``, or None if its state is not shipped."""
     url, sync = config[settings.STATE_URL], config[settings.STATE_SYNC] == "full"
     return RemoteJob(url, folder, sync=sync) if url else None

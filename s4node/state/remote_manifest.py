@@ -1,18 +1,18 @@
-"""What is kept of a task at a place that nodes reach by URL, and which of it is true. Pure.
+"""The shipped state of a task: which manifests, files and batches make it up. Pure.
 
 Rules
-- A commit is one object, a *batch*: the rows that it changed. One that is tried again is another
-  object, and of those of one number the last counts. Now and then the files of a
-  checkpoint are there as well, and a *manifest* says what the state is: these files, these batches
-  behind them, and then the batches of its own fence, as far as they follow without a hole.
-- The manifest with the highest fence is true, and of those of one fence that with most commits. So
-  an owner that was fenced may write what it likes: nobody will read it.
-- An owner counts a commit only when it has seen, after it was there, that nobody has a higher
-  fence. Who takes over says so first, then looks what is there, then writes its manifest. So
-  the second of the two sees the first: what counted is taken over.
-- What no manifest of the newest ones needs is removed, by an owner that has seen after its own
-  manifest that it is still the owner. Who comes later begins with a manifest as new as that. Only
-  an owner removes objects of its own fence and of lower ones; what it puts there anew has its own.
+- A commit is one object, a *batch*: the rows that it changed. A retried commit is another object;
+  of the batches with one number the last counts. From time to time the files of a checkpoint are
+  shipped, and a *manifest* describes the state: these files, the batches after them, and then the
+  batches of the manifest's own fence, up to the first gap.
+- The manifest with the highest fence is current; of several with one fence, the one with the most
+  commits. So nobody reads what a fenced owner writes.
+- An owner counts a commit only after it has been written and nobody has claimed a higher fence. A
+  new owner first claims, then reads the state, then writes its manifest. So of the two, the second
+  sees what the first has done, and every commit that counted is taken over.
+- An owner removes what the newest manifests do not need, once it has written a manifest and seen
+  that it is still the owner. It removes only objects of its own fence or lower ones, so that a
+  later owner's objects are safe.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import msgspec
 
 Batch = tuple[int, int, int]
-"""A commit: the fence of who wrote it, its number, and which of all tries of that owner it was."""
+"""A commit: the fence of its writer, its number, and the writer's count of tries."""
 
 FORMAT = 1
 KEPT_MANIFESTS = 2
@@ -34,7 +34,7 @@ _FILE = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,99}")
 
 
 class StoredFile(msgspec.Struct, frozen=True):
-    """A file of a checkpoint: the object that holds it, its size, and the hash of its bytes."""
+    """A file of a checkpoint: its object, its size, and the hash of its bytes."""
 
     object: str
     size: int
@@ -42,7 +42,7 @@ class StoredFile(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """The state after ``commit``: the files, which are as of ``base``, and these batches."""
+    """The state after ``commit``: the files, as of commit ``base``, and the batches after it."""
 
     format: int
     fence: int
@@ -51,38 +51,38 @@ class Manifest(msgspec.Struct, frozen=True):
     files: dict[str, StoredFile]
     batches: list[Batch]
     written_ms: int
-    owners: dict[int, str] = {}  # the names of all who have had the task, by their fences
-    put: int = 0  # how many the owner has put before
+    owners: dict[int, str] = {}  # the names of all owners of the task, by fence
+    put: int = 0  # the number of manifests that the owner has put before
 
     @property
     def name(self) -> str:
-        """As its object is called; the names of manifests sort as they count."""
+        """The name of its object; names of manifests sort from oldest to newest."""
         return name_of(self.fence, f"{self.commit:016d}{self.put:016d}")
 
 
 def name_of(fence: int, rest: str) -> str:
-    """The name of an object of an owner."""
+    """The name of an object of the owner with this fence."""
     return f"{fence:016d}-{rest}"
 
 
 def batch_name(batch: Batch) -> str:
-    """The name of a commit's object."""
+    """The name of a batch's object."""
     return name_of(batch[0], f"{batch[1]:016d}{batch[2]:016d}")
 
 
 def fences(names: Iterable[str]) -> list[int]:
-    """The fences of these objects; names of others' are passed over."""
+    """The fences of these objects; foreign names are skipped."""
     return [int(match[1]) for name in names if (match := _NAME.fullmatch(name))]
 
 
 def batches_of(names: Iterable[str]) -> set[Batch]:
-    """The commits of which there are objects."""
+    """The batches among these objects."""
     found = (match for name in names if (match := _BATCH.fullmatch(name)))
     return {(int(match[1]), int(match[2]), int(match[3])) for match in found}
 
 
 def misnamed(manifest: Manifest) -> str | None:
-    """A file or an object of the manifest whose name is none of ours, and may lead elsewhere."""
+    """The first foreign name among the manifest's files and objects: it may lead elsewhere."""
     for file, stored in manifest.files.items():
         if not _FILE.fullmatch(file):
             return file
@@ -92,7 +92,7 @@ def misnamed(manifest: Manifest) -> str | None:
 
 
 def chain(manifest: Manifest, there: Collection[Batch]) -> list[Batch]:
-    """The batches that belong to a state behind its files, in order."""
+    """The batches after the manifest's files, in order."""
     found = list(manifest.batches)
     last = {batch[1]: batch for batch in sorted(there) if batch[0] == manifest.fence}
     number = manifest.commit + 1
@@ -103,7 +103,7 @@ def chain(manifest: Manifest, there: Collection[Batch]) -> list[Batch]:
 
 
 def behind(base: Batch, batches: Sequence[Batch], known: Batch) -> Sequence[Batch] | None:
-    """The batches that one who has ``known`` lacks; None where that is no part of this state."""
+    """The batches after ``known``; None if ``known`` is not a part of this state."""
     points = [base, *batches]
     return batches[points.index(known) :] if known in points else None
 

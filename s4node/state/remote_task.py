@@ -1,17 +1,16 @@
-"""What one task keeps at a URL: who has claimed it, its commits, and the files of its checkpoints.
+"""The copy of one task's state at a URL: its claims, its commits and the files of checkpoints.
 
 Rules
-- :mod:`s4node.state.remote_manifest` says what is where and what is true; here it is read and
-  written. Everything blocks, and is called in threads; of one task by one at a time, but for
-  ``upload``.
-- A commit is shipped before it is written to the node's own folder. So that folder never has what
-  the place has not, and needs only what it lacks to go on from.
-- A folder whose last commit is by an owner who is not known here has never been shipped here: it is
-  refused, for nobody but the user can know which of the two states is right.
-- Who stops shipping, or ships to a new place, goes on from his folder only if nobody has gone on
-  from what is shipped.
-- Files of a checkpoint are put there once each: their names there are made of what is in them. What
-  is read from there is checked against its size and hash, and names in it before they are used.
+- :mod:`s4node.state.remote_manifest` decides; this module reads and writes. All calls block: make
+  them in threads, and for one task one at a time, except ``upload``.
+- A commit is shipped before it is written to the node's own folder. So that folder is never ahead
+  of the copy, and a restore only fetches what it lacks.
+- A folder whose last commit has an unknown owner was never shipped here and is refused: only the
+  user can know which of the two states is right.
+- A job that stops shipping, or ships to another URL, resumes from its folder only if no other owner
+  has continued from the copy.
+- The files of a checkpoint are shipped once each, as their names are hashes. Sizes, hashes and
+  names are checked when they are read.
 """
 
 from __future__ import annotations
@@ -50,23 +49,23 @@ _decode_manifest = msgspec.json.Decoder(Manifest).decode
 
 
 class _Claim(msgspec.Struct):
-    """What is in the object of a claim: which coordination gave the task away, in which epoch."""
+    """The contents of a claim: the coordination that assigned the task, and its epoch."""
 
     origin: str
     epoch: int
 
 
 class Source(Protocol):
-    """A database of the node's own that may lack something."""
+    """Opens the node's own database, which may be behind."""
 
     def __call__(self) -> Database | None:
-        """It, opened, or None where there is none that can be used."""
+        """The opened database, or None if there is none that can be used."""
         ...
 
 
 class RemoteTask:
-    """A task at its place; ``name`` is that of its folder. Claim it, then restore from it, then
-    begin."""
+    """The copy of a task; ``name`` is that of its folder. Call ``claim``, then ``restored``, then
+    ``begin``."""
 
     def __init__(self, files: RemoteFiles, name: str) -> None:
         self._files = files
@@ -74,27 +73,28 @@ class RemoteTask:
         self.url = f"{files.url}/tasks/{name}"
         self._fence = 0
         self._owners: dict[int, str] = {}
-        self._latest: Manifest | None = None  # what was written or read last
+        self._latest: Manifest | None = None  # the last one written or read
         self._hashes: dict[tuple[int, int, int], str] = {}
-        """Of files that never change, by inode, time and size: an inode is used again."""
-        self._since = 0  # batches that are behind the last checkpoint
+        """Hashes of finished files by inode, time and size, as an inode may be reused."""
+        self._since = 0  # batches since the last checkpoint
         self._since_bytes = 0
-        self._puts = 0  # manifests that this owner has put
+        self._puts = 0  # the manifests that this owner has put
         self.uploading = False
 
     # -- who owns it -------------------------------------------------------------------------
 
     def highest(self) -> int:
-        """The highest fence under which somebody has claimed the task."""
+        """The highest fence under which the task is claimed; 0 if there is none."""
         with self._files.told():
             for folder in _FOLDERS:
                 self._files.make_folder(f"{self._root}/{folder}")
             return max(remote_manifest.fences(self._names("claims")), default=0)
 
     def claim(self, fence: int, origin: str, epoch: int) -> None:
-        """Say that the task is taken over under ``fence``, which is higher than all that are there.
+        """Claim the task under ``fence``, which is higher than all others.
 
-        Raises TaskFenced where another has done so meanwhile, or in a later epoch of ``origin``.
+        Raises TaskFenced if another owner has claimed it meanwhile, or in a later epoch of
+        ``origin``.
         """
         mine = remote_manifest.name_of(fence, tokens.fresh(8))
         with self._files.told():
@@ -102,8 +102,8 @@ class RemoteTask:
                 claimed = msgspec.json.decode(self._get("claims", name), type=_Claim)
                 if (claimed.origin, claimed.epoch > epoch) == (origin, True):
                     raise TaskFenced(
-                        f"{self.url} belongs to epoch {claimed.epoch} by now, and this container "
-                        f"had it in epoch {epoch}; it stops, for two owners would count twice"
+                        f"{self.url} now belongs to epoch {claimed.epoch}, and this container has "
+                        f"epoch {epoch}; it stops, because two owners would count twice"
                     )
             self._put("claims", mine, msgspec.json.encode(_Claim(origin, epoch)))
             passing("ship.claimed")
@@ -111,26 +111,24 @@ class RemoteTask:
             if max(remote_manifest.fences(others), default=0) >= fence:
                 self._remove("claims", [mine])
                 raise TaskFenced(
-                    f"{self.url} is being taken over by another container at this moment; this "
-                    f"one stops"
+                    f"another container is taking over {self.url} right now; this container stops"
                 )
         self._fence = fence
 
     def _look(self) -> None:
-        """Raise TaskFenced where somebody else has claimed the task since."""
+        """Raise TaskFenced if another owner has claimed the task."""
         if max(remote_manifest.fences(self._names("claims")), default=0) > self._fence:
             raise TaskFenced(
-                f"another container has taken {self.url} over; this one stops, and what it has "
-                f"processed since its last commit is processed again there"
+                f"another container has taken over {self.url}; this container stops, and the other "
+                f"one processes again what came after the last commit"
             )
 
     # -- taking over -------------------------------------------------------------------------
 
     def restored(self, own: Path, local: Source, make: Callable[[Path], Database]) -> Database:
-        """The true database in the folder ``own``: the ``local`` one with what it lacks, or from
-        the files that are shipped.
+        """The current database in the folder ``own``: ``local`` with what it lacks, or the copy.
 
-        Raises StoreCorrupt where nothing that is shipped is whole.
+        Raises StoreCorrupt if no sound copy is left.
         """
         with self._files.told():
             manifests = self._manifests()
@@ -146,7 +144,7 @@ class RemoteTask:
                 database, batches = self._filled(manifest, batches, own, local, make)
             except StoreCorrupt as error:
                 log.error(
-                    "what is shipped is damaged; going on from the one before",
+                    "a shipped checkpoint is damaged; resuming from the one before it",
                     place=self.url,
                     manifest=manifest.name,
                     reason=str(error),
@@ -156,8 +154,8 @@ class RemoteTask:
             last = (batches or [manifest.base])[-1]
             if last[1] < newest.commit:
                 log.error(
-                    "commits of a task are missing; what they had done is done again from "
-                    "its inputs, and what producers were told is safe may be lost",
+                    "commits of a task are missing; inputs are processed again from the last one "
+                    "found, and events that producers were told are safe may be lost",
                     place=self.url,
                     found=last[1],
                     written=newest.commit,
@@ -167,7 +165,7 @@ class RemoteTask:
             return database
         raise StoreCorrupt(
             f"all {len(manifests)} checkpoints at {self.url} are damaged; restore one from a "
-            f"backup, or remove it to begin anew"
+            f"backup, or remove it to start again"
         )
 
     def _filled(
@@ -178,7 +176,7 @@ class RemoteTask:
         local: Source,
         make: Callable[[Path], Database],
     ) -> tuple[Database, list[Batch]]:
-        """The database, and the batches that are in it behind the manifest's files."""
+        """The database, and the batches after the manifest's files that it has."""
         database = local()
         lacking = None
         if database is not None:
@@ -192,7 +190,7 @@ class RemoteTask:
                 database.close()
                 empty(own)
         if database is None or lacking is None:
-            log.info("state is fetched", place=self.url, manifest=manifest.name)
+            log.info("state is being fetched", place=self.url, manifest=manifest.name)
             self._fetch(manifest, own)
             database, lacking = make(own), batches
         try:
@@ -207,7 +205,7 @@ class RemoteTask:
         return database, batches
 
     def _first(self, database: Database) -> Database:
-        """A folder's own database, where nothing is here yet."""
+        """The folder's own database, if nothing has been shipped here yet."""
         before = shipped_of(database)
         if before not in ("", self.place):
             try:
@@ -218,20 +216,20 @@ class RemoteTask:
         return database
 
     def _check_shipped(self, database: Database, last: Batch, folder: Path) -> None:
-        """Raise StateError where a folder's own database is no part of what is here, whose last
+        """Raise StateError unless the folder's own database is a part of the copy, whose last
         commit is ``last``."""
         fence, number, _ = known_of(database)
         ours = self._owners.get(fence) == owners_of(database).get(fence)
         if number and not (ours and number <= last[1]):
             raise StateError(
                 f"{folder} has commit {number}, which was written without s4.state.url, or with "
-                f"another one, and never shipped to {self.url}, where the last is {last[1]}. To go "
-                f"on from what was shipped remove {folder}, which loses what was not; to go on "
-                f"from here remove {self.url}"
+                f"another one, and never shipped to {self.url}, where the last is {last[1]}. To "
+                f"continue from the shipped state, remove {folder}, which loses its later commits; "
+                f"to continue from the folder, remove {self.url}"
             )
 
     def last(self) -> Batch | None:
-        """The last commit that is here; None where there is none."""
+        """The last commit of the copy; None if there is none."""
         with self._files.told():
             manifests = self._manifests()
             there = remote_manifest.batches_of(self._names("batches"))
@@ -248,7 +246,7 @@ class RemoteTask:
                 except FileNotFoundError as error:
                     raise StoreCorrupt(f"{self.url}/files/{stored.object} is missing") from error
             if (place.stat().st_size, _hash(place)) != (stored.size, stored.hash):
-                raise StoreCorrupt(f"{self.url}/files/{stored.object} is not what was put there")
+                raise StoreCorrupt(f"{self.url}/files/{stored.object} has other contents than put")
 
     def _batch(self, batch: Batch) -> list[Row] | None:
         name = remote_manifest.batch_name(batch)
@@ -259,7 +257,7 @@ class RemoteTask:
                 rows = None
         if rows is None:
             log.error(
-                "a commit that was shipped is damaged; going on from the one before",
+                "a shipped commit is damaged; resuming from the one before it",
                 place=f"{self.url}/batches/{name}",
             )
         return rows
@@ -270,11 +268,11 @@ class RemoteTask:
         return self._files.url
 
     def begin(self, last: Batch, owners: Mapping[int, str], folder: Callable[[], Path]) -> None:
-        """Have written, before the first commit, what this owner goes on from.
+        """Write, before the first commit, a manifest of the state that this owner starts from.
 
-        ``last`` is the last commit that there was, ``owners`` are those until now and this one,
-        as :mod:`s4node.state.commit_id` has them. ``folder`` makes a checkpoint, and is called
-        where nothing is shipped yet.
+        ``last`` is the last commit and ``owners`` are all owners including this one, as in
+        :mod:`s4node.state.commit_id`. ``folder`` makes a checkpoint; it is called if nothing has
+        been shipped yet.
         """
         before = self._latest
         self._owners = {**self._owners, **owners}
@@ -288,10 +286,10 @@ class RemoteTask:
     # -- commits -----------------------------------------------------------------------------
 
     def commit(self, commit: Batch, rows: list[Row]) -> None:
-        """Ship a commit; when this returns it counts.
+        """Ship a commit; it counts when this returns.
 
-        Raises StateError, and it may or may not be there: the next try is to be shipped, with what
-        came since. Raises TaskFenced where the task is another's.
+        Raises StateError if the commit may or may not be shipped: ship another try, with all
+        changes since. Raises TaskFenced if the task has another owner.
         """
         data = _packed(rows)
         with self._files.told():
@@ -305,15 +303,15 @@ class RemoteTask:
 
     @property
     def due(self) -> bool:
-        """Whether there are so many batches that a checkpoint is to be uploaded."""
+        """Return True if enough batches were shipped to upload a checkpoint."""
         much = self._since >= _MOST_BATCHES or self._since_bytes >= _MOST_BYTES
         return much and not self.uploading
 
     def upload(self, folder: Path, last: Batch) -> None:
-        """Ship the checkpoint in ``folder``, as of commit ``last``, while commits go on.
+        """Ship the checkpoint in ``folder``, as of commit ``last``, while commits continue.
 
-        It may take longer than the task is ours. That is no error here, for it may have been handed
-        over in order; who writes it still is told at the next commit.
+        The task may be handed over meanwhile, which is not an error here: an owner that still
+        writes learns of it at its next commit.
         """
         try:
             with self._files.told():
@@ -325,12 +323,12 @@ class RemoteTask:
             self._sweep()
         except TaskFenced:
             log.info(
-                "a checkpoint is not shipped, for another container has the task by now",
+                "a checkpoint is not shipped, because another container now has the task",
                 place=self.url,
             )
         except StateError as error:
             log.warning(
-                "a checkpoint could not be shipped; it is tried again with the next",
+                "a checkpoint could not be shipped; it is retried with the next one",
                 place=self.url,
                 reason=str(error),
             )
@@ -387,7 +385,7 @@ class RemoteTask:
         self._latest = manifest
 
     def _sweep(self) -> None:
-        """Remove what is not needed any more; what cannot be is removed at another time."""
+        """Remove what the newest manifests do not need; leftovers are removed at another time."""
         with self._files.told():
             manifests = {one.name: one for one in self._manifests()}
             files, batches = self._names("files"), self._names("batches")
@@ -396,7 +394,7 @@ class RemoteTask:
             )
             claims = self._names("claims")
             passed_claims = [n for n in claims if remote_manifest.fences([n])[0] < self._fence]
-            self._look()  # behind our manifest, and before anything goes
+            self._look()  # after our manifest was written, and before anything is removed
             self._remove("manifests", old)
             self._remove("files", unused)
             self._remove("batches", map(remote_manifest.batch_name, passed))
@@ -405,21 +403,21 @@ class RemoteTask:
     # -- objects -----------------------------------------------------------------------------
 
     def _manifests(self) -> list[Manifest]:
-        """All that can be read, the newest last; one that was not finished is none."""
+        """All readable manifests, the newest last; unfinished ones are skipped."""
         found = []
         for name in sorted(self._names("manifests")):
             with suppress(msgspec.DecodeError, FileNotFoundError):
                 manifest = _decode_manifest(self._get("manifests", name))
                 if manifest.format != remote_manifest.FORMAT:
                     raise StateError(
-                        f"{self.url}/manifests/{name} has the format {manifest.format}, and this "
-                        f"s4node reads {remote_manifest.FORMAT}; run the s4node that wrote it"
+                        f"{self.url}/manifests/{name} has format {manifest.format}, and this "
+                        f"s4node reads {remote_manifest.FORMAT}; use the s4node that wrote it"
                     )
                 if (misnamed := remote_manifest.misnamed(manifest)) is not None:
                     raise StateError(
                         f"{self.url}/manifests/{name} names a file {misnamed!r}, which s4node does "
-                        f"not write and which may lead elsewhere; see who may write to "
-                        f"s4.state.url, and remove that object to go on without it"
+                        f"not write and which may lead elsewhere; check who may write to "
+                        f"s4.state.url, and remove that object to continue without it"
                     )
                 found.append(manifest)
         return found
@@ -441,16 +439,16 @@ class RemoteTask:
 
 
 def check_newest(url: str, task: str, database: Database) -> None:
-    """Raise StateError where what is shipped to ``url`` is not what is in the ``database`` of a
-    task, which is not shipped to there any more. Where that cannot be looked at, it is told."""
+    """Raise StateError if the copy at ``url`` is not at the commit of a task's ``database``, which
+    is no longer shipped there. If the copy cannot be read, that is logged."""
     root, cluster, app = url.rsplit("/", 2)
     known = known_of(database)
     try:
         last = RemoteTask(RemoteFiles(root, Path(cluster) / app), task).last()
     except (StateError, ConfigError) as error:
         log.warning(
-            "a task was shipped until now, and it cannot be looked at whether another node "
-            "has gone on from there; what that has done is missing here",
+            "a task was shipped until now, and its copy cannot be read; if another node has "
+            "continued from the copy, its work is missing here",
             task=task,
             commit=known[1],
             reason=str(error),
@@ -459,10 +457,11 @@ def check_newest(url: str, task: str, database: Database) -> None:
     if last not in (None, known):
         assert last is not None
         raise StateError(
-            f"task folder {task!r} has commit {known[1]}, and {url}, where it was shipped to until "
-            f"now, has gone on to commit {last[1]}. Set s4.state.url as it was. To change it, or "
-            f"to stop shipping, start once with it where the task shall run, stop that in order, "
-            f"and change it then; to go on from this folder all the same remove {url}"
+            f"task folder {task!r} has commit {known[1]}, and {url}, where it was shipped until "
+            f"now, has commit {last[1]}. Set s4.state.url to its former value. To change it, or to "
+            f"stop shipping, start the job once with the former value on the node where the task "
+            f"is to run, stop it, and then change the value; to continue from this folder anyway, "
+            f"remove {url}"
         )
 
 
@@ -472,7 +471,7 @@ def _packed(rows: list[Row]) -> bytes:
 
 
 def _unpacked(data: bytes) -> list[Row] | None:
-    """The rows; None where they are not what was packed."""
+    """The rows; None if ``data`` is damaged."""
     body = data[8:]
     if data[:4] != _MAGIC or zlib.crc32(body).to_bytes(4, "big") != data[4:8]:
         return None

@@ -1,12 +1,12 @@
-"""The rows of a task's database: where each is, and what has changed since the last commit. Pure.
+"""Rows of a task's database: their keys, and the changes since the last commit. Pure.
 
 Rules
-- A row's key is its key group (2 bytes), its table (2 bytes), and the key in the table. So another
-  number of tasks is only another slicing of the same rows. What belongs to the task as a whole is
-  in a group of its own, behind all others.
-- Changes stay here until a commit takes them; the database only ever holds whole commits. A row
-  that was changed is read from here.
-- One set of changes at a time is on its way to the database, and is read from as well meanwhile.
+- The key of a row is its key group (2 bytes), its table (2 bytes), and the key in the table. So
+  another number of tasks only slices the same rows otherwise. Rows of the task as a whole are in a
+  group of their own, after all others.
+- Changes stay here until a commit takes them; the database only ever holds whole commits. A changed
+  row is read from here.
+- One set of changes at a time is being written to the database, and is read from here meanwhile.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ from s4node.events.keys import KEY_GROUPS, MULTIPLIER, Hasher, crc32m
 from s4node.state import key_encoding
 
 TASK_GROUP = 0xFFFF
-"""The group of what belongs to no key."""
+"""The group of rows without a key group."""
 
 META, POSITIONS, PRODUCERS, OUTBOX, CONSUMED, REDO = range(6)
-"""Tables of every task."""
+"""The tables that every task has."""
 
 FIRST_TABLE = 16
-"""From here on tables are given to stores and PEs, by name."""
+"""The first number of the tables of stores and PEs, which are numbered by name."""
 
 _PREFIX = struct.Struct(">HH")
 PREFIX_BYTES = _PREFIX.size
 
 prefix = _PREFIX.pack
-"""How the keys of a table's rows in a group begin, given the group and the table."""
+"""The beginning of a row's key, from its key group and table."""
 
 assert KEY_GROUPS <= TASK_GROUP
 
 
 def task_row(table: int, key: bytes) -> bytes:
-    """The key of a row that belongs to no key group."""
+    """The key of a row without a key group."""
     return _PREFIX.pack(TASK_GROUP, table) + key
 
 
 @cache
 def _text_beginnings(table: int) -> list[bytes]:
-    """How the rows of a table begin whose keys are text, by key group; one list a process."""
+    """The beginnings of a table's rows with text keys, by key group; cached for the process."""
     return [prefix(group, table) + bytes([key_encoding.TEXT]) for group in range(KEY_GROUPS)]
 
 
 def with_text_rows(
     any_row: Callable[[Any], bytes], table: int, hasher: Hasher
 ) -> Callable[[Any], bytes]:
-    """As ``any_row``, which makes the keys of a table's rows with ``prefix`` and
-    ``key_encoding.encode``: with the default hasher in a third of the time for text keys."""
+    """A faster ``any_row``, which makes a row's key with ``prefix`` and ``key_encoding.encode``:
+    with the default hasher, text keys take a third of the time."""
     if hasher is not crc32m:
         return any_row
     beginnings, checksum = _text_beginnings(table), zlib.crc32
@@ -73,39 +73,39 @@ def with_text_rows(
 
 
 class Changes:
-    """What has changed since the last commit: a value for each row, None where it is gone."""
+    """The changes since the last commit: a value for each row, None if the row is deleted."""
 
     __slots__ = ("_dirty", "_leaving", "_rows", "_values", "bytes", "leaving", "spoiled")
 
     def __init__(self) -> None:
         self._dirty: dict[bytes, bytes | None] = {}
         self._leaving: dict[bytes, bytes | None] = {}
-        self._rows: list[bytes] = []  # beside their values, for a million pairs would be a
-        self._values: list[bytes] = []  # long pause of the garbage collector
-        self.leaving = False  # a commit is under way
+        self._rows: list[bytes] = []  # two lists, as a million pairs would
+        self._values: list[bytes] = []  # pause the process for garbage collection
+        self.leaving = False  # True while a commit is under way
         self.bytes = 0
-        self.spoiled: NotSaveable | None = None  # what has changed cannot be saved: no commit helps
+        self.spoiled: NotSaveable | None = None  # a change cannot be saved: commits are impossible
 
     def __len__(self) -> int:
         return len(self._dirty)
 
     def put(self, row: bytes, value: bytes | None) -> None:
-        """A row has this value from now on."""
+        """Set the value of a row."""
         self._dirty[row] = value
         self.bytes += len(row) + (len(value) if value is not None else 0)
 
     def fill(self, row: bytes, value: bytes | None) -> None:
-        """As put, unless the row has been changed by now; in one step, for there are threads."""
+        """Set the value of a row unless it has changed; atomic, as there are threads."""
         self._dirty.setdefault(row, value)
         self.bytes += len(row) + (len(value) if value is not None else 0)
 
     def find(self, row: bytes, unchanged: object) -> object:
-        """The row's value or None; ``unchanged`` where the database knows."""
+        """The row's value or None; ``unchanged`` if the row has not changed."""
         found = self._dirty.get(row, unchanged)
         return self._leaving.get(row, unchanged) if found is unchanged else found
 
     def among(self, rows: Iterable[bytes]) -> dict[bytes, bytes | None]:
-        """Those of these rows that have changed, with their values."""
+        """The changed ones of these rows, with their values."""
         dirty, leaving = self._dirty, self._leaving
         if not dirty and not leaving:
             return {}
@@ -118,23 +118,23 @@ class Changes:
         return sorted(found.items())
 
     def begin(self) -> None:
-        """A commit begins with all changes until now; they stay readable until ``written``."""
+        """Begin a commit of all changes until now; they stay readable until ``written``."""
         assert not self.leaving, "a commit is under way"
         self.leaving = True
         self._dirty, self._leaving = {}, self._dirty
         self.bytes = 0
 
     def add(self, row: bytes, value: bytes | None) -> None:
-        """This was so when the commit under way began, and belongs to it."""
+        """Add a row, as it was when the commit under way began, to that commit."""
         self._leaving[row] = value
 
     def add_all(self, rows: list[bytes], values: list[bytes]) -> None:
-        """As add for many, whose values stay in memory elsewhere: ``find`` does not know them."""
+        """Add many rows whose values stay in memory elsewhere: ``find`` does not see them."""
         self._rows += rows
         self._values += values
 
     def leave(self) -> tuple[list[bytes], list[bytes | None]]:
-        """The rows that the commit under way is to write, and their values; the newest last."""
+        """The rows that the commit under way writes, and their values; the newest last."""
         first = list(in_order(list(self._leaving.items())))
         rows, values = [row for row, _ in first], [value for _, value in first]
         rows += self._rows
@@ -142,13 +142,13 @@ class Changes:
         return rows, values
 
     def written(self) -> None:
-        """The database holds what the commit was to write."""
+        """Drop the changes of the commit, which the database now holds."""
         self._leaving = {}
         self._rows, self._values = [], []
         self.leaving = False
 
     def failed(self) -> None:
-        """The commit was not written: the next one takes what was in it."""
+        """Give the changes of a failed commit to the next one."""
         failed = {**self._leaving, **dict(zip(self._rows, self._values, strict=True))}
         self.bytes += sum(len(k) + len(v or b"") for k, v in failed.items())
         self._dirty = {**failed, **self._dirty}
@@ -158,15 +158,15 @@ class Changes:
 
 
 class NoMoreChanges(Changes):
-    """In the place of those of a task that went back: nothing can change any more."""
+    """The changes of a task that has rolled back: writing to them raises StateError."""
 
     __slots__ = ()
 
     def put(self, row: bytes, value: bytes | None) -> None:  # noqa: ARG002
         """Raise StateError."""
         raise StateError(
-            "a store was written when its event had taken too long, and its task had gone back to "
-            "its last commit; this write would be lost. End what an event has begun within "
+            "a store was written after its event had taken too long and its task had rolled back "
+            "to its last commit; this write would be lost. Finish the work of an event within "
             "task.callback.timeout.ms"
         )
 
@@ -178,8 +178,8 @@ def _picked(values: dict[bytes, bytes | None], rows: Iterable[bytes]) -> dict[by
 def in_order(
     rows: Iterable[tuple[bytes, bytes | None]],
 ) -> Iterator[tuple[bytes, bytes | None]]:
-    """Rows with their values in order, as they are written quickly; sorted a group at a time, so
-    that other threads are not held up for long."""
+    """Rows with their values in order, as sorted rows are written faster; one group at a time is
+    sorted, so that other threads can run in between."""
     groups: defaultdict[int, list[tuple[bytes, bytes | None]]] = defaultdict(list)
     for each in rows:
         groups[each[0][0] << 8 | each[0][1]].append(each)
@@ -190,7 +190,7 @@ def in_order(
 def merged(
     stored: Iterator[tuple[bytes, bytes]], changed: list[tuple[bytes, bytes | None]]
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Rows of the database and changed ones, both in order, as one; what is gone is left out."""
+    """The rows of the database with the changes applied, both in order."""
     at = 0
     for row, value in stored:
         while at < len(changed) and changed[at][0] < row:

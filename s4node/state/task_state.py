@@ -1,13 +1,13 @@
-"""The state of one task: its database, the stores in it, and what the next commit will write.
+"""The state of one task: its database, its stores, and the changes for the next commit.
 
 Rules
-- A commit is atomic: what changed in stores and instances, and the positions of the
-  inputs that belong to it. So after a crash state and positions fit each other.
-- ``begin_commit`` is called while nothing of the task is under way, and only takes what is there.
-  Instances are encoded after that, in slices; then ``write`` goes to a thread.
-- One commit at a time; one that fails is part of the next.
-- Tables get their numbers by name, once, and keep them.
-- Commits are numbered, and each says by whom it was written: so what is missing is noticed.
+- A commit is atomic: the changes in stores and instances, and the positions of the inputs that
+  belong to them. So state and positions match after a crash.
+- Call ``begin_commit`` while no event of the task is in flight; it only takes the changes.
+  Instances are encoded after that, in slices; then ``write`` runs in a thread.
+- One commit at a time; the changes of a failed one are part of the next.
+- A table gets a number for its name once, and keeps it.
+- Commits are numbered and name their writer, so a missing commit is noticed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _NOBODY: KeptProducers = {}
 
 
 class Ship(Protocol):
-    """Where commits are kept beside the database."""
+    """The place that commits are shipped to."""
 
     @property
     def place(self) -> str:
@@ -60,18 +60,17 @@ class Ship(Protocol):
         ...
 
     def commit(self, commit: Batch, rows: list[tuple[bytes, bytes | None]], /) -> None:
-        """Keep a commit; raises StateError where that is not possible for now."""
+        """Ship a commit; raises StateError if that fails for now."""
         ...
 
 
 class TaskState:
-    """What a task keeps in ``database``. ``groups`` are the key groups of its keys.
+    """The state of a task in ``database``. ``groups`` are the key groups of its keys.
 
-    ``fence`` is that of who writes, and each commit is given to ``ship`` before it is written.
-    ``last`` is the last commit, its number 0 before the first; ``tries`` counts those that this
-    owner has begun to write.
-    ``owners`` are the names of owners by their fences; an owner of another folder may have the same
-    fence, and never the same name.
+    ``fence`` is the owner's. Each commit is given to ``ship`` before it is written. ``last`` is the
+    last commit, with number 0 before the first; ``tries`` counts the commits that this owner has
+    begun to write. ``owners`` are the names of owners by fence: owners of different folders may
+    have the same fence, but never the same name.
     """
 
     def __init__(
@@ -91,9 +90,9 @@ class TaskState:
         self.last: Batch = known_of(database)
         self._tries = tries
         self._name = name or tokens.fresh(8)
-        self._said = False  # whether a commit says who the owner is, and where it is shipped to
+        self._said = False  # True once a commit has recorded the owner and the place
         known = owners_of(database)
-        if ship is None:  # of the others nobody will ask
+        if ship is None:  # nobody needs the other owners
             known = {f: owner for f, owner in known.items() if f == self.last[0]}
         self.owners: dict[int, str] = {**known, fence: self._name}
         self.changes = Changes()
@@ -109,10 +108,10 @@ class TaskState:
         self.instances: dict[str, SavedInstances] = {}
         self.commits = 0
         self.bytes_written = 0
-        self.shipping = 0.0  # seconds that the last commit took to be shipped
+        self.shipping = 0.0  # the seconds that shipping the last commit took
 
     def reloaded(self) -> TaskState:
-        """The state as of the last commit, in place of this one; the same owner writes it."""
+        """A new state as of the last commit, to replace this one; its owner is the same."""
         for store in self.stores.values():
             store.end()
         return TaskState(
@@ -127,7 +126,7 @@ class TaskState:
         )
 
     def table(self, name: str) -> int:
-        """The number of a table; a new one from the next commit on."""
+        """The number of a table; a new table gets one with the next commit."""
         number = self.tables.get(name)
         if number is None:
             number = max(self.tables.values(), default=FIRST_TABLE - 1) + 1
@@ -151,7 +150,7 @@ class TaskState:
         return self.stores[spec.name]
 
     def _ended(self, spec: StoreSpec[Any, Any]) -> float | None:
-        """Note whether a store has a time to live; when it was taken away, if it had one."""
+        """Record whether a store has a time to live; returns when that was removed, if ever."""
         fact = f"ttl of {spec.name}"
         known = self.meta(fact)
         if spec.ttl:
@@ -164,7 +163,7 @@ class TaskState:
         return known  # type: ignore[no-any-return]
 
     def saved(self, name: str, live: Mapping[Any, Any], codec: Codec) -> SavedInstances:
-        """Where the instances of a prototype are kept."""
+        """The saved instances of a prototype."""
         stored = f"pe {name}" in self.tables
         saved = self.instances[name] = SavedInstances(
             self.table(f"pe {name}"),
@@ -178,21 +177,21 @@ class TaskState:
         return saved
 
     def unused(self) -> list[str]:
-        """The PEs that have a table here and that nobody has asked for."""
+        """The PEs that have a table here and that the app no longer has."""
         pes = [name.removeprefix("pe ") for name in self.tables if name.startswith("pe ")]
         return [name for name in pes if name not in self.instances]
 
     def meta(self, name: str) -> Any:
-        """A fact about the task as a whole; None where it was never set."""
+        """A fact about the task as a whole; None if it was never set."""
         data = self.database.get(task_row(META, name.encode()))
         return None if data is None else _decode(data)
 
     def set_meta(self, name: str, value: Any) -> None:
-        """Keep a fact with the next commit."""
+        """Write a fact with the next commit."""
         self.changes.put(task_row(META, name.encode()), _encode(value))
 
     def positions(self) -> dict[str, int]:
-        """Where each input goes on, as of the last commit."""
+        """The position at which each input resumes, as of the last commit."""
         start = len(task_row(POSITIONS, b""))
         return {row[start:].decode(): _decode(value) for row, value in self._task_rows(POSITIONS)}
 
@@ -202,7 +201,7 @@ class TaskState:
         return [(row[start:], value) for row, value in self._task_rows(table)]
 
     def consumed(self) -> frozenset[str]:
-        """The ids of startpoints from which inputs were read, as of the last commit."""
+        """The ids of the startpoints that inputs were read from, as of the last commit."""
         start = len(task_row(CONSUMED, b""))
         return frozenset(row[start:].decode() for row, _ in self._task_rows(CONSUMED))
 
@@ -215,13 +214,13 @@ class TaskState:
         }
 
     def forget(self, consumed: Iterable[str]) -> None:
-        """The next commit leaves these ids out."""
+        """Remove these ids with the next commit."""
         for each in consumed:
             self.changes.put(task_row(CONSUMED, each.encode()), None)
 
     @property
     def changed(self) -> bool:
-        """Whether a commit would write anything but positions."""
+        """Return True if a commit would write more than positions."""
         return bool(self.changes) or any(each.touched for each in self.instances.values())
 
     def begin_commit(
@@ -230,7 +229,7 @@ class TaskState:
         consumed: Iterable[str] = (),
         producers: KeptProducers = _NOBODY,
     ) -> None:
-        """What has changed until now is the next commit, together with these positions."""
+        """Begin a commit of all changes until now, with these positions."""
         for row, value in _progress_rows(positions, consumed, producers):
             self.changes.put(row, value)
         self.changes.begin()
@@ -238,16 +237,16 @@ class TaskState:
             instances.begin()
 
     def encode(self, limit: int) -> int:
-        """Work on about ``limit`` instances of the commit; returns 0 when all are encoded."""
+        """Encode about ``limit`` instances of the commit; returns 0 once all are encoded."""
         return sum(instances.save(limit) for instances in self.instances.values())
 
     @property
     def waits(self) -> bool:
-        """Whether a commit waits for a disk, or for the place to which it is shipped."""
+        """Return True if commits wait for the disk or are shipped."""
         return self.database.sync or self.ship is not None
 
     def write(self) -> None:
-        """Write the commit; in a thread. Raises StateError, and nothing was written."""
+        """Write the commit, in a thread. Raises StateError if nothing was written."""
         rows, values = self.changes.leave()
         self._tries += 1
         last = self.fence, self.last[1] + 1, self._tries
@@ -268,7 +267,7 @@ class TaskState:
         self._said = True
 
     def end_commit(self, *, written: bool) -> None:
-        """The commit has been written, or has failed."""
+        """End the commit that was written or has failed."""
         if written:
             self.commits += 1
             self.changes.written()
@@ -276,7 +275,7 @@ class TaskState:
             self.changes.failed()
 
     def close(self) -> None:
-        """Give the database back; what was not committed is gone."""
+        """Close the database; uncommitted changes are lost."""
         self.database.close()
 
     def _task_rows(self, table: int) -> Iterator[tuple[bytes, bytes]]:

@@ -577,7 +577,7 @@ async def test_what_would_stop_the_next_owner_is_told_to_who_looks(nodes: Nodes)
     assert (done.returncode, done.stdout) == (1, "")
     place = nodes.folder / "x" / "default" / "two" / "tasks" / "Partition%200"
     assert f"s4: {place} has commit " in done.stderr
-    assert f"To go on from what was shipped remove {place}, which" in done.stderr
+    assert f"To continue from the shipped state, remove {place}, which" in done.stderr
     assert await nodes.counts("x", shipped=False) == {"ta": 20, "tb": 10}
     done = await nodes.s4("state scan three", "none")
     assert done.returncode == 2

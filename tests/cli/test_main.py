@@ -809,7 +809,7 @@ NOWHERE = "= '~nobody-at-all/x' is nowhere (there is no such home); write its fu
         (f"startpoint show {LONG} -p s4.state.folder=state", f"s4: no app '{LONG}' of cluster"),
         (
             f"checkpoint list hello --cluster {LONG} -p s4.state.folder=state",
-            f"s4: '{LONG}' is too long for the name of a folder in",
+            f"s4: '{LONG}' is too long for a folder name in",
         ),
         ("startpoint show hello -p s4.state.folder=~nobody-at-all/x", f"s4.state.folder {NOWHERE}"),
         ("status --folder ~nobody-at-all/x", f"s4: s4.coordination.folder {NOWHERE}"),
@@ -817,11 +817,11 @@ NOWHERE = "= '~nobody-at-all/x' is nowhere (there is no such home); write its fu
         ("run hello.py -p s4.log.folder=~nobody-at-all/x", f"s4: s4.log.folder {NOWHERE}"),
         (
             f"run hello.py -p s4.stream.names.grade=durable -p s4.cluster.name={LONG}",
-            "300 bytes, 255 at most; take a shorter one",
+            "300 bytes, at most 255 are allowed; choose a shorter name",
         ),
         (
             "run long.py -p s4.stream.names.grade=durable -p s4.state.folder=state",
-            "300 bytes, 255 at most; take a shorter one",
+            "300 bytes, at most 255 are allowed; choose a shorter name",
         ),
     ],
 )

@@ -98,7 +98,7 @@ async def test_a_version_that_cannot_read_a_store_is_refused_while_the_old_one_r
         await click(one.address, "ann")
         before = await containers(folder)
         done = await s4_of(folder, "deploy", "v2.py", *DURABLE, ok=False)
-        assert "store 'seen' holds a value for 'ann' that is no str: " in done.stderr
+        assert "store 'seen' holds a value for 'ann' that is not of type str: " in done.stderr
         assert "fields may only be appended, with defaults" in done.stderr
         assert await containers(folder) == before
 

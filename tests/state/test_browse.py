@@ -169,9 +169,9 @@ def test_where_the_disk_is_full_a_copy_goes_elsewhere_or_it_is_said_what_is_full
         tasks = disk / "state" / "default" / "notes" / "tasks"
         assert (ended, out) == (1, "")
         assert err == (
-            f"s4: {tasks}/Partition%200 cannot be copied to be looked at: {tasks} is full, "
-            f"{disk}/tmp is full; make room, or set TMPDIR to a folder of yours on a disk that has "
-            f"some\n"
+            f"s4: {tasks}/Partition%200 cannot be copied for reading: {tasks} is full, "
+            f"{disk}/tmp is full; free some space, or set TMPDIR to a folder that you may write to "
+            f"on a disk with space\n"
         )
         assert [path for path in sorted(disk.rglob("*")) if "-wal" not in path.name] == before
     assert not list(roomy.iterdir())

@@ -87,10 +87,10 @@ async def test_a_damaged_table_is_told_and_a_new_start_is_sound(tmp_path: Path) 
                     over = True
                 else:
                     assert await process.wait() == 1
-                    assert "a new start goes on from what is sound there" in process.errors
+                    assert "it resumes from the part that is sound" in process.errors
                     assert "Traceback" not in process.errors
             told += process.errors
-        assert "a state folder is damaged; going on from the one before" in told
+        assert "a state folder is damaged; resuming from the one before it" in told
 
 
 async def test_a_full_disk_holds_commits_up_and_nothing_else(tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ async def test_a_task_that_others_have_heard_of_is_not_set_back_alone(
             async with s4_process(*arguments, cwd=tmp_path, ready=False) as process:
                 assert await process.wait() == 1
             assert "task 'Partition 1' has lost commits" in process.errors
-            assert "or remove it to begin anew" in process.errors
+            assert "or remove it to start again without state" in process.errors
             assert "Traceback" not in process.errors
         shutil.rmtree(tmp_path / "state" / "default" / "counting")
         async with s4_process(*arguments, cwd=tmp_path) as process:

@@ -97,7 +97,7 @@ def test_damage_leads_back_to_the_one_before(
     newest.write_bytes(newest.read_bytes()[:-20])  # a file of its own: no link to the first's
     third = claim(tmp_path / "t", 3, Database)
     assert third.get(ROW) == b"1"
-    assert "a state folder is damaged; going on from the one before" in capsys.readouterr().err
+    assert "a state folder is damaged; resuming from the one before it" in capsys.readouterr().err
     third.close()
 
 
@@ -111,7 +111,9 @@ def test_if_all_are_damaged_it_is_told(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(StateError, match=r"set s4\.state\.folder to a folder of yours"):
+    with pytest.raises(
+        StateError, match=r"set s4\.state\.folder to a folder that you may"
+    ):
         claim(tmp_path / "file" / "t", 1, Database)
 
 

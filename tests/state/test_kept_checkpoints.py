@@ -34,7 +34,7 @@ def test_a_damaged_database_is_gone_on_from_at_its_last_checkpoint_and_that_is_s
     second = Owner(tmp_path / "t", 2)
     assert second.found == at(2)
     told = capsys.readouterr().err
-    assert "a state folder is damaged; going on from the one before" in told
+    assert "a state folder is damaged; resuming from the one before it" in told
     assert f"{first.own} is damaged" in told
     assert str(second.own) not in told  # where it was only copied to
     second.commit(3)
@@ -97,7 +97,7 @@ def test_a_wrong_bit_in_a_table_is_found_by_who_reads_it_and_never_read_again(
     flip(new, 0.2)
     first.die()
     second = Owner(tmp_path / "t", 2)
-    with pytest.raises(StoreCorrupt, match="a new start goes on from what is sound there"):
+    with pytest.raises(StoreCorrupt, match="it resumes from the part that is sound"):
         dict(second.counts.all())
     assert (second.own / DAMAGED).exists()
     second.die()
@@ -197,7 +197,7 @@ def test_a_checkpoint_is_due_so_long_after_the_last_one_and_one_that_fails_is_to
     blocked = CheckpointRetention(tmp_path / "other", 1, Policy(60, 2, 0), None, lambda: clock[0])
     (tmp_path / "other").touch()  # no folder
     blocked.keep(owner.state)
-    assert "a checkpoint could not be kept; it is tried again" in capsys.readouterr().err
+    assert "a checkpoint could not be kept; it is retried" in capsys.readouterr().err
     assert not blocked.due
     owner.die()
     never = CheckpointRetention(tmp_path / "t", 1, Policy(0, 2, 0), None, lambda: clock[0])
@@ -254,7 +254,7 @@ def test_after_a_full_disk_writing_goes_on_once_there_is_room(tmp_path: Path) ->
 def test_a_folder_that_may_only_be_read_is_told_with_the_fix(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     folder.mkdir(mode=0o555)
-    told = r"set s4\.state\.folder to a folder of yours"
+    told = r"set s4\.state\.folder to a folder that you may write to"
     with nobody(tmp_path), pytest.raises(StateError, match=told):
         claim(folder / "tasks" / "t", 1, Database)
     folder.chmod(0o755)

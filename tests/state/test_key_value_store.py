@@ -233,15 +233,19 @@ def test_a_range_takes_the_beginnings_of_keys_and_no_wrong_part(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("kind", "value", "told"),
     [
-        (Profile, {"name": 3}, "the value of 'joe' is no Profile: Expected `str`, got `int`"),
+        (
+            Profile,
+            {"name": 3},
+            "'joe' is not of type Profile: Expected `str`, got `int`",
+        ),
         (
             Profile,
             msgspec.structs.replace(Profile("Joe"), name=3),
-            "the value of 'joe' is no Profile: Expected `str`, got `int`",
+            "'joe' is not of type Profile: Expected `str`, got `int`",
         ),
-        (int, 1.5, "the value of 'joe' is no int: Expected `int`, got `float`"),
-        (dict[str, int], {"a": "b"}, r"is no dict\[str, int\]: Expected `int`, got `str`"),
-        (bool, 1, "is no bool: Expected `bool`, got `int`"),
+        (int, 1.5, "the value of 'joe' is not of type int: Expected `int`, got `float`"),
+        (dict[str, int], {"a": "b"}, r"is not of type dict\[str, int\]: Expected `int`, got `str`"),
+        (bool, 1, "is not of type bool: Expected `bool`, got `int`"),
     ],
 )
 def test_what_could_not_be_read_again_is_refused_when_it_is_put(
@@ -275,7 +279,7 @@ def test_a_value_that_no_longer_fits_is_named_with_its_key(tmp_path: Path, ttl: 
     now: KeyValueStore[str, Profile] = KeyValueStore(
         StoreSpec("profiles", str, Profile, ttl), FIRST_TABLE, first.database, Changes(), crc32m
     )
-    told = "store 'profiles' holds a value for 'joe' that is no Profile: Expected `str`"
+    told = "store 'profiles' holds a value for 'joe' that is not of type Profile: Expected `str`"
     assert now.get_many(["ann"]) == {"ann": Profile("Ann")}
     for read in (
         lambda: now.get("joe"),

@@ -115,11 +115,11 @@ def test_a_node_that_has_been_it_before_needs_only_what_it_lacks(
     one.commit(2)
     one.close()
     two = Owner(url, tmp_path / "two")
-    assert "state is fetched" in capsys.readouterr().err
+    assert "state is being fetched" in capsys.readouterr().err
     two.commit(3)
     two.close()
     again = Owner(url, tmp_path / "one")
-    assert "state is fetched" not in capsys.readouterr().err
+    assert "state is being fetched" not in capsys.readouterr().err
     assert again.found == ({1, 3}, {"log.clicks[0]": 3})
     again.close()
 
@@ -148,7 +148,7 @@ def test_a_damaged_folder_is_filled_anew_and_nothing_is_missing(
     (tmp_path / "one" / str(first.fence) / "CURRENT").write_bytes(b"MANIFEST-9999\n")
     again = Owner(url, tmp_path / "one")
     assert again.found == at(3)
-    assert "a state folder is damaged; going on from what is shipped" in capsys.readouterr().err
+    assert "a state folder is damaged; resuming from what was shipped" in capsys.readouterr().err
     again.close()
 
 
@@ -177,7 +177,7 @@ def test_commits_that_were_never_shipped_are_not_passed_over_in_silence(
     state.write()
     state.end_commit(written=True)
     state.close()
-    told = r"has commit 2, which was written without .*last is 1\. To go on from what was shipped"
+    told = r"has commit 2, which was written without .*last is 1\. To continue from the shipped"
     with pytest.raises(StateError, match=told):
         Owner(url, tmp_path / "one")
     other = Owner(url, tmp_path / "two")
@@ -235,7 +235,7 @@ def test_who_ships_to_a_new_place_goes_on_from_what_is_shipped_last(
         owner = Owner(f"{url}/old", tmp_path / name)
         owner.commit(len(name))
         owner.close()
-    told = r"task folder 't' has commit 1, and .*/old/here/app, .* gone on to commit 2"
+    told = r"task folder 't' has commit 1, and .*/old/here/app, .* has commit 2"
     with pytest.raises(StateError, match=told):
         Owner(f"{url}/new", tmp_path / "one")
     Owner(f"{url}/new", tmp_path / "two").close()
@@ -434,7 +434,7 @@ def test_an_owner_of_an_earlier_epoch_is_refused(url: str, tmp_path: Path) -> No
     owner = Owner(url, tmp_path / "one")
     owner.shipment.claim(owner.fence + 1, "origin", 7)
     late = owner.depot.task("t")
-    with pytest.raises(TaskFenced, match="belongs to epoch 7 by now"):
+    with pytest.raises(TaskFenced, match="now belongs to epoch 7"):
         late.claim(owner.fence + 2, "origin", 6)
     late.claim(owner.fence + 2, "another", 1)
     owner.close()
@@ -614,7 +614,7 @@ def test_a_commit_that_is_damaged_there_ends_what_is_gone_on_from_and_that_is_sa
     damage(url, "batches", names(url, "batches")[2], flipped)
     second = Owner(url, tmp_path / "two")
     assert second.found == at(2)
-    assert "a commit that was shipped is damaged" in capsys.readouterr().err
+    assert "a shipped commit is damaged" in capsys.readouterr().err
     second.commit(3)
     second.close()
     third = Owner(url, tmp_path / "three")
@@ -637,7 +637,10 @@ def test_a_file_that_is_damaged_there_leads_back_to_the_manifest_before(
         damage(url, "files", name, flipped)
     second = Owner(url, tmp_path / "two")
     assert second.found == at(3)  # the commits behind the earlier checkpoint are there, too
-    assert "what is shipped is damaged; going on from the one before" in capsys.readouterr().err
+    assert (
+        "a shipped checkpoint is damaged; resuming from the one before it"
+        in capsys.readouterr().err
+    )
     second.close()
 
 
@@ -674,7 +677,7 @@ def test_a_place_that_cannot_be_used_is_told_and_tried_again(tmp_path: Path) -> 
     batches.rename(tmp_path / "away")
     with pytest.raises(
         StateError,
-        match=r"depot/here/app cannot be read or written: FileNotFound.*; see that s4.state.url",
+        match=r"depot/here/app cannot be read or written: FileNotFound.*; check that",
     ):
         owner.commit(2)
     assert owner.state.last[1] == 1

@@ -602,7 +602,7 @@ async def test_shipping_stops_only_where_nobody_has_gone_on_from_what_is_shipped
     shipped = {"s4.state.url": f"file://{tmp_path}/depot"}
     await count(at("one") | shipped, "a", "a")
     await count(at("two") | shipped, "b")
-    with dies(StateError, match=r"task folder 'Partition%200' .* has gone on to commit"):
+    with dies(StateError, match=r"task folder 'Partition%200' .* until now, has commit"):
         await count(at("one"), "c")
     await count(at("two"), "c")
     assert stored(at("two")) == {"a": 2, "b": 1, "c": 1}
