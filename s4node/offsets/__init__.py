@@ -1,6 +1,6 @@
-"""How far each input has been processed, and where reading begins.
+"""Offsets: how far each input has been processed, and where reading begins.
 
-``input_progress`` follows one task in one input; ``checkpoint`` is what a commit saves of it.
+``input_progress`` follows one task in one input; ``checkpoint`` is what a commit saves of that.
 ``startpoint`` says where a reader may begin. ``task_claims`` decides which owner may write.
 ``system`` is the contract of the systems that inputs are read from.
 

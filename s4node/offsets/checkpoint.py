@@ -1,14 +1,14 @@
 """Checkpoints: the saved progress of a task, and of the job that it belongs to. Pure.
 
 Rules
-- A checkpoint holds an offset for each partition that its task reads: that of the next event.
+- A checkpoint has the offset of the next event for each partition that its task reads.
 - Offsets fit the job that wrote them. What decides which task gets which event (the number of
   tasks, grouper, hasher, keys, partitions of the inputs) is saved beside them, and a job that
   differs is refused: it would skip events, or separate keys from their state.
-- A startpoint that was read from is consumed: its id is saved with the offsets after it, until it
-  is known to be forgotten everywhere else.
-- Inputs may come and go. What a task once read stays in its checkpoint, so that an input that
-  returns resumes where it was.
+- A startpoint that was read from is consumed: its id is saved with the offsets after it, until the
+  startpoint is forgotten everywhere else.
+- Inputs may come and go. The offset of a removed input stays in the checkpoint, so that an input
+  that returns resumes where it was.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from s4node.config import settings
 from s4node.errors import CheckpointError
 
 KEY_ENCODING = "utf8-msgpack/4096"
-"""How keys become bytes and groups; another way would be another word."""
+"""How keys become bytes and key groups; another encoding gets another name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """The progress of a task: the next offset by ``(system, stream, partition)``.
 
-    ``epochs`` are those of the partitions as of which the offsets are known, where there are any.
+    ``epochs`` are the epochs of the partitions that the offsets belong to, if there are any.
     ``written_ms`` is when it was written (Unix time). ``consumed`` are ids of startpoints.
     """
 
@@ -38,22 +38,22 @@ class Checkpoint:
     epochs: Mapping[tuple[str, str, int], int] = field(default_factory=dict, compare=False)
 
     def over(self, before: Checkpoint) -> Checkpoint:
-        """This one, plus what only ``before`` has."""
+        """This checkpoint, plus what only ``before`` has."""
         offsets = {**before.offsets, **self.offsets}
         epochs = {**before.epochs, **self.epochs}
         return Checkpoint(offsets, self.written_ms, self.consumed | before.consumed, epochs)
 
     def without(self, startpoints: Collection[str]) -> Checkpoint:
-        """This one, without startpoints that are forgotten everywhere else."""
+        """This checkpoint, without startpoints that are forgotten everywhere else."""
         return replace(self, consumed=self.consumed.difference(startpoints))
 
     @classmethod
     def at(
         cls, positions: Mapping[str, int], written_ms: int, consumed: Collection[str] = ()
     ) -> Checkpoint:
-        """From positions by their places, such as ``log.clicks[0]``.
+        """A checkpoint from positions by place, such as ``log.clicks[0]``.
 
-        Raises CheckpointError if one is not a place.
+        Raises CheckpointError if a key is not a place.
         """
         offsets = {}
         for place, offset in positions.items():
@@ -61,7 +61,7 @@ class Checkpoint:
             stream, bracket, partition = rest.removesuffix("]").rpartition("[")
             if not (dot and bracket and partition.isdigit()):
                 raise CheckpointError(
-                    f"a position was saved of {place!r}, which is not system.stream[partition]"
+                    f"a position is saved for {place!r}, which is not system.stream[partition]"
                 )
             offsets[system, stream, int(partition)] = offset
         return cls(offsets, written_ms, frozenset(consumed))
@@ -74,9 +74,9 @@ class Checkpoint:
 class JobGuard:
     """What the offsets of a job depend on.
 
-    ``counts`` are the partitions of the inputs by ``system.stream``; those that are ``rerouted``
-    may get more, because each of their events goes to the task of its key wherever it is read.
-    Those that did are ``grown``, with how many they had at first.
+    ``counts`` are the numbers of partitions of the inputs by ``system.stream``. ``rerouted`` inputs
+    may get more partitions, because each event goes to the task of its key wherever it is read;
+    ``grown`` has the inputs that did, with their first number.
     """
 
     tasks: int
@@ -88,7 +88,7 @@ class JobGuard:
     grown: Mapping[str, int] = field(default_factory=dict)
 
     def check(self, before: JobGuard, place: str, fix: str) -> None:
-        """Raise CheckpointError with every reason why this job cannot resume from what ``before``
+        """Raise CheckpointError, with every reason, if this job cannot resume from what ``before``
         wrote at a place; ``fix`` is the alternative."""
         if problems := self.problems(before):
             listed = "\n".join(f"- {problem}" for problem in problems)
@@ -98,10 +98,10 @@ class JobGuard:
         """Why this job cannot resume from what ``before`` wrote, in words; empty if it can."""
         found = []
         regrouped = self.grouper != before.grouper
-        if self.tasks != before.tasks and not regrouped:  # else that is why
+        if self.tasks != before.tasks and not regrouped:  # regrouping changes the number of tasks
             found.append(
-                f"it had {before.tasks} tasks and would have {self.tasks}: keys would move away "
-                f"from their past; {self._as_many(before)}"
+                f"it had {before.tasks} tasks and would have {self.tasks}, so keys would move away "
+                f"from their state; {self._as_many(before)}"
             )
         for word, mine, its in (
             (settings.GROUPER.name, self.grouper, before.grouper),
@@ -109,30 +109,31 @@ class JobGuard:
         ):
             if mine != its:
                 found.append(
-                    f"it was written with {word} = {its}, which is now {mine}; set it back"
+                    f"it was written with {word} = {its}, which is now {mine}; restore that value"
                 )
         if self.keys != before.keys:
             found.append(
                 f"its keys were encoded as {before.keys}, and this program encodes {self.keys}; "
-                f"run the version of s4node that wrote it"
+                f"use the version of s4node that wrote it"
             )
         for stream, count in self.counts.items():
             known = before.counts.get(stream, count)
             if count < known:
                 found.append(
-                    f"{stream} had {known} partitions and has {count}: progress in the others "
-                    f"would be for nothing; give it {known} again"
+                    f"{stream} had {known} partitions and has {count}, so progress in the others "
+                    f"would be lost; give it {known} partitions again"
                 )
             elif count > known and stream not in self.rerouted:
                 found.append(
-                    f"{stream} had {known} partitions and has {count}: its producers now put keys "
-                    f"where other tasks read; give the input stream a key in the app, or begin anew"
+                    f"{stream} had {known} partitions and has {count}, so its producers now put "
+                    f"keys where other tasks read; give the input stream a key in the app, or "
+                    f"start again without progress"
                 )
         return found
 
     def _as_many(self, before: JobGuard) -> str:
-        """How to get as many tasks as before, grouped as they were."""
-        if self.grouper != settings.GROUPER.default:  # only by partition there may be more
+        """How to get the former number of tasks, grouped as they were."""
+        if self.grouper != settings.GROUPER.default:  # the only one that allows more partitions
             inputs = ", ".join(f"{name} ({count})" for name, count in before.counts.items())
             return f"have it read all inputs and partitions that it read before: {inputs}"
         found = []
@@ -143,24 +144,23 @@ class JobGuard:
         }
         if unkeyed:
             inputs = ", ".join(f"{name} ({count} partitions)" for name, count in unkeyed.items())
-            found.append(f"give {inputs} a key in the app, with which it may have more than tasks")
+            found.append(f"give {inputs} a key in the app, which allows more partitions than tasks")
         if self.tasks > max(unkeyed.values(), default=0):
             found.append(f"set {settings.CLUSTER_PARTITIONS.name} = {before.tasks}")
         return ", and ".join(found)
 
     def over(self, before: JobGuard) -> JobGuard:
-        """This one, plus the inputs that only ``before`` has."""
+        """This job, plus the inputs that only ``before`` has."""
         counts = {**before.counts, **self.counts}
         return replace(self, counts=counts, grown=before.grown_to(self.counts))
 
     def grown_to(self, counts: Mapping[str, int]) -> dict[str, int]:
-        """Which inputs have grown if they have these ``counts``, and what they had."""
+        """The inputs that have grown if they have these ``counts``, with their former numbers."""
         now = {name: had for name, had in self.counts.items() if counts.get(name, had) > had}
         return {**now, **self.grown}
 
     def to_row(self) -> dict[str, Any]:
-        """The saved form; which inputs may get more partitions is known to the program, not the
-        file."""
+        """The saved form, without ``rerouted``, which the program knows."""
         return {
             "tasks": self.tasks,
             "grouper": self.grouper,
@@ -172,7 +172,7 @@ class JobGuard:
 
     @classmethod
     def of(cls, row: Any) -> JobGuard:
-        """From the saved form; raises CheckpointError if it is not one."""
+        """The job of a saved form; raises CheckpointError if it is not one."""
         try:
             counts = {str(name): int(count) for name, count in row["counts"].items()}
             grown = {str(name): int(count) for name, count in row["grown"].items()}
@@ -185,4 +185,4 @@ class JobGuard:
                 grown=grown,
             )
         except (TypeError, ValueError, KeyError, AttributeError) as error:
-            raise CheckpointError(f"what was saved is not a job ({error!r})") from error
+            raise CheckpointError(f"the saved description is not a job ({error!r})") from error

@@ -1,10 +1,10 @@
-"""How far a task has processed one partition of an input. Pure.
+"""The progress of a task in one partition of an input. Pure.
 
 Rules
-- ``safe`` is the offset at which a restart resumes: everything below is fully processed, dropped on
-  purpose, or saved elsewhere; it never passes anything else.
-- A batch is completed piece by piece: an event counts as soon as its task says so, whatever happens
-  to the rest of its batch.
+- ``safe`` is the offset at which a restart resumes: every event below it is fully processed,
+  dropped on purpose, or saved elsewhere.
+- A batch is completed piece by piece: an event counts as soon as its task says so, before the rest
+  of its batch.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 InputReceipt: TypeAlias = BatchReceipt["InputProgress"]
 
 Refused = Callable[[InputReceipt, int, str, Any], None]
-"""Takes an event that cannot be processed: its batch's receipt, offset, reason, and the event; its
-bytes, where it does not decode."""
+"""Takes an event that cannot be processed: its batch's receipt, its offset, the reason, and the
+event, or its bytes if it does not decode."""
 
 
 class InputProgress:
     """The progress of one task in ``ssp``, read from ``start`` on.
 
-    ``committed`` is the offset at which a restart would resume, None while there is none.
-    ``on_refused`` is called with events that a task, whichever it was, could not process,
-    ``on_safe`` with the new ``safe`` after each batch or piece of one, if set. ``startpoints`` are
-    the ids of those that its ``start`` comes from, until that is committed.
+    ``committed`` is the offset at which a restart would resume, None before the first commit.
+    ``on_refused`` is called with events that no task could process; ``on_safe``, if set, with the
+    new ``safe`` after each batch or piece of one. ``startpoints`` are the ids of the startpoints
+    that gave ``start``, until that is committed.
     """
 
     __slots__ = (
@@ -55,7 +55,7 @@ class InputProgress:
         self.start = start
         self.committed: int | None = None
         self.epoch = 0
-        """The epoch of the partition as of which ``safe`` is known; 0 where there are none."""
+        """The epoch of the partition that ``safe`` belongs to; 0 if it has no epochs."""
         self.on_refused = on_refused
         self.on_safe: Callable[[int], None] | None = None
         self.startpoints: frozenset[str] = frozenset()
@@ -63,7 +63,7 @@ class InputProgress:
 
     @property
     def home(self) -> tuple[str, str, int]:
-        """Where the events were read."""
+        """System, stream and partition of the events."""
         return self.ssp
 
     @property
@@ -71,7 +71,7 @@ class InputProgress:
         return self._low.safe
 
     def complete(self, first: int, end: int) -> None:
-        """The offsets ``first <= n < end`` are done."""
+        """Complete the offsets ``first <= n < end``."""
         self._low.complete(first, end)
         if self.on_safe is not None:
             self.on_safe(self._low.safe)
@@ -83,9 +83,9 @@ class InputProgress:
         reason: str,
         event: Any,
         *,
-        shed: bool,  # noqa: ARG002 - by another member of the app
+        shed: bool,  # noqa: ARG002 - by another container of the app
     ) -> None:
-        """An event of a batch was not processed."""
+        """Report an event of a batch that was not processed."""
         self.on_refused(receipt, number, reason, event)
 
     def describe(self, number: int) -> str:
@@ -96,7 +96,7 @@ class InputProgress:
 def taken(
     progress: Mapping[SystemStreamPartition, InputProgress],
 ) -> tuple[dict[SystemStreamPartition, int], frozenset[str]]:
-    """What a commit takes of a task at this moment: offsets, and consumed startpoints."""
+    """The offsets and consumed startpoints that a commit of the task takes now."""
     consumed: set[str] = set()
     for each in progress.values():
         if each.startpoints:

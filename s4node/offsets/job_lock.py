@@ -1,17 +1,16 @@
-"""Whether a job has containers that run on this machine.
+"""The lock of a job: whether any of its containers runs on this machine.
 
 Rules
 - Each container of a job holds a shared lock on the job's file ``.running`` for as long as it
-  lives; the kernel releases it when the process is gone, however it ended.
-- A process that enters or looks holds ``.gate`` for a moment, so that it is not taken for another.
-- A job starts with the first of its containers: it alone does what belongs to a start, while others
-  that begin at the same time wait at the gate. So does a container that begins while another
-  process needs the job not to run.
-- A start has a name of its own, which the first container writes into ``.running``: what holds for
-  one start only is saved with that name.
-- A container that may have to do what belongs to a start holds the gate, does it, and enters. One
-  of several nodes enters at once, because the coordination says there which container starts the
-  job. So nobody holds this gate while they wait for the coordination's.
+  lives; the kernel releases it when the process ends.
+- A process that enters or looks holds ``.gate`` meanwhile, so that it is not taken for a container.
+- A job starts with the first of its containers, which alone does the work of a start, while others
+  wait at the gate. They also wait while another process needs the job to be stopped.
+- Each start has a name, which the first container writes to ``.running``; facts that hold for one
+  start only are saved with that name.
+- A container that may have to do the work of a start holds the gate, does it, and enters. On
+  several nodes the coordination says which container starts the job, so there a container enters at
+  once, and nobody holds this gate while waiting for the coordination's.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _NAME_BYTES = 6
 
 
 class JobLock:
-    """A container's part in the job of ``folder``."""
+    """One container's part in the lock of the job in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -40,16 +39,16 @@ class JobLock:
         self._first = False
 
     def hold(self) -> bool:
-        """Wait for the gate, and hold it until :meth:`enter`. Returns whether no other container is
-        there, so that this is a start of the job. Blocks."""
+        """Wait for the gate, and hold it until :meth:`enter`. Blocks. Returns True if no other
+        container is there, so that this is a start of the job."""
         self._gate.enter_context(_locked(self._folder / _GATE))
         self._fd = _opened(self._folder / _RUNNING)
         self._first = _alone(self._fd)
         return self._first
 
     def enter(self) -> str:
-        """Enter the job, and let go of the gate, which is waited for if it is not held. Returns the
-        name of the job's start. Blocks."""
+        """Enter the job and release the gate; waits for the gate if it is not held. Blocks. Returns
+        the name of the job's start."""
         if self._fd is None:
             self.hold()
         assert self._fd is not None
@@ -79,19 +78,17 @@ def runs(folder: Path) -> bool:
 @contextmanager
 def stopped(folder: Path) -> Iterator[None]:
     """Keep the job from starting; raises JobRuns if it runs."""
-    if not (folder / _GATE).exists():  # it never ran; looking creates no file
+    if not (folder / _GATE).exists():  # the job never ran: create no file
         yield
         return
     with _locked(folder / _GATE), _closing(_opened(folder / _RUNNING)) as fd:
         if not _alone(fd):
-            raise JobRuns(
-                f"the job in {folder} runs at this moment; stop all of its containers first"
-            )
+            raise JobRuns(f"the job in {folder} is running; stop all of its containers first")
         yield
 
 
 def gate(folder: Path) -> AbstractContextManager[None]:
-    """Keep containers from entering for a moment."""
+    """Keep containers from entering meanwhile."""
     return _locked(folder / _GATE)
 
 

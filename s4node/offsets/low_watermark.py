@@ -1,8 +1,8 @@
-"""The low watermark: the number below which everything is done, in whatever order it was.
+"""The low watermark: the number below which everything is done, whatever the order. Pure.
 
 Rules
-- Ranges of numbers are completed each once; ``safe`` never goes back and never passes a hole.
-- A completed range after a hole waits; when the hole closes, all that is contiguous is released.
+- Each number is completed once; ``safe`` never decreases and never passes a gap.
+- A range that is completed after a gap waits until the gap closes.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from itertools import pairwise
 
 
 class LowWatermark:
-    """Contiguous completion of one producer's or one partition's numbers.
+    """The low watermark of one producer's or one partition's numbers.
 
-    ``safe`` is the first number that is not known to be done: everything below is.
+    ``safe`` is the first number that is not done yet.
     """
 
     __slots__ = ("_waiting", "safe")
@@ -23,7 +23,7 @@ class LowWatermark:
         self._waiting: dict[int, int] = {}
 
     def complete(self, first: int, end: int) -> bool:
-        """The numbers ``first <= n < end`` are done; True if ``safe`` moved."""
+        """Complete the numbers ``first <= n < end``; returns True if ``safe`` moved."""
         if first != self.safe:
             assert first > self.safe, f"{first}..{end} completed twice; safe is {self.safe}"
             self._waiting[first] = end

@@ -1,9 +1,9 @@
-"""The release of completed events of one partition: in the order in which they began. Pure.
+"""Ordered release: completed events of a partition, in the order in which they began. Pure.
 
 Rules
-- Events complete in any order, each once; one is released when all that began before it are.
-- The release stops after an event that asks for a commit, until the commit has been taken: so it
-  covers exactly that event. Events that completed after it are then released at once.
+- Events complete in any order, each once. An event is released once all that began before it are.
+- An event that asks for a commit stops the release until that commit has been taken, so the commit
+  covers exactly this event. Then the events that completed after it are released.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ E = TypeVar("E", bound=Hashable)
 
 
 class OrderedRelease(Generic[E]):
-    """The events ``E`` that have begun and are not released."""
+    """The events that have begun and are not released."""
 
     __slots__ = ("_ended", "_order", "stopped")
 
@@ -29,17 +29,17 @@ class OrderedRelease(Generic[E]):
         return len(self._order)
 
     def begin(self, event: E) -> None:
-        """Append an event."""
+        """Add an event."""
         self._order.append(event)
 
     def complete(self, event: E, stops: bool = False) -> list[E]:
-        """The event is done; returns what that releases. It ``stops`` what follows it."""
+        """Complete an event; returns what that releases. With ``stops`` it stops the release."""
         assert event not in self._ended
         self._ended[event] = stops
         return self._released()
 
     def resume(self) -> list[E]:
-        """The commit has been taken; returns what that releases."""
+        """Resume after the commit was taken; returns what that releases."""
         self.stopped = False
         return self._released()
 

@@ -1,8 +1,8 @@
-"""What is kept of a producer, in the state of a task or in a file of the log. Pure.
+"""The saved offsets of a producer, in the state of a task or in a file of the log. Pure.
 
 Rules
-- A row says how far the producer's numbers are settled, and which life of it has sent them.
-- A producer with an id of its own, as each task is, is never forgotten because of time.
+- A row says how far the producer's numbers are settled, and which life of the producer sent them.
+- A producer with an id of its own, as each task has, does not expire.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Producer: TypeAlias = tuple[str, str]
 class KeptProducer(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A producer's lane in one partition, as of a commit.
 
-    ``number`` is the one to go on with. ``life`` is the latest one of a program, or the highest
-    fence that a task's owner has told, and ``incarnation`` that of its process. ``own_id``: a later
-    life goes on under this id. ``untold`` are refusals that the producer may not have heard of:
-    number, count, reason, and whether they were shed.
+    ``number`` is the next one. ``life`` is the latest of a program, or the highest fence that an
+    owner of the task has used, and ``incarnation`` names its process. ``own_id``: later lives use
+    the same id. ``untold`` are refusals that the producer may not know: number, count, reason, and
+    whether the events were shed.
     """
 
     number: int
@@ -33,11 +33,11 @@ class KeptProducer(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 KeptProducers: TypeAlias = Mapping[Producer, KeptProducer | None]
-"""What a commit changes: None where a producer is forgotten."""
+"""The changes of a commit; None if a producer is forgotten."""
 
 
 def row_of(producer: Producer) -> bytes:
-    """The row key of a producer; streams' names have no zero."""
+    """The row key of a producer; the name of a stream has no zero byte."""
     return f"{producer[0]}\0{producer[1]}".encode()
 
 

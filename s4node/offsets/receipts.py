@@ -1,14 +1,14 @@
-"""Receipts: what a batch owes to where its events came from, by their numbers. Pure.
+"""Receipts of batches: tell the source of the events which of their numbers are done. Pure.
 
 Rules
-- A progress counts which numbers are done: a producer's lane, or a task's progress in an input. It
-  counts piece by piece, an event as soon as its task says so; or whole batches only.
-- A batch may be processed in several parts, and some of its numbers be held until something else
-  is done. It is done when all parts are, and nothing is held.
-- What a progress has given out before it went back counts no more: the events come again.
-- Of a batch with events of other tasks, those are put on the way as the task comes past them, in
-  their order among its own. So they are part of the same commit as the position behind them,
-  wherever that commit is taken. They are done then: the way has them.
+- A progress counts the numbers that are done: a producer's lane, or a task's progress in an input.
+  It counts each event as soon as its task says so, or whole batches only.
+- A batch may be processed in several parts, and some of its numbers may be held until something
+  else is done. It is done when all parts are, and no number is held.
+- Receipts from before a rollback of the progress count no more: the events are replayed.
+- If a batch has events of other tasks, the task sends them on as it passes them, in the order of
+  its own events, and then they are done. So a commit has them together with the position after
+  them.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ class Progress(Protocol):
 
     @property
     def by_event(self) -> bool:
-        """Whether pieces of a batch count before all of it is done."""
+        """True if events count before their whole batch is done."""
         ...
 
     @property
     def returns(self) -> int:
-        """How often it has gone back."""
+        """How often the progress was rolled back."""
         ...
 
     @property
     def home(self) -> tuple[str, str, int]:
-        """System, stream and partition that the events came from."""
+        """System, stream and partition of the events."""
         ...
 
     @property
     def origin(self) -> str:
-        """What the numbers count in, in words."""
+        """The name of what the numbers count, for messages."""
         ...
 
     def complete(self, first: int, end: int) -> None:
-        """The numbers ``first <= n < end`` are done, each once."""
+        """Complete the numbers ``first <= n < end``, each once."""
         ...
 
     def refused(
         self, receipt: BatchReceipt[Any], number: int, reason: str, event: Any, *, shed: bool
     ) -> None:
-        """An event of a batch was not processed; or it was dropped for overload."""
+        """Report an event of a batch that was not processed, or was shed."""
         ...
 
     def describe(self, number: int) -> str:
-        """The position of a number in words, for messages."""
+        """The position of a number, for messages."""
         ...
 
 
@@ -62,9 +62,9 @@ P = TypeVar("P", bound=Progress)
 
 
 class BatchReceipt(Generic[P]):
-    """What a batch of the numbers ``first <= n < end`` owes to the ``progress`` that counts them.
+    """The receipt of a batch of the numbers ``first <= n < end``, counted by ``progress``.
 
-    There is one of ``parts`` until who cuts the batch says otherwise.
+    The batch has one of ``parts`` unless it is cut.
     """
 
     __slots__ = ("_early", "_held", "_returns", "by_event", "end", "first", "parts", "progress")
@@ -80,14 +80,14 @@ class BatchReceipt(Generic[P]):
         self._held: set[int] | None = None
 
     def cut(self, number: int) -> BatchReceipt[P]:
-        """The receipt of the events from this number on; this one is for those below it."""
+        """Split off the receipt of the events from ``number`` on."""
         rest = BatchReceipt(self.progress, number, self.end)
         rest._returns = self._returns
         self.end = number
         return rest
 
     def done(self) -> None:
-        """One part is fully processed; with the last, all that was not said before is."""
+        """End one part; the last one completes all numbers that were not completed before."""
         self.parts -= 1
         if self.parts > 0:
             return
@@ -101,7 +101,7 @@ class BatchReceipt(Generic[P]):
             self._count(at, self.end)
 
     def passed(self, first: int, end: int) -> None:
-        """These numbers are done already, but for those that are held."""
+        """Complete these numbers early, except those that are held."""
         if not self.by_event:
             return
         for number in sorted(n for n in self._held if first <= n < end) if self._held else ():
@@ -122,23 +122,23 @@ class BatchReceipt(Generic[P]):
             self.progress.complete(first, end)
 
     def hold(self, number: int) -> None:
-        """This number is not done before ``release``, whatever the task says."""
+        """Keep this number from being done before ``release``, whatever the task says."""
         self.parts += 1
         self._held = self._held or set()
         self._held.add(number)
 
     def release(self, number: int) -> None:
-        """A number that was held is done; its task may yet say so, too."""
+        """Complete a number that was held; its task may still complete it, too."""
         self._completed(number, number + 1)
         self.done()
 
     def refuse(self, number: int, reason: str, event: Any = None, *, shed: bool = False) -> None:
-        """The event of this number was not processed."""
+        """Report that the event of this number was not processed."""
         if self._returns == self.progress.returns:
             self.progress.refused(self, number, reason, event, shed=shed)
 
     def without(self, gone: Collection[int], numbers: Sequence[int]) -> Receipt:
-        """Events are left out and done with; returns the receipt of those of these ``numbers``."""
+        """Complete the skipped events; returns the receipt of those with these ``numbers``."""
         if not self.by_event:
             return self
         for number in sorted(gone):
@@ -147,22 +147,22 @@ class BatchReceipt(Generic[P]):
 
     @property
     def home(self) -> tuple[str, str, int]:
-        """Where the events came from."""
+        """System, stream and partition of the events."""
         return self.progress.home
 
     @property
     def origin(self) -> str:
-        """What has the numbers."""
+        """The name of what the numbers count, for messages."""
         return self.progress.origin
 
     def describe(self, number: int) -> str:
-        """The event's position, for messages."""
+        """The position of an event, for messages."""
         return self.progress.describe(number)
 
 
 class Strays:
-    """Events of other tasks in a batch, by ``number, partition, event``; those ``at`` a number and
-    behind it have yet to be sent."""
+    """Events of other tasks in a batch, as ``number, partition, event``; those from number ``at``
+    on are still to be sent."""
 
     __slots__ = ("_next", "_send", "_strays", "at")
 
@@ -178,7 +178,7 @@ class Strays:
         self._send = send
 
     def send_below(self, end: int) -> int:
-        """Send those below a number; returns the number below which that was done before."""
+        """Send the events below ``end``; returns the number below which they were sent before."""
         at, self.at = self.at, end
         shares: dict[int, list[Any]] = {}
         strays = self._strays
@@ -192,10 +192,10 @@ class Strays:
 
 
 class PartReceipt:
-    """What a part of a batch owes to the receipt of the ``whole``: these ``numbers`` and no others.
+    """The receipt of a part of the batch of ``whole``: these ``numbers`` and no others.
 
-    Where a batch has ``strays`` its task's own part also sends those on, and is done with all that
-    it comes past.
+    If the batch has ``strays``, the part of the batch's own task also sends those, and completes
+    every number that it passes.
     """
 
     __slots__ = ("_numbers", "_strays", "_whole")
@@ -211,48 +211,48 @@ class PartReceipt:
 
     @property
     def past(self) -> int | None:
-        """All below this number is done, whatever was left out of it; None without strays."""
+        """Every number below this one is done, skipped ones as well; None without strays."""
         return None if self._strays is None else self._strays.at
 
     def done(self) -> None:
-        """The part is fully processed."""
+        """End the part."""
         if self._strays is not None:
             self.passed(self._strays.at, self._whole.end)
         self._whole.done()
 
     def passed(self, first: int, end: int) -> None:
-        """Those of the part's numbers that are in this range are done already; with strays it is
-        all below the ``end``."""
+        """Complete the part's numbers in this range early; with strays, all numbers below
+        ``end``."""
         if self._strays is not None:
             first = self._strays.send_below(end)
         for start, stop in runs(self._numbers, first, end):
             self._whole.passed(start, stop)
 
     def refuse(self, number: int, reason: str, event: Any = None, *, shed: bool = False) -> None:
-        """The event of this number was not processed."""
+        """Report that the event of this number was not processed."""
         self._whole.refuse(number, reason, event, shed=shed)
 
     def without(self, gone: Collection[int], numbers: Sequence[int]) -> Receipt:
-        """Events are left out and done with, or will be as the task comes past them."""
+        """Complete the skipped events, or leave that to the task as it passes them."""
         return self._whole.without(gone, numbers) if self._strays is None else self
 
     @property
     def home(self) -> tuple[str, str, int]:
-        """Where the events came from."""
+        """System, stream and partition of the events."""
         return self._whole.home
 
     @property
     def origin(self) -> str:
-        """What has the numbers."""
+        """The name of what the numbers count, for messages."""
         return self._whole.origin
 
     def describe(self, number: int) -> str:
-        """The event's position, for messages."""
+        """The position of an event, for messages."""
         return self._whole.describe(number)
 
 
 def runs(numbers: Sequence[int], first: int, end: int) -> Iterator[tuple[int, int]]:
-    """The numbers in a range, as ranges without holes."""
+    """The numbers from ``first`` to before ``end``, as contiguous ranges."""
     at = bisect_left(numbers, first)
     start = stop = -1
     while at < len(numbers) and numbers[at] < end:

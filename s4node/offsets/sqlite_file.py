@@ -1,14 +1,13 @@
 """A small SQLite database that several processes of one machine share.
 
 Rules
-- Calls block, one at a time; use a thread where blocking is not allowed. What is written is there
-  for every later process, after a crash of this one as well; a power cut may lose the last writes,
-  unless each write waits for the disk.
-- A file has its application and format; one of another program or another format is refused.
-- A file that may not be written is opened read-only, and leaves nothing behind; a write then is a
-  temporary error.
-- A temporary error (full disk, another's lock, lost rights) raises the form's ``unwritten``:
-  nothing has happened, and it can be retried. Damage and another format raise ``damaged``.
+- Calls block, one at a time. Every later process sees what was written, even if this one crashes; a
+  power cut may lose the last writes, unless each write waits for the disk.
+- A file names its application and format; a file of another program or format is refused.
+- A file without write permission is opened read-only, and nothing is created beside it; a write is
+  then a temporary error.
+- A temporary error (full disk, another's lock, lost permissions) raises the form's ``unwritten``:
+  nothing was written, and it may be retried. Damage and another format raise ``damaged``.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ _PATIENCE_SECONDS = 2.0
 
 
 class Form(NamedTuple):
-    """The kind of a file.
+    """A kind of file.
 
-    ``application`` is the number by which SQLite says whose file it is. ``what`` describes the
+    ``application`` is the number that tells SQLite's tools whose file it is. ``what`` names the
     content in messages, and ``fix`` says what to do about a damaged file.
     """
 
@@ -48,7 +47,7 @@ class Form(NamedTuple):
 
 
 class SqliteFile(Database):
-    """The database of this form in ``folder``, both made if missing.
+    """The database of this form in ``folder``; both are created if missing.
 
     With ``sync`` each transaction waits for the disk.
     """
@@ -73,7 +72,7 @@ class SqliteFile(Database):
 
     def _open_to_read(self) -> None:
         beside = self.path.with_name(f"{self.path.name}-wal")
-        # without one no process has it open, and nothing can be put beside it
+        # without that file no process has the database open, and none can be created
         mode = "ro" if beside.exists() else "ro&immutable=1"
         super().__init__(self.path, mode, patience=_PATIENCE_SECONDS)
         with self._closed_if_unfit(), self.transaction(write=False):
@@ -91,7 +90,7 @@ class SqliteFile(Database):
     def _prepare(self) -> None:
         self.execute(f"PRAGMA synchronous = {'FULL' if self.waits else 'NORMAL'}")
         self.write_ahead()
-        with self.transaction():  # of two that begin at once, one makes it
+        with self.transaction():  # of two processes that start at once, one creates it
             if self.is_empty():
                 self.make(self._form.application, self._form.version, self._form.schema)
             self._check()
@@ -105,12 +104,12 @@ class SqliteFile(Database):
             )
         if version != self._form.version:
             raise self._form.damaged(
-                f"{self.path} is written in format {version}, and this s4node reads format "
-                f"{self._form.version}; run the s4node that wrote it"
+                f"{self.path} has format {version}, and this s4node reads format "
+                f"{self._form.version}; use the s4node that wrote it"
             )
 
     def _parsed(self, text: str) -> object:
-        """JSON that was written here."""
+        """Decode JSON that an SqliteFile has written."""
         try:
             return msgspec.json.decode(text)
         except (*UNREADABLE, TypeError) as error:
@@ -121,16 +120,16 @@ class SqliteFile(Database):
         return self._form.damaged(f"{self.path} is damaged ({error}); {self._form.fix}")
 
     def explain(self, error: sqlite3.Error) -> Exception:
-        """The error for people who start nodes."""
+        """The error that tells operators what to do."""
         if isinstance(error, sqlite3.OperationalError):
             if not _writable(self.path.parent, self.path):
                 return self._form.unwritten(
-                    f"{self.path} cannot be used as it is: it may not be written ({error}); fix "
-                    f"its permissions and its folder's, or set s4.state.folder to a copy of it"
+                    f"{self.path} cannot be used: it is not writable ({error}); fix the "
+                    f"permissions of the file and its folder, or set s4.state.folder to a copy"
                 )
             return self._form.unwritten(
-                f"{self._form.what} cannot be saved in {self.path} ({error}); make room on the "
-                f"disk, or fix the permissions"
+                f"{self._form.what} cannot be saved in {self.path} ({error}); free some space on "
+                f"the disk, or fix the permissions"
             )
         return self._damaged(error) if isinstance(error, sqlite3.DatabaseError) else error
 

@@ -1,10 +1,10 @@
 """Startpoints: where in an input's partition reading begins. Pure.
 
 Rules
-- An offset is a whole number from 0 on; each event of a partition has its own, in order. A position
-  is the offset of the event to be read next, which may not exist yet.
-- The number, or time, must fit into frames and databases; one that does not is an error where the
-  startpoint is made or read, not at a start that cannot ask for it.
+- An offset is a whole number, 0 or more; each event of a partition has its own, in order. A
+  position is the offset of the event to be read next, which may not exist yet.
+- The number or time has to fit into frames and databases. One that does not is an error where the
+  startpoint is made or decoded, not later at a start of the job.
 - A startpoint is a request; the input turns it into an offset, or says why it cannot.
 """
 
@@ -18,21 +18,21 @@ import msgspec
 from s4node.errors import StartpointError
 
 LARGEST = (1 << 62) - 1
-"""The largest offset or time there is: that of the wire."""
+"""The largest offset or time: that of the wire."""
 
 Number = Annotated[int, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
 
 I_contra = TypeVar("I_contra", contravariant=True)
 O_co = TypeVar("O_co", covariant=True)
-I = TypeVar("I")  # noqa: E741 - what a visitor is given beside the startpoint
-O = TypeVar("O")  # noqa: E741 - what it makes of it
+I = TypeVar("I")  # noqa: E741 - a visitor's argument beside the startpoint
+O = TypeVar("O")  # noqa: E741 - a visitor's result
 
 
 def _check(what: str, number: int, least: int) -> None:
     if type(number) is not int:
         raise StartpointError(f"{what} {number!r} is a {type(number).__name__}; give an int")
     if not least <= number <= LARGEST:
-        raise StartpointError(f"{what} {number} is none; they go from {least} to {LARGEST}")
+        raise StartpointError(f"{what} {number} is out of range: {least} to {LARGEST}")
 
 
 class StartpointVisitor(Protocol, Generic[I_contra, O_co]):
@@ -48,22 +48,21 @@ class StartpointVisitor(Protocol, Generic[I_contra, O_co]):
 
 
 class Oldest(msgspec.Struct, frozen=True, tag="oldest", tag_field="kind"):
-    """The first event that is still there."""
+    """The first event that still exists."""
 
     def apply(self, given: I, visitor: StartpointVisitor[I, O]) -> O:
         return visitor.oldest(given, self)
 
 
 class Upcoming(msgspec.Struct, frozen=True, tag="upcoming", tag_field="kind"):
-    """The next event that is appended."""
+    """The next event to be appended."""
 
     def apply(self, given: I, visitor: StartpointVisitor[I, O]) -> O:
         return visitor.upcoming(given, self)
 
 
 class Timestamp(msgspec.Struct, frozen=True, tag="timestamp", tag_field="kind"):
-    """The first event that was appended at or after ``millis`` (Unix time); else the upcoming
-    one."""
+    """The first event appended at or after ``millis`` (Unix time), or else the upcoming one."""
 
     millis: Number
 
@@ -75,7 +74,7 @@ class Timestamp(msgspec.Struct, frozen=True, tag="timestamp", tag_field="kind"):
 
 
 class Specific(msgspec.Struct, frozen=True, tag="specific", tag_field="kind"):
-    """The event of this offset."""
+    """The event at this offset."""
 
     offset: Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
 
@@ -90,7 +89,7 @@ Startpoint = Oldest | Upcoming | Timestamp | Specific
 
 
 def startpoint_of(start: object) -> Startpoint:
-    """The startpoint itself, or that of an offset; raises StartpointError for anything else."""
+    """The startpoint of an offset or a startpoint; raises StartpointError for anything else."""
     if isinstance(start, int):
         return Specific(start)
     if not isinstance(start, Startpoint):
@@ -103,7 +102,7 @@ def startpoint_of(start: object) -> Startpoint:
 
 
 def check_places(start: Mapping[int, int]) -> None:
-    """Raise StartpointError for what is not a dict of offsets by partition."""
+    """Raise StartpointError unless ``start`` is a dict of offsets by partition, not empty."""
     if not start:
         raise StartpointError("a dict of offsets by partition names no partition")
     for partition, offset in start.items():

@@ -1,17 +1,17 @@
-"""Which requested startpoint holds for which task, and when it is done. Pure.
+"""The fan-out of requested startpoints to tasks. Pure.
 
 Rules
-- A startpoint is requested for a partition of an input, for all tasks that read it or for one. The
-  later request holds; of two at the same moment the one for the task.
-- A request that is older than the expiry is ignored. It never hides another.
-- When a job starts, requests are fanned out: each task has its own pending startpoints. A task that
-  has one pending for a partition keeps it until a later one is requested, so that another start
-  between does not lose it.
-- Of two requests the one that was written later is the later one, whatever the clock did between.
+- A startpoint is requested for a partition of an input, for all tasks that read it or for one task.
+  The later request holds; of two at the same moment, the one for a task.
+- An expired request is ignored, and never hides another.
+- When a job starts, requests are fanned out: each task has its own pending startpoints. A task
+  keeps a pending startpoint until a later one is requested for the same partition, so that an
+  additional start of the job does not lose it.
+- Of two requests the one that was written later is the later one, even if the clock went backwards.
 - A pending startpoint has an id. A task turns it into an offset once, and commits that with the id
-  before it reads anything; from then on it is consumed, wherever it is still written.
-- A position that a task or the settings give for a start of the job also holds once: its id is made
-  of the start's name, and is saved as long as that start lasts.
+  before it reads anything. From then on the startpoint is consumed, wherever it is still stored.
+- A position that a task or the settings give for a start of the job also holds once: its id has the
+  name of the start, and is saved as long as that start lasts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import msgspec
 from s4node.offsets.startpoint import Startpoint
 
 EXPIRY_MS = 12 * 3600 * 1000
-"""How long a request waits for a start."""
+"""The age at which a request expires."""
 
 Place = tuple[str, str, int]
 """System, stream, partition."""
@@ -33,12 +33,12 @@ _START = "start "
 
 
 def id_of_start(start: str, place: Place) -> str:
-    """The id of a position that is given for a start of the job."""
+    """The id of a position given for a start of the job."""
     return f"{_START}{start} {place[0]}.{place[1]}[{place[2]}]"
 
 
 def ids_of_start(ids: Iterable[str], start: str = "") -> frozenset[str]:
-    """The ids that belong to this start of the job, or without one to any."""
+    """The ids that belong to this start of the job, or to any start."""
     return frozenset(each for each in ids if each.startswith(f"{_START}{start}"))
 
 
@@ -59,12 +59,12 @@ class Request(msgspec.Struct, frozen=True):
 
     @property
     def rank(self) -> tuple[int, bool]:
-        """Of two requests for a partition of a task the higher one holds."""
+        """The request with the highest rank holds for a partition of a task."""
         return self.created_ms, bool(self.task)
 
 
 class Fanned(msgspec.Struct, frozen=True):
-    """The result of a fan-out: the new ``pending`` ones, and the ``spent`` ids."""
+    """The result of a fan-out: the new ``pending`` startpoints, and the ``spent`` ids."""
 
     pending: dict[str, tuple[Request, ...]]
     spent: frozenset[str]
@@ -78,8 +78,8 @@ def fan_out(
 ) -> Fanned:
     """Give each task the startpoint that holds for each of its partitions.
 
-    ``spent`` are the requests that were considered for some task, also the losers; those that no
-    task reads, or that have expired, stay where they are.
+    ``spent`` are the requests that were considered for a task, even if another one holds. Requests
+    that have expired, or that no task reads, stay.
     """
     alive = [request for request in requests if now_ms - request.created_ms < EXPIRY_MS]
     result: dict[str, tuple[Request, ...]] = {}
@@ -105,8 +105,8 @@ def without(pending: Iterable[Request], consumed: Iterable[str]) -> tuple[Reques
 
 
 class Requests(msgspec.Struct, frozen=True):
-    """The startpoints of a job: those that are ``asked`` for, one for each partition and task, and
-    by task those that are ``pending``. Each change makes new ones."""
+    """The startpoints of a job: ``asked`` has one for each partition and task, ``pending`` has
+    those of each task. Every change returns a new object."""
 
     asked: tuple[Request, ...] = ()
     pending: dict[str, tuple[Request, ...]] = {}
@@ -117,8 +117,8 @@ class Requests(msgspec.Struct, frozen=True):
         return [(task, request) for task, mine in self.pending.items() for request in mine]
 
     def put(self, new: Iterable[Request]) -> tuple[Requests, list[Request]]:
-        """Ask for ``new`` ones, each in place of one for the same partition and task. Returns them
-        as they are asked for."""
+        """Add ``new`` requests, each replacing one for the same partition and task. Also returns
+        them as they were added."""
         asked = {(request.place, request.task): request for request in self.asked}
         written = []
         for request in new:
@@ -133,10 +133,10 @@ class Requests(msgspec.Struct, frozen=True):
     def delete(
         self, places: Collection[Place] | None = None, task: str | None = None
     ) -> tuple[Requests, int]:
-        """Delete those for these partitions (all, if None), asked for and pending.
+        """Delete the requests and pending startpoints of these partitions (None: of all).
 
-        With a ``task``, only those that are for that task alone, and what is pending for it.
-        Returns also how many were deleted.
+        With a ``task``, delete only its pending startpoints, and requests for this task alone. Also
+        returns how many were deleted.
         """
 
         def stays(owner: str, request: Request) -> bool:
@@ -153,7 +153,7 @@ class Requests(msgspec.Struct, frozen=True):
         return after, self._count() - after._count()
 
     def fan_out(self, tasks: Mapping[str, Collection[Place]], now_ms: int) -> Requests:
-        """Give each task of the job what holds for its partitions."""
+        """Fan the requests out to the tasks of the job."""
         fanned = fan_out(tasks, self.asked, self.pending, now_ms)
         left = without(self.asked, fanned.spent)
         return Requests(left, {**self.pending, **fanned.pending})

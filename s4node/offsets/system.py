@@ -1,16 +1,17 @@
-"""The contract of systems: places whose streams of events can be read again.
+"""The contract of systems, whose streams of events can be read again.
 
 Rules
-- A stream has partitions, numbered from 0; their number never changes while it is read. A
-  partition's events are numbered by offsets; partitions have no order among each other.
-- A reader gives the batches of one partition in order, each event once, from the offset it was
-  opened at: it skips neither an event that is there nor one that comes later.
-- Reading is pulled: a reader fetches ahead a bounded amount and then waits for ``read``. While it
-  is paused it fetches nothing.
-- A system that goes away is waited for: every method resumes when it is back, ``read`` where it
-  was. What can never be given raises: InputLost (the events are gone), UnknownStream.
-- Not every input can be read again: one that is fed over live sockets is a Source and not a System.
-- Everything is called in one trio program, while ``run`` runs.
+- A stream has partitions, numbered from 0; their number does not change while the stream is read.
+  The events of a partition have rising offsets; partitions are not ordered among each other.
+- A reader gives the batches of one partition in order, each event once, from the offset at which it
+  was opened. It skips no event.
+- A reader fetches a bounded amount ahead, and then waits for ``read``. While paused it fetches
+  nothing.
+- If a system cannot be reached, every method waits and then resumes; ``read`` continues where it
+  was. InputLost and UnknownStream are for what can never be read.
+- An input that cannot be read again, such as one fed over live sockets, is a Source but not a
+  System.
+- All calls are made in one trio program, while ``run`` runs.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ class SystemStreamPartition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The offsets of a partition: of the ``oldest`` event that is there, and the ``upcoming`` one.
+    """The offsets of a partition: of the ``oldest`` event in it, and of the ``upcoming`` one.
 
-    They are equal if it is empty. ``end`` is the offset at which the stream ends for good, None if
-    it does not.
+    They are equal if the partition is empty. ``end`` is the offset at which the stream ends for
+    good, or None.
 
-    ``epochs`` is the history: each epoch, a number that rises, with the first offset of its events.
-    A new epoch begins when the last events of the one before may be lost, for what comes then has
-    their offsets. Empty where nothing is ever lost so.
+    ``epochs`` has each epoch, a rising number, with its first offset. A new epoch begins when the
+    last events of the former one may be lost, as new events then get their offsets. It is empty if
+    the system never loses events in this way.
     """
 
     oldest: int
@@ -53,11 +54,11 @@ class Bounds:
 
     @property
     def epoch(self) -> int:
-        """The epoch that is now; 0 where there are none."""
+        """The current epoch; 0 if there are no epochs."""
         return self.epochs[-1][0] if self.epochs else 0
 
     def end_of(self, epoch: int) -> int:
-        """The offset behind the last event that has remained of an epoch."""
+        """The offset after the last event that is left of an epoch."""
         return next((first for each, first in self.epochs if each > epoch), self.upcoming)
 
 
@@ -69,14 +70,14 @@ END_OF_STREAM = EndOfStream()
 
 
 class InputBatch(EventBatch):
-    """Events of a replayable input: ``first`` is the offset of the first, ``created_ms`` when it
-    was appended (Unix time).
+    """Events of a replayable input: ``first`` is the offset of the first one, ``created_ms`` when
+    it was appended (Unix time).
 
-    Events that are not decoded yet are counted by ``size``; ``load`` decodes them into ``events``,
-    and what does not decode is in ``undecoded``: offset, reason, and raw bytes. There the batch has
-    holes, and ``numbers``. ``loaded`` is for a reader that shares it among tasks. ``routing`` is
-    ``hasher:key`` if each of the events was put into the partition of its key by that rule, as in
-    the frames of the wire; else empty.
+    ``size`` counts events that are not decoded yet. ``load`` decodes them into ``events``; the rest
+    is in ``undecoded``, as offset, reason and raw bytes, and the batch then has gaps, and
+    ``numbers``. ``loaded`` is for a reader that shares a batch among tasks. ``routing`` is
+    ``hasher:key`` if all events are in the partition of their key by that rule, as in frames; else
+    empty.
     """
 
     __slots__ = ("loaded", "routing", "undecoded")
@@ -108,72 +109,71 @@ class PartitionReader(Protocol):
 
     @property
     def lag(self) -> int | None:
-        """Events from ``position`` to the last known end; None before it is known."""
+        """The events from ``position`` to the last known end; None while that is unknown."""
         ...
 
     async def read(self) -> InputBatch | EndOfStream:
         """The next batch, once there is one; cancelling loses nothing.
 
-        Raises InputLost if the next event is no longer there.
+        Raises InputLost if the next event no longer exists.
         """
         ...
 
     def pause(self) -> None:
-        """Fetch nothing more until ``resume``; what has been fetched can still be read."""
+        """Fetch no more until ``resume``; fetched batches can still be read."""
         ...
 
     def resume(self) -> None: ...
 
     async def aclose(self) -> None:
-        """Stop reading and release everything."""
+        """Stop reading and release all resources."""
         ...
 
 
 class Source(Protocol):
-    """Where streams come from: ``name.stream``."""
+    """A source of streams, which are called ``name.stream``."""
 
     name: str
 
     async def partitions(self, stream: str) -> int:
-        """How many partitions the stream has; raises UnknownStream, with the names of all."""
+        """The number of partitions; raises UnknownStream, which lists the existing streams."""
         ...
 
     async def resolve(self, ssp: SystemStreamPartition, startpoint: Startpoint) -> int:
         """The offset that a startpoint means now.
 
-        Raises StartpointError if there is none: beyond the end, before the oldest, or a kind of
-        startpoint that the system does not support.
+        Raises StartpointError if there is none: the startpoint is beyond the end, before the oldest
+        event, or of a kind that the system does not support.
         """
         ...
 
 
 class System(Source, Protocol):
-    """A place whose streams can be read again. Making one does not wait."""
+    """A source whose streams can be read again. Its constructor does not block."""
 
     async def run(self, *, task_status: Any = ...) -> None:
-        """Serve until cancelled, started at once in a nursery; it may be run again afterwards.
+        """Serve until cancelled; it may be run again afterwards. Readers end with it.
 
-        The other methods wait for a system that cannot be reached, not this one. Readers end with
-        it.
+        This method does not wait for a system that cannot be reached; the others do.
         """
         ...
 
     async def wait_reachable(self, wanted: bool = True) -> None:
-        """Return once the system can be reached (``wanted``), or once it cannot."""
+        """Return once the system can be reached, or with ``wanted=False`` once it cannot."""
         ...
 
     async def bounds(self, ssp: SystemStreamPartition) -> Bounds:
-        """The oldest and the upcoming offset as of now."""
+        """The current bounds of a partition."""
         ...
 
     async def open(
         self, ssp: SystemStreamPartition, offset: int, types: Sequence[type]
     ) -> PartitionReader:
-        """Read a partition from ``offset`` on; events come as objects of these types.
+        """Read a partition from ``offset`` on; events become objects of these types.
 
-        If GenericEvent is the only type, events of any type come as GenericEvents. An offset beyond
-        the upcoming one raises StartpointError; one that is not there any more is InputLost when it
-        is read.
+        If GenericEvent is the only type, events of all types become GenericEvents. Raises
+        StartpointError for an offset beyond the upcoming one; an offset below the oldest raises
+        InputLost when it is read.
         """
         ...
 
@@ -184,9 +184,9 @@ class System(Source, Protocol):
         ...
 
     async def append_once(self, stream: str, partition: int, event: object, name: str) -> bool:
-        """Append an event at most once under this name.
+        """Append an event at most once under this name; returns True if it was appended.
 
-        Returns True if it was not there before. An event that retention has removed is not appended
-        again, for as long as the system remembers the name.
+        An event that retention has removed is not appended again, as long as the system remembers
+        the name.
         """
         ...

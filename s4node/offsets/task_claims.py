@@ -1,16 +1,16 @@
-"""Which owner may write the progress of an app's tasks: a SQLite database that processes share.
+"""The claims of a job's tasks: which owner may write, in a SQLite file that processes share.
 
 Rules
-- One row a task. An owner claims the task before it writes progress and state; a claim fences all
-  earlier ones, which raise TaskFenced from then on, whenever their process resumes. A claim by an
-  older epoch of the same coordination is refused.
-- Offsets and state are in a database of the task's own, in a folder of the claim; see state/epochs.
-- A job has one *run* after the other. The next begins when one has ended: all tasks are done, and
-  the last container has stopped in order. That a task is done holds for the run, which neither a
-  crash nor an upgrade ends.
-- Calls block, one transaction each, one at a time; use a thread where blocking is not allowed.
-- A temporary error (full disk, another's lock, lost rights) raises ProgressUnwritten: nothing has
-  happened, and it can be retried. Damage and a newer format are CheckpointError.
+- Each task has one row. An owner claims the task before it writes progress and state. A claim
+  fences all earlier ones: they raise TaskFenced from then on, whenever their process wakes up. A
+  claim by an older epoch of the same coordination is refused.
+- Offsets and state are in the task's own database, in a folder of the claim: see ``state.epochs``.
+- A job has one *run* after another. The next run begins when all tasks were done and the last
+  container has stopped in order. A task that is done stays done for the run, which neither a crash
+  nor an upgrade ends.
+- Calls block, one transaction each, one at a time.
+- A temporary error (full disk, another's lock, lost permissions) raises ProgressUnwritten: nothing
+  was written, and it may be retried. Damage and a newer format raise CheckpointError.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ _FORM = Form(
     FORMAT,
     _SCHEMA,
     "progress",
-    "put a copy of it back, or delete it: the state of the tasks is in folders beside it",
+    "put back a copy of it, or delete it: the state of the tasks is in folders beside it",
     ProgressUnwritten,
     CheckpointError,
 )
 
 
 class Claim(NamedTuple):
-    """The right to write a task's progress, until another owner claims it.
+    """The right to write a task's progress, until another owner claims the task.
 
-    ``commit`` is the number of the last commit that was about to be written before, 0 without one,
-    and ``acknowledged`` that of the last one that others were told of.
-    ``linked`` says that others depend on its commits: they have received events that left with
-    them, or an acknowledgement, and do not keep those events any more.
+    ``commit`` is the number of the last commit that was about to be written, 0 for none, and
+    ``acknowledged`` that of the last commit that was acknowledged. ``linked`` says that others
+    depend on the task's commits: they have received its events or acknowledgements, and have
+    dropped those events.
     """
 
     task: str
@@ -69,9 +69,9 @@ class Claim(NamedTuple):
 
 
 class TaskClaims(SqliteFile):
-    """The database ``progress.sqlite`` in ``folder``, both made if missing.
+    """The database ``progress.sqlite`` in ``folder``; both are created if missing.
 
-    With ``sync`` a power cut takes nothing of it.
+    With ``sync`` a power cut loses nothing.
     """
 
     def __init__(self, folder: Path, *, sync: bool = False) -> None:
@@ -80,9 +80,9 @@ class TaskClaims(SqliteFile):
     # -- the job -----------------------------------------------------------------------------
 
     def admit(self, job: JobGuard) -> int:
-        """Let the job resume from what is here, and save what it is like; returns its run.
+        """Record the job and let it resume; returns its run.
 
-        Raises CheckpointError with every reason why it cannot.
+        Raises CheckpointError, with every reason, if the job cannot resume from this progress.
         """
         with self.transaction():
             row = self.execute("SELECT guard FROM job").fetchone()
@@ -91,7 +91,7 @@ class TaskClaims(SqliteFile):
                 job.check(
                     before,
                     f"the progress in {self.path}",
-                    "Or delete that folder, to begin without any progress.",
+                    "Or delete that folder, to start without any progress.",
                 )
                 job = job.over(before)
             text = msgspec.json.encode(job.to_row()).decode()
@@ -103,7 +103,7 @@ class TaskClaims(SqliteFile):
         return int(run)
 
     def end_run(self, run: int, tasks: Iterable[str]) -> bool:
-        """Make the next start another run, if all of these tasks are done in this one."""
+        """Begin another run at the next start, if all of these tasks are done in this run."""
         with self.transaction():
             rows = self.execute("SELECT name FROM task WHERE done = ?", (run,)).fetchall()
             if not {name for (name,) in rows}.issuperset(tasks):
@@ -112,7 +112,7 @@ class TaskClaims(SqliteFile):
         return True
 
     def job(self) -> JobGuard | None:
-        """The job that wrote here."""
+        """The job that wrote here, if any."""
         with self.transaction(write=False):
             row = self.execute("SELECT guard FROM job").fetchone()
         return None if row is None else JobGuard.of(self._parsed(row[0]))
@@ -133,8 +133,8 @@ class TaskClaims(SqliteFile):
             ).fetchone()
             if row is not None and row[1] == origin and row[2] > epoch:
                 raise TaskFenced(
-                    f"task {task!r} belongs to epoch {row[2]} by now, and this container had "
-                    f"it in epoch {epoch}; it stops, for two owners would count twice"
+                    f"task {task!r} now belongs to epoch {row[2]}, and this container has epoch "
+                    f"{epoch}; it stops, because two owners would count twice"
                 )
             fence = max(0 if row is None else row[0], above) + 1
             self.execute(
@@ -155,10 +155,10 @@ class TaskClaims(SqliteFile):
         linked: bool = False,
         done: int = 0,
     ) -> None:
-        """Record that a task's progress is written now, with this ``commit`` about to be written;
-        once ``linked``, it remains so. ``done`` is the run in which the task is done, 0 for none.
+        """Record that a task's progress is written now, with ``commit`` about to be written.
 
-        Raises TaskFenced if another owner has claimed it since.
+        ``linked`` remains once it is set. ``done`` is the run in which the task is done, 0 for
+        none. Raises TaskFenced if another owner has claimed the task.
         """
         with self.transaction():
             renewed = self.execute(
@@ -170,9 +170,9 @@ class TaskClaims(SqliteFile):
             raise _taken_over(claim)
 
     def acknowledge(self, claim: Claim, commit: int) -> None:
-        """Say that others are told of a commit; that it is lost can be known from then on.
+        """Record that a commit was acknowledged, so that its loss would be noticed.
 
-        Raises TaskFenced where another has claimed the task since.
+        Raises TaskFenced if another owner has claimed the task.
         """
         with self.transaction():
             found = self.execute(
@@ -183,7 +183,7 @@ class TaskClaims(SqliteFile):
             raise _taken_over(claim)
 
     def check(self, claim: Claim) -> None:
-        """Raise TaskFenced if another owner has claimed the task since."""
+        """Raise TaskFenced if another owner has claimed the task."""
         with self.transaction(write=False):
             found = self.execute(
                 "SELECT 1 FROM task WHERE name = ? AND fence = ?", (claim.task, claim.fence)
@@ -192,18 +192,18 @@ class TaskClaims(SqliteFile):
             raise _taken_over(claim)
 
     def tasks(self) -> dict[str, int]:
-        """The claimed tasks, and when each has last written (Unix time, ms)."""
+        """The claimed tasks, and when each was last written (Unix time, ms)."""
         with self.transaction(write=False):
             return dict(self.execute("SELECT name, written_ms FROM task").fetchall())
 
 
 def _taken_over(claim: Claim) -> TaskFenced:
     return TaskFenced(
-        f"another container has taken task {claim.task!r} over; this one stops, and what it has "
-        f"processed since its last commit is processed again there"
+        f"another container has taken over task {claim.task!r}; this container stops, and the "
+        f"other one processes again what came after the last commit"
     )
 
 
 def now_ms() -> int:
-    """Unix time, for checkpoints."""
+    """Unix time in milliseconds, for checkpoints."""
     return int(clocks.wall() * 1000)

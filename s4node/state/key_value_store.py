@@ -274,8 +274,8 @@ class KeyValueStore(Generic[K, V]):
             return self._decode(data)
         except msgspec.MsgspecError as error:
             raise StateError(
-                f"store {self.spec.name!r} holds a value for {key!r} that is not of type {self._words}: "
-                f"{error}; fields may only be appended, with defaults"
+                f"store {self.spec.name!r} holds a value for {key!r} that is not of type "
+                f"{self._words}: {error}; fields may only be appended, with defaults"
             ) from error
 
     def _run(self, group: int, first: bytes, last: bytes) -> Iterator[tuple[bytes, K, V]]:

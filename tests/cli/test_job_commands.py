@@ -646,7 +646,7 @@ VIEWS = OFFSET.replace("clicks", "views").replace("-1", "1")
           for wrong in (MUCH, MUCH + "9" * 9, MUCH.replace("n\": 0", "n\": 18446744073709551615"))),
         ('{"format": 1, "x": ' + "[" * 100_000, 2,
          "- is not what s4 checkpoint export prints: maximum recursion depth exceeded"),
-        ('{"format": 1, "tasks": {}, "job": {}}', 1, "what was saved is not a job"),
+        ('{"format": 1, "tasks": {}, "job": {}}', 1, "the saved description is not a job"),
     ],
 )  # fmt: skip
 async def test_an_import_that_does_not_fit_changes_nothing(
@@ -709,7 +709,7 @@ async def test_an_import_is_refused_while_the_job_runs_and_a_startpoint_says_tha
     async with running(load_app(str(kept / "app.py")), settings, partitions=2):
         done = await s4("checkpoint import notes -", exported.encode())
         assert done.returncode == 1
-        assert "runs at this moment; stop all of its containers first" in done.stderr
+        assert "is running; stop all of its containers first" in done.stderr
         done = await s4("startpoint set notes memory.clicks[0] --oldest")
         assert done.returncode == 0
         assert "notes runs and is not moved: this takes effect at its next start" in done.stderr

@@ -31,7 +31,7 @@ def test_a_position_of_no_place_is_damage(place: str) -> None:
 def test_a_job_is_read_as_it_was_written() -> None:
     assert JobGuard.of(JOB.to_row()) == JOB
     with pytest.raises(CheckpointError, match="is not a job"):
-        JobGuard.of({"tasks": 4})
+        JobGuard.of({"than tasks": 4})
 
 
 @pytest.mark.parametrize(
@@ -56,13 +56,14 @@ def test_a_job_goes_on_where_no_key_moves(now: JobGuard) -> None:
             JobGuard(8, "by-partition", "crc32m", {"log.clicks": 8, "log.views": 2}),
             [
                 (
-                    "it had 4 tasks and would have 8: keys would move away from their past; give "
-                    "log.clicks (8 partitions) a key in the app, with which it may have more than "
-                    "tasks"
+                    "it had 4 tasks and would have 8, so keys would move away from their state; "
+                    "give log.clicks (8 partitions) a key in the app, which allows more partitions "
+                    "than tasks"
                 ),
                 (
-                    "log.clicks had 4 partitions and has 8: its producers now put keys where other "
-                    "tasks read; give the input stream a key in the app, or begin anew"
+                    "log.clicks had 4 partitions and has 8, so its producers now put keys where "
+                    "other tasks read; give the input stream a key in the app, or start again "
+                    "without progress"
                 ),
             ],
         ),
@@ -71,9 +72,9 @@ def test_a_job_goes_on_where_no_key_moves(now: JobGuard) -> None:
             [
                 (
                     "it was written with job.systemstreampartition.grouper.factory = by-partition, "
-                    "which is now by-ssp; set it back"
+                    "which is now by-ssp; restore that value"
                 ),
-                "it was written with s4.hasher = crc32m, which is now s4; set it back",
+                "it was written with s4.hasher = crc32m, which is now s4; restore that value",
             ],
         ),
         (
@@ -81,7 +82,7 @@ def test_a_job_goes_on_where_no_key_moves(now: JobGuard) -> None:
             [
                 (
                     "it was written with job.systemstreampartition.grouper.factory = by-partition, "
-                    "which is now by-ssp; set it back"
+                    "which is now by-ssp; restore that value"
                 ),
             ],
         ),
@@ -89,8 +90,8 @@ def test_a_job_goes_on_where_no_key_moves(now: JobGuard) -> None:
             JobGuard(4, "by-partition", "crc32m", {"log.clicks": 4, "log.views": 1}),
             [
                 (
-                    "log.views had 2 partitions and has 1: progress in the others would be for "
-                    "nothing; give it 2 again"
+                    "log.views had 2 partitions and has 1, so progress in the others would be "
+                    "lost; give it 2 partitions again"
                 )
             ],
         ),
@@ -99,7 +100,7 @@ def test_a_job_goes_on_where_no_key_moves(now: JobGuard) -> None:
             [
                 (
                     "its keys were encoded as utf8-msgpack/4096, and this program encodes other/1; "
-                    "run the version of s4node that wrote it"
+                    "use the version of s4node that wrote it"
                 )
             ],
         ),
@@ -113,8 +114,8 @@ def test_tasks_that_follow_from_inputs_are_as_many_with_those_inputs() -> None:
     before = JobGuard(6, "by-ssp", "crc32m", JOB.counts)
     (problem,) = JobGuard(4, "by-ssp", "crc32m", {"log.clicks": 4}).problems(before)
     assert problem == (
-        "it had 6 tasks and would have 4: keys would move away from their past; have it read all "
-        "inputs and partitions that it read before: log.clicks (4), log.views (2)"
+        "it had 6 tasks and would have 4, so keys would move away from their state; have it read "
+        "all inputs and partitions that it read before: log.clicks (4), log.views (2)"
     )
 
 

@@ -44,7 +44,7 @@ def test_a_claim_fences_those_before_it(tmp_path: Path) -> None:
     old = one.claim("Partition 0", "tree", 1)
     one.renew(old, 3)
     new = other.claim("Partition 0", "tree", 2)
-    with pytest.raises(TaskFenced, match="another container has taken task 'Partition 0' over"):
+    with pytest.raises(TaskFenced, match="another container has taken over task 'Partition 0'"):
         one.renew(old, 99)
     other.renew(new, 5)
     assert one.tasks() == {"Partition 0": 5}
@@ -53,7 +53,7 @@ def test_a_claim_fences_those_before_it(tmp_path: Path) -> None:
 def test_an_owner_that_slept_through_later_epochs_cannot_claim(tmp_path: Path) -> None:
     store = TaskClaims(tmp_path)
     store.claim("Partition 0", "tree", 5)
-    with pytest.raises(TaskFenced, match=r"belongs to epoch 5 by now, .* had it in epoch 4"):
+    with pytest.raises(TaskFenced, match=r"now belongs to epoch 5, .* has epoch 4"):
         store.claim("Partition 0", "tree", 4)
     store.claim("Partition 0", "tree", 5)  # the same owner again
 
@@ -129,7 +129,7 @@ def test_processes_that_share_the_folder_wait_for_each_other(tmp_path: Path) -> 
 def test_damage_is_told_with_the_way_out(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(b"SQLite format 3\0" + b"\xff" * 5000)
     with pytest.raises(
-        CheckpointError, match=r"is damaged .*; put a copy of it back, or delete it"
+        CheckpointError, match=r"is damaged .*; put back a copy of it, or delete it"
     ) as caught:
         TaskClaims(tmp_path)
     assert not isinstance(caught.value, ProgressUnwritten)
@@ -185,7 +185,7 @@ def test_a_full_disk_is_a_passing_trouble_and_nothing_is_forgotten(tmp_path: Pat
     store.renew(claim, 1)
     pages = store._db.execute("PRAGMA page_count").fetchone()[0]
     store._db.execute(f"PRAGMA max_page_count = {pages}")
-    with pytest.raises(ProgressUnwritten, match=r"is full.*make room on the disk"):
+    with pytest.raises(ProgressUnwritten, match=r"is full.*free some space on the disk"):
         store.claim("a task with a long name " * 2000, "", 0)
     assert store.tasks()["Partition 0"] == 1
     store._db.execute("PRAGMA max_page_count = 100000")

@@ -187,7 +187,7 @@ def test_what_a_killed_owner_wrote_last_is_seen_where_nothing_can_be_written(job
     with read_only(folder) as place:
         store = TaskClaims(place)
         assert sorted(store.tasks()) == ["Partition 0", "Partition 1", "Partition 2"]
-        with pytest.raises(ProgressUnwritten, match=r"may not be written .* to a copy of it"):
+        with pytest.raises(ProgressUnwritten, match=r"is not writable .* to a copy"):
             store.claim("Partition 3", "", 0)
         store.close()
     assert "Partition 2" in TaskClaims(folder).tasks()

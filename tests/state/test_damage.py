@@ -211,7 +211,7 @@ async def test_of_two_processes_on_one_folder_the_second_has_it(tmp_path: Path) 
         await committing(it)
         async with s4_process(*counting(it), cwd=tmp_path) as second:
             assert await first.wait() == 1
-            assert "another container has taken task" in first.errors
+            assert "another container has taken over task" in first.errors
             await committing(it)
             await all_is_counted(it, flow, second)
 

@@ -109,7 +109,7 @@ def test_several_at_once(kept: Kept) -> None:
 
 
 def test_if_one_of_several_cannot_be_kept_none_is(kept: Kept) -> None:
-    with pytest.raises(StateError, match="cannot be kept"):
+    with pytest.raises(StateError, match="cannot be stored"):
         kept.store.put_many([("a", Profile("A")), ("b", object())])
     assert kept.store.get("a") is None
 

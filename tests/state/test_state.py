@@ -78,7 +78,7 @@ async def test_state_goes_along_with_its_task_to_another_container(
     system.create("clicks", 1)
     one, other = CountingApp(system="memory"), CountingApp(system="memory")
     often = {**settings, "task.commit.ms": "10"}
-    with dies(TaskFenced, match="has taken task 'Partition 0' over"):
+    with dies(TaskFenced, match="has taken over task 'Partition 0'"):
         async with running(one, often) as container:
             system.put("clicks", 0, Click("joe"), Click("ann"))
             await until(lambda: one.counts == {"joe": 1, "ann": 1})

@@ -77,7 +77,7 @@ class JobPresence:
             if await self._registry.running(self._app):
                 members = ", ".join(sorted(await self._registry.members(self._app)))
                 raise JobRuns(
-                    f"the job {str(self._app)!r} runs at this moment"
+                    f"the job {str(self._app)!r} is running"
                     f"{f', in {members}' if members else ''}; stop all of its containers first"
                 )
             yield await self._registry.state(self._app)

@@ -39,7 +39,7 @@ async def test_a_start_is_one_for_all_containers_and_ends_with_the_last(tmp_path
                 assert (
                     await JobPresence(Registry(two), JOB).enter(one_state, nothing)
                 ).start == start
-            with pytest.raises(JobRuns, match=r"'east\.count' runs at this moment; stop all"):
+            with pytest.raises(JobRuns, match=r"'east\.count' is running; stop all"):
                 async with JobPresence(Registry(other), JOB).stopped():
                     pass
         async with JobPresence(Registry(other), JOB).stopped():

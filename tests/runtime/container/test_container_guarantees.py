@@ -157,7 +157,7 @@ async def test_the_grouper_cannot_be_changed_once_there_is_progress(
         async with running(changed, {**settings, GROUPER: "by-ssp"}):
             raise AssertionError("it must not run")
 
-    with pytest.raises(CheckpointError, match="by-partition, which is now by-ssp; set it back"):
+    with pytest.raises(CheckpointError, match="by-partition, which is now by-ssp; restore"):
         await again()
 
 

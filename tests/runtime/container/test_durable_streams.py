@@ -644,7 +644,7 @@ async def test_no_producer_is_told_of_a_commit_that_the_next_owner_does_not_have
     armed: list[bool] = []
     monkeypatch.setattr(TaskState, "write", sleeping)
     first, second = CountingApp(), CountingApp()
-    with dies(TaskFenced, match="has taken task 'Partition 0' over"):
+    with dies(TaskFenced, match="has taken over task 'Partition 0'"):
         async with lives(one) as node:
             container = await node.begin(first)
             assert container.replay is not None

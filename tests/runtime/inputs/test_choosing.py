@@ -381,7 +381,7 @@ async def test_the_grouper_says_which_tasks_there_are_and_what_they_read(
     with pytest.raises(CheckpointError) as caught:
         async with running(again, settings | {GROUPER: other}):
             pass
-    assert f"{GROUPER} = {grouper}, which is now {other}; set it back" in str(caught.value)
+    assert f"{GROUPER} = {grouper}, which is now {other}; restore that value" in str(caught.value)
     assert again.seen == []
 
 

@@ -411,7 +411,7 @@ async def test_a_container_whose_task_was_taken_over_stops_at_its_next_commit(
                 await until(lambda: other.count == 1)
 
     often = {**settings, "task.commit.ms": "10"}
-    with dies(TaskFenced, match="has taken task 'Partition 0' over"):
+    with dies(TaskFenced, match="has taken over task 'Partition 0'"):
         async with running(writing(one, "clicks", make=Behind), often):
             system.put("clicks", 0, event(0))
             await until(lambda: kept(settings)["Partition 0"] == {"memory.clicks[0]": 1})
@@ -429,7 +429,7 @@ async def test_progress_of_another_job_is_refused_before_anything_is_read(
     async with running(writing(Notes(), "clicks"), settings):
         pass
     more = {"job.systemstreampartition.grouper.factory": "by-ssp"}
-    with dies(CheckpointError, match=r"= by-partition, which is now by-ssp; set it back"):
+    with dies(CheckpointError, match=r"= by-partition, which is now by-ssp; restore that value"):
         async with running(writing(Notes(), "clicks"), settings | more):
             raise AssertionError("it runs")
     with dies(CheckpointError, match=r"had 2 tasks and would have 4"):

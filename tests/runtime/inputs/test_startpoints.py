@@ -115,7 +115,7 @@ def test_a_number_that_is_no_offset_or_time_is_refused_where_a_startpoint_is_mad
     assert LARGEST == wire.MAX_NUMBER
     assert kind(LARGEST) != kind(least)
     for number in (2**62, least - 1):
-        with pytest.raises(StartpointError, match=f"{number} is none; they go from {least} to "):
+        with pytest.raises(StartpointError, match=f"{number} is out of range: {least} to "):
             kind(number)
     store.put([CLICKS], kind(5), NOW)
     with closing(sqlite3.connect(store.inside.folder / "tree.sqlite")) as database, database:
@@ -230,7 +230,7 @@ def test_a_job_starts_with_its_first_container_and_ends_with_its_last(tmp_path: 
     one.leave()
     assert runs(tmp_path)
     enter(one, "one again")
-    with pytest.raises(JobRuns, match="runs at this moment; stop all"), stopped(tmp_path):
+    with pytest.raises(JobRuns, match="is running; stop all"), stopped(tmp_path):
         pass
     one.leave()
     other.leave()
@@ -600,7 +600,7 @@ async def test_an_import_is_refused_on_one_node_while_the_job_runs_on_another(
             cluster = ("-p", f"s4.coordination.folder={folder}")  # as if it were another machine
             refused = await run_s4(*import_, *cluster, cwd=tmp_path)
             assert refused.returncode == 1
-            assert "the job 'default.tasks' runs at this moment, in " in refused.stderr
+            assert "the job 'default.tasks' is running, in " in refused.stderr
             nodes.signal(signal.SIGTERM)
             assert await nodes.wait() == 0
         taken = await run_s4(*import_, *cluster, cwd=tmp_path)
@@ -640,7 +640,7 @@ async def test_commands_see_a_job_whose_containers_one_command_has_started(tmp_p
         places = ("tasks", "log.clicks", "--all-partitions")
         refused, told = await life(100, import_, ("startpoint", "set", *places, "--offset", "40"))
         assert refused[0] == 1
-        assert "the job 'default.tasks' runs at this moment, in " in refused[2]
+        assert "the job 'default.tasks' is running, in " in refused[2]
         assert "tasks runs and is not moved" in told[2]
         assert (await s4(*import_))[0] == 0
         await life(120)
