@@ -450,7 +450,7 @@ async def test_the_second_of_two_nodes_with_one_name_is_refused(folder: Path) ->
         where = ("--folder", folder / "shared", "-p", f"s4.listener.address={ANY_PORT}")
         done = await run_s4("node", "shop", "--name", "one", *where, cwd=folder)
         assert done.returncode == 1
-        assert "a node 'one' lives in cluster 'shop' already: process" in done.stderr
+        assert "cluster 'shop' already has a node 'one': process" in done.stderr
         assert "Traceback" not in done.stderr
 
 
@@ -617,7 +617,7 @@ async def test_a_node_that_finds_its_folder_in_another_format_says_so_and_stops(
             database.execute("PRAGMA user_version = 9")
             database.close()
         assert await one.wait() == 1
-        assert "is written in format 9, this s4node reads format 1" in one.errors
+        assert "has format 9, and this s4node reads format 1" in one.errors
         assert "Traceback" not in one.errors
 
 

@@ -1,18 +1,17 @@
-"""Who owns which partition of an app: decided here, from who lives and who owned before.
+"""The assignment of an app's partitions to members, from the living and former owners. Pure.
 
 Rules
-- A partition stays with its living owner, whatever the balance, until that one hands it over. Which
-  ones it should, so that all have as many, is computed here as well.
-- At most so many members get partitions as the app has containers; the others are spares. It is
-  those who have some, then those whose former namesakes had some, then the older ones.
-- Orphans fill the members up from the one with the fewest; so where nothing stays, no member has
-  two more than another. Where there is a choice, an orphan goes back to the name that it was with,
-  where files of its state may be: so as few as possible move, whatever the number of containers
-  was before.
-- The whole has an epoch, which grows with every change. A partition has the epoch in which it last
-  moved: it is what fences a former owner.
-- A member that comes back under its old name is another one: what it had in memory is gone.
-- The same arguments give the same answer everywhere.
+- A partition stays with its living owner until that owner hands it over, even if the load is
+  uneven. ``moves`` says which partitions should be handed over.
+- Only as many members get partitions as the app has containers; the others are spares. Members that
+  own partitions come first, then those whose name owned some before, then the older ones.
+- Orphaned partitions go to the members with the fewest. So in a fresh assignment no member has two
+  more than another. If there is a choice, an orphan goes to the name that owned it, where files of
+  its state may be.
+- The assignment has an epoch, which grows with every change. Each partition has the epoch in which
+  it last moved, which fences former owners.
+- A member that returns under its old name is a new member: what it had in memory is lost.
+- The same arguments always give the same assignment.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 Key = tuple[str, str]
-"""Session and name: they tell a member from all others, its former namesakes included."""
+"""Session and name: unique for each member, even among members of the same name."""
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -35,12 +34,12 @@ class Member(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> Key:
-        """What tells it from all others."""
+        """The session and name."""
         return self.session, self.name
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """Who has a partition, and since which epoch; ``member`` is empty where nobody does."""
+    """The owner of a partition since ``epoch``; ``member`` is empty if there is none."""
 
     member: str = ""
     address: str = ""
@@ -49,15 +48,15 @@ class Owner(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> Key:
-        """The key of the member that it is."""
+        """The key of the owning member."""
         return self.session, self.member
 
 
 class Assignment(msgspec.Struct, frozen=True):
     """The owners of all partitions, in order. Epoch 0 is before the first assignment.
 
-    ``origin`` names the line of assignments in which the epochs count: an app that was removed and
-    deployed anew begins another one.
+    ``origin`` names the series of assignments in which epochs are counted: an app that was removed
+    and deployed again begins another one.
     """
 
     epoch: int = 0
@@ -68,11 +67,11 @@ class Assignment(msgspec.Struct, frozen=True):
 def assign(
     partitions: int, members: Sequence[Member], before: Assignment | None, containers: int = 0
 ) -> Assignment:
-    """The next assignment; ``before`` itself where nothing changes.
+    """The next assignment; ``before`` itself if nothing changes.
 
-    ``members`` are those alive, the oldest first. At most ``containers`` of them get partitions, 0
-    for all, but that nobody loses any. With another number of partitions than before, all of them
-    are orphans, and epochs go on.
+    ``members`` are the living members, the oldest first. At most ``containers`` of them get
+    partitions (0: all), but no member loses any. If the number of partitions has changed, all are
+    orphans, and epochs continue.
     """
     if before is None:
         before = Assignment()
@@ -105,7 +104,7 @@ def assign(
 def _active(
     load: Mapping[Key, int], names: Mapping[Key, str], former: set[str], containers: int
 ) -> list[Key]:
-    """Those who get partitions, the older ones first."""
+    """The members that get partitions, the older ones first."""
     if not containers:
         return list(load)
     ranked = sorted(load, key=lambda key: (not load[key], names[key] not in former))
@@ -115,11 +114,11 @@ def _active(
 
 
 def balance(homes: Sequence[Key | str], members: Mapping[Key, str]) -> list[Key | None]:
-    """Who is to have each partition, as even as can be and with as few moves as that allows.
+    """The new owner of each partition: as even as possible, with as few moves as that allows.
 
-    ``homes`` has for each the key of a living owner, with whom it stays, or the name of a former
-    one, or "". ``members`` are those who can have some, with their names. None where there is
-    nobody.
+    ``homes`` has for each partition the key of its living owner, which keeps it, or the name of its
+    former owner, or "". ``members`` are the possible owners by key, with their names. If there are
+    none, an orphan's owner is None.
     """
     heirs = [None if isinstance(home, str) else home for home in homes]
     if not members:
@@ -129,7 +128,7 @@ def balance(homes: Sequence[Key | str], members: Mapping[Key, str]) -> list[Key 
     wanted = Counter(home for home in homes if isinstance(home, str))
     share = dict.fromkeys(members, 0)
     for _ in orphans:
-        poorest = min(  # among as poor ones, who takes back something
+        poorest = min(  # of members with the same load, prefer one that owned an orphan
             members, key=lambda key: (load[key] + share[key], wanted[members[key]] <= share[key])
         )
         share[poorest] += 1
@@ -153,10 +152,11 @@ def balance(homes: Sequence[Key | str], members: Mapping[Key, str]) -> list[Key 
 def moves(
     assignment: Assignment, members: Sequence[Member], containers: int = 0
 ) -> dict[int, Member]:
-    """Which partitions their living owners should hand over, and to whom: as few as can be so that
-    those who get partitions share evenly, and others have none.
+    """The partitions that living owners should hand over, and to which members: as few as possible
+    for an even share among those that get partitions.
 
-    ``members`` and ``containers`` are as for ``assign``, which comes first: there are no orphans.
+    ``members`` and ``containers`` are as for ``assign``, which has to come first: with orphans the
+    result is empty.
     """
     alive = {member.key: member for member in members}
     held: dict[Key, list[int]] = {key: [] for key in alive}
@@ -171,7 +171,7 @@ def moves(
     def move(giver: Key) -> None:
         heir = min((key for key in chosen if key != giver), key=lambda key: len(held[key]))
         found[held[giver][-1]] = alive[heir]
-        held[heir].insert(0, held[giver].pop())  # what has just come does not go on
+        held[heir].insert(0, held[giver].pop())  # so that it does not move again
 
     for key in ranked[len(chosen) :]:
         while held[key]:
@@ -184,7 +184,7 @@ def moves(
 
 
 def handed_over(assignment: Assignment, heirs: Mapping[int, Member]) -> Assignment:
-    """The assignment in which these partitions belong to others."""
+    """The assignment after these partitions were handed over."""
     epoch = assignment.epoch + 1
     owners = list(assignment.owners)
     for partition, heir in heirs.items():
@@ -193,6 +193,6 @@ def handed_over(assignment: Assignment, heirs: Mapping[int, Member]) -> Assignme
 
 
 def has_living_owner(assignment: Assignment | None, members: Sequence[Member]) -> bool:
-    """Whether any partition is owned by one of ``members``; if not, they can start from scratch."""
+    """Return True if one of ``members`` owns a partition; if not, they may start from scratch."""
     alive = {member.key for member in members}
     return assignment is not None and any(owner.key in alive for owner in assignment.owners)

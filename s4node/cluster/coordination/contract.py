@@ -1,19 +1,18 @@
-"""What the nodes of all clusters share: a tree of small entries, written through sessions.
+"""The contract of a coordination: a tree of small entries that nodes write through sessions. Pure.
 
 Rules
-- This is a contract, implemented by a folder on one machine
-  (:mod:`s4node.cluster.coordination.folder`) and made so that ZooKeeper can implement every
-  sentence of it. Who needs more than is stated here is wrong.
-- A path is ``/`` or ``/part/part``; a part is any printable text without ``/`` that is
-  not empty, ``.`` or ``..``. ``/`` is always there and holds no data.
+- A folder on one machine implements this contract (:mod:`s4node.cluster.coordination.folder`), and
+  ZooKeeper could implement every sentence of it. Callers must not rely on anything else.
+- A path is ``/`` or ``/part/part``; a part is any printable text without ``/``, except the empty
+  text, ``.`` and ``..``. ``/`` always exists and holds no data.
 - Writes are linearizable: all sessions see them in one order, and a read sees every write that had
-  returned before it began.
-- An ephemeral entry ends with its session and never has entries below it.
-- Watching is by level, not by event: :meth:`Session.wait_change` may return for nothing, and
-  several changes may look like one; what it never does is to miss the last one.
-- Where a connection can break, a write may have happened although its call raised SessionLost, and
-  a write that is repeated after a break may meet itself: who is told EntryExists or BadVersion
-  looks whether what stands there is its own.
+  returned before the read began.
+- An ephemeral entry is deleted when its session ends, and never has entries below it.
+- Changes are watched by level, not by event: :meth:`Session.wait_change` may return without a
+  change, and once for several, but it never misses the last one.
+- If a connection can break, a write may have happened although its call raised SessionLost, and a
+  repeated write may then meet its own result: after EntryExists or BadVersion, check whether the
+  entry is yours.
 """
 
 from __future__ import annotations
@@ -29,20 +28,19 @@ if TYPE_CHECKING:
     import trio
 
 MAX_DATA_BYTES = 1_000_000
-"""The longest data of an entry; ZooKeeper's packets end at 1 MiB, with what is around the data."""
+"""The most bytes of an entry: a ZooKeeper packet ends at 1 MiB, with headers around the data."""
 
 MAX_PATH_LENGTH = 1024
-"""The longest path, in characters."""
+"""The most characters of a path."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """An entry as it was when it was read.
 
-    ``version`` is 0 when the entry is created and grows by one with every ``set``; an entry that
-    was deleted and created again starts at 0. ``session`` is the id of the owner of an ephemeral
-    entry, and empty for others. ``created`` orders entries by their creation, over the whole tree;
-    nothing else may be read from it.
+    ``version`` is 0 when the entry is created, or created again, and grows by one with every
+    ``set``. ``session`` is the id of the owner of an ephemeral entry, else empty. ``created``
+    orders all entries of the tree by their creation; use it for nothing else.
     """
 
     data: bytes
@@ -52,44 +50,44 @@ class Entry:
 
 
 class Session(Protocol):
-    """A living connection to the tree. Every method raises SessionLost once the session is over.
+    """A living connection to the tree. Every method raises SessionLost once the session has ended.
 
-    A method that is cancelled has either had its whole effect or none, but that entries made on the
-    way to another may stay.
+    A cancelled method has either had its whole effect or none, except that ``create`` may leave
+    parent entries.
     """
 
     @property
     def id(self) -> str:
-        """What names this session and no other, ever; the ``session`` of its ephemeral entries."""
+        """The unique id of this session, which is the ``session`` of its ephemeral entries."""
 
     @property
     def name(self) -> str:
-        """What its user called it, for messages; need not be unique."""
+        """The name that the user gave, for messages; need not be unique."""
 
     @property
     def timeout(self) -> float:
-        """After how many seconds without a sign of life the others end this session."""
+        """The seconds without a heartbeat after which the others end this session."""
 
     @property
     def lost(self) -> trio.Event:
-        """Set when the session is over: expired, the tree gone, or closed by its own user.
+        """Set when the session has ended: expired, closed, or because the tree is gone.
 
-        A process that was stopped or cut off learns it when it runs again, which may be after
-        others took over what it owned: what must not be written twice needs an epoch of its own.
+        A process that was stopped or cut off learns this when it runs again, perhaps after others
+        have taken over what it owned: fence what must not be written twice with an epoch.
         """
 
     @property
     def doubtful(self) -> bool:
-        """Whether this process was stopped for so long that the session may be over, unnoticed yet.
+        """True if this process was stopped for so long that the session may have ended.
 
-        Until it is known, which takes a moment, others may own what this session owned.
+        Until that is known, which takes a moment, others may own what this session owned.
         """
 
     async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False) -> None:
-        """Create an entry of version 0, and persistent entries without data on the way to it.
+        """Create an entry of version 0, and its missing parents, persistent and without data.
 
-        Raises EntryExists; CoordinationError where an entry on the way is ephemeral, and for a path
-        or data that cannot be.
+        Raises EntryExists; CoordinationError if a parent is ephemeral, or if the path or the data
+        is invalid.
         """
 
     async def get(self, path: str) -> Entry | None:
@@ -98,13 +96,13 @@ class Session(Protocol):
     async def set(self, path: str, data: bytes, version: int | None = None) -> int:
         """Write ``data`` and return the new version; with ``version``, only over that version.
 
-        Raises NoEntry, and BadVersion where another version stands there.
+        Raises NoEntry, and BadVersion if the entry has another version.
         """
 
     async def delete(self, path: str, version: int | None = None) -> None:
         """Delete the entry; with ``version``, only that version.
 
-        Raises NoEntry, BadVersion, and EntryNotEmpty where there are entries below it.
+        Raises NoEntry, BadVersion, and EntryNotEmpty if there are entries below it.
         """
 
     async def children(self, path: str) -> list[str]:
@@ -119,36 +117,36 @@ class Session(Protocol):
     async def wait_change(self, path: str, seen: int) -> int:
         """Return ``change(path)`` as soon as it is greater than ``seen``.
 
-        Ask ``change`` first, then read, then wait with that number: so nothing is missed.
+        To miss nothing, call ``change`` first, then read, then wait with that number.
         """
 
 
 class Coordination(Protocol):
-    """Where sessions come from."""
+    """Opens sessions."""
 
     def session(self, name: str) -> AbstractAsyncContextManager[Session]:
-        """Open a session for the time of the block; leaving it deletes its ephemeral entries.
+        """Open a session for the block; leaving the block deletes its ephemeral entries.
 
-        Raises CoordinationError where the tree cannot be reached. Losing the session later does not
-        end the block: wait for ``lost``, or be told by the next call.
+        Raises CoordinationError if the tree cannot be reached. The block continues if the session
+        is lost later: wait for ``lost``, or the next call raises SessionLost.
         """
 
 
 def check_path(path: str) -> None:
-    """Raise CoordinationError unless ``path`` can be one."""
+    """Raise CoordinationError unless ``path`` is a valid path."""
     parts = path.split("/")[1:]
     if path == "/":
         return
     if not path.startswith("/") or any(part in ("", ".", "..") for part in parts):
-        raise CoordinationError(f"{path!r} is no path of entries; write it as /part/part")
+        raise CoordinationError(f"{path!r} is not a path of entries; write it as /part/part")
     if len(path) > MAX_PATH_LENGTH:
         raise CoordinationError(
-            f"the path {path[:40]!r}... has {len(path)} characters; {MAX_PATH_LENGTH} are allowed: "
-            f"use shorter names"
+            f"the path {path[:40]!r}... has {len(path)} characters, and at most {MAX_PATH_LENGTH} "
+            f"are allowed; use shorter names"
         )
     if not path.isprintable():
         raise CoordinationError(
-            f"the path {path!r} has characters that cannot be printed; take them out"
+            f"the path {path!r} has characters that cannot be printed; remove them"
         )
 
 
@@ -156,11 +154,11 @@ def check_data(path: str, data: bytes) -> None:
     """Raise CoordinationError if ``data`` is too long for an entry."""
     if len(data) > MAX_DATA_BYTES:
         raise CoordinationError(
-            f"{len(data)} bytes are too many for the entry {path!r}, which takes {MAX_DATA_BYTES}; "
-            f"keep large things in a file and their place in the entry"
+            f"the entry {path!r} would have {len(data)} bytes, and at most {MAX_DATA_BYTES} are "
+            f"allowed; save large data in a file, and the path of the file in the entry"
         )
 
 
 def parent_of(path: str) -> str:
-    """The path right above ``path``; that of ``/`` is ``/`` itself."""
+    """The path right above ``path``; the parent of ``/`` is ``/`` itself."""
     return path.rpartition("/")[0] or "/"

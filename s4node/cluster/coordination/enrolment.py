@@ -1,7 +1,7 @@
-"""What a container needs to take part in a cluster: its session, and who it is there.
+"""The enrolment of a container in a cluster: its session, and its name there.
 
 Rules
-- One enrolment is one container's. Its session is the container's own: so its death is noticed.
+- An enrolment is for one container, with a session of its own, so its death is noticed.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from s4node.cluster.coordination.stream_directory import Directory
 
 @dataclass(frozen=True)
 class Enrolment:
-    """A container of ``app`` on ``cluster``, unique there by the name ``member``.
+    """A container of ``app`` on ``cluster``, where the name ``member`` is unique.
 
-    ``expected`` is how many members the first assignment waits for, ``gather_timeout`` (seconds)
-    for how long, ``containers`` how many members get partitions (0 for all). ``node`` and
-    ``version`` are for those who look.
+    The first assignment waits for ``expected`` members, for at most ``gather_timeout`` seconds;
+    ``containers`` members get partitions (0: all). ``node`` and ``version`` are for status
+    commands.
     """
 
     session: Session
@@ -36,11 +36,12 @@ class Enrolment:
     version: str = ""
 
     def in_doubt(self) -> bool:
-        """Whether the process was stopped for so long that others may own its partitions by now."""
+        """Return True if the process was stopped so long that its partitions may have new
+        owners."""
         return self.session.doubtful
 
     def membership(self, address: str, partitions: int, *, state: str) -> Membership:
-        """The container's part in the app, reached at ``address``; it can reach ``state``."""
+        """The container's membership, at ``address``; ``state`` is the state that it can reach."""
         return Membership(
             self.session,
             cluster=self.cluster,
@@ -57,11 +58,11 @@ class Enrolment:
         )
 
     def presence(self) -> JobPresence:
-        """The container's part in the app's job."""
+        """The container's presence in the app's job."""
         return JobPresence(Registry(self.session), AppId(self.cluster, self.app))
 
     def directory(self, consumes: Iterable[str], produces: Iterable[str]) -> Directory:
-        """Who consumes what the app produces."""
+        """The directory of the streams that the app consumes and produces."""
         return Directory(
             self.session,
             cluster=self.cluster,

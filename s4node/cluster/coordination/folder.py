@@ -1,22 +1,23 @@
-"""Coordination on one machine, without any server: a folder that all processes share.
+"""Coordination on one machine without a server: a folder that all processes share.
 
 Rules
 - The folder holds a database (:mod:`s4node.cluster.coordination.tree`), a file for each session
-  (:mod:`s4node.cluster.coordination.session_file`) and a lock for what must happen one at a time.
-  It must be on a disk of this machine: network file systems keep neither kind of lock reliably.
-- Calls that read or write run in a thread, for SQLite may wait for another process or the disk.
-  Looking for changes runs in the loop, every 50 ms: a few system calls that never wait, about
-  0.1 ms in all.
-- Every session looks after all others. A process that dies loses its lock, is noticed at the next
-  look, and the first that notices removes its session. A process that is stopped is removed when it
-  gave no sign of life for its timeout.
-- A session that finds itself removed, or its folder gone or damaged, is lost for good. Nothing else
-  ends it: what keeps it from looking after the others (a full disk, no file descriptor left, a
-  folder that may not be entered) is waited out. It is told once, and when it is over.
-- Who gives no sign of life for half its timeout, because it stands still or the disk takes none, is
-  in doubt until it has given one and read that its session is still there.
-- Who judges by the silence of others has just spoken: the disk that keeps them from it may be ours.
-  It tries from a while before their time is over, for they need as long to speak again.
+  (:mod:`s4node.cluster.coordination.session_file`) and a lock for opening sessions one at a time.
+  It must be on a disk of this machine: network file systems implement neither kind of lock
+  reliably.
+- Calls that read or write run in a thread, as SQLite may wait for another process or the disk. The
+  loop looks for changes every 50 ms: a few system calls that never wait, about 0.1 ms in all.
+- Every session watches all others. A process that dies loses its lock, and the first session that
+  notices ends the dead one. A stopped process is ended when it has sent no heartbeat for its
+  timeout.
+- A session is lost for good when it finds itself ended, or its folder deleted or damaged. Any other
+  trouble in watching the others (a full disk, no file descriptors left, lost permissions) is waited
+  out; it is logged once, and once when it is over.
+- A session is doubtful after half its timeout without a heartbeat, because the process stood still
+  or the disk failed, until it has sent one and has read that it still exists.
+- A session that ends a silent one has itself just sent a heartbeat: the disk that keeps the other
+  silent may be its own. It starts to try before the other's timeout, to leave the other as much
+  time to recover.
 """
 
 from __future__ import annotations
@@ -54,17 +55,17 @@ log = get_logger("s4node.cluster")
 T = TypeVar("T")
 
 LOOK_SECONDS = 0.05
-"""How often a session looks for changes and for others that died."""
+"""How often a session looks for changes and for dead sessions."""
 
 _BEATS = 5
-"""How many signs of life a session gives while its timeout lasts."""
+"""The heartbeats of a session during its timeout."""
 
 _CLOSING_SECONDS = 2.0
 _SESSIONS = "sessions"
 
 
 def has_sessions(folder: Path) -> bool:
-    """Whether a process lives that has a session in the folder."""
+    """Return True if a living process has a session in the folder."""
     for path in (folder / _SESSIONS).glob("*"):
         seen = SeenFile(path, 0.0, 0.0)
         try:
@@ -80,9 +81,9 @@ class FolderGoneError(CoordinationError):
 
 
 class FolderCoordination:
-    """The tree in ``folder``, which is made if it is missing; ``~`` is the user's home.
+    """The tree in ``folder``, which is created if missing; ``~`` is the user's home.
 
-    ``session_timeout`` (seconds) is after how long a silent session is ended by the others.
+    The others end a session that is silent for ``session_timeout`` seconds.
     """
 
     def __init__(self, folder: Path | str, *, session_timeout: float = 10.0) -> None:
@@ -100,7 +101,7 @@ class FolderCoordination:
                 nursery.start_soon(session.look)
                 try:
                     yield session
-                except Exception as error:  # carried out of the nursery as it is, not in a group
+                except Exception as error:  # raised below as it is, not in a group
                     failure = error
                 nursery.cancel_scope.cancel()
         finally:
@@ -123,12 +124,12 @@ class FolderCoordination:
             except OSError as error:
                 raise CoordinationError(
                     f"the coordination's folder {self.folder} cannot be used ({error}); fix its "
-                    f"permissions or set s4.coordination.folder to another one"
+                    f"permissions, or set s4.coordination.folder to another folder"
                 ) from error
 
 
 class FolderSession:
-    """A :class:`coordination.Session` in a folder; made by :meth:`FolderCoordination.session`."""
+    """A :class:`contract.Session` in a folder; made by :meth:`FolderCoordination.session`."""
 
     def __init__(
         self, folder: Path, row: SessionRow, tree: Tree, watch: Watch, file: SessionFile
@@ -138,19 +139,19 @@ class FolderSession:
         self.timeout = row.timeout
         self.lost = trio.Event()
         self._reason = ""
-        self._asleep = False  # until somebody has looked whether the session is still there
+        self._asleep = False  # until it is known whether the session still exists
         self._beaten = clocks.steady()
-        self._mute = False  # the disk took no sign of life the last time
+        self._mute = False  # True if the last heartbeat failed
         self._folder = folder
         self._tree = tree
         self._watch = watch
         self._inode = tree.path.stat().st_ino
         self._file = file
         self._turn = trio.Lock()
-        self._thread = trio.CapacityLimiter(1)  # of its own: handlers may take up all the others
+        self._thread = trio.CapacityLimiter(1)  # separate: handlers may occupy all other threads
         self._changed = trio.Event()
         self._others: dict[str, SeenFile] = {}
-        self._stale = True  # who the others are has to be read anew
+        self._stale = True  # the other sessions have to be read again
         self._troubles: dict[str, str] = {}
 
     @property
@@ -195,7 +196,7 @@ class FolderSession:
     async def wait_change(self, path: str, seen: int) -> int:
         """See :meth:`coordination.Session.wait_change`."""
         while True:
-            changed = self._changed  # before reading: what comes after sets this very event
+            changed = self._changed  # before reading: a later change sets this very event
             number = await self.change(path)
             if number > seen:
                 return number
@@ -204,7 +205,7 @@ class FolderSession:
     # --- inside ----------------------------------------------------------------------------------
 
     async def _call(self, step: Callable[[], T], *, write: bool = False) -> T:
-        """Run ``step`` in a thread, again and again while other processes are in the way."""
+        """Run ``step`` in a thread; retry while other processes hold the lock."""
         deadline = trio.current_time() + self.timeout
         while True:
             try:
@@ -239,26 +240,26 @@ class FolderSession:
         self._changed = trio.Event()
 
     async def beat(self) -> None:
-        """Give signs of life; apart from looking, which may have to wait for others."""
+        """Send heartbeats; separate from ``look``, which may have to wait for others."""
         while not self.lost.is_set():
             self._speak()
             await trio.sleep(self.timeout / _BEATS)
 
     def _speak(self) -> None:
-        """Give a sign of life, if the disk takes one."""
+        """Send a heartbeat, if the disk works."""
         self._asleep = self.doubtful
         try:
             self._file.beat()
         except OSError as error:
             self._mute = True
-            self._tell("give signs of life", _unusable(self._file.path, error))
+            self._tell("send heartbeats", _unusable(self._file.path, error))
         else:
             self._mute = False
             self._beaten = clocks.steady()
-            self._tell("give signs of life", "")
+            self._tell("send heartbeats", "")
 
     def _tell(self, what: str, trouble: str) -> None:
-        """Log once what it cannot do, and that it can again where ``trouble`` is empty."""
+        """Log once what the session cannot do, and once that it can again (``trouble`` empty)."""
         if trouble == self._troubles.get(what, ""):
             return
         self._troubles[what] = trouble
@@ -268,7 +269,7 @@ class FolderSession:
             log.info(f"can {what} again", session=self.name)
 
     async def look(self) -> None:
-        """See to changes and to the other sessions, until this one is lost."""
+        """Watch the tree and the other sessions, until this session is lost."""
         try:
             await self._look()
         except (CoordinationError, OSError) as error:
@@ -284,20 +285,20 @@ class FolderSession:
                 self._check_folder()
                 await self._look_after_others(clocks.steady())
             except TreeBusy:
-                pass  # then at the next look
+                pass  # retried at the next look
             except SessionLost:
                 return
             except (FolderGoneError, DamagedTreeError):
                 raise
-            except (CoordinationError, OSError) as error:  # the same, but it may last
+            except (CoordinationError, OSError) as error:  # retried, and it may last
                 self._stale = True
-                self._tell("look after the other sessions", str(error))
+                self._tell("watch the other sessions", str(error))
             else:
-                self._tell("look after the other sessions", "")
+                self._tell("watch the other sessions", "")
             await trio.sleep(LOOK_SECONDS)
 
     async def _look_after_others(self, now: float) -> None:
-        """Learn of changes, and end the sessions of those that died."""
+        """Notice changes, and end dead sessions."""
         self._stale = self._stale or self._asleep
         if self._watch.changed():
             self._stale = True
@@ -311,7 +312,7 @@ class FolderSession:
             self._wake()
 
     def _over(self, now: float) -> list[str]:
-        """The sessions that are to be ended: of those that died, or are silent while we speak."""
+        """The sessions to end: dead ones, and those that are silent while we are not."""
         if not self._mute:
             over = [id_ for id_, other in self._others.items() if other.over(now)]
             if any(other.lapse > 1 - 1 / _BEATS for other in self._others.values()):
@@ -325,18 +326,18 @@ class FolderSession:
             same = self._tree.path.stat().st_ino == self._inode
         except (FileNotFoundError, NotADirectoryError):
             same = False
-        except OSError as error:  # it may be there, and it may not
+        except OSError as error:  # unknown: the database may still be there
             if not self._file.removed():
                 raise CoordinationError(_unusable(self._tree.path, error)) from error
             same = False
         if not same:
             raise FolderGoneError(
-                "its database was deleted or replaced under it; start all nodes anew, and keep "
-                "what cleans up folders away from this one"
+                "its database was deleted or replaced; restart all nodes, and exclude the folder "
+                "from automatic clean-up"
             )
 
     async def _read_sessions(self, now: float) -> None:
-        """Learn who is there, and perhaps that this session no longer is."""
+        """Read the sessions; this session may have been ended."""
         asleep = self._asleep
         rows = {row.id: row for row in await self._attempt(self._tree.sessions)}
         if self.id not in rows:
@@ -349,30 +350,30 @@ class FolderSession:
             self._others[id_] = SeenFile(_session_path(self._folder, id_), rows[id_].timeout, now)
 
     async def close(self) -> None:
-        """End the session in good order, if nobody else has; the others learn it at once."""
+        """End the session, unless it has ended; the others notice at once."""
         try:
             while not self.lost.is_set():
                 with contextlib.suppress(TreeBusy):
                     await self._attempt(partial(_end_session, self._tree, self._folder, self.id))
                     break
         except (CoordinationError, OSError):
-            pass  # the lock below tells the others all the same
+            pass  # the others notice that the lock below is released
         finally:
             self._lose("it was closed")
             with trio.CancelScope(shield=True):
-                async with self._turn:  # not under somebody's call
+                async with self._turn:  # after a call in progress
                     await threads.run_sync(self._tree.close, limiter=self._thread)
 
 
-# --- what happens in threads ---------------------------------------------------------------------
+# --- in threads ----------------------------------------------------------------------------------
 
 
 def _open_session(folder: Path, row: SessionRow) -> FolderSession:
-    """Make the folder if need be, remove dead sessions, and make ``row`` known; raises TreeBusy."""
+    """Create the folder if needed, end dead sessions, and add ``row``; raises TreeBusy."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.stat().st_mode & stat.S_IWOTH:
         raise CoordinationError(
-            f"everybody may write to {folder}, and so could tell the nodes what to run; forbid it "
+            f"everyone may write to {folder}, and so decide what the nodes run; forbid it "
             f"(chmod o-w), or set s4.coordination.folder to another folder"
         )
     (folder / _SESSIONS).mkdir(mode=0o700, exist_ok=True)
@@ -384,7 +385,7 @@ def _open_session(folder: Path, row: SessionRow) -> FolderSession:
             except BlockingIOError as busy:
                 raise TreeBusy(str(busy)) from busy
             path = folder / "tree.sqlite"
-            if not path.exists():  # closing it drops the locks of this process's other sessions
+            if not path.exists():  # opening it to close it would drop this process's other locks
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             tree = Tree(path)
             undo.callback(tree.close)
@@ -402,9 +403,9 @@ def _open_session(folder: Path, row: SessionRow) -> FolderSession:
 
 
 def _bury(tree: Tree, folder: Path) -> None:
-    """End the sessions of dead processes, so that nobody meets their entries.
+    """End the sessions of dead processes, so that nobody sees their entries.
 
-    Files that no session belongs to are left from processes that died while they made them.
+    A file without a session is left from a process that died while opening one.
     """
     for path in sorted(
         {_session_path(folder, row.id) for row in tree.sessions()}
@@ -429,13 +430,13 @@ def _session_path(folder: Path, id_: str) -> Path:
 
 def _unusable(path: Path, error: OSError) -> str:
     return (
-        f"the coordination's file {path} cannot be used ({error.strerror}); fix its folder's "
-        f"permissions, or see whether its disk works (setting s4.coordination.folder)"
+        f"the coordination's file {path} cannot be used ({error.strerror}); fix the permissions of "
+        f"its folder, or check its disk (setting s4.coordination.folder)"
     )
 
 
 def _stuck(folder: Path, seconds: float) -> CoordinationError:
     return CoordinationError(
         f"the coordination's folder {folder} was locked by another process for {seconds:g} s; look "
-        f"for a stopped one (ps shows state T), and go on with it or kill it"
+        f"for a stopped process (ps shows state T), and resume or kill it"
     )

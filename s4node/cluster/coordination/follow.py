@@ -1,8 +1,8 @@
-"""Following what is in the coordination.
+"""The follow loop: repeats a step on the coordination, and waits out its errors.
 
 Rules
-- Trouble is waited out: only the end of the session is the end of following.
-- It is told once, until it is another one or a step has worked, which is told to who asks for it.
+- Only the end of the session ends following.
+- An error is reported once, until it changes or a step succeeds. Recovery is reported, too.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ async def follow(
     on_trouble: Callable[[str], None],
     on_well: Callable[[], None] = lambda: None,
 ) -> NoReturn:
-    """Take one ``step`` after the other until cancelled; raises SessionLost.
+    """Repeat ``step`` until cancelled; raises SessionLost.
 
-    ``on_trouble`` is called with the reason why a step has failed, which is then taken again, and
-    ``on_well`` when one has worked after that: a step that waits for news must not wait again then.
+    ``on_trouble`` is called with the reason when a step has failed; it is then retried. ``on_well``
+    is called when a step has succeeded after that: the next step should not wait for news.
     """
     told = ""
     while True:

@@ -1,13 +1,14 @@
-"""Whether containers of a job run, on whichever node, and which start of the job they belong to.
+"""The presence of a job in a cluster: whether its containers run, on any node.
 
 Rules
 - Each container of a job has an ephemeral entry for as long as its session lives. All nodes see it,
   whatever folders they keep state in.
-- A job starts with the first of its containers, which gives the start a name: what holds for one
-  start only is kept with that name.
-- The state of a job has an identity, which is that of the first container that keeps any. Another
-  one takes its place only at a start that is told to.
-- Who comes, and who needs the job not to run, holds the job's gate meanwhile; the others wait.
+- A job starts with the first of its containers, which gives the start a name; facts that hold for
+  one start only are saved with that name.
+- The state of a job has an identity: that of the first container with state. Only a start with
+  ``adopt`` replaces it.
+- A container that enters, and a process that needs the job to be stopped, hold the job's gate
+  meanwhile; others wait.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _NAME_BYTES = 6
 
 
 class Entered(NamedTuple):
-    """The name of the job's start, the identity of the container's own state, and that of the
-    job's."""
+    """The name of the job's ``start``, and the identities of the container's ``own`` state and of
+    the job's ``state``."""
 
     start: str
     own: str
@@ -33,7 +34,7 @@ class Entered(NamedTuple):
 
 
 class JobPresence:
-    """Who runs the job of ``app``, as the session of ``registry`` sees it."""
+    """The presence of the job of ``app``, through the session of ``registry``."""
 
     def __init__(self, registry: Registry, app: AppId) -> None:
         self._registry = registry
@@ -46,9 +47,9 @@ class JobPresence:
         *,
         adopt: bool = False,
     ) -> Entered:
-        """Be there for as long as the session lives, with the state that ``identify`` names; with
-        ``adopt`` a start makes that one the job's. Calls ``at_start`` first if no other container
-        with that state is there."""
+        """Enter the job, until the session ends, with the state that ``identify`` names. With
+        ``adopt`` a start makes it the state of the job. Calls ``at_start`` first if no other
+        container with this state is there."""
         async with self._registry.gate(self._app):
             own = await identify()
             state = await self._registry.state(self._app)
@@ -71,8 +72,8 @@ class JobPresence:
 
     @asynccontextmanager
     async def stopped(self) -> AsyncIterator[str]:
-        """Keep the job from starting, and give the identity of its state, empty before the first
-        start; raises JobRuns where it runs."""
+        """Keep the job from starting; gives the identity of its state, empty before the first
+        start. Raises JobRuns if the job is running."""
         async with self._registry.gate(self._app):
             if await self._registry.running(self._app):
                 members = ", ".join(sorted(await self._registry.members(self._app)))

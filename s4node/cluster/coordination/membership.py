@@ -1,18 +1,20 @@
-"""A container among its peers: it joins, and follows who owns which partition.
+"""The membership of a container: joins its app, and follows the assignment of partitions.
 
 Rules
 - The oldest living member computes the assignment and writes it over the version that it has read;
-  the slower one reads again. Should it die, the next oldest goes on: nobody is elected.
-- The first assignment waits until the expected number of members is there, or for the gather time.
-  First is also the one of members who never saw a living owner: all containers started anew.
-- What is told is a whole view, never a difference; equal views are told once.
-- A member whose folder or URL has not the state of the app gets no partition: its tasks would begin
-  from nothing.
-- Who has more than its share is told what it owes to others. It hands that over by itself, when it
-  has stopped with it.
-- An owner that no longer lives is nobody: its address is not told.
-- While the coordination cannot be read or written the last view holds, and it is tried again: a
-  full disk does not stop what runs. Only the end of the session does.
+  if another was faster, it reads again. If it dies, the next oldest continues: there is no
+  election.
+- The first assignment waits until the expected number of members has joined, or for the gather
+  time. So does an assignment by members that never saw a living owner: all containers have
+  restarted.
+- A member reports whole views, never differences; equal views are reported once.
+- A member whose folder or URL does not have the state of the app gets no partitions: its tasks
+  would start without their state.
+- A member with more than its share learns which partitions it owes. It stops them first, and then
+  hands them over.
+- The address of a dead owner is not reported.
+- While the coordination cannot be read or written, the last view holds and the step is retried: a
+  full disk does not stop running tasks. Only the end of the session does.
 """
 
 from __future__ import annotations
@@ -56,10 +58,10 @@ GATHER_SECONDS = 10.0
 class Membership:
     """One container's part in an app of ``partitions`` partitions.
 
-    ``member`` must be unique among the app's living members, ``address`` is where peers reach it,
-    ``expected`` how many members the first assignment waits for, ``gather_timeout`` (seconds) for
-    how long at most. ``state`` is the identity of the state that the member can reach. ``node`` and
-    ``version`` are for those who look.
+    ``member`` must be unique among the app's living members, and peers reach it at ``address``. The
+    first assignment waits for ``expected`` members, for at most ``gather_timeout`` seconds.
+    ``state`` is the identity of the state that the member can reach. ``node`` and ``version`` are
+    for status commands.
     """
 
     def __init__(
@@ -104,10 +106,10 @@ class Membership:
         """Join, and call ``on_view`` with every new view until :meth:`leave`.
 
         ``on_view`` is called in the loop and must not block. The last view comes after leaving, and
-        in it nothing is ``mine``. Raises NameTaken where a member of this name lives,
-        CoordinationError where one with another number of partitions does, and SessionLost when the
-        session is over: whatever was ``mine`` may be others' by then. A run that is cancelled
-        leaves the member joined, for as long as its session lives.
+        nothing is ``mine`` in it. Raises NameTaken if a member of this name lives,
+        CoordinationError if one has another number of partitions, and SessionLost when the session
+        has ended: others may then own what was ``mine``. A cancelled run leaves the member joined,
+        for as long as its session lives.
         """
         await self.registry.join_member(self.app, self._info)
         self._gather_until = trio.current_time() + self._gather_timeout
@@ -128,13 +130,13 @@ class Membership:
     async def leave(self) -> None:
         """Give up what is ``mine``, which goes to others at once, and end :meth:`run`.
 
-        Stop processing first: from here on others may start with these partitions. Leaving again,
-        or after the session was lost, does nothing.
+        Stop processing first: others may start with these partitions at once. Does nothing if the
+        member has left or the session is lost.
         """
         self._left = True
         try:
             await self.registry.leave_member(self.app, self._info.name)
-            while True:  # who leaves knows it first, so it shares out what it had
+            while True:  # the leaving member knows it first, so it assigns what it had
                 group = await self.registry.group(self.app)
                 if group.assignment is None or not await self._write_next(group):
                     break
@@ -144,7 +146,7 @@ class Membership:
             self._running.cancel()
 
     async def _check_partitions(self) -> None:
-        """Of two that disagree the younger one goes, so that they agree on who is wrong."""
+        """Make the younger of two members that disagree leave, with an error."""
         mine = self._info
         for member in (await self.registry.group(self.app)).members:
             if member.session == self._session.id and member.value.name == mine.name:
@@ -160,7 +162,7 @@ class Membership:
                 )
 
     async def _step(self, on_view: Callable[[View], None]) -> None:
-        """See what is there, do what follows from it, tell it, and wait for news."""
+        """Read the group, write the assignment if it is due, report the view, and wait for news."""
         base = Registry.path_of_app(self.app)
         seen = await self._session.change(base)
         group = await self.registry.group(self.app)
@@ -180,7 +182,7 @@ class Membership:
         return self._session.id, self._info.name
 
     def _wait_for_others(self, group: Group) -> float:
-        """Until when the first assignment has to wait; infinite where it has not."""
+        """Until when the first assignment waits; infinite if it need not."""
         assignment = group.assignment and group.assignment.value
         if has_living_owner(assignment, group.candidates):
             self._gather_until = -math.inf  # a spare that has seen an owner takes over at once
@@ -190,7 +192,7 @@ class Membership:
         return self._gather_until
 
     async def _write_next(self, group: Group) -> bool:
-        """Write what follows from ``group``; False where it stands already."""
+        """Write the assignment that follows from ``group``; returns False if it is unchanged."""
         before = group.assignment
         members = self._equals(group)
         after = assign(self._info.partitions, members, before and before.value, self._containers)
@@ -198,12 +200,12 @@ class Membership:
             after = msgspec.structs.replace(after, origin=tokens.fresh(16))
         elif after is before.value:
             return False
-        with contextlib.suppress(BadVersion, EntryExists, NoEntry):  # read again, and see
+        with contextlib.suppress(BadVersion, EntryExists, NoEntry):  # another was faster
             await self.registry.write_assignment(self.app, after, before and before.version)
         return True
 
     def _equals(self, group: Group) -> list[Member]:
-        """The members that have as many partitions as we, and can reach the state of the app."""
+        """The members with our number of partitions that can reach the state of the app."""
         return [
             candidate
             for candidate, member in zip(group.candidates, group.members, strict=True)
@@ -212,15 +214,15 @@ class Membership:
         ]
 
     def _owed(self, group: Group) -> dict[int, Member]:
-        """Who is to have which partition instead of its owner."""
+        """The partitions that owners should hand over, with the new owners."""
         members = self._equals(group)
         if group.assignment is None or not members:
             return {}
         return moves(group.assignment.value, members, self._containers)
 
     async def hand_over(self, partitions: Iterable[int]) -> None:
-        """Let others have these of ``mine``, which have been stopped with: those whom they are owed
-        to by now, or ourselves anew where nobody is."""
+        """Hand over these of ``mine``, which are stopped, to the members that they are owed to; a
+        partition that is no longer owed comes back to us in a new epoch."""
         given = set(partitions)
         with trio.CancelScope() as done:
 
@@ -234,11 +236,11 @@ class Membership:
             )
 
     async def _give(self, given: set[int]) -> bool:
-        """Write who has what of ``given`` from here on; False if somebody was faster."""
+        """Write the new owners of ``given``; returns False if another member was faster."""
         group = await self.registry.group(self.app)
         before = group.assignment
         us = next((member for member in self._equals(group) if member.key == self._key), None)
-        if before is None or us is None:  # who leaves gives up everything
+        if before is None or us is None:  # a leaving member gives up everything anyway
             return True
         heirs = self._owed(group)
         owners = before.value.owners
@@ -259,7 +261,7 @@ class Membership:
     def _tell(
         self, group: Group, on_view: Callable[[View], None], *, gathered: bool = True
     ) -> None:
-        """Tell ``group``; while members gather, what an earlier life of the app left is nothing."""
+        """Report ``group``; while members gather, a former assignment counts as none."""
         assignment = group.assignment.value if group.assignment else Assignment()
         if gathered and len(assignment.owners) == self._info.partitions:
             owners = enumerate(assignment.owners)

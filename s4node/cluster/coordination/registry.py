@@ -1,11 +1,11 @@
-"""What the nodes know of each other, as entries of the coordination's tree.
+"""The registry: clusters, nodes, apps and streams, as entries of the coordination's tree.
 
 Rules
-- Written once, on the contract of :mod:`s4node.cluster.coordination.contract`; the only place that
-  knows where in the tree things are.
-- What lives is ephemeral (nodes, members), what is decided is persistent (clusters, apps,
-  assignments, who produces and consumes a stream).
-- Entries are JSON that newer versions may add fields to; older ones ignore them.
+- The registry uses only the contract of :mod:`s4node.cluster.coordination.contract`, and is the
+  only place that knows the paths in the tree.
+- Living things are ephemeral (nodes, members); decisions are persistent (clusters, apps,
+  assignments, producers and consumers of a stream).
+- Entries are JSON. Newer versions may add fields, which older ones ignore.
 - A name may be any text: it is quoted to become a part of a path.
 
 ::
@@ -15,14 +15,14 @@ Rules
     /clusters/<cluster>/apps/<app>               AppInfo
     /clusters/<cluster>/apps/<app>/members/<m>   MemberInfo, ephemeral
     /clusters/<cluster>/apps/<app>/assignment    Assignment
-    /clusters/<cluster>/apps/<app>/gate          who holds the gate of its job, ephemeral
+    /clusters/<cluster>/apps/<app>/gate          the holder of its job's gate, ephemeral
     /clusters/<cluster>/apps/<app>/running/<id>  a container of its job, by session, ephemeral
     /clusters/<cluster>/apps/<app>/start         the name of the last start of its job
     /clusters/<cluster>/apps/<app>/state         the identity of the state of its job
-    /locks/<cluster>/<what>                      who holds it, ephemeral
+    /locks/<cluster>/<what>                      the holder of the lock, ephemeral
     /streams/<stream>/<role>/<cluster>/<app>     empty; role is producers or consumers
-    /startpoints/<state>                         Requests of the job whose state has this identity
-    /metadata/<key>                              anybody's bytes
+    /startpoints/<state>                         Requests for the job whose state has this identity
+    /metadata/<key>                              any bytes
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ R = TypeVar("R")
 Role = Literal["producers", "consumers"]
 
 NAME_PATIENCE_SECONDS = 1.0
-"""How long a new node or member waits for a namesake to go, which may be dying just now."""
+"""How long a new node or member waits for one of the same name, which may be about to end."""
 
 
 class ClusterInfo(msgspec.Struct, frozen=True):
-    """A cluster; ``partitions`` is how many an app of it has if it says nothing else."""
+    """A cluster; ``partitions`` is the default for its apps."""
 
     name: str
     partitions: int
 
 
 class NodeInfo(msgspec.Struct, frozen=True):
-    """A living node. ``address`` is where clients may ask, ``admin`` its admin socket's path."""
+    """A living node. Clients ask at ``address``; ``admin`` is the path of its admin socket."""
 
     name: str
     host: str
@@ -82,14 +82,14 @@ class NodeInfo(msgspec.Struct, frozen=True):
 
 RUNNING = "running"
 STOPPING = "stopping"
-"""What is to be with an app that is deployed."""
+"""The wanted state of a deployed app."""
 
 
 class AppInfo(msgspec.Struct, frozen=True):
-    """An app as it is deployed to a cluster.
+    """An app that is deployed to a cluster.
 
-    ``package`` says where its code is, ``expected`` how many members the first assignment waits
-    for, ``state`` is RUNNING or STOPPING.
+    ``package`` says where its code is. The first assignment waits for ``expected`` members.
+    ``state`` is RUNNING or STOPPING.
     """
 
     name: str
@@ -103,7 +103,7 @@ class AppInfo(msgspec.Struct, frozen=True):
 
 
 class MemberInfo(msgspec.Struct, frozen=True):
-    """A container that runs an app and takes part in sharing out its partitions."""
+    """A container that runs an app and can own partitions of it."""
 
     name: str
     node: str
@@ -113,11 +113,11 @@ class MemberInfo(msgspec.Struct, frozen=True):
     version: str
     partitions: int
     state: str = ""
-    """The identity of the state that it can reach; empty where its tasks keep none."""
+    """The identity of the state that it can reach; empty if its tasks have no state."""
 
 
 class AppId(NamedTuple):
-    """An app, wherever it runs; ``str()`` of it is ``cluster.app``."""
+    """An app in a cluster; ``str()`` gives ``cluster.app``."""
 
     cluster: str
     app: str
@@ -127,7 +127,7 @@ class AppId(NamedTuple):
 
 
 class Found(NamedTuple, Generic[T]):
-    """Something read, with the version and session of its entry, and its place by age."""
+    """A value that was read, with the version, session and creation order of its entry."""
 
     value: T
     version: int
@@ -137,8 +137,8 @@ class Found(NamedTuple, Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """An app's living members, the oldest first, its assignment as it stands, and the identity of
-    its state."""
+    """The living members of an app, the oldest first, with its assignment and the identity of its
+    state."""
 
     members: tuple[Found[MemberInfo], ...]
     assignment: Found[Assignment] | None
@@ -146,22 +146,22 @@ class Group:
 
     @property
     def candidates(self) -> list[Member]:
-        """The members as :func:`assignment.assign` takes them."""
+        """The members for :func:`assignment.assign`."""
         return [Member(m.value.name, m.value.address, m.session) for m in self.members]
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where the members are."""
+        """The addresses of the members."""
         return tuple(member.value.address for member in self.members)
 
     @property
     def epoch(self) -> int:
-        """The assignment's epoch; 0 before the first one."""
+        """The assignment's epoch; 0 before the first assignment."""
         return self.assignment.value.epoch if self.assignment else 0
 
     @property
     def owners(self) -> tuple[str, ...]:
-        """By partition, where its owner is; empty for one without a living owner."""
+        """The address of each partition's owner; empty without a living owner."""
         if self.assignment is None:
             return ()
         alive = {member.key for member in self.candidates}
@@ -170,12 +170,12 @@ class Group:
 
     @property
     def epochs(self) -> tuple[int, ...]:
-        """By partition, the epoch in which its owner got it."""
+        """For each partition, the epoch in which it got its owner."""
         return tuple(o.epoch for o in self.assignment.value.owners) if self.assignment else ()
 
 
 class Registry:
-    """The nodes' shared knowledge, through one session of the coordination."""
+    """The registry, through one session of the coordination."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -183,7 +183,7 @@ class Registry:
     # --- clusters, nodes -------------------------------------------------------------------------
 
     async def put_cluster(self, cluster: ClusterInfo) -> None:
-        """Write a cluster, over what was there."""
+        """Write a cluster, replacing a former entry."""
         await self._put(_path("clusters", cluster.name), cluster)
 
     async def cluster(self, name: str) -> ClusterInfo | None:
@@ -194,16 +194,16 @@ class Registry:
     async def join_node(
         self, cluster: str, node: NodeInfo, *, patience: float = NAME_PATIENCE_SECONDS
     ) -> None:
-        """Make a node known for as long as this session lives.
+        """Add a node for as long as this session lives.
 
-        Raises NameTaken if one of this name lives in the cluster, and does not go within
+        Raises NameTaken if the cluster has a living node of this name that does not end within
         ``patience`` seconds.
         """
 
         def taken(living: NodeInfo) -> str:
             return (
-                f"a node {node.name!r} lives in cluster {cluster!r} already: process {living.pid} "
-                f"on {living.host}; give this node another name, or stop that one"
+                f"cluster {cluster!r} already has a node {node.name!r}: process {living.pid} on "
+                f"{living.host}; give this node another name, or stop that one"
             )
 
         await self._claim(_path("clusters", cluster, "nodes", node.name), node, taken, patience)
@@ -214,18 +214,18 @@ class Registry:
         return {name: found.value for name, found in all_.items()}
 
     async def living_clusters(self) -> list[str]:
-        """The clusters of which nodes live."""
+        """The clusters with living nodes."""
         return [name for name in await self._names(_path("clusters")) if await self.nodes(name)]
 
     # --- apps ------------------------------------------------------------------------------------
 
     async def create_app(self, app: AppInfo) -> None:
-        """Write a new app; raises EntryExists where the cluster has one of this name."""
+        """Write a new app; raises EntryExists if the cluster has an app of this name."""
         path = _path("clusters", app.cluster, "apps", app.name)
         await self._create_or_fill(path, app)
 
     async def set_app(self, app: AppInfo, version: int | None = None) -> None:
-        """Write an app over what is there; with ``version``, only over that (BadVersion)."""
+        """Replace an app; with ``version``, only over that version (BadVersion)."""
         path = _path("clusters", app.cluster, "apps", app.name)
         await self.session.set(path, msgspec.json.encode(app), version)
 
@@ -238,7 +238,7 @@ class Registry:
         return await self._all(_path("clusters", cluster, "apps"), AppInfo)
 
     async def remove_app(self, cluster: str, name: str) -> None:
-        """Forget an app with its assignment and its streams; one that is not there is no error.
+        """Remove an app, its assignment and its streams; a missing app is not an error.
 
         Raises CoordinationError while members of it live.
         """
@@ -254,19 +254,19 @@ class Registry:
         await self._delete_tree(_path("clusters", cluster, "apps", name))
 
     async def lock(self, cluster: str, what: str, who: str) -> None:
-        """Be the only session that holds ``what`` of a cluster; raises EntryExists otherwise."""
+        """Take a lock of the cluster for this session; raises EntryExists if it is taken."""
         path = _path("locks", cluster, what)
         await self.session.create(path, who.encode(), ephemeral=True)
 
     async def unlock(self, cluster: str, what: str) -> None:
-        """Take back this session's own :meth:`lock`."""
+        """Release this session's own :meth:`lock`."""
         path = _path("locks", cluster, what)
         entry = await self.session.get(path)
         if entry is not None and entry.session == self.session.id:
             await self.session.delete(path)
 
     async def locked_by(self, cluster: str, what: str) -> str | None:
-        """What the holder of a lock said of itself; None where there is none."""
+        """The text that the holder of a lock gave; None if nobody holds it."""
         entry = await self.session.get(_path("locks", cluster, what))
         return entry.data.decode() if entry is not None else None
 
@@ -279,23 +279,23 @@ class Registry:
         *,
         patience: float = NAME_PATIENCE_SECONDS,
     ) -> None:
-        """Make a container known as running ``app`` for as long as this session lives.
+        """Add a container of ``app`` for as long as this session lives.
 
         Raises NameTaken as :meth:`join_node` does.
         """
 
         def taken(living: MemberInfo) -> str:
             return (
-                f"a container {member.name!r} of app {str(app)!r} lives already: process "
-                f"{living.pid} on {living.host}, at {living.address}; give this one another name, "
-                f"or stop that one"
+                f"app {str(app)!r} already has a container {member.name!r}: process {living.pid} "
+                f"on {living.host}, at {living.address}; give this container another name, or stop "
+                f"that one"
             )
 
         path = _below(_app(app) + "/members", member.name)
         await self._claim(path, member, taken, patience)
 
     async def leave_member(self, app: AppId, member: str) -> None:
-        """Take back :meth:`join_member`; again does nothing."""
+        """Remove a member that this session has added; may be called twice."""
         path = _below(_app(app) + "/members", member)
         entry = await self.session.get(path)
         if entry is not None and entry.session == self.session.id:
@@ -306,7 +306,7 @@ class Registry:
         return await self._all(_app(app) + "/members", MemberInfo)
 
     async def group(self, app: AppId) -> Group:
-        """The members and the assignment, read one after the other."""
+        """The members, the assignment and the state, read one after the other."""
         members = await self.members(app)
         by_age = sorted(members.values(), key=lambda member: member.created)
         return Group(tuple(by_age), await self.assignment(app), await self.state(app))
@@ -320,7 +320,7 @@ class Registry:
     ) -> None:
         """Write an assignment over the one of ``version``, or as the first one (None).
 
-        Raises BadVersion, EntryExists or NoEntry where somebody else was faster: read it again.
+        Raises BadVersion, EntryExists or NoEntry if another was faster: read it again.
         """
         data = msgspec.json.encode(assignment)
         if version is None:
@@ -332,7 +332,7 @@ class Registry:
 
     @contextlib.asynccontextmanager
     async def gate(self, app: AppId) -> AsyncIterator[None]:
-        """Hold the gate of an app's job; waits while another session does."""
+        """Hold the gate of an app's job; waits while another session holds it."""
         path = _app(app) + "/gate"
         while True:
             seen = await self.session.change(path)
@@ -349,7 +349,7 @@ class Registry:
                 await self.session.delete(path)
 
     async def add_running(self, app: AppId, state: str) -> None:
-        """Say that this session is of a container of the app's job, which has this ``state``."""
+        """Record that this session is of a container of the app's job, with this ``state``."""
         with contextlib.suppress(EntryExists):
             path = _below(_app(app) + "/running", self.session.id)
             await self.session.create(path, state.encode(), ephemeral=True)
@@ -369,18 +369,18 @@ class Registry:
         await self._set_text(_app(app) + "/start", name)
 
     async def state(self, app: AppId) -> str:
-        """The identity of what the app's tasks keep; empty before anybody has said it."""
+        """The identity of the state of the app's job; empty before it has any."""
         return await self._text(_app(app) + "/state")
 
     async def set_state(self, app: AppId, identity: str) -> None:
-        """Say which state is that of the app's job; the caller holds its gate."""
+        """Set the identity of the state of the app's job; the caller holds its gate."""
         await self._set_text(_app(app) + "/state", identity)
 
     async def change_startpoints(
         self, state: str, change: Callable[[Requests], tuple[Requests, R]]
     ) -> R:
-        """Write what ``change`` makes of the startpoints of the job whose state has this identity,
-        and return what else it returns. It is called again where somebody else was faster."""
+        """Replace the startpoints for the state with this identity by the first result of
+        ``change``; returns the second. If another was faster, ``change`` is called again."""
         path = _path("startpoints", state)
         while True:
             found = await self._get(path, Requests)
@@ -410,17 +410,17 @@ class Registry:
     # --- streams ---------------------------------------------------------------------------------
 
     async def add_stream_user(self, stream: str, role: Role, app: AppId) -> None:
-        """Say that ``app`` produces or consumes a stream; it stays said until it is removed."""
+        """Record that ``app`` produces or consumes a stream, until that is removed."""
         with contextlib.suppress(EntryExists):
             await self.session.create(_path("streams", stream, role, *app))
 
     async def remove_stream_user(self, stream: str, role: Role, app: AppId) -> None:
-        """Take back :meth:`add_stream_user`; again does nothing."""
+        """Remove what :meth:`add_stream_user` recorded; may be called twice."""
         with contextlib.suppress(NoEntry):
             await self.session.delete(_path("streams", stream, role, *app))
 
     async def streams(self) -> list[str]:
-        """All streams that anybody ever produced or consumed, sorted."""
+        """All streams that ever had a producer or consumer, sorted."""
         return await self._names("/streams")
 
     async def stream_users(self, stream: str, role: Role) -> list[AppId]:
@@ -434,15 +434,15 @@ class Registry:
     # --- metadata --------------------------------------------------------------------------------
 
     async def metadata(self, key: str) -> tuple[bytes, int] | None:
-        """What was written under ``key``, and its version; or None."""
+        """The data under ``key`` and its version, or None."""
         entry = await self.session.get(_path("metadata", key))
         return (entry.data, entry.version) if entry else None
 
     async def set_metadata(self, key: str, data: bytes, version: int | None = None) -> int:
         """Write ``data`` under ``key`` and return its version.
 
-        With ``version``, only over that version (BadVersion, NoEntry); -1 stands for "there is
-        nothing yet" (EntryExists).
+        With ``version``, only over that version (BadVersion, NoEntry); -1 means that there must not
+        be any (EntryExists).
         """
         path = _path("metadata", key)
         if version is not None and version >= 0:
@@ -461,31 +461,31 @@ class Registry:
                 continue
 
     async def delete_metadata(self, key: str, version: int | None = None) -> None:
-        """Delete what is under ``key``; raises NoEntry, BadVersion."""
+        """Delete the data under ``key``; raises NoEntry, BadVersion."""
         await self.session.delete(_path("metadata", key), version)
 
     # --- watching: the paths that wait_change takes ----------------------------------------------
 
     @staticmethod
     def path_of_apps(cluster: str) -> str:
-        """Where the apps of a cluster are, with members and assignments, to be watched."""
+        """The path of a cluster's apps, with members and assignments, for watching."""
         return _path("clusters", cluster, "apps")
 
     @staticmethod
     def path_of_app(app: AppId) -> str:
-        """Where an app's description, members and assignment are, to be watched."""
+        """The path of an app's description, members and assignment, for watching."""
         return _app(app)
 
     @staticmethod
     def path_of_stream(stream: str) -> str:
-        """Where a stream's producers and consumers are, to be watched."""
+        """The path of a stream's producers and consumers, for watching."""
         return _path("streams", stream)
 
     # --- inside ----------------------------------------------------------------------------------
 
     async def _get(self, path: str, kind: type[T]) -> Found[T] | None:
         entry = await self.session.get(path)
-        if entry is None or not entry.data:  # made on the way to something below it
+        if entry is None or not entry.data:  # only the parent of other entries
             return None
         return _found(path, entry, kind)
 
@@ -513,7 +513,7 @@ class Registry:
             return
 
     async def _create_or_fill(self, path: str, value: msgspec.Struct) -> None:
-        """Create an entry, or fill one that was made on the way to something below it."""
+        """Create an entry, or fill one that is only the parent of others."""
         data = msgspec.json.encode(value)
         try:
             await self.session.create(path, data)
@@ -531,7 +531,7 @@ class Registry:
             except EntryExists:
                 seen = await self.session.change(path)
                 entry = await self.session.get(path)
-                if entry is None:  # gone in between
+                if entry is None:  # deleted in between
                     continue
                 living = _found(path, entry, type(value))
                 if living.session == self.session.id:
@@ -572,7 +572,7 @@ _ROLES: tuple[Role, ...] = ("producers", "consumers")
 
 
 def _part(name: str) -> str:
-    """The part of a path that stands for a name."""
+    """The part of a path for a name."""
     quoted = urllib.parse.quote(name, safe="")
     return quoted.replace(".", "%2E") if quoted in (".", "..") else quoted
 

@@ -1,15 +1,15 @@
-"""The file by which a session shows that its process lives.
+"""The file of a session, which shows that its process is alive.
 
 Rules
-- The owner holds an exclusive flock for as long as it lives: the kernel lets go of it when the
-  process dies, however it dies. The next process that tries the lock notices.
-- The owner moves the file's modification time on: a heartbeat, for a process that is stopped keeps
-  its lock. Others compare that time with what they saw before, and count by their own clock: it is
-  a sign and not a time, so a clock that is set does no harm.
-- A file is made and locked before anybody is told of its session, under the folder's lock; so an
-  unlocked file is a dead session, always.
-- ``os.fork`` without ``exec`` hands the lock on to the child: such a child keeps a dead session
-  alive until its heartbeat is missed.
+- The owner holds an exclusive flock for as long as it lives; the kernel releases it when the
+  process dies. The next process that tries the lock notices.
+- The owner's heartbeat advances the file's modification time, because a stopped process keeps its
+  lock. Others only compare that time with the one they saw before, and measure with their own
+  clock, so setting the clock does no harm.
+- A file is created and locked, under the folder's lock, before its session is known. So an unlocked
+  file always means a dead session.
+- A child of ``os.fork`` without ``exec`` inherits the lock: it keeps a dead session alive until the
+  heartbeats are missed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from s4node import clocks
 
 
 class SessionFile:
-    """The owner's side: made, locked, and kept alive by :meth:`beat`."""
+    """The owner's side: creates and locks the file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -31,27 +31,27 @@ class SessionFile:
         os.write(self._fd, f"{os.getpid()}\n".encode())
 
     def beat(self) -> None:
-        """Give a sign of life; raises OSError where the disk takes none."""
+        """Send a heartbeat; raises OSError if the disk fails."""
         now = int(clocks.wall() * 1e9)
         os.utime(self._fd, ns=(now, now))
 
     def removed(self) -> bool:
-        """Whether somebody has deleted the file; told by what is open, whatever its folder is."""
+        """Return True if the file was deleted; works through the open file, whatever its folder."""
         return os.fstat(self._fd).st_nlink == 0
 
     def close(self) -> None:
-        """Let go of the lock: to the others, the session is dead now. Again does nothing."""
+        """Release the lock: the session is dead to the others. May be called twice."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 class SeenFile:
-    """The others' side: an open file of which can be told whether its owner lives.
+    """The others' side: an open file that tells whether its owner lives.
 
     ``now`` is a monotonic time and ``timeout`` the owner's own, both in seconds. A missing file is
-    a dead session. Who looks seldom cannot judge: silence counts only while it is watched, so that
-    processes which were all stopped together do not find each other dead.
+    a dead session. Silence counts only while it is observed, so that processes that were all
+    stopped together do not find each other dead.
     """
 
     def __init__(self, path: Path, timeout: float, now: float) -> None:
@@ -65,21 +65,21 @@ class SeenFile:
         self._looked = now
 
     def over(self, now: float) -> bool:
-        """Whether the owner is dead, or silent for longer than its timeout."""
+        """Return True if the owner is dead, or silent for longer than its timeout."""
         return self.dead() or self._silence(now) > self._timeout
 
     @property
     def lapse(self) -> float:
-        """Which part of its timeout the owner was silent when that was asked for last."""
+        """The owner's silence at the last ``over``, as a share of its timeout."""
         return (self._looked - self._since) / self._timeout
 
     def dead_unheard(self) -> bool:
-        """Whether the owner is dead; its silence until now will not count, and is not asked for."""
+        """Return True if the owner is dead; its silence until now will not count."""
         self._looked = float("-inf")
         return self.dead()
 
     def dead(self) -> bool:
-        """Whether the owner has let go of its lock."""
+        """Return True if the owner has released its lock."""
         if self._fd < 0:
             return True
         try:
@@ -90,7 +90,7 @@ class SeenFile:
         return True
 
     def _silence(self, now: float) -> float:
-        """For how many seconds, as far as seen from here, the owner gave no sign of life."""
+        """The observed seconds without a heartbeat."""
         beat = os.fstat(self._fd).st_mtime_ns
         if beat != self._beat or now - self._looked > self._timeout / 2:
             self._beat = beat
@@ -99,7 +99,7 @@ class SeenFile:
         return now - self._since
 
     def close(self) -> None:
-        """Close the file. Again does nothing."""
+        """Close the file. May be called twice."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

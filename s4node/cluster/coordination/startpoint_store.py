@@ -1,13 +1,13 @@
-"""The startpoints of a job, where all who can reach its state see them.
+"""The startpoint store of a job, for everyone who can reach the job's state.
 
 Rules
-- They are one entry of a coordination, named by the identity of the job's state: two copies of an
-  app with a state each have startpoints each. It is separate from progress: a request touches no
-  checkpoint, and waits whether the job runs or not.
-- State at a URL can be reached by all nodes: then it is their coordination. Otherwise only those
-  who have the job's folder can reach it, and the coordination is a folder in there.
+- The startpoints are one entry of a coordination, named by the identity of the job's state: two
+  copies of an app with separate states have separate startpoints. They are separate from progress:
+  a request touches no checkpoint, and waits whether the job runs or not.
+- If the state is at a URL, all nodes can reach it: then the startpoints are in their coordination.
+  Else only processes with the job's folder can, and the coordination is a folder in it.
 - A job without any request has no such folder.
-- A session is opened for each call: there is one for each start, and a few after a request.
+- Each call opens a session: there is one at each start, and a few after a request.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FOLDER = "coordination"
 
 
 class StartpointStore:
-    """Those of the job in ``folder`` with these settings."""
+    """The startpoints of the job in ``folder`` with these settings."""
 
     def __init__(self, folder: Path, config: Config) -> None:
         setting = settings.COORDINATION_FOLDER
@@ -42,23 +42,23 @@ class StartpointStore:
 
     @property
     def exists(self) -> bool:
-        """Whether anything may have been asked for."""
+        """Return True if there may be startpoints."""
         return self.folder.exists()
 
     async def named(self, app: AppId, identify: Callable[[], str]) -> str:
-        """The identity of the state of ``app``, which may be made now: no container enters
-        meanwhile."""
+        """The identity of the state of ``app``; ``identify`` may create it, as no container can
+        enter meanwhile."""
         async with self._registry() as registry, registry.gate(app):
             return await threads.run_sync(identify)
 
     async def read(self, state: str) -> Requests:
-        """The startpoints of the state of this identity."""
+        """The startpoints for the state with this identity."""
         return await self.change(state, lambda them: (them, them))
 
     async def change(self, state: str, change: Callable[[Requests], tuple[Requests, R]]) -> R:
-        """Write what ``change`` makes of them, all of it or nothing; returns what else it returns.
+        """Replace the startpoints by the first result of ``change``; returns the second one.
 
-        Raises StartpointError where they cannot be read or written.
+        Raises StartpointError if they cannot be read or written.
         """
         async with self._registry() as registry:
             return await registry.change_startpoints(state, change)

@@ -1,10 +1,11 @@
-"""Which apps of other clusters consume the streams that an app produces, and where they are.
+"""The directory of streams: which apps of other clusters consume what an app produces.
 
 Rules
-- An app says once which streams it consumes and produces. It stays said when its containers die,
-  until the app is removed: producers keep what they have for a consumer that is away.
-- What is told is everything about one stream, never a difference; equal answers are told once.
-- While the coordination cannot be read what was told last holds, and it is tried again.
+- An app registers the streams that it consumes and produces. The registration outlives its
+  containers, until the app is removed: producers keep events for a consumer that is away.
+- All consumers of a stream are reported together, never a difference; equal answers are reported
+  once.
+- While the coordination cannot be read, the last answer holds and reading is retried.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ log = get_logger("s4node.cluster")
 class Consumer:
     """An app that consumes a stream.
 
-    By partition: ``owners`` are addresses (empty where no living member owns it), ``epochs`` those
-    in which they got it; both are empty before the first assignment. ``members`` are the addresses
-    of all living members, the oldest first; there are none while the app does not run.
+    By partition, ``owners`` are addresses (empty without a living owner) and ``epochs`` those in
+    which they became owners; both are empty before the first assignment. ``members`` are the
+    addresses of all living members, the oldest first; empty while the app does not run.
     """
 
     cluster: str
@@ -49,7 +50,7 @@ SystemConsumers = Mapping[str, Consumer]
 
 
 class Directory:
-    """What one app consumes and produces, and who consumes what it produces."""
+    """The streams that an app consumes and produces, and the consumers of the latter."""
 
     def __init__(
         self,
@@ -68,22 +69,22 @@ class Directory:
         self._produces = tuple(produces)
         self._deployed = deployed
         self._known: dict[str, SystemConsumers] = {}
-        self.learned = trio.Event()  # every stream's consumers have been told once
+        self.learned = trio.Event()  # the consumers of all streams were reported once
 
     def consumers(self, stream: str) -> SystemConsumers:
-        """Who consumes ``stream``, as :meth:`run` last learned it."""
+        """The consumers of ``stream``, as :meth:`run` last reported them."""
         return self._known.get(stream, {})
 
     async def register(self) -> None:
-        """Say what the app consumes and produces. Producers see the app from here on.
+        """Register the app's streams. Producers see the app from here on.
 
-        Raises S4Error where it was undeployed while its container started: nobody would take back
-        what is said now. To be called as a member: from then on, who undeploys waits for us.
+        Raises S4Error if the app was undeployed meanwhile, as nobody would remove the registration.
+        Call it as a member: from then on an undeployment waits for us.
         """
         if self._deployed:
             found = await self.registry.app(self.app.cluster, self.app.app)
             if found is None or found.value.state != RUNNING:
-                raise S4Error(f"app {self.app} was undeployed while it started")
+                raise S4Error(f"app {self.app} was undeployed while it started; deploy it again")
         for stream in self._consumes:
             await self.registry.add_stream_user(stream, "consumers", self.app)
         for stream in self._produces:
@@ -97,14 +98,14 @@ class Directory:
         if not self._produces:
             self.learned.set()
             await self._session.lost.wait()
-            await self._session.change("/")  # raises, and says why
+            await self._session.change("/")  # raises SessionLost with its reason
         await follow(
             partial(self._step, on_change),
             lambda why: log.warning("cannot follow consumers", app=str(self.app), error=why),
         )
 
     async def _step(self, on_change: Callable[[str, SystemConsumers], None]) -> None:
-        """Read everything, tell what is new, and wait for news."""
+        """Read everything, report what is new, and wait for news."""
         seen: dict[str, int] = {}
         for stream in self._produces:
             consumers = await self._read(stream, seen)
@@ -115,7 +116,8 @@ class Directory:
         await self._wait_any_change(seen)
 
     async def _read(self, stream: str, seen: dict[str, int]) -> SystemConsumers:
-        """The consumers of ``stream``; notes in ``seen`` what was looked at, as of when."""
+        """The consumers of ``stream``; records in ``seen`` the state of the paths that were
+        read."""
         await self._look(Registry.path_of_stream(stream), seen)
         found: dict[str, Consumer] = {}
         for app in await self.registry.stream_users(stream, "consumers"):
@@ -127,7 +129,7 @@ class Directory:
         return found
 
     async def _look(self, path: str, seen: dict[str, int]) -> None:
-        if path not in seen:  # an app that consumes two streams is seen as of the first look
+        if path not in seen:  # an app that consumes two streams counts as of the first look
             seen[path] = await self._session.change(path)
 
     async def _wait_any_change(self, seen: Mapping[str, int]) -> None:

@@ -1,7 +1,7 @@
-"""The clusters that a node knows, read from its configuration.
+"""The topology of a configuration: which clusters consume which streams.
 
 Rules
-- A stream names its consuming clusters (``s4.stream.<stream>.consumers``), a cluster names its
+- A stream names its consuming clusters (``s4.stream.<stream>.consumers``), and a cluster names its
   node's address (``s4.cluster.<cluster>.address``).
 - Every consuming cluster gets every event of the stream once.
 """
@@ -14,25 +14,25 @@ from s4node.errors import ConfigError
 
 
 class Topology:
-    """Where the streams of a configuration lead."""
+    """The consuming clusters of streams."""
 
     def __init__(self, config: Config) -> None:
         self._addresses = config.matching(settings.CLUSTER_ADDRESS)
         self._consumers = config.matching(settings.STREAM_CONSUMERS)
 
     def consumers(self, stream: str) -> dict[str, str]:
-        """Name and address of each cluster that consumes ``stream``; empty if there is none."""
+        """The addresses of the clusters that consume ``stream``, by cluster."""
         found: dict[str, str] = {}
         for cluster in self._consumers.get(stream, ()):
             if cluster not in self._addresses:
                 raise ConfigError(
-                    f"stream {stream!r} is consumed by cluster {cluster!r}, whose address is not "
-                    f"known; set s4.cluster.{cluster}.address = tcp://host:port"
+                    f"stream {stream!r} is consumed by cluster {cluster!r}, which has no address; "
+                    f"set s4.cluster.{cluster}.address = tcp://host:port"
                 )
             if self._addresses[cluster] in found.values():
                 raise ConfigError(
-                    f"stream {stream!r} has two consumers at {self._addresses[cluster]}; events "
-                    f"would come there twice: name it once in s4.stream.{stream}.consumers"
+                    f"stream {stream!r} has two consumers at {self._addresses[cluster]}, which "
+                    f"would get every event twice; list it once in s4.stream.{stream}.consumers"
                 )
             found[cluster] = self._addresses[cluster]
         return found

@@ -1,13 +1,12 @@
-"""The tree of entries in a SQLite database, shared by the processes of one machine.
+"""The tree of entries in a SQLite database that the processes of one machine share.
 
 Rules
-- Plain blocking calls, one transaction each, of a tenth of a millisecond or so; who may not block
-  calls them from a thread. One thread at a time.
-- A transaction that belongs to a session looks first whether the session is still there, so a
-  session that was ended writes nothing more, whenever its process wakes up.
-- Errors of SQLite leave this module as CoordinationError, or as TreeBusy, after which nothing has
-  happened and the call can be made again.
-- The database outlives crashes of processes, and a power cut: each change waits for the disk.
+- Calls block, one transaction each, for a tenth of a millisecond or so; one thread at a time.
+- A transaction of a session first checks that the session still exists. So a session that was ended
+  writes nothing more, whenever its process wakes up.
+- Errors of SQLite become CoordinationError, or TreeBusy if nothing has happened and the call can be
+  retried.
+- The database survives crashes of processes, and power cuts: each change waits for the disk.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from s4node.errors import (
 from s4node.sqlite import Database
 
 ENDED = (
-    "the others ended it, for it gave no sign of life for too long; start anew, and see what "
-    "stopped the process: a handler that blocks its loop, SIGSTOP, or a disk that took no writes"
+    "the others ended it, because it sent no heartbeat for too long; restart it, and find out what "
+    "stopped the process: a handler that blocks its loop, SIGSTOP, or a disk that failed"
 )
-"""Why a session is over that did not end itself."""
+"""The reason for the end of a session that did not close itself."""
 
 FORMAT = 1
-_APPLICATION = 0x53344E6F  # "S4No", SQLite's place for saying whose file this is
+_APPLICATION = 0x53344E6F  # "S4No", by which SQLite's tools know whose file this is
 _PATIENCE_SECONDS = 0.2
 """How long a call waits for another process before it raises TreeBusy."""
 
@@ -53,19 +52,19 @@ INSERT INTO entry VALUES ('/', '', x'', 0, '', 0, 0);
 
 
 class LastingTreeError(CoordinationError):
-    """The database is none that we can use; waiting does not help."""
+    """The database cannot be used; waiting does not help."""
 
 
 class DamagedTreeError(LastingTreeError):
-    """The database is none any more. SQLite also says so where the disk cannot be read (EIO)."""
+    """The database is damaged. SQLite also reports that if the disk cannot be read (EIO)."""
 
 
-class TreeBusy(Exception):  # noqa: N818 - a reason to try again, never seen outside of the room
+class TreeBusy(Exception):  # noqa: N818 - a reason to retry, never seen outside of the room
     """Another process is writing; nothing has happened."""
 
 
 class SessionRow(NamedTuple):
-    """A session as all know it; ``timeout`` in seconds."""
+    """A session as all processes know it; ``timeout`` in seconds."""
 
     id: str
     name: str
@@ -74,14 +73,14 @@ class SessionRow(NamedTuple):
 
 class _TreeFile(Database):
     def explain(self, error: sqlite3.Error) -> Exception:
-        """What it means to somebody who starts nodes."""
+        """The error that tells operators what to do."""
         return _explain(self.path, error)
 
 
 class Tree(_TreeFile):
-    """The database at ``path``, which is made if it is missing.
+    """The database at ``path``, which is created if missing.
 
-    Only one process at a time may be making it: hold a lock around the constructor.
+    Only one process at a time may create it: hold a lock around the constructor.
     """
 
     def __init__(self, path: Path) -> None:
@@ -103,28 +102,28 @@ class Tree(_TreeFile):
         application, version = self.marks()
         if application != _APPLICATION:
             raise LastingTreeError(
-                f"{self.path} is a database of another program; take another folder: "
-                f"s4.coordination.folder"
+                f"{self.path} is a database of another program; set s4.coordination.folder to "
+                f"another folder"
             )
         if version != FORMAT:
             raise LastingTreeError(
-                f"{self.path} is written in format {version}, this s4node reads format {FORMAT}; "
-                f"stop all nodes and delete the folder, or run the s4node that made it"
+                f"{self.path} has format {version}, and this s4node reads format {FORMAT}; stop "
+                f"all nodes and delete the folder, or use the s4node that created it"
             )
 
     def watch(self) -> Watch:
-        """A view of the same database that only says when it changes."""
+        """A connection to the same database that only notices changes."""
         return Watch(self.path)
 
     # --- sessions --------------------------------------------------------------------------------
 
     def open_session(self, session: SessionRow) -> None:
-        """Make a session known to all."""
+        """Add a session."""
         with self.transaction():
             self.execute("INSERT INTO session VALUES (?, ?, ?)", session)
 
     def end_session(self, session: str) -> bool:
-        """Delete a session and its ephemeral entries; False if somebody else has done it."""
+        """Delete a session and its ephemeral entries; returns False if it was deleted already."""
         with self.transaction():
             if not self.execute("DELETE FROM session WHERE id = ?", (session,)).rowcount:
                 return False
@@ -134,18 +133,18 @@ class Tree(_TreeFile):
             return True
 
     def sessions(self) -> list[SessionRow]:
-        """All sessions that nobody has ended."""
+        """All sessions that have not ended."""
         with self.transaction(write=False):
             rows = self.execute("SELECT id, name, timeout FROM session ORDER BY id")
             return [SessionRow(*row) for row in rows]
 
-    # --- entries: the calls of coordination.Session, for one session -----------------------------
+    # --- entries: the calls of contract.Session, for one session ---------------------------------
 
     def create(self, session: str, path: str, data: bytes, ephemeral: bool) -> None:
         """See :meth:`coordination.Session.create`."""
         with self._for(session):
             if self._version(path) is not None:
-                raise EntryExists(f"there is an entry {path!r} already; {_LOOK}")
+                raise EntryExists(f"the entry {path!r} exists already; {_LOOK}")
             missing = [path]
             above = parent_of(path)
             while self._version(above) is None:
@@ -153,8 +152,8 @@ class Tree(_TreeFile):
                 above = parent_of(above)
             if self.one("SELECT session FROM entry WHERE path = ?", (above,))[0]:
                 raise CoordinationError(
-                    f"{path!r} would be below {above!r}, which is ephemeral and can have nothing "
-                    f"below it; put it elsewhere"
+                    f"{path!r} would be below {above!r}, which is ephemeral and can have no "
+                    f"entries below it; choose another path"
                 )
             number = self._next_number()
             for one in reversed(missing):
@@ -207,7 +206,7 @@ class Tree(_TreeFile):
     def change(self, session: str, path: str) -> int:
         """See :meth:`coordination.Session.change`.
 
-        A deleted entry leaves no trace but in the entries above it, so these answer for it.
+        A deleted entry is only noted in the entries above it, so the nearest of these answers.
         """
         with self._for(session, write=False):
             while True:
@@ -231,12 +230,12 @@ class Tree(_TreeFile):
         return found
 
     def _next_number(self) -> int:
-        """Every change touches the root, so the root knows the last number."""
+        """The next number; every change touches the root, which has the last one."""
         row = self.one("SELECT changed FROM entry WHERE path = '/'")
         return int(row[0]) + 1
 
     def _touch(self, path: str, number: int) -> None:
-        """Everything from ``path`` up to the root has changed."""
+        """Mark the entries from ``path`` up to the root as changed."""
         while True:
             self.execute("UPDATE entry SET changed = ? WHERE path = ?", (number, path))
             if path == "/":
@@ -250,7 +249,7 @@ class Tree(_TreeFile):
 
     @contextmanager
     def _for(self, session: str, *, write: bool = True) -> Iterator[None]:
-        """A transaction of a session, which is still there."""
+        """A transaction of a session that still exists; else raises SessionLost."""
         with self.transaction(write=write):
             if not self.one("SELECT 1 FROM session WHERE id = ?", (session,)):
                 raise SessionLost(ENDED)
@@ -258,14 +257,14 @@ class Tree(_TreeFile):
 
 
 class Watch(_TreeFile):
-    """Says whether anybody has changed the database at ``path``, without ever waiting."""
+    """Notices changes of the database at ``path``, without ever waiting."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, patience=0)
         self._last: int | None = None
 
     def changed(self) -> bool:
-        """Whether somebody committed since the last call; True for the first one.
+        """Return True if anybody has committed since the last call; True at the first call.
 
         Raises TreeBusy and CoordinationError as all calls do.
         """
@@ -275,11 +274,11 @@ class Watch(_TreeFile):
         return version != before
 
 
-_LOOK = "read it again, and decide anew"
+_LOOK = "read it again before you decide"
 
 
 def _explain(path: Path, error: sqlite3.Error) -> Exception:
-    """What SQLite's error means to somebody who starts nodes."""
+    """The error that tells operators what SQLite's error means."""
     if isinstance(error, sqlite3.ProgrammingError):
         return error  # a mistake of ours, such as a closed database
     name = getattr(error, "sqlite_errorname", "")
@@ -287,13 +286,14 @@ def _explain(path: Path, error: sqlite3.Error) -> Exception:
     if base in ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL"):
         return TreeBusy(str(error))
     fix = {
-        "SQLITE_FULL": "the disk is full: make room on it",
-        "SQLITE_CORRUPT": "it is damaged, or its disk cannot be read: look at the disk (dmesg); "
-        "if it is well, stop all nodes and delete the folder; they make it anew",
-        "SQLITE_NOTADB": "it is damaged: stop all nodes and delete the folder; they make it anew",
-        "SQLITE_READONLY": "it cannot be written: fix its permissions, or take another folder",
-        "SQLITE_CANTOPEN": "it cannot be opened: fix the folder's permissions, or take another",
-    }.get(base, "see whether its disk works and its folder is still there")
+        "SQLITE_FULL": "the disk is full: free some space on it",
+        "SQLITE_CORRUPT": "it is damaged, or its disk cannot be read: check the disk (dmesg); if "
+        "the disk is sound, stop all nodes and delete the folder; they create it again",
+        "SQLITE_NOTADB": "it is damaged: stop all nodes and delete the folder; they create it "
+        "again",
+        "SQLITE_READONLY": "it cannot be written: fix its permissions, or use another folder",
+        "SQLITE_CANTOPEN": "it cannot be opened: fix the folder's permissions, or use another one",
+    }.get(base, "check that its disk works and its folder exists")
     damaged = base in ("SQLITE_CORRUPT", "SQLITE_NOTADB")
     return (DamagedTreeError if damaged else CoordinationError)(
         f"the coordination's database {path} cannot be used ({error}); {fix} "

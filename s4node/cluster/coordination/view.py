@@ -1,8 +1,8 @@
-"""What a member of an app knows of who owns which partition. Pure.
+"""A view of an app: what one of its members knows of the owners of partitions. Pure.
 
 Rules
-- Of two views the one of the higher epoch is true.
-- ``owners`` holds an address for each partition, ``""`` where nobody lives who owns it.
+- Of two views, the one with the higher epoch is true.
+- ``owners`` has an address for each partition, ``""`` if there is no living owner.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 class View:
     """The owners of an app's partitions as one member sees them.
 
-    ``epochs`` says since which epoch each partition has had its owner, ``mine`` are the partitions
-    of the member itself, ``members`` the addresses of all that live, spares included, the oldest
-    first. ``epoch`` 0: nothing is assigned yet. ``owed`` are those of ``mine`` that the member
-    should hand over, if it can. ``origin`` names the assignments in which the epochs count.
+    ``epochs`` has the epoch in which each partition got its owner. ``mine`` are the member's own
+    partitions, and ``owed`` those of them that it should hand over. ``members`` are the addresses
+    of all living members including spares, the oldest first. ``epoch`` 0: nothing is assigned yet.
+    ``origin`` names the series of assignments in which epochs are counted.
     """
 
     epoch: int

@@ -103,7 +103,7 @@ async def test_processes_that_make_the_folder_at_once_find_each_other(folder: Pa
 
 async def test_a_folder_that_everybody_may_write_to_is_refused(folder: Path) -> None:
     made(folder, 0o777)
-    assert "everybody may write to" in await refusal(folder)
+    assert "everyone may write to" in await refusal(folder)
 
 
 @pytest.mark.parametrize("place", [__file__, f"{__file__}/below", "/proc/s4node"])
@@ -111,7 +111,7 @@ async def test_where_no_folder_can_be_is_told(place: str) -> None:
     """Nobody may make a folder in /proc, not even root."""
     message = await refusal(place)
     assert place in message
-    assert message.endswith("fix its permissions or set s4.coordination.folder to another one")
+    assert message.endswith("fix its permissions, or set s4.coordination.folder to another folder")
 
 
 async def test_a_database_that_is_none_is_refused(folder: Path) -> None:
@@ -135,7 +135,7 @@ async def test_a_database_in_another_format_is_refused_with_both_numbers(folder:
     database = sqlite3.connect(folder / "tree.sqlite", isolation_level=None)
     database.execute("PRAGMA user_version = 9")
     database.close()
-    assert "is written in format 9, this s4node reads format 1" in await refusal(folder)
+    assert "has format 9, and this s4node reads format 1" in await refusal(folder)
 
 
 async def test_a_folder_that_vanishes_ends_all_sessions(folder: Path) -> None:
@@ -146,7 +146,7 @@ async def test_a_folder_that_vanishes_ends_all_sessions(folder: Path) -> None:
         with trio.fail_after(10):
             await one.lost.wait()
             await two.lost.wait()
-        with pytest.raises(SessionLost, match="was deleted or replaced under it"):
+        with pytest.raises(SessionLost, match="was deleted or replaced"):
             await one.get("/a")
 
 
@@ -177,7 +177,7 @@ async def test_a_full_disk_refuses_the_write_and_keeps_the_session(folder: Path)
         await session.create("/small", b"fits")
         # what SQLite says when a disk is full it also says when the file may grow no more
         session._tree._db.execute("PRAGMA max_page_count = 20")
-        with pytest.raises(CoordinationError, match="the disk is full: make room on it"):
+        with pytest.raises(CoordinationError, match="the disk is full: free some space on it"):
             await session.create("/large", bytes(500_000))
         session._tree._db.execute("PRAGMA max_page_count = 100000")
         assert await session.children("/") == ["small"]
@@ -214,7 +214,7 @@ async def test_a_full_disk_keeps_the_session_of_who_notices_a_death(folder: Path
             assert not session.lost.is_set()
             assert await session.get("/nodes/two") is not None
         assert await gone(session, "/nodes/two") < 5
-        assert [line["event"] for line in logs] == ["cannot look after the other sessions"]
+        assert [line["event"] for line in logs] == ["cannot watch the other sessions"]
 
 
 async def test_a_process_out_of_file_descriptors_keeps_its_session(folder: Path) -> None:
@@ -254,10 +254,10 @@ async def test_a_folder_that_cannot_be_come_to_for_a_while_keeps_the_session(
             loop.replace(way)
             await until(lambda: len(logs) == 2)
     assert events_of(logs) == [
-        "cannot look after the other sessions",
-        "can look after the other sessions again",
+        "cannot watch the other sessions",
+        "can watch the other sessions again",
     ]
-    assert "fix its folder's permissions, or see whether its disk works" in logs[0]["reason"]
+    assert "fix the permissions of its folder, or check its disk" in logs[0]["reason"]
 
 
 async def test_a_folder_that_is_deleted_while_it_cannot_be_come_to_ends_the_session(
@@ -293,7 +293,7 @@ async def test_sessions_on_a_disk_that_took_no_sign_of_life_do_not_end_each_othe
         await trio.sleep(1.5)
         assert not one.lost.is_set()
         assert not two.lost.is_set()
-    assert events_of(logs) == ["cannot give signs of life"] * 2
+    assert events_of(logs) == ["cannot send heartbeats"] * 2
 
 
 async def test_who_seldom_gives_a_sign_of_life_tries_before_it_judges_those_who_often_do(

@@ -84,7 +84,7 @@ async def test_two_nodes_with_one_name_the_second_is_told_of_the_first(tmp_path:
         with pytest.raises(NameTaken) as caught:
             await two.join_node("east", node("n1"), patience=0.1)
         assert str(caught.value) == (
-            "a node 'n1' lives in cluster 'east' already: process 815 on here; give this node "
+            "cluster 'east' already has a node 'n1': process 815 on here; give this node "
             "another name, or stop that one"
         )
         assert (await one.nodes("east"))["n1"].pid == 815
@@ -199,7 +199,7 @@ async def test_members_come_and_go_and_know_their_age(tmp_path: Path) -> None:
 async def test_two_members_with_one_name_the_second_is_told_of_the_first(tmp_path: Path) -> None:
     async with registry(tmp_path) as one, registry(tmp_path, "two") as two:
         await one.join_member(COUNT, member("m", "tcp://127.0.0.1:7"))
-        with pytest.raises(NameTaken, match=r"'m' of app 'east\.count' lives already: .* 4711"):
+        with pytest.raises(NameTaken, match=r"app 'east\.count' already has .* 'm': .* 4711"):
             await two.join_member(COUNT, member("m"), patience=0.1)
 
 
