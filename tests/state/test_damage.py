@@ -50,7 +50,7 @@ async def test_a_damaged_log_of_commits_loses_commits_but_no_event(
         async with s4_process(*arguments, cwd=tmp_path) as process:
             await committing(it)
             await all_is_counted(it, flow, process)
-        assert "commits of a task are missing; what they had done is done again" in process.errors
+        assert "commits of a task are missing; its inputs are replayed" in process.errors
         told = "the last commits in a state folder are damaged" in process.errors
         assert told == (damage == "wrong bit")
 

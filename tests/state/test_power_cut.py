@@ -37,7 +37,7 @@ async def test_acknowledged_commits_that_a_power_cut_takes_are_told_were_it_only
     power.cut()
     async with lives.node() as process:
         await until(lambda: "commits of a task are missing" in process.errors)
-        assert "what producers were told is safe may be lost" in process.errors
+        assert "acknowledged to producers may be lost" in process.errors
 
 
 async def test_with_full_a_power_cut_takes_no_acknowledged_commit(tmp_path: Path) -> None:

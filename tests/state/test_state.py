@@ -662,7 +662,7 @@ async def test_an_app_that_has_kept_state_by_other_settings_says_that_it_begins_
     assert await told() == []  # nothing was ever kept
     assert await told(**durable) == []
     (warning,) = await told()
-    assert "keeps nothing with these settings, and has kept state by others" in warning["event"]
+    assert "keeps no state with these settings, but has saved state with others" in warning["event"]
     assert warning["app"] == "counting"
     assert warning["folder"] == str(Path(settings["s4.state.folder"]) / "default" / "counting")
     assert warning["fix"] == (
@@ -700,7 +700,7 @@ async def test_state_of_a_pe_class_that_is_gone_is_told_once_at_the_start(
         with capture_logs() as logs:
             async with running(CountingApp(pe, system="memory"), settings, partitions=2):
                 pass
-        said = [log["pes"] for log in logs if "no longer has is kept, and not used" in log["event"]]
+        said = [log["pes"] for log in logs if "no longer has is kept but not used" in log["event"]]
         assert said == ([gone] if gone else [])
 
 

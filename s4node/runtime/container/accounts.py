@@ -1,8 +1,8 @@
-"""The accounts of a container: what it has counted, as statistics and as metrics that are reported.
+"""The accounts of a container: its statistics, and the metrics that are reported.
 
 Rules
-- Nothing is counted here: parts and tasks count, and are asked when somebody wants to know.
-- Metrics are reported from when the first tasks are about to start to the container's end.
+- Nothing is counted here: parts and tasks count, and are asked when a report is due.
+- Metrics are reported from before the start of the first tasks until the container's end.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from s4node.stages.stage import StageStatistics
 
 
 class Accounts:
-    """Those of the container ``node``; there are none before its parts are made."""
+    """The accounts of the container ``node``; available once its parts are made."""
 
     def __init__(self, app: App, config: Config, node: str, listener: Listener) -> None:
         self._app, self._config, self._node = app, config, node
@@ -42,15 +42,15 @@ class Accounts:
         self._replay: DurableParts | None
 
     def made(self, parts: Parts, replay: DurableParts | None) -> None:
-        """The parts are made, which are asked from now on."""
+        """Take the parts to ask, which have just been made."""
         self._parts, self._replay = parts, replay
 
     def started(self) -> None:
-        """The container has started."""
+        """Note that the container has started."""
         self._started_after = clocks.steady() - self._made_at
 
     async def report(self, nursery: trio.Nursery) -> None:
-        """Have metrics reported from now on, in a trio task of the nursery; once."""
+        """Start reporting metrics in ``nursery``; further calls do nothing."""
         reporters, self._reporters = self._reporters, []
         if reporters:
             reporting = Reporting(
@@ -87,7 +87,7 @@ class Accounts:
         )
 
     def metrics(self) -> list[MetricsSnapshot]:
-        """The values of the container and its tasks, and those that tasks measure themselves."""
+        """The metrics of the container and its tasks, and those that tasks define themselves."""
         tasks = self._parts.partitions.tasks.values()
         own = [task.metrics.snapshot() for task in tasks if task.metrics is not None]
         return [*snapshots_of(self._node, self.statistics(), self._process.take()), *own]

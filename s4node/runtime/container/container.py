@@ -1,27 +1,25 @@
 """The container: one process's share of an app, from its start to its end.
 
 Rules
-- Start: on_init, check the graph, make the parts, start the tasks, listen, on_start. Nothing is
-  accepted before the app can process it: a partition opens when its task has started.
-- A container by itself owns all partitions, and listens when they have started; where it has the
-  log, it serves that first of all, for the app may read from it. As a member of a
-  cluster it listens first, for its address is what it joins with; it owns the partitions that its
-  view gives it, and passes what belongs to others on to them.
-- A member that was stopped (a SIGSTOP, a handler that blocks) for long goes on only when it knows
-  that it still is one: neither does it take what came meanwhile, nor process what waits.
-- Where tasks keep what they do, a member with more partitions than its share hands some over: it
-  stops with one after the other, and another goes on from its last commit.
-- What the app reads from systems is known before anything is made of it: it says how many tasks
-  there are. A task claims its progress before it starts, and its inputs are read when it has.
-- A task that goes back for an event at which it failed is closed, and another takes its place; the
-  others go on.
+- Start, in this order: on_init, check the graph, make the parts, start the tasks, listen, on_start.
+  Nothing is accepted before the app can process it: a partition opens when its task has started.
+- A container by itself owns all partitions, and listens once they have started. If it has the log,
+  it serves the log first, because the app may read from it. A member of a cluster listens first,
+  because it joins with its address; it owns the partitions that its view gives it, and passes
+  events for other partitions to their owners.
+- A member that was stopped for long (a SIGSTOP, a handler that blocks) goes on only when it knows
+  that it is still a member: until then it neither takes frames nor processes waiting events.
+- If tasks keep state, a member with more partitions than its share hands some over, one after the
+  other. The next owner goes on from the last commit.
+- The inputs from systems are known before the parts are made, because they decide how many tasks
+  there are. A task claims its progress before it starts, and its inputs are read after that.
+- A task that fails on an event, and rolls back, is closed and replaced; the others go on.
 - Tasks and on_close are closed after a failure, too, and listeners are told of every step of the
-  start and of the end: see lifecycle.
-- Stop, in this order: stop the app's sources, accept and read nothing further, drain what was
-  admitted, send what it emitted, commit, leave the cluster, on_close, close. One deadline over all;
-  what is left then, and is kept nowhere, is the failure that ends it.
-- Only this room knows both the app's side and the sockets. What a container is made of, and what
-  the parts have of each other: see wiring.
+  start and of the end: see ``lifecycle``.
+- Stop, in this order: stop the app's sources, accept and read nothing further, process what was
+  admitted, send what was emitted, commit, leave the cluster, on_close, close. One deadline is for
+  all of it. If events are left then that are stored nowhere, the container ends with a failure.
+- Only this room knows both the app and the sockets; ``wiring`` makes and connects the parts.
 """
 
 from __future__ import annotations
@@ -64,28 +62,27 @@ from s4node.runtime.task.task import Task
 
 log = get_logger("s4node.runtime")
 
-_FAREWELL_SECONDS = 1.0
-"""How long a stopping node waits for peers that neither read their last verdicts nor say that
+_PEERS_SECONDS = 1.0
+"""A stopping container waits so long for peers that neither read their last verdicts nor say that
 they have stopped sending."""
-
-_WORK_OFF_SECONDS = 0.5
-"""How long a stopping node works off what producers have sent and keep: little is done by then, so
-producers that stop as well get their verdicts."""
+_BACKLOG_SECONDS = 0.5
+"""A stopping container processes for so long events that producers could send again: a small rest
+is done by then, and producers that stop as well get their verdicts."""
 
 _LOOK_SECONDS = 0.005
 
 _LAST_SECONDS = 1.0
-"""What handlers, the last commit and closing have each when the deadline of a stop is over."""
+"""The time for handlers, the last commit and closing, each, after the deadline of a stop."""
 
 
 class Container:
     """Runs ``app`` in this process: all its partitions, or as a member those that it is given.
 
-    With an ``enrolment`` it is a member. What it keeps is kept under the name that the app is
-    ``deployed_as``, or under the app's own. ``node_log`` is where the process that has started it
-    serves a log. ``listeners`` are told of its life, with those that the
+    With an ``enrolment`` it is a member. State is saved under the name that the app is
+    ``deployed_as``, or under the app's own name. ``node_log`` is the address at which the process
+    that started this one serves a log. ``listeners`` are told of its life, as are those that the
     settings name; see :class:`ContainerListener`. Call :meth:`run` once. ``tasks``, ``ports`` and
-    ``senders`` are for those who look.
+    ``senders`` are for observers.
     """
 
     def __init__(
@@ -109,7 +106,7 @@ class Container:
         self._lifecycle = Lifecycle(
             [*listeners_of(config), *listeners], config[settings.CONTAINER_END_TIMEOUT]
         )
-        self._closing: Closing  # of the app
+        self._closing: Closing  # on_close of the app
         self._began = False  # on_start was called
         self.tasks: dict[int, Task] = {}
         self.ports: dict[str, InputPort] = {}
@@ -117,7 +114,7 @@ class Container:
         self.ready = trio.Event()
         self._prepared = False
         self._stopping = trio.Event()
-        self._reaching = trio.CancelScope()  # the systems of the inputs
+        self._reaching = trio.CancelScope()  # around waiting for the systems of the inputs
         self.front = FrameRouter(
             config,
             node=self.node,
@@ -134,16 +131,16 @@ class Container:
         self.partitioner: Partitioner
         self._choosers: ChooserSettings
         self.parts: Parts
-        self._drain: Drain | None = None  # there is nothing to drain before the parts are made
+        self._drain: Drain | None = None  # none before the parts are made
 
     @property
     def address(self) -> str:
-        """Where others reach the container."""
+        """The address at which others reach the container."""
         return self.listener.address
 
     @property
     def processed(self) -> int:
-        """Events handled, over all tasks and streams."""
+        """The number of events processed by all tasks."""
         return self.parts.partitions.processed
 
     def statistics(self) -> ContainerStatistics:
@@ -151,16 +148,16 @@ class Container:
         return self.accounts.statistics()
 
     def metrics(self) -> list[MetricsSnapshot]:
-        """The values of the container and its tasks, and those that tasks measure themselves."""
+        """The metrics of the container and its tasks, and those that tasks define themselves."""
         return self.accounts.metrics()
 
     def stop(self) -> None:
-        """Begin an orderly stop; ``run`` returns when it is done."""
+        """Begin an orderly stop; ``run`` returns once it is done."""
         self._stopping.set()
         self._reaching.cancel()
 
     def abandon(self) -> None:
-        """Call nothing of the app when it is cancelled next, as if the process had been killed."""
+        """Call no hook of the app at the next cancellation, as if the process had been killed."""
         self._lifecycle.forget("files", "state")
 
     # -- life --------------------------------------------------------------------------------
@@ -168,8 +165,8 @@ class Container:
     async def prepare(self) -> None:
         """Let the app declare its graph, check it, and find out which tasks it has.
 
-        ``run`` does it unless it is done. It waits for systems that cannot be reached, until
-        :meth:`stop`, after which ``run`` returns at once.
+        ``run`` calls this unless it was called. It waits for systems that cannot be reached, until
+        :meth:`stop`; ``run`` then returns at once.
         """
         if self._prepared:
             return
@@ -203,24 +200,26 @@ class Container:
             self.log.check_names()
 
     async def check_kept(self) -> None:
-        """Raise S4Error where the app, which is prepared, cannot go on from what is kept of an
-        earlier version, as far as a sample shows: while that one runs."""
+        """Raise S4Error if the prepared app cannot read the state of an earlier version.
+
+        Only a sample is read, while the earlier version runs.
+        """
         if self.replay is not None:
             await self.replay.check_kept(self._job_name, self.model, self._job_before)
 
     @property
     def _job_name(self) -> str:
-        """What the app is called where it is deployed; else its own name."""
+        """The name under which the app is deployed, or its own name."""
         return self._deployed_as or self.app.name
 
     def _inputs(self) -> list[tuple[str, str]]:
         return [(each.system, each.name) for each in replayable(self.app) if each.whole]
 
     async def run(self) -> None:
-        """Run the app until :meth:`stop`; raises what stopped it otherwise."""
+        """Run the app until :meth:`stop`; raises the error that stopped it otherwise."""
         async with self._lifecycle.living():
             if self.log is None:
-                await self.prepare()  # its errors come as they are
+                await self.prepare()  # outside of a nursery, so its errors are not wrapped
             if not self._reaching.cancelled_caught:
                 try:
                     await self._live()
@@ -247,7 +246,7 @@ class Container:
                     await self._own(outer, inner)
                     with trio.CancelScope() as patience:
                         await self._work(inner, patience)
-                        await self._work_off(loop_ended)
+                        await self._stop_in_order(loop_ended)
                     if patience.cancelled_caught:
                         await self._give_up()
                     inner.cancel_scope.cancel()
@@ -259,7 +258,7 @@ class Container:
             outer.cancel_scope.cancel()
 
     async def _begin(self, nursery: trio.Nursery) -> None:
-        """Make the parts and start those that are there before any task."""
+        """Make the parts, and start those that run before any task."""
         parts = self.parts = Parts(
             self.app,
             self.config,
@@ -294,7 +293,7 @@ class Container:
             await self._open(nursery)
 
     async def _own(self, outer: trio.Nursery, inner: trio.Nursery) -> None:
-        """Have the partitions that are ours: all of them, or what the cluster gives."""
+        """Own all partitions, or those that the cluster gives."""
         ownership = self.parts.ownership
         if self.enrolment is not None:
             state = "" if self.replay is None else self.replay.state
@@ -306,7 +305,7 @@ class Container:
             self.replay.exchange.assign([self.address] * self.partitioner.partitions, 0)
 
     async def _work(self, nursery: trio.Nursery, patience: trio.CancelScope) -> None:
-        """Run the app's sources until it is to stop; from then on there is a deadline."""
+        """Run the app's sources until the stop, which sets the deadline of ``patience``."""
         grace = self.config[settings.TASK_SHUTDOWN_MS]
         async with trio.open_nursery() as sources:
             self.app.spawn = partial(self._spawn, sources)
@@ -316,8 +315,8 @@ class Container:
             patience.deadline = trio.current_time() + grace
             sources.cancel_scope.cancel()
 
-    async def _work_off(self, loop_ended: trio.Event) -> None:
-        """Stop in order, from the inputs to the peers."""
+    async def _stop_in_order(self, loop_ended: trio.Event) -> None:
+        """Stop the parts in order, from the inputs to the peers."""
         parts = self.parts
         parts.ownership.keep()
         self._stop_accepting()
@@ -340,11 +339,11 @@ class Container:
             await self.log.settle()
         if parts.members is not None:
             await parts.members.finish()
-        with trio.move_on_after(_FAREWELL_SECONDS):
+        with trio.move_on_after(_PEERS_SECONDS):
             await self.listener.shut_down()
 
     async def _give_up(self) -> None:
-        """The deadline is over: say what was waited for, and commit what is done."""
+        """Log what was waited for until the deadline, and commit what is done."""
         log.warning(
             "not drained in time",
             seconds=self.config[settings.TASK_SHUTDOWN_MS],
@@ -357,7 +356,7 @@ class Container:
                 await self.replay.commit(self.tasks.values())
 
     async def _close_tasks(self) -> None:
-        """Have the tasks and then the app close; after a failure the lifecycle does it."""
+        """Close the tasks, and then the app; after a failure the lifecycle does it."""
         for closing in reversed([self._closing, *self.parts.ownership.closings.values()]):
             await closing()
 
@@ -385,7 +384,7 @@ class Container:
         nursery.start_soon(hooks.source(self.app, function, *arguments), name=function)
 
     async def _open(self, nursery: trio.Nursery) -> None:
-        """Let producers and readers of the app come."""
+        """Accept producers and subscribers of the app."""
         parts, ownership = self.parts, self.parts.ownership
         await self.front.open(nursery, parts.inputs, parts.readers, lambda: ownership.view.owners)
 
@@ -398,7 +397,7 @@ class Container:
         members = self.parts.members
         if members is None and self.replay is None:
             self.listener.stop_accepting()
-        if members is not None:  # others that stop as well may still come, and we to them
+        if members is not None:  # members that stop as well still send to each other
             members.emitter.insist()
         if self.replay is not None:
             self.replay.exchange.emitter.insist()
@@ -407,14 +406,14 @@ class Container:
         self.listener.flush(float("inf"))
 
     async def _leave_to_producers(self) -> None:
-        """Leave to its producers what they have sent and is not begun, if much of that waits."""
-        with trio.move_on_after(_WORK_OFF_SECONDS):
+        """Leave events that have not begun to their producers, if many of them wait."""
+        with trio.move_on_after(_BACKLOG_SECONDS):
             while self.parts.partitions.has_sent:  # noqa: ASYNC110 - each turn may end it
                 await trio.sleep(_LOOK_SECONDS)
         self.parts.partitions.leave_to_producers(self.parts.inputs.keeps)
 
     async def _quiesce(self) -> None:
-        """Work off what tasks, and the members, still send each other."""
+        """Process the events that tasks, and members, still send each other."""
         parts = self.parts
         if parts.quiescence is not None:
             parts.loop.end_windows()
@@ -422,13 +421,13 @@ class Container:
         if parts.members is not None:
             parts.loop.end_windows()
             await parts.members.drain(parts.loop, parts.partitions)
-            if parts.quiescence is not None:  # what the others have sent meanwhile
+            if parts.quiescence is not None:  # for events that other members have sent meanwhile
                 await parts.quiescence.wait()
             parts.inputs.leave()
         self.listener.stop_accepting()
 
     def _has_stream(self, name: str) -> str:
-        """For the log: whether the app serves a stream of this name itself."""
+        """For the log: the app's name if it serves a stream of this name itself, else ""."""
         stream = self.app.streams.get(name)
         served = stream is not None and not (isinstance(stream, InputStream) and not stream.is_live)
         return f"app {self.app.name!r}" if served else ""

@@ -1,12 +1,12 @@
-"""The drain of a stopping container: what it waits for, and what it leaves that nobody keeps.
+"""The drain of a stopping container: what it waits for, and which events it loses.
 
 Rules
-- A stop that takes its time says once what for.
-- What was put on an output stream and has no verdict when the container ends is named, by stream
-  and consumer, and is a failure of a stop: nobody keeps it. What tasks keep is not meant, which
-  leaves at the next start; nor dead letters, for their events come again.
-- So it is with what the app has put on its own streams and is not processed, where tasks keep
-  nothing. What producers have sent has no verdict then, and they send it again.
+- A stop that takes long logs once what it waits for.
+- Output events without an acknowledgement at the container's end are lost. They are logged by
+  stream and consumer, and make the stop a failure. Events of durable tasks are not lost: they leave
+  after the next start. Dead letters are not lost: their events are replayed.
+- Events that the app has put on its own streams and not processed are lost, too, if tasks keep no
+  state. Producers resend the events that led to them, which have no verdict.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from s4node.runtime.task.task import Task
 
 log = get_logger("s4node.runtime")
 
-_SILENCE_SECONDS = 2.0
-"""How long a stop may take before it says what it waits for."""
+_LOG_AFTER_SECONDS = 2.0
+"""A stop that takes longer logs what it waits for."""
 
 
 @dataclass(eq=False, repr=False)
 class Drain:
-    """That of ``app``: of its ``tasks``, which change, and of all that they send to others.
+    """The drain of ``app``: of its ``tasks``, which change, and of the events that they send.
 
-    ``dead_letters`` is the output stream for dead letters; empty if there is none. ``inner`` are
-    the app's own streams of which tasks keep nothing.
+    ``dead_letters`` is the output stream for dead letters, or empty. ``inner`` are the app's own
+    streams that are not durable.
     """
 
     _app: str
@@ -47,14 +47,14 @@ class Drain:
     _inner: Collection[str]
 
     async def tell(self, seconds: float) -> None:
-        """Say what is waited for if it takes long; ``seconds`` is the longest that it may."""
-        await trio.sleep(_SILENCE_SECONDS)
+        """Log what a long stop waits for; ``seconds`` is its deadline."""
+        await trio.sleep(_LOG_AFTER_SECONDS)
         log.info(
             "still draining", app=self._app, waits_for=self.waits_for(), at_most_seconds=seconds
         )
 
     def waits_for(self) -> list[str]:
-        """What has to happen before the container can end, in words."""
+        """The things that have to happen before the container can end, in words."""
         found = [
             f"a verdict of {owed.consumer!r} on {owed.events} events of stream {owed.stream!r}"
             for owed in self._outputs.owed()
@@ -85,18 +85,18 @@ class Drain:
     def _unprocessed(self) -> Counter[str]:
         found: Counter[str] = Counter()
         for task in self._tasks.values():
-            for stream, events in task.own().items():  # what other members have sent they keep
+            for stream, events in task.own().items():  # others keep what they have sent
                 if stream in self._inner:
                     found[stream] += len(events)
         return found
 
     def tell_left(self) -> list[str]:
-        """Log what is left that nobody keeps; returns it in words."""
+        """Log the lost events; return them in words."""
         left = []
         for owed in self._outputs.owed():
             if owed.stream != self._dead_letters:
                 log.error(
-                    "events of an output stream have no verdict, and are kept nowhere",
+                    "unacknowledged events of an output stream are lost",
                     app=self._app,
                     **owed._asdict(),
                 )
@@ -106,7 +106,7 @@ class Drain:
                 )
         for stream, events in sorted(self._unprocessed().items()):
             log.error(
-                "events that the app has put are not processed, and are kept nowhere",
+                "unprocessed events that the app has put are lost",
                 app=self._app,
                 stream=stream,
                 events=events,
@@ -115,9 +115,9 @@ class Drain:
         return left
 
     def lost(self, left: list[str]) -> EventsLost:
-        """What ends an orderly stop that left this."""
+        """The error of a stop that has lost these events."""
         return EventsLost(
-            f"app {self._app!r} stopped with {'; '.join(left)}. They are kept nowhere: send again "
-            f"what was not processed, and give it longer (task.shutdown.ms), or stop it while its "
+            f"app {self._app!r} stopped with {'; '.join(left)}. They are lost: send again what was "
+            f"not processed, and allow a longer stop (task.shutdown.ms), or stop the app while its "
             f"consumers run"
         )

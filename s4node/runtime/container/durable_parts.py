@@ -1,15 +1,15 @@
-"""What a container has where its tasks keep state: readers, dead letters, and commits.
+"""The parts of a container whose tasks keep state: readers, dead letters, and commits.
 
 Rules
-- It is there only where the app has inputs that can be read again, or durable streams. The systems
-  are asked for the partitions of each before anything is made; later they run beside the container.
-- A stream that the log of this process lacks, or of the process that has started it, is created as
-  the app declares it; of containers that start together one does it. Other systems are asked only,
-  for they may belong to others.
-- The progress of a task is claimed before the task starts, and its inputs are read after it has: so
-  the task may say where to begin. Startpoints are given to tasks before any is claimed.
-- Dead letters go to an output stream of the app, or to a stream of a system; where that is no
-  such thing, the container does not start.
+- They exist only if the app has replayable inputs or durable streams. Systems are asked for the
+  partitions of each input before the parts are made; later they run beside the container.
+- A stream that is missing in the log of this process, or of the process that started it, is created
+  as the app declares it; of containers that start together, one creates it. Streams of other
+  systems are never created, because they may belong to others.
+- The progress of a task is claimed before the task starts, and its inputs are read after that, so
+  that the task may say where to begin. Tasks get startpoints before any task is claimed.
+- Dead letters go to an output stream of the app or to a stream of a system; if there is no such
+  stream, the container does not start.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ log = get_logger("s4node.runtime")
 class DurableParts:
     """The systems, consumers and progress of ``app``; made by :meth:`prepared`.
 
-    ``counts`` are the partitions of its inputs by system and stream. ``exchange`` is set before
-    :meth:`make`.
+    ``counts`` are the numbers of partitions of its inputs, by system and stream. ``exchange`` is
+    set before :meth:`make`.
     """
 
     def __init__(self, app: App, config: Config, own_log: str) -> None:
@@ -89,22 +89,22 @@ class DurableParts:
         self._startpoints: Startpoints
         self._presence: JobLock
         self._name = ""
-        self.state = ""  # the identity of what is kept here, for members
-        self._dead_letter_partitions = 0  # of the stream of a system that dead letters go to
+        self.state = ""  # the identity of the state here, for members
+        self._dead_letter_partitions = 0  # of the system's stream for dead letters
 
     @classmethod
     async def prepared(cls, app: App, config: Config, own_log: str = "") -> DurableParts | None:
-        """Ask the systems for the inputs of ``app``; None where its tasks keep no state.
+        """Ask the systems for the inputs of ``app``; return None if its tasks keep no state.
 
-        ``own_log`` is where the log of this process is, or of that which has started it, if one is.
-        Raises UnknownStream for a system or a stream that is not there.
+        ``own_log`` is the address of the log of this process, or of the process that started it, if
+        there is one. Raises UnknownStream for a system or stream that does not exist.
         """
         streams = replayable(app)
         if not streams and not durable_of(app, config):
             return None
         replay = cls(app, config, own_log)
         for stream in streams:
-            replay.systems[stream.system]  # raises where there is none
+            replay.systems[stream.system]  # raises if there is none
         dead_letters = replay._dead_letters()
         async with trio.open_nursery() as nursery:
             for each in replay.systems:
@@ -121,7 +121,7 @@ class DurableParts:
         return replay
 
     async def _partitions_of(self, system: str, stream: str, key: str = "") -> int:
-        """How many partitions a stream has; one that our own log lacks is created."""
+        """The number of partitions of a stream, which is created if our own log lacks it."""
         home, wanted = self.systems[system], self._app.partitions
         if not isinstance(home, EmbeddedLog) or home.address != self._own_log:
             return await home.partitions(stream)
@@ -130,7 +130,7 @@ class DurableParts:
         except UnknownStream:
             await home.create(stream, wanted, key=key)
             log.info(
-                "a stream is created in the log of this node",
+                "created a stream in the log of this node",
                 stream=f"{system}.{stream}",
                 partitions=wanted,
                 key=key,
@@ -155,25 +155,27 @@ class DurableParts:
         return folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], name)
 
     async def check_kept(self, name: str, model: JobModel, before: JobGuard | None) -> None:
-        """Raise StateError or CheckpointError where the app cannot go on from what is kept under
-        ``name``, as far as a sample shows. ``before`` is what the job was like."""
+        """Raise StateError or CheckpointError if the app cannot read a sample of its saved state.
+
+        ``before`` are the facts of the job ``name`` that runs.
+        """
         folder = self._folder(name)
         if before is not None:
             self._guard(model).check(
                 before,
                 f"the progress in {folder}",
-                "Or deploy it under another name (--name), to begin without any progress.",
+                "Or deploy it under another name (--name), to begin without progress.",
             )
         hasher = hasher_named(self._config[settings.HASHER])
         await saved_sample.check(self._app, folder, model.tasks, hasher)
 
     async def before(self, name: str) -> JobGuard | None:
-        """What the job was like that goes on under ``name``; None for a new one."""
+        """The facts of the job that is resumed under ``name``; None for a new one."""
         folder, config = self._folder(name), self._config
         return await threads.run_sync(job_before, folder, depot_of(config, folder))
 
     def _dead_letters(self) -> tuple[str, str] | None:
-        """Where dead letters go, where that is a stream of a system; raises ConfigError."""
+        """The system's stream for dead letters, or None; raises ConfigError for a bad setting."""
         name = self._config[settings.DEAD_LETTERS]
         if not name:
             return None
@@ -191,10 +193,10 @@ class DurableParts:
         if not rest or system == LIVE:
             known = [s.name for s in self._app.streams.values() if isinstance(s, OutputStream)]
             raise ConfigError(
-                f"{settings.DEAD_LETTERS.name} = {name} is no output stream of app "
-                f"{self._app.name!r}, which has {', '.join(known) or 'none'}, and no system.stream"
+                f"{settings.DEAD_LETTERS.name} = {name} is neither an output stream of app "
+                f"{self._app.name!r}, which has {', '.join(known) or 'none'}, nor a system.stream"
             )
-        self.systems[system]  # raises where there is none
+        self.systems[system]  # raises if there is none
         return system, rest
 
     def make(
@@ -207,7 +209,7 @@ class DurableParts:
         producers: Producers,
         loop: RunLoop,
     ) -> None:
-        """Make the parts; the progress is kept under ``name``."""
+        """Make the parts of the job ``name``."""
         config = self._config
         self._name = name
         self._model = model
@@ -262,12 +264,14 @@ class DurableParts:
         )
 
     def close(self) -> None:
-        """Give all files back, when nothing runs any more."""
+        """Close all files, once nothing runs."""
         self.committer.close()
 
     async def start(self, nursery: trio.Nursery, enrolment: Enrolment | None) -> None:
-        """Run in ``nursery``, as a member where there is an ``enrolment``; raises CheckpointError
-        where there is progress of another job."""
+        """Run in ``nursery``, as a member if there is an ``enrolment``.
+
+        Raises CheckpointError if the folder has progress of another job.
+        """
         await self.committer.open(self._guard(self._model))
         await nursery.start(self._be_present, enrolment)
         await self._startpoints.enter()
@@ -279,7 +283,7 @@ class DurableParts:
         await nursery.start(self.exchange.emitter.run)
 
     async def _enter(self, enrolment: Enrolment) -> None:
-        """Be a container of the job on all nodes, if what the job keeps can be had here."""
+        """Enter the job, which spans all nodes; without its state here, get no tasks."""
         config, folder = self._config, self._folder(self._name)
 
         async def identify() -> str:
@@ -303,9 +307,9 @@ class DurableParts:
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Let others see that the job runs, and do what belongs to its start if nobody else has."""
+        """Hold the lock that shows that the job runs; the first container also starts the job."""
         try:
-            if enrolment is not None:  # a start is one for all nodes, whatever folders they have
+            if enrolment is not None:  # all nodes share one start, whatever folders they have
                 await threads.run_sync(self._presence.enter)
                 await self._enter(enrolment)
             else:
@@ -323,7 +327,7 @@ class DurableParts:
         self._partitions.commit_soon(partition)
 
     async def release(self, task: Task) -> None:
-        """Commit what a task that has retired has done, and be no longer the one who writes it."""
+        """Commit the work of a retired task, and stop writing it."""
         await self.committer.release(task)
         self.consumers.forget(task.partition)
 
@@ -340,16 +344,16 @@ class DurableParts:
         )
 
     async def commit(self, tasks: Iterable[Task]) -> None:
-        """Return when all is written of those of these tasks of which nothing runs."""
+        """Write the changes of all these tasks that are idle."""
         await self.committer.finish(tasks)
 
     async def end_run(self) -> None:
-        """The tasks have ended the container, and all is committed: perhaps the job has ended."""
+        """End the run of the job if all its tasks are done, after the last commits."""
         live = bool(live_of(self._app))
         await self.committer.end_run([task.name for task in self._model.tasks if live or task.ssps])
 
     async def _keep(self, dead_letter: GenericEvent) -> None:
-        """Put a dead letter where it is safe."""
+        """Store a dead letter; return once it is safe."""
         name = self._config[settings.DEAD_LETTERS]
         stream = self._app.streams.get(name)
         if isinstance(stream, OutputStream):
@@ -363,12 +367,11 @@ class DurableParts:
             await home.append_once(
                 rest, partition, dead_letter, self._dead_letter_name(dead_letter)
             )
-        else:  # an author's system may be without; then a crash may have it there twice
+        else:  # an author's system may lack it; then a crash may store the letter twice
             await home.append(rest, partition, [dead_letter])
 
     def _dead_letter_name(self, dead_letter: GenericEvent) -> str:
-        """What a dead letter is known by, whichever owner sends it: so after a crash it is not sent
-        twice."""
+        """The name of a dead letter, the same for every owner, so that a crash sends it once."""
         cluster = self._config[settings.CLUSTER_NAME]
         place = f"{dead_letter.origin}:{dead_letter.offset}"
         if dead_letter.offset < 0:
@@ -377,19 +380,21 @@ class DurableParts:
 
 
 def tell_left(app: App, config: Config, name: str) -> None:
-    """Warn where an app that keeps nothing has kept state under ``name`` by other settings: a
-    setting that was forgotten loses nothing on disk, but all begins anew."""
+    """Warn if an app that keeps no state has saved state under ``name`` with other settings.
+
+    A forgotten setting deletes nothing on disk, but the app begins anew.
+    """
     try:
         folder = folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], name)
         if not (folder / "tasks").is_dir():
             return
-    except (ConfigError, OSError):  # who keeps nothing needs no such folder
+    except (ConfigError, OSError):  # an app that keeps no state needs no such folder
         return
     streams = ", ".join(f"s4.stream.{stream}.grade = durable" for stream in live_of(app))
     again = f"set {streams} as" if streams else "declare its inputs as"
     log.warning(
-        "the app keeps nothing with these settings, and has kept state by others: it "
-        "begins without that",
+        "the app keeps no state with these settings, but has saved state with others; it begins "
+        "without that state",
         app=app.name,
         folder=str(folder),
         fix=f"{again} before, or remove the folder",
@@ -397,7 +402,7 @@ def tell_left(app: App, config: Config, name: str) -> None:
 
 
 def kind_of(app: App) -> AppKind:
-    """What of an app finds its task by partition number."""
+    """The streams of an app that find tasks by partition number."""
     fed = [stream for stream in app.streams.values() if not isinstance(stream, OutputStream)]
     return AppKind(
         keyed=[stream.name for stream in fed if stream.key is not None],
@@ -407,7 +412,7 @@ def kind_of(app: App) -> AppKind:
 
 
 async def check_live(app: App, config: Config) -> None:
-    """Raise StartpointError where a live input is to begin anywhere but with what comes."""
+    """Raise StartpointError if the settings begin a live input anywhere but at "upcoming"."""
     live = live_of(app)
     source = LiveSource(live, app.partitions)
     for name in live:

@@ -1,10 +1,10 @@
-"""What stands behind a container's listener: a peer's frames go to whom they are for.
+"""The frame router of a container: gives each frame of a peer to the part that it is for.
 
 Rules
-- Where the container has the log, that is served first of all, for the app may read from it. Hellos
-  for the app that come before it is open wait for it; other frames for it come again.
-- A frame for a partition that another member owns is answered with who that is.
-- What is due to peers is sent between two turns of the loop, and before there is a loop from here.
+- If the container has the log, the log is served first, because the app may read from it. Hellos
+  for the app that come before it is open wait; peers resend other frames.
+- A frame for a partition of another member is answered with the owner's address.
+- Answers are sent between two turns of the loop, or from here before the loop runs.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from s4node.runtime.outputs.subscribers import Subscribers
 class FrameRouter:
     """The listener of a container, and the log that it has, if any.
 
-    ``taken`` is for the log: who else serves a stream. ``held`` says whether frames are to wait.
-    ``headers`` go with every answer to a hello; they change.
+    ``taken`` tells the log which other part serves a stream. ``held`` returns True while frames
+    have to wait. ``headers`` go with every answer to a hello; their owner changes them.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class FrameRouter:
         self.listener = Listener.configured(config, self, self.nudge, held=held)
         self._node = node
         self._drain_word = b""
-        self._early: list[tuple[wire.Frame, Connection]] = []  # hellos that came before the app
+        self._early: list[tuple[wire.Frame, Connection]] = []  # hellos before the app is open
         self._answering = trio.lowlevel.ParkingLot()
         self._loop: RunLoop | None = None
         self._opened = False
@@ -59,7 +59,7 @@ class FrameRouter:
     # -- life --------------------------------------------------------------------------------
 
     async def serve_log(self, nursery: trio.Nursery) -> None:
-        """Serve the log, before there is an app."""
+        """Serve the log, before the app is open."""
         assert self.log is not None
         await nursery.start(self.log.run)
         await nursery.start(self.listener.serve)
@@ -72,8 +72,7 @@ class FrameRouter:
         readers: Subscribers,
         owners: Callable[[], Sequence[str]],
     ) -> None:
-        """Let producers and readers of the app come. ``owners`` are the addresses of those who have
-        the partitions by now."""
+        """Accept producers and subscribers of the app; ``owners`` returns partitions' addresses."""
         self._inputs, self._readers, self._owners = inputs, readers, owners
         self._opened = True
         if self.log is None:
@@ -84,25 +83,25 @@ class FrameRouter:
                 self.on_frame(frame, connection)
 
     def begin(self, loop: RunLoop) -> None:
-        """From here on the loop sends what is due."""
+        """Have the loop send answers from now on."""
         self._loop = loop
         self._answering.unpark_all()
-        loop.nudge()  # what came before has been waiting
+        loop.nudge()  # earlier answers wait
 
     def drain(self) -> None:
-        """Tell all peers, and those that are yet to come, that we are stopping."""
+        """Tell all peers, present and future, that we are stopping."""
         self._drain_word = wire.encode_frame(wire.Drain(f"{self._node} is stopping"))
         self.listener.broadcast(self._drain_word)
 
     async def _answer_early(self) -> None:
-        """Send what the log has to say, until the loop does it."""
+        """Send the answers of the log until the loop does so."""
         while self._loop is None:
             due = self.listener.flush(trio.current_time())
             with trio.move_on_at(math.inf if due is None else due):
                 await self._answering.park()
 
     def nudge(self) -> None:
-        """There is something to send."""
+        """Have something sent that is due."""
         if self._loop is not None:
             self._loop.nudge()
         else:
@@ -111,7 +110,6 @@ class FrameRouter:
     # -- peers -------------------------------------------------------------------------------
 
     def on_frame(self, frame: wire.Frame, connection: Connection) -> None:
-        """Take a frame from a peer."""
         header = frame.header
         if self.log is not None and self.log.on_frame(frame, connection):
             if self._drain_word and isinstance(header, wire.Hello):
@@ -151,7 +149,7 @@ class FrameRouter:
             owners = self._owners()
             if 0 <= data.partition < len(owners):
                 owner = owners[data.partition]
-                if owner != self.listener.address:  # else it was ours until now; whose it is comes
+                if owner != self.listener.address:  # else it just left us; its owner is told soon
                     ruling = wire.Ruling(data.partition, wire.NOT_OWNER, 0, 0, 0, (), owner)
                     verdict = wire.Verdict(data.stream, data.producer, (ruling,))
                     connection.answer(wire.encode_frame(verdict))
@@ -161,14 +159,14 @@ class FrameRouter:
             connection.bad_frame(problem, data)
 
     def on_drained(self) -> None:
-        """The frames that had arrived have been taken."""
+        """Have a turn now that all arrived frames are taken."""
         if self._loop is not None:
             self._loop.take_turn()
         else:
             self._answering.unpark_all()
 
     def on_gone(self, connection: Connection) -> None:
-        """The peer's connection has ended."""
+        """Forget a connection that has ended."""
         if self.log is not None:
             self.log.gone(connection)
         if self._opened:

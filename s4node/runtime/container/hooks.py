@@ -1,9 +1,9 @@
-"""The hooks of an app's life: given what they need, called, and blamed by name. Pure.
+"""The hooks of an app's life: prepared, called, and named in errors. Pure.
 
 Rules
-- An app gets its parameters, its number of partitions and, an adapter, its output stream's name
-  before ``on_init``; its graph is checked and frozen right after.
-- What a hook or a source raises names the app and it, but for our own errors, which say enough.
+- An app gets its parameters and its number of partitions, and an adapter its output stream's name,
+  before ``on_init``. Its graph is checked and frozen right after.
+- The error of a hook or a source names it and the app; our own errors say enough by themselves.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ async def declare(app: App, config: Config, partitions: int) -> None:
     app.partitions = partitions
     if isinstance(app, AdapterApp) and config[settings.ADAPTER_OUTPUT_STREAM]:
         app.output_stream = config[settings.ADAPTER_OUTPUT_STREAM]
-    graph.check_hooks(app)  # first: what on_init would declare is not there to be checked
+    graph.check_hooks(app)  # first, because a broken on_init declares nothing to check
     await call(app, app.on_init)
     bind(app, config)
     graph.check(app)
@@ -59,23 +59,23 @@ async def call(app: App, hook: Callable[[], Any]) -> None:
         said = f"{hook.__name__} of app {app.name!r} raised {described(error)}"
         if hook == app.on_close:
             raise LifecycleError(
-                f"{said}; all else of the app has ended: fix it, or catch the exception in it"
+                f"{said}; the rest of the app has ended: fix it, or catch the exception in it"
             ) from error
         raise GraphError(f"{said}; the app cannot run") from error
 
 
 def source(app: App, function: Any, *arguments: Any) -> Callable[[], Awaitable[None]]:
-    """What runs a source of the app's, and raises SourceError for what that raises.
+    """Make a function that runs a source of the app, and raises SourceError for its errors.
 
-    Called at once, as trio does: what is no async function is told where it is started. Raises
-    TypeError for that.
+    ``function`` is called at once, as trio does, so that TypeError is raised where a function that
+    is not async is started.
     """
     running = function(*arguments) if callable(function) else None
     name = _name(function)
     if not inspect.isawaitable(running):
         if inspect.iscoroutine(function):
             function.close()  # or Python warns that it was never awaited
-        raise TypeError(f"{name} is no async function; write start_soon(function, *arguments)")
+        raise TypeError(f"{name} is not async; write start_soon(async_function, *arguments)")
 
     async def run() -> None:
         try:
@@ -84,7 +84,7 @@ def source(app: App, function: Any, *arguments: Any) -> Callable[[], Awaitable[N
             found = leaves(error)
             theirs = [e for e in found if not isinstance(e, S4Error) and not is_signal(e)]
             if not theirs or any(isinstance(e, (KeyboardInterrupt, GeneratorExit)) for e in found):
-                raise  # beside cancellation, which the nurseries of a source join to it, it is told
+                raise  # a signal, also beside the cancellation that a source's nurseries add
             raise SourceError(app.name, name, type(app).__name__, theirs) from theirs[0]
 
     return run

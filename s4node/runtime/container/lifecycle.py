@@ -1,15 +1,14 @@
-"""The life of a container: its steps told to listeners, and everything closed at its end.
+"""The life of a container: reports its steps to listeners, and closes everything at its end.
 
 Rules
-- The steps of a start come in their order, each once; listeners are told when one is done, one
-  listener after the other. Then comes ``after_start``.
-- Whatever began is ended by exactly one of ``after_stop`` and ``after_failure``, after everything
-  has been closed; also if it fails before ``after_start``, and if it is stopped at once, which is a
-  failure.
-- What is to be closed is closed in reverse order. One that fails, or takes too long, skips no
-  other; the first failure is the container's.
-- A listener that raises before the end fails the container as any part does. One that raises at the
-  end keeps no other from being told.
+- The steps of a start come in order, each once. Listeners are called when a step is done, one after
+  the other; ``after_start`` follows.
+- Each life ends with exactly one of ``after_stop`` and ``after_failure``, after everything was
+  closed; also if it fails before ``after_start``. A container that is cancelled has failed.
+- Parts are closed in reverse order. If closing one fails or takes too long, the others are still
+  closed; the first failure is the container's.
+- A listener that raises before the end fails the container, as any part does. At the end, the
+  other listeners are still called.
 """
 
 from __future__ import annotations
@@ -39,18 +38,18 @@ log = get_logger("s4node.runtime")
 
 
 class Step(Enum):
-    """What a start does, in order."""
+    """The steps of a start, in order."""
 
     OFFSETS = "offsets"
-    """Where each input goes on is known."""
+    """The offset at which each input resumes is known."""
     READERS = "readers"
-    """There is a reader for each partition of the inputs."""
+    """Each partition of the inputs has a reader."""
     REPORTERS = "reporters"
     """Metrics are reported."""
     COMMIT_TIMER = "commit timer"
-    """Commits come due."""
+    """Commits fall due."""
     WINDOW_TIMER = "window timer"
-    """Windows come due."""
+    """Windows fall due."""
     TASKS = "tasks"
     """The tasks are made and initialized."""
     LOOP = "loop"
@@ -61,25 +60,25 @@ _STEPS = list(Step)
 
 
 class ContainerListener:
-    """Is told of a container's life. Derive from it, or have any of its methods.
+    """A listener to a container's life. Derive from it, or define any of its methods.
 
-    They may be ``async``. An author's is made with the app's parameters as its only argument.
+    The methods may be ``async``. An author's class is called with the app's parameters.
     """
 
     def before_start(self) -> Any:
-        """Nothing has been started."""
+        """Called before anything is started."""
 
     def on_step(self, step: str) -> Any:
-        """A step of the start is done; ``step`` is the value of a :class:`Step`."""
+        """Called when a step of the start is done; ``step`` is the value of a :class:`Step`."""
 
     def after_start(self) -> Any:
-        """Events are processed."""
+        """Called when events are processed."""
 
     def after_stop(self) -> Any:
-        """It was stopped in order, and all is closed."""
+        """Called after an orderly stop, once everything is closed."""
 
     def after_failure(self, error: BaseException) -> Any:
-        """It failed, and all is closed."""
+        """Called after a failure, once everything is closed."""
 
 
 _METHODS = ("before_start", "on_step", "after_start", "after_stop", "after_failure")
@@ -90,14 +89,14 @@ _AT_THE_END = {
 
 
 def listeners_of(config: Config) -> list[object]:
-    """The listeners as configured; raises ConfigError for one that cannot be."""
+    """The configured listeners; raises ConfigError for one that cannot be made."""
     setting, what = settings.LIFECYCLE_LISTENERS.name, "listener"
     found = []
     for named in config[settings.LIFECYCLE_LISTENERS]:
         listener = plugins.made(named, setting, what, config.matching(settings.APP_PARAMETER))
         if not any(callable(getattr(listener, method, None)) for method in _METHODS):
             raise ConfigError(
-                f"{what} {named!r} of {setting} hears of nothing; give it one of "
+                f"{what} {named!r} of {setting} has no method to call; give it one of "
                 f"{', '.join(_METHODS)}"
             )
         found.append(listener)
@@ -106,14 +105,14 @@ def listeners_of(config: Config) -> list[object]:
 
 @dataclass(eq=False, repr=False)
 class Closing:
-    """Something that is to be closed once; it may be awaited before the end."""
+    """A part that is closed once, at the end or earlier by awaiting this."""
 
     name: str
     _function: Callable[[], Any]
     _closed: bool = False
 
     async def __call__(self) -> None:
-        """Close it, unless that has been begun before."""
+        """Close the part, unless closing has begun before."""
         if not self._closed:
             self._closed = True
             result = self._function()
@@ -123,7 +122,7 @@ class Closing:
 
 @dataclass(eq=False, repr=False)
 class Lifecycle:
-    """Tells ``listeners``; closing one thing takes at most ``limit`` seconds."""
+    """Calls ``listeners`` and closes parts; each closing takes at most ``limit`` seconds."""
 
     _listeners: Sequence[object]
     _limit: float
@@ -132,7 +131,7 @@ class Lifecycle:
 
     @asynccontextmanager
     async def living(self) -> AsyncIterator[None]:
-        """Around a container's life; raises what ended it, but for an orderly stop."""
+        """Surround a container's life; raises the error that ended it, if any."""
         failure: BaseException | None = None
         try:
             await self._tell_all("before_start")
@@ -148,36 +147,36 @@ class Lifecycle:
             raise trouble
 
     async def reached(self, step: Step) -> None:
-        """This step of the start is done, and so are those before it; again tells nothing."""
+        """Report a step of the start and those before it, unless they were reported."""
         done = _STEPS.index(step) + 1
         while self._told < done:
             self._told += 1
             await self._tell_all("on_step", _STEPS[self._told - 1].value)
 
     async def started(self) -> None:
-        """All steps are done, and so is what the app does at its start."""
+        """Report the remaining steps and the end of the start, after the app's ``on_start``."""
         await self.reached(_STEPS[-1])
         await self._tell_all("after_start")
 
     def closes(self, name: str, function: Callable[[], Any]) -> Closing:
-        """Have ``function``, plain or ``async``, called at the end unless it was before."""
+        """Have ``function``, plain or ``async``, called at the end, unless it was called before."""
         closing = Closing(name, function)
         self._closings.append(closing)
         return closing
 
     async def close(self, closing: Closing) -> None:
-        """Close it now, and forget it."""
+        """Close a part now, and forget it."""
         self._closings.remove(closing)
         await closing()
 
     def forget(self, *but: str) -> None:
-        """Close nothing at the end but what has these names."""
+        """Close only the parts with these names at the end."""
         self._closings = [closing for closing in self._closings if closing.name in but]
 
     # -- the end -----------------------------------------------------------------------------
 
     async def _close(self) -> BaseException | None:
-        """Close everything; returns the first failure."""
+        """Close everything; return the first failure."""
         first: BaseException | None = None
         for closing in reversed(self._closings):
             try:
@@ -191,7 +190,7 @@ class Lifecycle:
         return first
 
     async def _tell_end(self, failure: BaseException | None) -> LifecycleError | None:
-        """Tell all listeners the end; returns what the first that fails at it raised."""
+        """Report the end to all listeners; return the error of the first that fails."""
         first: LifecycleError | None = None
         for listener in self._listeners:
 
@@ -210,7 +209,7 @@ class Lifecycle:
         return first
 
     async def _within_limit(self, function: Callable[[], Awaitable[None]]) -> bool:
-        """Call it whatever has been cancelled; False if it took too long."""
+        """Call ``function`` shielded from cancellation; return False if it took too long."""
         with trio.move_on_after(self._limit, shield=True) as scope:
             await function()
         return not scope.cancelled_caught
@@ -235,7 +234,7 @@ async def _tell(listener: object, method: str, *arguments: Any) -> None:
             raise
         raise LifecycleError(
             f"{method} of listener {_name(listener)} raised {described(error)}; "
-            f"{_AT_THE_END.get(method, 'the container cannot run')}: fix it, or take it out of "
+            f"{_AT_THE_END.get(method, 'the container cannot run')}: fix it, or remove it from "
             f"{settings.LIFECYCLE_LISTENERS.name}"
         ) from error
 
@@ -245,9 +244,9 @@ def _name(listener: object) -> str:
 
 
 def _cause(failure: BaseException) -> BaseException:
-    """What the listeners are told: what failed, rather than what that has cancelled."""
+    """The error for listeners: the failure, rather than the cancellations that it caused."""
     found = [leaf for leaf in leaves(failure) if not isinstance(leaf, trio.Cancelled)]
     failed = [leaf for leaf in found if isinstance(leaf, Exception)]
     if failed:
         return failed[0]
-    return ContainerStopped("the container was stopped at once; what it had not committed is lost")
+    return ContainerStopped("the container was stopped at once; uncommitted work is lost")

@@ -1,8 +1,8 @@
 """The metrics of a container and its tasks, taken from its statistics. Pure.
 
 Rules
-- Nothing is counted for metrics: they are the counts that are there, under the names that Apache
-  Samza has for such things, or ours where it has none.
+- Nothing is counted for metrics alone: they are existing counts, under Apache Samza's names, or our
+  own if it has none.
 - Names with a system, stream and partition are ``<system>-<stream>-<partition>-<what>``.
 - docs/metrics.md has every name; a test holds it to this module.
 """
@@ -38,7 +38,7 @@ def source_of(task: str) -> str:
 def snapshots_of(
     container: str, statistics: ContainerStatistics, process: Mapping[str, Value]
 ) -> Iterator[MetricsSnapshot]:
-    """The metrics of a container and of each of its tasks; ``process`` are those of its process."""
+    """The metrics of a container and its tasks; ``process`` are the metrics of its process."""
     groups = {
         CONTAINER: {**_container(statistics), **process},
         CONSUMERS: _consumers(statistics),

@@ -1,13 +1,13 @@
-"""Which partitions a container owns: their tasks from the first event to the last.
+"""The partitions that a container owns, and the life of their tasks.
 
 Rules
-- A container by itself owns all partitions; as a member of a cluster those that its view gives it.
-- A task claims what it keeps before it starts; its partition opens when it has started, and its
-  inputs are read then. One that fails goes back to its last commit, and begins anew.
-- Where tasks keep what they do, a member with more partitions than its share hands some over: it
-  stops with one after the other, and another goes on from its last commit.
+- A container by itself owns all partitions; a member of a cluster those that its view gives it.
+- A task claims its state before it starts. After the start its partition opens and its inputs are
+  read. A task that fails is rolled back to its last commit, and begins anew.
+- If tasks keep state, a member with more partitions than its share hands some over, one after the
+  other. The next owner goes on from the last commit.
 - A task that is done rests with every owner: it is not started, and its inputs are not read.
-- A member that has lost a partition while it ran it stops: two owners would count twice.
+- A member that loses a partition while running it stops, because two owners would count twice.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from s4node.runtime.task.task import Task
 
 log = get_logger("s4node.runtime")
 
-_FAREWELL_SECONDS = 1.0
-"""How long the last words to producers may take."""
+_LAST_VERDICTS_SECONDS = 1.0
+"""How long the last verdicts to producers may take."""
 
 
 class Ownership:
     """The partitions of ``app`` that ``node`` owns, and their tasks.
 
-    ``report`` is awaited when the first tasks are about to start. ``view`` is who owns what;
-    ``closings`` are of the tasks, in the order of their start.
+    ``report`` is awaited before the first tasks start. ``view`` has the owners of all partitions;
+    ``closings`` are for the tasks, in the order of their start.
     """
 
     def __init__(
@@ -84,14 +84,13 @@ class Ownership:
         self._replay = replay
         self._report = report
         self._membership: Membership | None = None
-        self._left: dict[int, int] = {}  # partitions that were handed over, with their epochs then
+        self._left: dict[int, int] = {}  # partitions handed over, with their epochs
         self._leaving = False
-        self.left = False  # others may go on with our tasks
+        self.left = False  # others may own our partitions now
 
     # -- alone, or as a member -----------------------------------------------------------------
 
     async def own_all(self) -> None:
-        """Own all partitions."""
         await self._own(self.view)
 
     async def join(
@@ -102,25 +101,27 @@ class Ownership:
         *,
         state: str,
     ) -> None:
-        """Own our partitions from the first view on that says who owns any, and follow the views.
-        ``state`` is the identity of what the tasks keep; empty where that is nothing."""
+        """Join the cluster, own the partitions of its first complete view, and follow its views.
+
+        ``state`` is the identity of the tasks' state, or empty.
+        """
         self._membership = enrolment.membership(
             self._front.listener.address, self._app.partitions, state=state
         )
         send, views = trio.open_memory_channel[View](math.inf)
         nursery.start_soon(self._membership.run, send.send_nowait)
         view = await views.receive()
-        while not view.epoch:  # nothing is assigned before all are here
+        while not view.epoch:  # nothing is assigned before all members are here
             view = await views.receive()
         directory = enrolment.directory(self._inputs.ports, outputs.senders)
         await directory.register()
         nursery.start_soon(directory.run, outputs.consumed)
-        await directory.learned.wait()  # what is put before would go nowhere
+        await directory.learned.wait()  # events put before would be dropped
         await self._own(view)
         nursery.start_soon(self._follow, views)
 
     def keep(self) -> None:
-        """Hand nothing over from here on: we are about to leave with all."""
+        """Hand no partition over any more, because we are about to leave all of them."""
         self._leaving = True
 
     async def leave(self) -> None:
@@ -128,7 +129,7 @@ class Ownership:
         self.left = True
         if self._membership is not None:
             listener = self._front.listener
-            with trio.move_on_after(_FAREWELL_SECONDS):
+            with trio.move_on_after(_LAST_VERDICTS_SECONDS):
                 await listener.tell()
                 self._inputs.give_up()
                 await listener.tell()
@@ -147,15 +148,17 @@ class Ownership:
     # -- tasks -----------------------------------------------------------------------------------
 
     async def _own(self, view: View) -> None:
-        """Take over what ``view`` gives us, and tell everybody who owns what."""
+        """Take over the partitions that ``view`` gives us, and tell all peers the owners."""
         lost = self._tasks.keys() - view.mine
         if lost:
             raise S4Error(
                 f"{self._node} has lost partitions {sorted(lost)} of app {self._app.name!r} to "
-                f"other members while it was running them; it stops, for two owners would count "
-                f"twice"
+                f"other members while it was running them; it stops, because two owners would "
+                f"count twice"
             )
-        left = {p for p, epoch in self._left.items() if view.epochs[p] == epoch}  # others' soon
+        left = {
+            p for p, epoch in self._left.items() if view.epochs[p] == epoch
+        }  # not yet reassigned
         self._left = {p: self._left[p] for p in left}
         await self._gain(view, sorted(view.mine - self._tasks.keys() - left))
         self.view = view
@@ -182,7 +185,7 @@ class Ownership:
             if task.gate.phase is not Phase.RESTING:
                 await self._start(task)
         await self._lifecycle.reached(Step.TASKS)
-        for task in gained:  # not before all have started: events of a frame may go to any of them
+        for task in gained:  # after all have started, as a frame may have events for any of them
             if self._replay is not None:
                 self._replay.exchange.resume(task)
             self._inputs.open(task.partition, task.backlog.stages)
@@ -207,7 +210,7 @@ class Ownership:
         await self._lifecycle.close(self.closings.pop(task))
 
     async def go_back(self, old: Task) -> None:
-        """Have a task that rests begin anew at its last commit."""
+        """Replace a failed task by a new one, restored from the last commit."""
         assert self._replay is not None
         await self._close(old)
         new = await self._replay.restore.restore_failed(old)
@@ -217,13 +220,13 @@ class Ownership:
         self._loop.wake(new)
 
     async def _hand_over(self, partition: int) -> None:
-        """Stop with a task, and let another member have its partition, with all that it keeps."""
+        """Stop a task, and hand its partition and state over to another member."""
         assert self._replay is not None
         assert self._membership is not None
         self._inputs.refrain(partition)
         await self._replay.consumers.leave(partition)
         task = self._tasks[partition]
-        while not task.has_retired:  # it may fail meanwhile, and another be in its place
+        while not task.has_retired:  # a task that fails meanwhile is replaced
             task = self._tasks[partition]
             task.retire()
             self._loop.wake(task)
@@ -232,7 +235,7 @@ class Ownership:
         if task.gate.phase is not Phase.RESTING:
             await self._close(task)
         self._partitions.remove(task)
-        # not before what waits in the task, some of it in its rows
+        # after the task's waiting events, some of which are in its rows
         self._replay.exchange.leave(task)
         self._left[partition] = self.view.epochs[partition]
         self._inputs.leave_one(partition)
@@ -240,5 +243,5 @@ class Ownership:
         await self._membership.hand_over([partition])
 
     def _may_leave(self, task: Task) -> bool:
-        may_retire = task.gate.may_enter(Phase.RETIRING)  # a new task that has started now
+        may_retire = task.gate.may_enter(Phase.RETIRING)  # a new task that has just started
         return task.has_retired or may_retire or self._tasks[task.partition] is not task

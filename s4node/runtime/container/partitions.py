@@ -1,11 +1,11 @@
-"""The partitions of a container: their tasks, and the way of events to each.
+"""The partitions of a container: their tasks, and the path of events to each.
 
 Rules
-- What a task puts for another one goes through the exchange, where tasks keep what they do.
-- Events for a partition go to its task where it is run here, and to the other members where not;
-  or where earlier ones are still on their way there, so that what the app puts stays in order.
-- What has arrived from a producer is in that producer's order and goes to its task at once.
-- Nothing here waits: sources wait for room by themselves, and tasks are held by the pipeline.
+- If tasks keep state, events from one task to another go through the exchange.
+- Events for a partition go to its task if it runs here, otherwise to the other members. They also
+  follow earlier events that are still on their way to another member, to stay in order.
+- Frames that have arrived from a producer are in order, and go to their task at once.
+- Nothing here waits: sources wait for room by themselves, and the pipeline holds tasks.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from s4node.stages.stage import Stage
 class Partitions:
     """The partitions of ``app`` that this container runs; ``members`` run the others, if any.
 
-    ``exchange`` is there where tasks keep what they do.
+    ``exchange`` is None if tasks keep no state.
     """
 
     def __init__(
@@ -89,14 +89,16 @@ class Partitions:
         inputs: Sequence[SystemStreamPartition] = (),
         stages: Mapping[Any, Stage] | None = None,
     ) -> Task:
-        """Make the task of a partition, for these inputs; it is not started yet. It may have the
-        ``stages`` of another."""
+        """Make the task of a partition, without starting it.
+
+        A task that replaces a failed one takes over its ``stages``.
+        """
         before = stages or {}
         stages = {s: q for s, q in before.items() if s in self._app.streams}
         stages = stages or self._pipeline.stages_of(partition)
         name = name or f"Partition {partition}"
         metrics = MetricsRegistry(source_of(name))
-        clock = trio.lowlevel.current_clock().current_time  # for tasks may run in threads
+        clock = trio.lowlevel.current_clock().current_time  # tasks may run in threads
         processor = processor_of(
             self._app,
             partition,
@@ -130,22 +132,22 @@ class Partitions:
         return task
 
     def replace(self, old: Task, inputs: Sequence[SystemStreamPartition]) -> Task:
-        """Make another task in the place of one that has failed; it is not started yet."""
+        """Make a task that replaces a failed one, without starting it."""
         self._loop.drop(old)
         old.backlog.discard()
         return self.make(old.partition, old.name, inputs, old.backlog.stages)
 
     def remove(self, task: Task) -> None:
-        """Run a task that has retired no more."""
+        """Stop running a task that has retired."""
         self._loop.drop(task)
         task.backlog.discard()
         self._pipeline.drop(task.backlog.stages.values())
         del self.tasks[task.partition]
 
-    # -- what consumers feed -----------------------------------------------------------------
+    # -- feeding -----------------------------------------------------------------------------
 
     def add_input(self, task: Task, ssp: SystemStreamPartition) -> None:
-        """Give a task that is to start a stage for one of its inputs."""
+        """Add the stage of an input to a task that has not started."""
         self._add_input(task, ssp, self._pipeline.stage_of(ssp.stream, task.partition))
 
     def _add_input(self, task: Task, ssp: SystemStreamPartition, stage: Stage) -> None:
@@ -153,37 +155,37 @@ class Partitions:
         task.backlog.add_input(ssp, stage, rates)
 
     def feed(self, task: Task, batch: EventBatch) -> None:
-        """Queue a batch with a task of this container."""
+        """Queue a batch for a task of this container."""
         task.backlog.offer(batch)
         self._loop.wake(task)
 
     def send(self, task: Task, stream: str, partition: int, events: list[Any]) -> None:
-        """Put events that a task has read on the way to the task of their keys."""
+        """Send events that a task has read to the task of their keys."""
         assert self._exchange is not None
         self._exchange.put(task, stream, partition, events)
 
     def full(self, task: Task, stream: str) -> bool:
-        """Whether so much of what a task has sent on waits that it is to read no more."""
+        """Return True if too many events that a task has sent on wait; then it reads no more."""
         return self._exchange is not None and self._exchange.full(task, stream)
 
     def wake(self, task: Task) -> None:
-        """The task may have something to do that it had not before."""
+        """Queue a task that may have something to do, and have a turn soon."""
         self._loop.wake(task)
 
     def commit_soon(self, partition: int) -> None:
-        """Have the task of a partition commit as soon as it may."""
+        """Have the task of a partition commit as soon as the gate allows."""
         task = self.tasks[partition]
         task.want_commit()
         self._loop.wake(task)
 
     def await_commit(self, partition: int, patience: float) -> None:
-        """Have the task of a partition commit within so many seconds: producers wait for it."""
+        """Have the task of a partition commit within ``patience`` seconds, as producers wait."""
         task = self.tasks.get(partition)
         if task is not None and task.await_commit(patience):
             self._loop.nudge()
 
     def ended(self, task: Task, ssp: SystemStreamPartition) -> None:
-        """A task has been given all that an input will ever hold."""
+        """Note that a task was given all events of an input that has ended."""
         task.ended(ssp)
         if not task.alone:
             self._loop.inputs_end()
@@ -191,23 +193,23 @@ class Partitions:
 
     @property
     def processed(self) -> int:
-        """Events handled, over all tasks and streams."""
+        """The number of events processed by all tasks."""
         return sum(task.processed for task in self.tasks.values())
 
     @property
     def waiting(self) -> bool:
-        """Whether events wait, if only for room behind a full stage."""
+        """True if events wait, also for room in a full stage."""
         return any(
             stage.depth for task in self.tasks.values() for stage in task.backlog.stages.values()
         )
 
     @property
     def has_sent(self) -> bool:
-        """Whether something waits that was sent from outside, and cannot be read again."""
+        """True if events wait that a producer sent and that cannot be replayed."""
         return any(task.backlog.has_sent for task in self.tasks.values())
 
     def leave_to_producers(self, kept: KeptElsewhere) -> None:
-        """Leave to their producers what they have sent and is not begun, as far as that can go."""
+        """Leave events that have not begun to their producers, as far as possible."""
         waiting = [batch for task in self.tasks.values() for batch in task.unbegun()]
         frames = last_frames(waiting, kept)
         for batch in waiting:
@@ -220,10 +222,10 @@ class Partitions:
     # -- events on their way -----------------------------------------------------------------
 
     def offer(self, batch: EventBatch) -> None:
-        """A batch for one of the tasks, here or with another member."""
+        """Give a batch to its task, here or with another member."""
         partition = batch.partition
         task = self.tasks.get(partition)
-        arrived = isinstance(batch, FrameBatch)  # so its order is that of its producer
+        arrived = isinstance(batch, FrameBatch)  # in the order of its producer
         if task is not None and (arrived or not self._is_carried(batch.stream, partition)):
             task.backlog.offer(batch)
             self._loop.add(task)
@@ -232,9 +234,9 @@ class Partitions:
             self._members.forward(batch)
 
     def put(self, stream: str, partition: int, events: list[Any], *, waits: bool = True) -> int:
-        """Events that the app itself has put, for one of the tasks, here or with another member.
+        """Give events that the app has put to a task, here or with another member.
 
-        The source or task that has put them keeps nothing. Returns how many were dropped.
+        The source or task that has put them keeps no state. Return how many were dropped.
         """
         task = self.tasks.get(partition)
         if task is None or self._is_behind(stream, partition):
@@ -263,16 +265,15 @@ class Partitions:
         return dropped
 
     def _is_carried(self, stream: str, partition: int) -> bool:
-        """Whether earlier events of producers for a partition of ours are still on their way over
-        the socket."""
+        """Return True if forwarded events of producers for our partition have yet to arrive."""
         return self._members is not None and self._members.carries(stream, partition)
 
     def _is_behind(self, stream: str, partition: int) -> bool:
-        """The same of what the app has put."""
+        """Return True if earlier events of the app for our partition have yet to arrive."""
         return self._members is not None and self._members.is_behind(stream, partition)
 
     def hand_on(self, task: Task, source: str, stream: Stream, events: list[Any]) -> None:
-        """Hand on what the handlers of ``task`` have put on ``stream``, processing ``source``."""
+        """Hand on events that ``task`` has put on ``stream`` while processing ``source``."""
         if source:
             self._pipeline.put(source, stream.name)
         if self._readers.subscribers:
@@ -292,7 +293,7 @@ class Partitions:
             else:
                 exchange.put(task, stream.name, partition, share)
 
-    # -- what sources send -------------------------------------------------------------------
+    # -- sources -----------------------------------------------------------------------------
 
     def pressure(self, stream: str) -> float:
         """How full the fullest stage of one of the app's own streams is."""
@@ -303,9 +304,9 @@ class Partitions:
         return max(here, self._members.ways[stream].pressure)
 
     def carry(self, stream: Stream, events: list[Any], turn: int) -> int:
-        """Take what a source has sent; ``turn`` spreads what has no key over the partitions.
+        """Take events of a source; ``turn`` distributes events without a key over the partitions.
 
-        Returns how many events were dropped.
+        Return how many events were dropped.
         """
         homes = list(self.tasks) or [0]
         home = homes[turn % len(homes)]
@@ -317,7 +318,7 @@ class Partitions:
 
 @dataclass(eq=False, repr=False)
 class _Inner:
-    """Carries events of sources into a stream of the app itself."""
+    """Carries events of sources into one of the app's own streams."""
 
     _partitions: Partitions
     _stream: Stream
@@ -329,14 +330,14 @@ class _Inner:
         return self._partitions.pressure(self._stream.name)
 
     async def send(self, events: Sequence[Any]) -> int:
-        """Take events once there is room; returns how many were dropped."""
+        """Take events once there is room; return how many were dropped."""
         await trio.lowlevel.checkpoint()
         while self.pressure >= 1:
             await self._partitions.turned.park()
         return self._put(events)
 
     def send_nowait(self, events: Sequence[Any]) -> int:
-        """Take events if there is room; returns how many were dropped."""
+        """Take events; return how many were dropped, or raise WouldBlock."""
         if self.pressure >= 1:
             raise WouldBlock(f"stream {self._stream.name!r} is full")
         return self._put(events)

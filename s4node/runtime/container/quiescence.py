@@ -1,9 +1,9 @@
-"""When nothing is left to do: no task is busy, and nothing is on its way between tasks.
+"""Quiescence: no task is busy, and no event is on its way between tasks.
 
 Rules
-- What tasks that keep what they do send each other leaves by commits, and stays until commits; so
-  the caller that waits for it asks for those.
-- What nobody can take now, because its owner is away, is kept, and not waited for.
+- Events between durable tasks leave by a commit of the sender, and stay in its outbox until a
+  commit of the receiver. So waiting for quiescence requests commits.
+- Events whose receiver is away stay in the outbox, and are not waited for.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ _LOOK_SECONDS = 0.005
 
 @dataclass(eq=False, repr=False)
 class Quiescence:
-    """Of these ``tasks``, which change; only what is durable is waited for. ``undoes`` is whether
-    tasks may go back."""
+    """Waits for the quiescence of ``tasks``, which change; ``undoes``: they can be rolled back."""
 
     _loop: RunLoop
     _tasks: Mapping[int, Task]
@@ -33,16 +32,17 @@ class Quiescence:
     _undoes: bool
 
     async def wait(self) -> None:
-        """Return when no task has anything to do, and all that they have sent each other is
-        committed where it went."""
+        """Wait until no task has anything to do, and all events between tasks are committed."""
         while (  # noqa: ASYNC110 - any of many things may end it
             self._ask_commits() or self._exchange.moving or not self._at_rest
         ):
             await trio.sleep(_LOOK_SECONDS)
 
     def arrived(self) -> bool:
-        """Whether nothing is on its way between tasks, nor would be if one of them went back;
-        otherwise commits are asked for."""
+        """Return True if no event is on its way between tasks, nor would be after a rollback.
+
+        Otherwise request commits.
+        """
         if self._exchange.idle and not self._undoes:
             return True
         return not self._ask_commits() and self._exchange.idle
@@ -52,7 +52,7 @@ class Quiescence:
         return self._loop.idle and all(task.at_rest for task in self._tasks.values())
 
     def _ask_commits(self) -> bool:
-        """Have tasks commit that have something to commit; False if none has."""
+        """Have tasks commit that have changes; return False if none has."""
         found = False
         for task in self._tasks.values():
             if self._committer.changed(task):

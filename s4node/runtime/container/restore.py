@@ -1,13 +1,13 @@
-"""The restore of tasks: how each gets back what it has kept, from the first claim to its inputs.
+"""The restore of tasks: each gets back its saved state, from the claim to its inputs.
 
 Rules
-- A task is restored before it starts, in this order: the right to write it; its database, and
-  whether that is whole; what its producers had sent, and what was under way when its owner died;
-  its state, and what it had put for others; where its inputs begin. They are read after it has
-  started, so that the task may say where.
-- Tasks are restored together, for most of it waits for disks.
-- A task that fails is restored as well, from what it has committed last: its files stay open.
-- What was committed of a task that is done is that it is done: it rests with every owner.
+- A task is restored before it starts, in this order: the claim to write it; its database, and a
+  check that no commit is missing; its producers' numbers, and the events in flight when its owner
+  died; its state, and the events that it had put for others; the offsets of its inputs. The inputs
+  are read after the start, so that the task may say where to begin.
+- Tasks are restored together, because most of the time goes to waiting for disks.
+- A task that fails is restored from its last commit; its files stay open.
+- A task that has committed that it is done rests with every owner.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ _KEPT_EPOCHS = 2
 
 
 class Restore:
-    """Restores the tasks of ``app`` that this container gets, below ``folder`` and from ``depot``.
+    """Restores the tasks of ``app`` that this container gets, from ``folder`` and ``depot``.
 
-    ``committer`` and ``consumers`` know them from then on. ``start`` is the name of this start of
-    the job, set when it is known.
+    Restored tasks are added to ``committer`` and ``consumers``. ``start`` is the name of this start
+    of the job, once it is known.
     """
 
     def __init__(
@@ -106,15 +106,14 @@ class Restore:
             config[settings.STATE_CHECKPOINT_AGE],
         )
         self._begin_at: dict[int, tuple[Checkpoint, Mapping[SystemStreamPartition, Request]]] = {}
-        self._unused: set[str] = set()  # PEs of which that was told
+        self._unused: set[str] = set()  # PEs that were reported
 
     async def restore(self, tasks: Collection[Task], origin: str, since: Sequence[int]) -> None:
-        """Restore these tasks, which start next. ``since`` are the epochs, by partition, from which
-        on they are ours."""
+        """Restore tasks, which start next; ``since`` are the epochs of their assignment to us."""
         async with trio.open_nursery() as nursery:
             for task in tasks:
                 nursery.start_soon(self._restore, task, origin, since[task.partition])
-        for task in tasks:  # not before it is known of all what feeds them
+        for task in tasks:  # after the inputs of all tasks are known
             if task.gate.phase is Phase.RESTING:
                 self._loop.finished(task)
 
@@ -124,7 +123,7 @@ class Restore:
         shipment = None if self._depot is None else self._depot.task(folder.name)
         task.failures.isolate(self._recovery)
 
-        # the right to write it
+        # the claim to write it
         passing("claim.begin")
         above = await in_thread(epochs.highest, folder)
         if shipment is not None:
@@ -136,7 +135,7 @@ class Restore:
         if shipment is not None:
             await in_thread(shipment.claim, claim.fence, origin, epoch)
 
-        # its database, and whether that is whole
+        # its database, and whether a commit is missing
         database = await in_thread(epochs.claim, folder, claim.fence, self._database, shipment)
         try:
             state = TaskState(database, self._hasher, fence=claim.fence, ship=shipment)
@@ -152,8 +151,8 @@ class Restore:
         self._committer.add(commits)
         if _is_behind(claim, state):
             log.error(
-                "commits of a task are missing; what they had done is done again from its "
-                "inputs, and what producers were told is safe may be lost",
+                "commits of a task are missing; its inputs are replayed, and events that were "
+                "acknowledged to producers may be lost",
                 task=claim.task,
                 found=state.last[1],
                 written=claim.commit,
@@ -162,7 +161,7 @@ class Restore:
         passing("claim.whole")
         await in_thread(epochs.sweep, folder, _KEPT_EPOCHS, math.inf, clocks.wall())
 
-        # what its producers had sent, and what was under way when its owner died
+        # its producers' numbers, and the events in flight when its owner died
         producers = state.producers()
         self._context.producers.restore(task.partition, producers)
         positions = state.positions() | {
@@ -175,14 +174,14 @@ class Restore:
         assert task.failures.isolation is not None
         task.failures.isolation.watch(under_way)
 
-        # its state, and what it had put for others
+        # its state, and the events that it had put for others
         self._context.cuts.restore(task.partition, state.meta(CUT) or 0)
         task.keep(state, self._changes_bytes)
         self._tell_unused(state.unused())
         left = await in_thread(state.rows, OUTBOX)
         self._context.exchange.open(task, state, claim.fence, left)
 
-        # where its inputs begin, and whether it does
+        # the offsets of its inputs, and whether it starts at all
         kept = commits.checkpoint
         pending = await self._startpoints.of(model.name, kept.consumed)
         startpoints = {
@@ -200,7 +199,7 @@ class Restore:
         self._consumers.add(task, model.ssps)
 
     async def read(self, tasks: Iterable[Task]) -> None:
-        """Read the inputs of these tasks, which have started."""
+        """Read the inputs of started tasks."""
         begin_at = [(task, self._begin_at.pop(task.partition)) for task in tasks]
         gained = [
             Gained(task, self._model.tasks[task.partition].ssps, *known, self.start)
@@ -212,8 +211,10 @@ class Restore:
         self._consumers.take(gained, _wishes)
 
     async def restore_failed(self, old: Task) -> Task:
-        """Make a task in the place of one that has failed, as of its last commit; it is not started
-        yet, and is given no event before it is."""
+        """Make a task that replaces a failed one, as of its last commit, without starting it.
+
+        It gets no event before its start.
+        """
         commits = await self._committer.written(old)
         new = self._partitions.replace(old, self._model.tasks[old.partition].ssps)
         new.failures.isolate(self._recovery)
@@ -228,48 +229,47 @@ class Restore:
         self._consumers.go_back(old, new)
         return new
 
-    # -- what may be wrong -------------------------------------------------------------------
+    # -- checks ------------------------------------------------------------------------------
 
     def _check_whole(self, claim: Claim, state: TaskState, folder: Path) -> None:
-        """Raise CheckpointError where a task has been set back, and others cannot go back."""
+        """Raise CheckpointError if a task has lost commits that others rely on."""
         if claim.linked and _is_behind(claim, state):
             raise CheckpointError(
                 f"task {claim.task!r} has lost commits: {folder} has {state.last[1]} of "
-                f"{claim.commit} that were begun; others were told of {claim.acknowledged}. It had "
-                f"put events for other tasks or on streams, or had taken theirs, and they have "
-                f"gone on: so it cannot begin again where it was without counting twice. To go on "
-                f"it needs all tasks as of one moment: restore {self._folder} as a whole from a "
-                f"backup that was made while the job stood; or remove it to begin anew, which puts "
-                f"on streams again what is there already"
+                f"{claim.commit} that were begun, and {claim.acknowledged} were acknowledged to "
+                f"others. The task had sent events to other tasks or streams, or received theirs, "
+                f"so resuming it from an earlier state would count events twice. All tasks have to "
+                f"be of one moment: restore {self._folder} as a whole from a backup made while the "
+                f"job was stopped; or remove it to begin anew, which puts events on streams again"
             )
 
     def _tell_unused(self, pes: Iterable[str]) -> None:
-        """Say, once for all tasks, that a PE class was renamed or removed and its state was not."""
+        """Log, once for all tasks, that the class of saved PE state was renamed or removed."""
         new = sorted(set(pes) - self._unused)
         if new:
             self._unused.update(new)
             log.warning(
-                "state of PE classes that the app no longer has is kept, and not used",
+                "saved state of PE classes that the app no longer has is kept but not used",
                 pes=new,
                 folder=str(self._folder),
             )
 
     async def _check_wishes(self, task: Task, ssps: Collection[SystemStreamPartition]) -> None:
-        """A task may only say where its own inputs begin."""
+        """Raise StartpointError if a task sets the offset of an input that is not its own."""
         for ssp, startpoint in _wishes(task).items():
             if ssp.system == LIVE:
                 live = LiveSource(live_of(self._app), len(self._model.tasks))
                 await live.resolve(ssp, startpoint)
             elif ssp not in ssps:
                 raise StartpointError(
-                    f"task {task.partition} says where {ssp} begins, and does not read it; it "
-                    f"reads {', '.join(map(str, ssps)) or 'nothing'}"
+                    f"task {task.partition} sets the starting offset of {ssp}, but does not read "
+                    f"it; it reads {', '.join(map(str, ssps)) or 'nothing'}"
                 )
 
 
 def _is_behind(claim: Claim, state: TaskState) -> bool:
-    """Whether a database does not have all commits that were written."""
-    # the last one that was begun may not have been written; those that others were told of were
+    """Return True if commits that were written are missing in a database."""
+    # the last commit that was begun may not have been written; acknowledged ones were
     return state.last[1] < max(claim.commit - 1, claim.acknowledged)
 
 

@@ -1,10 +1,12 @@
-"""A sample of what tasks of earlier versions keep, read by the version that is to go on from it.
+"""A check of an upgrade: the new version reads a sample of the state of the running one.
 
 Rules
-- The sample is read from copies, before anything is stopped: the tasks' owners go on meanwhile.
-- What is on this host is read. What is only at a URL, or cannot be copied, the start finds out.
-- Of each PE and store some rows are read, of keys all over the task; of PEs, all versions of their
-  classes are looked at. So what no row can be read of is always found, and a single bad row is not.
+- The sample is read from copies, before anything is stopped; the tasks' owners go on meanwhile.
+- Only state on this host is read. State that is only at a URL, or cannot be copied, is checked by
+  the start.
+- Some rows of each PE and store are read, with keys from all over the task, and all class versions
+  of PEs are checked. So a table that cannot be read at all is always found; a single bad row is
+  not.
 """
 
 from __future__ import annotations
@@ -31,17 +33,17 @@ from s4node.state.task_state import TaskState
 log = get_logger("s4node.runtime")
 
 ROWS = 100
-"""So many rows of each PE and store of a task are read."""
+"""The rows to read of each PE and store of a task."""
 
 _EACH = 4
-"""The most of them whose keys are of one group."""
+"""At most so many of them have keys of one group."""
 
 _STRIDE = 1021
-"""From one group that is looked at to the next; it shares no factor with their number."""
+"""The step from one key group to the next; it shares no factor with the number of groups."""
 
 
 async def check(app: App, folder: Path, tasks: Sequence[TaskModel], hasher: Hasher) -> None:
-    """Raise StateError with what ``app`` cannot read of what its tasks keep in ``folder``."""
+    """Raise StateError if ``app`` cannot read a sample of the state in ``folder``."""
     clock = trio.lowlevel.current_clock().current_time
     for task in tasks:
         elements = PeProcessor(app, task.index, clock) if app.prototypes else None
@@ -49,7 +51,7 @@ async def check(app: App, folder: Path, tasks: Sequence[TaskModel], hasher: Hash
 
 
 def _look(app: App, folder: Path, task: str, elements: PeProcessor | None, hasher: Hasher) -> None:
-    """Read a sample of what a task keeps, as of its last commit; in a thread."""
+    """Read a sample of a task's state as of its last commit; called in a thread."""
     with ExitStack() as copies:
         try:
             kept = copies.enter_context(kept_by(folder, task))
@@ -65,7 +67,7 @@ def _look(app: App, folder: Path, task: str, elements: PeProcessor | None, hashe
 
 def _tell_unread(app: App, task: str, error: Exception) -> None:
     log.warning(
-        "what a task keeps is not read before it is stopped",
+        "the state of a task could not be checked before the task is stopped",
         app=app.name,
         task=task,
         reason=str(error),
@@ -78,7 +80,7 @@ def _read(app: App, elements: PeProcessor | None, state: TaskState) -> None:
     for spec in app.stores.values():
         store = state.store(spec)
         for key in _keys(state.database, tables.get(f"store {spec.name}")):
-            store.get(key)  # raises for one of another type
+            store.get(key)  # raises for a value of another type
     if elements is not None:
         elements.keep(state)
         for name in app.prototypes:
@@ -86,7 +88,7 @@ def _read(app: App, elements: PeProcessor | None, state: TaskState) -> None:
 
 
 def _keys(database: Database, table: int | None) -> Iterator[Key]:
-    """Some keys of a table, of groups all over it; a singleton, which has none, is read anyway."""
+    """Some keys of a table, from groups all over it; singletons, without keys, are read anyway."""
     if table is None:
         return
     left = ROWS

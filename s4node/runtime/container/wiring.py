@@ -1,10 +1,10 @@
-"""The wiring of a container: the parts that it is made of, and what each has of the others.
+"""The wiring of a container: makes its parts and connects them.
 
 Rules
-- Parts are made in the order in which they need each other. None knows those that are made after
-  it: it is given what it calls of them, and calls that when all are there.
-- What concerns several parts when something has happened is done here.
-- What is there before the app is known, the container makes by itself: its front and its lifecycle.
+- Parts are made in the order in which they need each other. A part that calls a later part gets a
+  function for it, and calls that once all parts are made.
+- Reactions that concern several parts are here.
+- The container itself makes the parts that exist before the app is known: its front and lifecycle.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ log = get_logger("s4node.runtime")
 
 
 class Parts:
-    """The parts of a container that runs ``app``; none of them has been started.
+    """The parts of a container that runs ``app``; none of them is started.
 
-    ``members`` are there where it has an ``enrolment``; ``exchange`` and ``quiescence`` where tasks
-    keep what they do, under ``name``, and there is a ``replay``. Tasks go back in ``nursery``, and
-    what was heard is raised there; it may be set. ``report`` is for the ownership. ``stopping`` is
-    set when the tasks have asked for the container's end.
+    ``members`` is None without an ``enrolment``. ``exchange`` and ``quiescence`` are None without a
+    ``replay``, which saves the state of tasks under ``name``. Rollbacks run in ``nursery``, and
+    errors of peers are raised there; the container may replace it. ``report`` goes to the
+    ownership. ``stopping`` is set when tasks have asked for the container's end.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Parts:
         self._listener = front.listener
         self._replay = replay
 
-        # the loop, and whom events go to: readers, other apps, other members, other tasks
+        # the loop, and the receivers of events: readers, other apps, other members, other tasks
         self.refusals = Refusals()
         self.pipeline = Pipeline(app, config, dataflow.edges(app), durable)
         self.loop = RunLoop(
@@ -150,7 +150,7 @@ class Parts:
                 cuts=replay.cuts,
             )
 
-        # where tasks come to be, and what brings them events
+        # the tasks, and the parts that bring them events
         exchanging = replay is not None and partitioner.partitions > 1 and exchanges(app)
         self.partitions = Partitions(
             app,
@@ -191,7 +191,7 @@ class Parts:
                 name, model, partitioner, self.partitions, self.outputs, producers, self.loop
             )
 
-        # who has which partitions, and what a stop waits for
+        # the owners of partitions, and the parts of a stop
         if replay is not None:
             self.quiescence = Quiescence(
                 self.loop,
@@ -228,37 +228,37 @@ class Parts:
     # -- the shell of the loop -------------------------------------------------------------------
 
     def commit(self, task: Task) -> bool:
-        """Take what a commit of a task holds, as it is now; False if there is no such commit."""
+        """Take the contents of a commit of a task now; return False if there is no commit."""
         return self._replay is not None and self._replay.committer.commit(task)
 
     def replace(self, task: Task) -> None:
-        """Have another task in the place of one that has failed, soon."""
+        """Replace a task that has failed, soon."""
         self.nursery.start_soon(self.ownership.go_back, task)
 
     def shut_down(self) -> None:
-        """The tasks have asked for the end of the container."""
+        """Stop the container, as its tasks have asked."""
         self._stopping.set()
 
     def arrived(self) -> bool:
-        """Whether all that tasks have sent each other is where it belongs."""
+        """Return True if all events between tasks have arrived; otherwise hurry them."""
         return self.quiescence is None or self.quiescence.arrived()
 
-    # -- what a part has of others ---------------------------------------------------------------
+    # -- calls between parts ---------------------------------------------------------------------
 
     def _send(self, stream: str, home: int, partition: int, events: list[Any]) -> None:
-        """Put events that a task has got on the way to the task of their keys."""
+        """Send events that a task has received to the task of their keys."""
         self.partitions.send(self._tasks[home], stream, partition, events)
 
     def _full(self, stream: str, home: int) -> bool:
-        """Whether much of what a task has sent on waits for others to commit it."""
+        """Return True if too many events that a task has sent on wait."""
         return self.partitions.full(self._tasks[home], stream)
 
     def _committed(self) -> None:
-        """More of what producers have sent is committed: tell them."""
+        """Tell producers that more of their events are committed."""
         self.inputs.committed()
         self._front.nudge()
 
-    # -- what moves on when something has happened -----------------------------------------------
+    # -- reactions -------------------------------------------------------------------------------
 
     def after_turn(self) -> float | None:
         """Between two turns: let held inputs and waiting sources go on, send verdicts."""
@@ -279,13 +279,13 @@ class Parts:
         return min((due for due in dues if due is not None), default=None)
 
     def _room(self) -> None:
-        """Some stage may have room again."""
+        """Wake tasks if a full stage has room again."""
         if self.pipeline.strained and self.pipeline.settle():
             for task in self._tasks.values():
                 self.loop.wake(task)
 
     def _heard(self) -> None:
-        """A consumer or another member has ruled, come or gone."""
+        """Handle news of consumers, members and receivers."""
         try:
             self.outputs.heard()
             if self.members is not None:
@@ -293,19 +293,19 @@ class Parts:
             if self._replay is not None:
                 self._replay.exchange.heard()
                 self.inputs.released()
-                if self.loop.ending:  # it may wait for what has just arrived
+                if self.loop.ending:  # the loop may wait for this acknowledgement
                     self.loop.nudge()
-        except S4Error as error:  # not here, for the caller knows nothing of it
+        except S4Error as error:  # raised in the nursery, because the caller is not concerned
             self.nursery.start_soon(self._fail, error)
             return
         if self._replay is not None:
             self._replay.consumers.released()
         self._room()
         if self.members is not None and self.members.waiting:
-            self.loop.nudge()  # there may be room for what waits
+            self.loop.nudge()  # there may be room for waiting events
 
     async def _fail(self, error: S4Error) -> None:
-        """Stop for what was heard: perhaps since our tasks are another container's by now."""
+        """Stop with an error of a peer, or with TaskFenced if another container has our tasks."""
         if self._replay is not None:
             try:
                 await self._replay.committer.check()

@@ -344,7 +344,7 @@ async def test_what_does_not_end_in_time_is_given_up_with_a_warning() -> None:
 async def test_what_an_app_has_put_for_a_consumer_that_is_away_is_told_when_it_stops(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(drain, "_SILENCE_SECONDS", 0.02)
+    monkeypatch.setattr(drain, "_LOG_AFTER_SECONDS", 0.02)
     settings = {
         "s4.stream.clicks.consumers": "away",
         "s4.cluster.away.address": f"tcp://127.0.0.1:{free_port()}",

@@ -241,7 +241,7 @@ async def test_a_listener_that_raises_fails_the_container_and_all_are_told(
         await run()
     assert str(caught.value) == (
         f"{method} of listener Diary raised RuntimeError: not me; the container cannot run: fix "
-        f"it, or take it out of container.lifecycle.listeners"
+        f"it, or remove it from container.lifecycle.listeners"
     )
     for diary in (first, second):
         assert diary.told[-2:] == [where, "after failure"]
@@ -256,7 +256,7 @@ async def test_a_listener_that_raises_at_the_end_keeps_no_other_from_being_told(
             pass
     assert str(caught.value) == (
         "after_stop of listener Diary raised RuntimeError: not me; the container had stopped in "
-        "order: fix it, or take it out of container.lifecycle.listeners"
+        "order: fix it, or remove it from container.lifecycle.listeners"
     )
     assert first.told == second.told == ["before start", "after stop"]
 
@@ -290,7 +290,7 @@ async def test_listeners_are_named_in_the_configuration_and_need_only_one_method
 
 def test_what_hears_of_nothing_is_no_listener() -> None:
     with pytest.raises(
-        ConfigError, match=r"hears of nothing; give it one of before_start, on_step"
+        ConfigError, match=r"has no method to call; give it one of before_start, on_step"
     ):
         listeners_of(Config.of({"container.lifecycle.listeners": f"{HERE}:Deaf"}))
 

@@ -476,7 +476,10 @@ async def test_a_dead_letter_stream_that_is_none_stops_the_start(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     system.create("clicks", 1)
-    for name, said in (("dead", "is no output stream"), ("memory.dead", "no stream 'dead'")):
+    for name, said in (
+        ("dead", "is neither an output stream"),
+        ("memory.dead", "no stream 'dead'"),
+    ):
         with dies(S4Error, match=said):
             async with running(clicks_app(), {**settings, "task.dead.letter.stream": name}):
                 raise AssertionError("it runs")

@@ -132,7 +132,7 @@ async def test_what_an_apps_hook_raises_stops_the_app_naming_app_and_hook(hook: 
                 raise ZeroDivisionError(where)
 
     words = f"{hook} of app 'Broken' raised ZeroDivisionError: {hook}; "
-    after = "all else of the app has ended" if hook == "on_close" else "the app cannot run"
+    after = "the rest of the app has ended" if hook == "on_close" else "the app cannot run"
     kind = LifecycleError if hook == "on_close" else GraphError
     with pytest.raises(kind, match=words + after) as told:
         async with running(Broken()):
