@@ -419,11 +419,11 @@ async def test_the_page_names_every_metric_of_a_running_container_and_no_other(
         "s4.stream.ticks.grade": "durable",
         "task.commit.ms": "20",
     }
-    found: dict[str, set[tuple[str, str]]] = {"Metrics of the container": set(), "Metrics of a task": set()}
+    found: dict[str, set[tuple[str, str]]] = {"Containers": set(), "Tasks": set()}
 
     def look(container: Container) -> bool:
         for source, groups in by_source(container).items():
-            kind = "Metrics of a task" if source.startswith("TaskName-") else "Metrics of the container"
+            kind = "Tasks" if source.startswith("TaskName-") else "Containers"
             for group, named in groups.items():
                 found[kind] |= {(group, placed(name)) for name in named if group != "app"}
         return all(task.processed >= 6 for task in container.tasks.values())
