@@ -109,7 +109,7 @@ async def test_a_folder_that_others_can_enter_is_not_trusted_and_the_app_runs_wi
     entries.mkdir(mode=0o755)
     async with clicks(folder) as process:
         (line,) = [json.loads(line) for line in process.stderr if "do not find" in line]
-        assert f"{entries} is not a folder of user" in line["reason"]
+        assert f"{entries} is not private to user" in line["reason"]
         done = await run_s4("status", cwd=folder)
         assert done.returncode == 2
         assert "is not trusted; remove it, or set XDG_RUNTIME_DIR" in done.stderr

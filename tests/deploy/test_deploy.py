@@ -326,7 +326,7 @@ async def test_a_name_that_leads_elsewhere_or_a_bad_version_is_told_before_a_nod
 ) -> None:
     file = write_app(folder, "counter", "v1")
     done = await s4_of(folder, "deploy", file, *given, ok=False)
-    assert " is not a name for an app" in done.stderr or " is no version of app" in done.stderr
+    assert " is not a name for an app" in done.stderr or "is not a version of app" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (folder / "shared").exists()
 
@@ -431,7 +431,7 @@ async def test_a_node_s_name_is_one_word_that_can_be_printed(folder: Path, name:
     where = ("--folder", folder / "shared", "-p", f"s4.listener.address={ANY_PORT}")
     done = await run_s4("node", "shop", "--name", name, *where, cwd=folder)
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"{name!r} is not a name for a node; take one word" in done.stderr
+    assert f"{name!r} is not a node name; use one printable word" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -526,7 +526,7 @@ async def test_packages_that_have_disappeared_are_told_and_can_be_deployed_anew(
         shutil.rmtree(folder / "shared" / "packages")
         before = await containers(folder)
         os.kill(before["one"], signal.SIGKILL)
-        await until(lambda: "is gone; deploy the app again" in one.errors)
+        await until(lambda: "is missing; deploy the app again" in one.errors)
         await deploy(folder, write_app(folder, "counter", "v2"))
         await click(one.address, "ann")
         await until(lambda: printed(one) == ["v2 ann 1"])
@@ -560,7 +560,9 @@ async def test_what_runs_goes_on_while_it_cannot_be_learned_what_is_deployed(fol
     async with node(folder, "one") as one:
         await deploy(folder, write_app(folder, "counter", "v1"))
         before = await set_app_entry(folder, b"{")
-        await until(lambda: "cannot learn what is deployed; what runs goes on" in one.errors)
+        await until(
+            lambda: "cannot learn what is deployed; running containers continue" in one.errors
+        )
         await set_app_entry(folder, b"{")
         await click(one.address, "ann")
         await until(lambda: printed(one) == ["v1 ann 1"])
@@ -594,7 +596,7 @@ async def test_what_runs_goes_on_while_a_node_cannot_come_to_its_folder(folder: 
         async with asleep_until_ended(one, real):
             (folder / "loop").symlink_to("shared")
             (folder / "loop").replace(link)  # it leads to itself
-        await until(lambda: "cannot join again; what runs goes on" in one.errors)
+        await until(lambda: "cannot join again; running containers continue" in one.errors)
         await click(one.address, "ann")
         await until(lambda: printed(one) == ["v1 ann 1"])
         (folder / "way").symlink_to(real)
@@ -624,7 +626,7 @@ async def test_a_node_that_finds_its_folder_in_another_format_says_so_and_stops(
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (ExceptionGroup("", [trio.BrokenResourceError()]), "has gone while it was asked"),
+        (ExceptionGroup("", [trio.BrokenResourceError()]), "ended while it was asked"),
         (ExceptionGroup("", [S4Error("out of order")]), "out of order"),
         (OSError("no room"), "could not do it: OSError: no room; see its log"),
     ],
@@ -686,7 +688,7 @@ async def test_a_command_without_the_token_is_not_answered(folder: Path) -> None
             async with await trio.open_unix_socket(place) as stream:
                 await stream.send_all(token + b'\n{"ask": "status"}\n')
                 answer = json.loads(await stream.receive_some())
-            assert answer["error"] == "the token that was shown is not this node's"
+            assert answer["error"] == "the token is not this node's"
 
 
 RUBBISH = [

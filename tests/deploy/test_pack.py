@@ -499,11 +499,14 @@ def manifest(**changes: object) -> bytes:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "this is no package"),
-        (b"PK\x03\x04 rubbish", "this is no package"),
-        (damaged(b"PK\x03\x04", 30 + len(archive.MANIFEST), 0xFF), "this is no package (error: "),
+        (b"", "this is not a package"),
+        (b"PK\x03\x04 rubbish", "this is not a package"),
+        (
+            damaged(b"PK\x03\x04", 30 + len(archive.MANIFEST), 0xFF),
+            "this is not a package (error: ",
+        ),
         (damaged(b"PK\x01\x02", 8, 1), "is encrypted, password required for extraction"),
-        (damaged(b"PK\x01\x02", 10, 99), "its files are to be deflated"),
+        (damaged(b"PK\x01\x02", 10, 99), "its files have to be deflated"),
         (zipped(other=b""), "it has no s4-package.json"),
         (zipped(**{archive.MANIFEST: b"{}"}), "cannot be read: Object missing required field"),
         (zipped(**{archive.MANIFEST: b'{"name": "\xff"}'}), "cannot be read: 'utf-8' codec"),
@@ -519,7 +522,7 @@ def manifest(**changes: object) -> bytes:
         (zipped(**{archive.MANIFEST: manifest(), "sources/a\\b": b""}), "leads elsewhere"),
         (
             zipped(**{archive.MANIFEST: manifest(), "sources/a_b": b""}).replace(b"a_b", b"a\0b"),
-            r"has a file 'sources/a\x00b', which leads elsewhere; name it otherwise",
+            r"has a file 'sources/a\x00b', which leads elsewhere; rename the file",
         ),
         (zipped(a=b"1", b=b"2").replace(b"b", b"a"), "it has a file twice"),
         (zipped(**{archive.MANIFEST: manifest(name="../x")}), "'../x' is not a name for an app"),
@@ -527,7 +530,10 @@ def manifest(**changes: object) -> bytes:
         (zipped(**{archive.MANIFEST: manifest(name="..")}), "is not a name for an app"),
         (zipped(**{archive.MANIFEST: manifest(name="")}), "'' is not a name for an app"),
         (zipped(**{archive.MANIFEST: manifest(name="a\n")}), "is not a name for an app"),
-        (zipped(**{archive.MANIFEST: manifest(version="1\n")}), r"'1\n' is no version of app 'a'"),
+        (
+            zipped(**{archive.MANIFEST: manifest(version="1\n")}),
+            r"'1\n' is not a version of app 'a'",
+        ),
     ],
 )
 def test_what_is_no_package_is_refused(data: bytes, words: str) -> None:
@@ -587,10 +593,10 @@ ESCAPES = "from s4node import App\nclass Fine(App):\n    pass\nescapes = App('..
         ("Fine", {"name": "x\ny"}, r"'x\ny' is not a name for an app"),
         ("Fine", {"name": "a b"}, "'a b' is not a name for an app"),
         ("Fine", {"name": "\u0308a"}, "is not a name for an app"),
-        ("Fine", {"version": "1\n2"}, "is no version of app 'Fine'"),
-        ("Fine", {"version": "\x1b[31m1"}, r"'\x1b[31m1' is no version of app 'Fine'"),
-        ("Fine", {"version": " "}, "is no version of app 'Fine'"),
-        ("Fine", {"version": "1" * 201}, "'... (201 characters) is no version of app 'Fine'"),
+        ("Fine", {"version": "1\n2"}, "is not a version of app 'Fine'"),
+        ("Fine", {"version": "\x1b[31m1"}, r"'\x1b[31m1' is not a version of app 'Fine'"),
+        ("Fine", {"version": " "}, "is not a version of app 'Fine'"),
+        ("Fine", {"version": "1" * 201}, "'... (201 characters) is not a version of app 'Fine'"),
         ("escapes", {}, "'../escapes' is not a name for an app"),
     ],
 )
@@ -642,7 +648,7 @@ def test_an_archive_that_holds_more_than_it_says_is_unpacked_no_further(method: 
     struct.pack_into("<I", data, data.find(b"PK\x01\x02") + 24, 10)
     tracemalloc.start()
     try:
-        with pytest.raises(PackageError, match="this is no package"):
+        with pytest.raises(PackageError, match="this is not a package"):
             archive.decode(bytes(data))
         assert tracemalloc.get_traced_memory()[1] < 2 << 20
     finally:
@@ -665,7 +671,7 @@ def test_a_store_whose_folder_has_gone_says_so_and_takes_packages_again(tmp_path
     store = Store(tmp_path / "store")
     digest = store.put(b"data")
     shutil.rmtree(tmp_path / "store")
-    with pytest.raises(PackageError, match="is gone; deploy the app again"):
+    with pytest.raises(PackageError, match="is missing; deploy the app again"):
         store.get(digest)
     assert store.put(b"data") == digest
     assert store.get(digest) == b"data"
@@ -675,7 +681,7 @@ def test_a_spoilt_package_is_not_used(tmp_path: Path) -> None:
     store = Store(tmp_path)
     digest = store.put(b"data")
     (tmp_path / f"{digest}.zip").write_bytes(b"evil")
-    with pytest.raises(PackageError, match="is spoilt; deploy the app again"):
+    with pytest.raises(PackageError, match="is damaged; deploy the app again"):
         store.get(digest)
     assert store.put(b"data") == digest
     assert store.get(digest) == b"data"
@@ -683,7 +689,7 @@ def test_a_spoilt_package_is_not_used(tmp_path: Path) -> None:
 
 def test_where_nothing_can_be_kept_the_error_says_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(PackageError, match=r"cannot be kept at .*: "):
+    with pytest.raises(PackageError, match=r"cannot be stored at .*: "):
         Store(tmp_path / "file").put(b"data")
 
 

@@ -1,9 +1,9 @@
-"""One node of a cluster: it runs a container process for every app that is deployed there.
+"""A node of a cluster: runs a container process for every app that is deployed there.
 
-``supervisor`` starts and stops the processes, ``restart_policy`` decides when. ``admin`` takes what
-``s4 deploy`` and ``s4 status`` ask. ``package`` knows the format of a packaged app. ``redirector``
-tells programs outside the cluster which containers run an app. ``running`` lists what runs on this
-machine for a user, nodes and single apps alike.
+``supervisor`` starts and stops the processes, ``restart_policy`` decides when. ``admin`` answers
+``s4 deploy`` and ``s4 status``. ``package`` knows the format of a packaged app. ``redirector``
+tells programs outside the cluster which containers run an app. ``running`` lists this user's nodes
+and single apps on this machine.
 
 It may touch ``cluster.coordination``, ``net.ingress``, ``net.wire``, ``events``, ``config``,
 ``logger`` and ``errors``, and the world: processes, sockets, files and trio. ``restart_policy`` and

@@ -1,12 +1,13 @@
-"""The admin socket of a node: what may be asked of it, and by whom.
+"""The admin socket of a node: its requests and answers, and who may send requests.
 
 Rules
-- A Unix socket in a folder that only its owner can enter; who else connects (root may) is turned
-  away. Nothing of it listens on a network, for a package that comes here is run.
-- A client shows first that it can read the node's token, a file beside the socket (0600): where
-  the socket itself is passed on, to another container or host, that does not come along.
-- One request a connection: the token, a line of JSON, then a package where one is announced.
-  Answers are lines. What a request has begun ends with its connection, unless it was taken over.
+- The socket is a Unix socket in a folder that only its owner can enter; connections of other users,
+  except root, are refused. It is not on the network, because a node runs the packages that it gets.
+- A client first shows that it can read the node's token, a file beside the socket (0600). The token
+  does not follow if the socket is passed on to another container or host.
+- A connection has one request: the token, a line of JSON, then a package if one is announced.
+  Answers are lines. What a request has begun ends with its connection, unless the node has taken it
+  over.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ M = TypeVar("M", bound=msgspec.Struct)
 
 
 class AskStatus(msgspec.Struct, tag="status", tag_field="ask", frozen=True):
-    """How are you? Answered with NodeStatus."""
+    """Asks for the status. Answered with NodeStatus."""
 
 
 class AskDeploy(msgspec.Struct, tag="deploy", tag_field="ask", frozen=True):
-    """Here is a package of ``size`` bytes: start it, let it check itself, and have it wait.
+    """Announces a package of ``size`` bytes: start it, have it check itself, and hold it.
 
-    Answered with Prepared, and with Ready once the app is this version in the registry and its
-    container runs; or with Failed. While the connection lasts the container waits.
+    Answered with Prepared, and with Ready once the registry has this version and its container
+    runs; or with Failed. The container is held while the connection lasts.
     """
 
     size: int
@@ -57,8 +58,8 @@ Ask = AskStatus | AskDeploy
 
 
 class ContainerStatus(msgspec.Struct, frozen=True):
-    """A container process on a node. ``failure`` is why it ended the last time without being asked,
-    and ``failed_ms`` when (ms since 1970; 0 where it has not)."""
+    """A container process on a node. ``failure`` is the reason of its last failure, and
+    ``failed_ms`` its time (ms since 1970; 0 if it has not failed)."""
 
     app: str
     version: str
@@ -73,7 +74,7 @@ class ContainerStatus(msgspec.Struct, frozen=True):
 
 
 class NodeStatus(msgspec.Struct, tag="status", tag_field="answer", frozen=True):
-    """What a node says of itself."""
+    """The status of a node."""
 
     name: str
     cluster: str
@@ -83,7 +84,7 @@ class NodeStatus(msgspec.Struct, tag="status", tag_field="answer", frozen=True):
 
 
 class Prepared(msgspec.Struct, tag="prepared", tag_field="answer", frozen=True):
-    """The new version is loaded and its graph good."""
+    """The new version is loaded and checked."""
 
     digest: str
     inputs: list[str]
@@ -91,13 +92,13 @@ class Prepared(msgspec.Struct, tag="prepared", tag_field="answer", frozen=True):
 
 
 class Ready(msgspec.Struct, tag="ready", tag_field="answer", frozen=True):
-    """The new version runs here."""
+    """The new version runs on this node."""
 
     address: str
 
 
 class Failed(msgspec.Struct, tag="failed", tag_field="answer", frozen=True):
-    """The request failed; ``trace`` is the traceback of what the app raised, if it did."""
+    """The request failed; ``trace`` is the traceback if the app's code raised."""
 
     error: str
     trace: str = ""
@@ -110,18 +111,18 @@ _answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
 
 
 class Conversation:
-    """One connection, seen from either side."""
+    """One connection, from either side."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
         self._data = bytearray()
 
     async def show(self, token: bytes) -> None:
-        """Show the token, before anything is asked."""
+        """Show the token; must come first."""
         await self._stream.send_all(token + b"\n")
 
     async def say(self, message: msgspec.Struct, body: bytes = b"") -> None:
-        """Send a message, and a package behind it."""
+        """Send a message, followed by a package."""
         await self._stream.send_all(msgspec.json.encode(message) + b"\n" + body)
 
     async def line(self) -> bytes | None:
@@ -136,7 +137,7 @@ class Conversation:
         return line
 
     async def body(self, size: int) -> bytes | None:
-        """The next ``size`` bytes; None if it ends before."""
+        """The next ``size`` bytes; None if the connection ends before."""
         while len(self._data) < size:
             if not await self._more():
                 return None
@@ -145,7 +146,7 @@ class Conversation:
         return body
 
     async def wait_end(self) -> None:
-        """Return when the other side has gone."""
+        """Return when the other side has closed the connection."""
         while await self._more():
             self._data.clear()
 
@@ -161,7 +162,7 @@ class Conversation:
 # -- the node's side ------------------------------------------------------------------------------
 
 _GONE = (trio.BrokenResourceError, trio.ClosedResourceError)
-"""What is raised where the asker does not listen any more."""
+"""Raised if the client has closed the connection."""
 
 Handler = Callable[[Ask, bytes, Conversation], Awaitable[None]]
 
@@ -171,11 +172,11 @@ async def serve(
     handle: Handler,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Answer requests at ``place`` until cancelled, from those who can read its token."""
+    """Answer the requests of clients that can read the token, until cancelled."""
     token = secrets.token_hex(32).encode()
     _write_token(token_of(place), token)
     listening = trio.socket.socket(socket.AF_UNIX)
-    before = os.umask(0o177)  # nobody else may connect, not even for a moment
+    before = os.umask(0o177)  # nobody else may connect, even briefly
     try:
         await listening.bind(str(place))
     finally:
@@ -192,7 +193,7 @@ async def serve(
 
 
 def token_of(place: Path) -> Path:
-    """The file that holds the token of the socket at ``place``."""
+    """The file with the token of the socket at ``place``."""
     return place.with_name(f"{place.name}.token")
 
 
@@ -212,7 +213,7 @@ async def _answer(stream: trio.SocketStream, handle: Handler, token: bytes) -> N
             return
         if not hmac.compare_digest(shown, token):
             log.warning("a wrong token at the admin socket")
-            await conversation.say(Failed("the token that was shown is not this node's"))
+            await conversation.say(Failed("the token is not this node's; read it again"))
             return
         line = await conversation.line()
         if line is None:
@@ -220,12 +221,14 @@ async def _answer(stream: trio.SocketStream, handle: Handler, token: bytes) -> N
         try:
             ask = _asks.decode(line)
         except UNREADABLE as error:
-            await conversation.say(Failed(f"this is nothing that a node is asked: {error}"))
+            await conversation.say(Failed(f"the request is unknown: {error}"))
             return
         body: bytes | None = b""
         if isinstance(ask, AskDeploy):
             if not 0 < ask.size <= package.MAX_BYTES:
-                await conversation.say(Failed(f"a package of {ask.size} bytes is not taken"))
+                await conversation.say(
+                    Failed(f"a package has 1 to {package.MAX_BYTES} bytes, not {ask.size}")
+                )
                 return
             body = await conversation.body(ask.size)
         if body is None:
@@ -241,16 +244,16 @@ async def _answer(stream: trio.SocketStream, handle: Handler, token: bytes) -> N
 
 
 def _failed(group: BaseExceptionGroup[Exception]) -> Failed:
-    """What is told of the first exception that a request has ended with."""
+    """The answer for the first exception of a failed request."""
     error = leaves(group)[0]
     if isinstance(error, S4Error):
         return Failed(str(error))
     log.error("a request failed", reason=described(error), exc_info=error)
-    return Failed(f"the node could not do it: {described(error)}; see its log")
+    return Failed(f"the node could not do this: {described(error)}; see its log")
 
 
 def _is_ours(stream: trio.SocketStream) -> bool:
-    """Whether the peer is this user, or root."""
+    """Return True if the peer is this user, or root."""
     if not hasattr(socket, "SO_PEERCRED"):
         return True
     form = "3i"
@@ -266,7 +269,7 @@ def _is_ours(stream: trio.SocketStream) -> bool:
 
 
 class Caller:
-    """A request to a node; it is sent when its first answer is waited for."""
+    """A request to a node, which is sent when its first answer is awaited."""
 
     def __init__(
         self, node: str, conversation: Conversation, token: bytes, ask: Ask, body: bytes
@@ -276,31 +279,31 @@ class Caller:
         self._request: tuple[bytes, Ask, bytes] | None = (token, ask, body)
 
     async def answer(self, kind: type[M]) -> M:
-        """The next answer; raises NodeUnreachable, and NodeRefused where the node says no."""
+        """The next answer; raises NodeUnreachable, or NodeRefused if the node answers Failed."""
         if self._request is not None:
             (token, ask, body), self._request = self._request, None
-            with suppress(trio.BrokenResourceError):  # it may have said why before it hung up
+            with suppress(trio.BrokenResourceError):  # it may have answered before it hung up
                 await self._conversation.show(token)
                 await self._conversation.say(ask, body)
         line = await self._conversation.line()
         if line is None:
-            raise NodeUnreachable(f"node {self.node!r} has gone while it was asked; see its log")
+            raise NodeUnreachable(f"node {self.node!r} ended while it was asked; see its log")
         try:
             answer = _answers.decode(line)
         except UNREADABLE as error:
             raise NodeUnreachable(
-                f"node {self.node!r} answers what cannot be read ({error}); use the nodes' version "
-                f"of s4node"
+                f"node {self.node!r} sent an answer that cannot be read ({error}); use the nodes' "
+                f"version of s4node"
             ) from error
         if isinstance(answer, Failed):
             raise NodeRefused(self.node, answer)
         if not isinstance(answer, kind):
-            raise NodeUnreachable(f"node {self.node!r} answers with {answer!r}")
+            raise NodeUnreachable(f"node {self.node!r} sent another answer: {answer!r}")
         return answer
 
 
 class NodeRefused(S4Error):  # noqa: N818
-    """A node could not do what it was asked; ``failed`` says why."""
+    """A node could not do what it was asked; ``failed`` has the reason."""
 
     def __init__(self, node: str, failed: Failed) -> None:
         super().__init__(f"node {node!r}: {failed.error}")
@@ -310,14 +313,14 @@ class NodeRefused(S4Error):  # noqa: N818
 
 @asynccontextmanager
 async def asking(node: str, place: str, ask: Ask, body: bytes = b"") -> AsyncIterator[Caller]:
-    """Ask the node whose admin socket is at ``place``; raises NodeUnreachable."""
+    """Send a request to the node whose admin socket is at ``place``; raises NodeUnreachable."""
     try:
         with trio.fail_after(CONNECT_SECONDS):
             token = await trio.Path(token_of(Path(place))).read_bytes()
             stream = await trio.open_unix_socket(place)
     except (OSError, trio.TooSlowError, trio.BrokenResourceError) as error:
         raise NodeUnreachable(
-            f"node {node!r} cannot be asked at {place} ({error or 'no answer'}); is it running?"
+            f"node {node!r} cannot be reached at {place} ({error or 'no answer'}); is it running?"
         ) from error
     async with stream:
         yield Caller(node, Conversation(stream), token, ask, body)

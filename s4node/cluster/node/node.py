@@ -1,14 +1,14 @@
-"""A node of a cluster: runs a container process for every app that is deployed there.
+"""The node: runs a container process for every app that is deployed to its cluster.
 
 Rules
-- What is to run is in the registry; the node follows it. What comes over the admin socket only gets
-  a new version ready beforehand: it is loaded and checked, and waits, while the old one runs.
-- One version of an app at a time. The old one drains and ends first, on all nodes, then the new one
-  joins; what producers send meanwhile waits with them.
+- The registry says what is to run, and the node follows it. A request at the admin socket only
+  prepares a new version: it is loaded and checked, and held while the old one runs.
+- One version of an app runs at a time. The old version drains and ends on all nodes, then the new
+  one joins; producers keep their events meanwhile.
 - A node that has lost its session joins again; its containers have sessions of their own.
-- What ends a node at its start does not end one that runs: trouble with the coordination is told
-  once and waited out, while the containers go on. Only what waiting does not fix ends it then: a
-  folder that has gone, that is damaged or of another format, and a name that another node has.
+- Trouble with the coordination ends a node only at its start. Later it is logged once and waited
+  out, while the containers continue. A running node ends only for what waiting does not fix: a
+  folder that is gone, damaged or of another format, or another node with its name.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ log = get_logger("s4node.cluster")
 """The states of an app in the registry."""
 
 _AGAIN_SECONDS = 1.0
-"""The pause before something that failed is tried again."""
+"""The pause before a failed step is retried."""
 
 
 Lookup = Callable[[str, bool], Sequence[str] | str]
@@ -70,11 +70,11 @@ those whose app puts events on it."""
 
 
 class Redirector(Protocol):
-    """Where programs outside ask for containers; see :mod:`s4node.cluster.node.redirector`."""
+    """Redirects outside programs to containers; see :mod:`s4node.cluster.node.redirector`."""
 
     @property
     def address(self) -> str:
-        """Where it is."""
+        """The address that outside programs use."""
         ...
 
     async def run(self, task_status: trio.TaskStatus[None]) -> None:
@@ -82,11 +82,11 @@ class Redirector(Protocol):
         ...
 
     def news(self) -> None:
-        """Containers have come or gone."""
+        """Report that containers have come or gone."""
         ...
 
     async def finish(self) -> None:
-        """Come to an orderly end; the containers have ended."""
+        """End in order, after the containers have ended."""
         ...
 
 
@@ -101,17 +101,17 @@ class Post:
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     members: tuple[str, ...] = ()
-    known: AppInfo | None = None  # whose streams these are
+    known: AppInfo | None = None  # the version that has these streams
     failure: str = ""
     changed: trio.Event = field(default_factory=trio.Event)
 
     def change(self) -> None:
-        """Have it looked at again."""
+        """Wake the task that looks after the app."""
         self.changed.set()
         self.changed = trio.Event()
 
     def learn(self) -> None:
-        """See what streams the app has, once a process of it has said so."""
+        """Learn the app's streams, once one of its processes has reported them."""
         prepared = self.process.prepared if self.process is not None else None
         if prepared is not None:
             self.inputs, self.outputs = tuple(prepared.inputs), tuple(prepared.outputs)
@@ -119,19 +119,17 @@ class Post:
 
 
 def check_name(name: str) -> None:
-    """Raise ConfigError for what is no name of a node: it stands in lists and logs, beside
-    others."""
+    """Raise ConfigError unless ``name`` is a node name, which has to fit into lists and logs."""
     if not (is_name(name) and name.isprintable()):
         raise ConfigError(
-            f"{name!r} is not a name for a node; take one word without commas that can be printed "
-            f"(s4 node --name)"
+            f"{name!r} is not a node name; use one printable word without commas (s4 node --name)"
         )
 
 
 class Node:
-    """A node; call :meth:`run` once. ``open_redirector`` makes its redirector.
+    """A node; call :meth:`run` once. ``open_redirector`` creates its redirector.
 
-    Raises ConfigError for a name that is none.
+    Raises ConfigError for an invalid name.
     """
 
     def __init__(
@@ -149,7 +147,7 @@ class Node:
         self._store = Store(store_folder(self._coordination.folder))
         self._redirector = open_redirector(self.name, self._lookup)
         self._posts: dict[str, Post] = {}
-        self._waiting: dict[str, ContainerProcess] = {}  # prepared, by their packages' digests
+        self._waiting: dict[str, ContainerProcess] = {}  # prepared, by digest of their package
         self._stopping = trio.Event()
         self._failure: S4Error | None = None
         self._registry: Registry | None = None
@@ -159,7 +157,7 @@ class Node:
 
     @property
     def address(self) -> str:
-        """Where programs outside ask for an app's containers."""
+        """The address where outside programs ask for an app's containers."""
         return self._redirector.address
 
     def stop(self) -> None:
@@ -167,7 +165,7 @@ class Node:
         self._stopping.set()
 
     async def run(self) -> None:
-        """Run until :meth:`stop`; raises what stopped it otherwise."""
+        """Run until :meth:`stop`; raises an error that ends the node."""
         with node_folder(self._coordination.folder) as self._folder:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -188,7 +186,7 @@ class Node:
     # -- what the registry says --------------------------------------------------------------
 
     async def _stay(self) -> None:
-        """Be known as a node and follow the registry, until that is no longer possible."""
+        """Stay in the registry and follow it, until that is no longer possible."""
         try:
             await self._follow_sessions()
         except S4Error as error:  # the containers drain first
@@ -196,7 +194,7 @@ class Node:
             self._stopping.set()
 
     async def _follow_sessions(self) -> None:
-        """Follow the registry through one session after the other."""
+        """Follow the registry, opening a new session when one is lost."""
         told = ""
         while True:
             try:
@@ -205,7 +203,7 @@ class Node:
                     if told:
                         log.info("the node has joined again", node=self.name)
                         told = ""
-                    if not self.ready.is_set():  # trouble ends a node that starts
+                    if not self.ready.is_set():  # at the start, trouble ends the node
                         await self._learn(session)
                     await self._follow(session)
             except SessionLost as error:
@@ -218,13 +216,13 @@ class Node:
                     raise
                 if told != str(error):
                     told = str(error)
-                    log.warning("cannot join again; what runs goes on", reason=told)
+                    log.warning("cannot join again; running containers continue", reason=told)
             self._registry = None
             await trio.sleep(_AGAIN_SECONDS)
             if self._has_disappeared():
                 raise CoordinationError(
-                    f"the folder {self._coordination.folder} has disappeared, and with it what was "
-                    f"deployed; the node stops: start it again, and deploy again"
+                    f"the folder {self._coordination.folder} has disappeared with everything that "
+                    f"was deployed, so the node stops; start it again, and deploy the apps again"
                 )
 
     def _has_disappeared(self) -> bool:
@@ -232,7 +230,7 @@ class Node:
             self._folder.admin.stat()
         except (FileNotFoundError, NotADirectoryError):
             return True
-        except OSError:  # not to be known now
+        except OSError:  # unknown
             pass
         return False
 
@@ -257,18 +255,20 @@ class Node:
 
         async def step() -> None:
             nonlocal seen
-            last, seen = seen, -1  # what fails is done again at once, whether there is news or not
+            last, seen = seen, -1  # a failed step is retried at once, without waiting for news
             await session.wait_change(Registry.path_of_apps(self.cluster), last)
             seen = await self._learn(session)
 
         await follow(
             step,
-            lambda why: log.warning("cannot learn what is deployed; what runs goes on", reason=why),
+            lambda why: log.warning(
+                "cannot learn what is deployed; running containers continue", reason=why
+            ),
             lambda: log.info("can learn what is deployed again", node=self.name),
         )
 
     async def _learn(self, session: Session) -> int:
-        """See what is to run; returns the number of the change as of which that is."""
+        """Read what is to run; returns the number of the change that this reflects."""
         assert self._registry is not None
         seen = await session.change(Registry.path_of_apps(self.cluster))
         apps = await self._registry.apps(self.cluster)
@@ -295,7 +295,7 @@ class Node:
     # -- an app ------------------------------------------------------------------------------
 
     async def _tend(self, post: Post) -> None:
-        """Have the version of the app running that is wanted."""
+        """Keep the wanted version of the app running."""
         while not self._stopping.is_set():
             wanted, changed = post.wanted, post.changed
             if wanted != post.running:
@@ -319,7 +319,7 @@ class Node:
                 await trio.to_thread.run_sync(partial(shutil.rmtree, code, ignore_errors=True))
 
     async def _begin(self, post: Post, app: AppInfo) -> None:
-        """Start ``app``, or go on with what was prepared, when no other version runs anywhere."""
+        """Start ``app``, or the process that was prepared, once no other version runs anywhere."""
         while await self._others_run(app):
             changed = post.changed
             if post.wanted != app:
@@ -346,12 +346,12 @@ class Node:
         await process.go()
 
     async def _others_run(self, app: AppInfo) -> bool:
-        """Whether a container of another version of ``app`` lives on some node."""
+        """Return True if a container of another version of ``app`` lives on some node."""
         if self._registry is None:
             return True
         try:
             members = await self._registry.members(AppId(self.cluster, app.name))
-        except CoordinationError:  # not to be known now; it is asked again
+        except CoordinationError:  # unknown: ask again
             return True
         return any(member.value.version != app.version for member in members.values())
 
@@ -373,7 +373,7 @@ class Node:
             package=str(self._store.folder / f"{digest}.zip"),
             digest=digest,
             version=manifest.version,
-            folder=str(self._folder.code / digest[:20]),  # of no name that a stranger has given
+            folder=str(self._folder.code / digest[:20]),  # not a name from the package
             node=self.name,
             coordination=str(self._coordination.folder),
             redirector=self.address,
@@ -394,14 +394,14 @@ class Node:
 
     @property
     def _knows_all(self) -> bool:
-        """Whether each app that is to run here has said what its streams are."""
+        """Return True if every app that is to run here has reported its streams."""
         posts = self._posts.values()
         return self.ready.is_set() and all(post.wanted in (None, post.known) for post in posts)
 
     def _lookup(self, stream: str, reads: bool) -> tuple[str, ...] | str:
-        """The containers of the app that takes ``stream``, or puts events on it.
+        """The containers of the app that takes ``stream``, or with ``reads`` puts events on it.
 
-        Who asks for a stream that may yet turn out to be one has to wait: a no is for good.
+        Empty while the stream may still turn out to exist, because a refusal is final.
         """
         posts = self._posts.values()
         for post in posts:
@@ -428,7 +428,7 @@ class Node:
     async def _prepare(
         self, ask: admin.AskDeploy, data: bytes, conversation: admin.Conversation
     ) -> None:
-        """Get a new version ready beside the old one, for as long as the asker stays."""
+        """Prepare a new version beside the old one, for as long as the client stays."""
         package = archive.decode(data)
         package.check_python()
         digest = await trio.to_thread.run_sync(self._store.put, data)
@@ -452,7 +452,7 @@ class Node:
         conversation: admin.Conversation,
         nursery: trio.Nursery,
     ) -> None:
-        """Tell how a new version does, until it is ready or has failed."""
+        """Report how a new version starts, until it is ready or has failed."""
         try:
             prepared = await process.wait_prepared()
             self._waiting[digest] = process
@@ -467,14 +467,14 @@ class Node:
                 version=process.begin.version,
                 reason=error.reason,
             )
-            with suppress(trio.BrokenResourceError):  # the asker may have gone as well
+            with suppress(trio.BrokenResourceError):  # the client may have left as well
                 await conversation.say(admin.Failed(error.reason, error.trace))
         except trio.BrokenResourceError:
             pass
         nursery.cancel_scope.cancel()
 
     def status(self) -> admin.NodeStatus:
-        """What this node runs."""
+        """The status of this node."""
         return admin.NodeStatus(
             self.name,
             self.cluster,
@@ -485,5 +485,5 @@ class Node:
 
 
 def store_folder(coordination: Path) -> Path:
-    """Where the nodes of a coordination's folder keep packages."""
+    """The folder of packages in a coordination's folder."""
     return coordination / "packages"

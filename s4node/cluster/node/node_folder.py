@@ -1,8 +1,8 @@
-"""A node's own folder, inside of the coordination's: its admin socket, and the code it runs.
+"""The folder of a node, inside the coordination's: its admin socket, and the code that it runs.
 
 Rules
-- Only its owner can enter it (0700), and a node holds a lock on it while it lives.
-- It goes with the node. What nodes left behind that were killed is swept up by the next one.
+- Only its owner can enter the folder (0700), and the node holds a lock on it while it lives.
+- The folder is removed with the node; the next node removes the folders of killed ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from s4node.errors import CoordinationError
 
 
 class NodeFolder:
-    """Where a node keeps what is its own; see :func:`node_folder`."""
+    """The folder of a node; see :func:`node_folder`."""
 
     def __init__(self, folder: ProcessFolder) -> None:
         self.code = folder.path / "code"
@@ -25,9 +25,9 @@ class NodeFolder:
 
 @contextmanager
 def node_folder(coordination: Path) -> Iterator[NodeFolder]:
-    """A new folder below the coordination's ``nodes``; gone at the end of the block.
+    """A new folder below the coordination's ``nodes``, which is removed at the end of the block.
 
-    Raises CoordinationError where it cannot be made.
+    Raises CoordinationError if it cannot be created.
     """
     below = coordination / "nodes"
     with ExitStack() as stack:
@@ -35,7 +35,7 @@ def node_folder(coordination: Path) -> Iterator[NodeFolder]:
             folder = stack.enter_context(process_folder(below))
         except OSError as error:
             raise CoordinationError(
-                f"a folder in {below} cannot be made: {error.strerror}; set s4.coordination.folder "
-                f"to a folder of yours that can be written"
+                f"no folder can be created in {below}: {error.strerror}; set "
+                f"s4.coordination.folder to a folder that you may write to"
             ) from error
         yield NodeFolder(folder)

@@ -1,10 +1,10 @@
-"""Folders of one process each: locked while it lives, and swept up after it was killed.
+"""Folders of one process each, locked while the process lives and removed after its death.
 
 Rules
-- The lock is a flock on a file in the folder; the kernel lets go of it when the process dies. The
-  file gets its name when it is locked, so that no folder is taken for abandoned while it is made.
-- Nothing is touched that has no such file, or is another user's.
-- A reader asks for a shared lock, so that it is in no other reader's way.
+- The lock is a flock on a file in the folder, which the kernel releases when the process dies. The
+  file is renamed into place once it is locked, so no new folder is taken for an abandoned one.
+- Folders without such a file, or of another user, are left alone.
+- A reader asks for a shared lock, so that readers do not disturb each other.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from s4node.cluster.coordination.folder import has_sessions
 _LOCK = "owner.lock"
 
 _LONGEST_SOCKET_PATH = 100
-"""Unix sockets' paths end at 108 bytes on Linux, and at 104 elsewhere."""
+"""The longest path for a Unix socket: the limit is 108 bytes on Linux and 104 elsewhere."""
 
 _SHORT = "s4-node-"
-"""How the folders begin that are made elsewhere, where a socket's path would be too long."""
+"""The prefix of folders elsewhere, for sockets whose path would be too long."""
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Have a folder, which nobody else uses yet, locked for the time of the block."""
+    """Lock a folder that nobody else uses yet, during the block."""
     new = folder / f"{_LOCK}.new"
     descriptor = os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
@@ -44,7 +44,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def abandoned(folders: Iterable[Path]) -> Iterator[Path]:
-    """Those of the folders whose processes have died; nobody else gets one at the same time."""
+    """The folders whose processes have died; each is locked while it is given."""
     for folder in folders:
         try:
             descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -61,7 +61,7 @@ def abandoned(folders: Iterable[Path]) -> Iterator[Path]:
 
 
 def lives(folder: Path) -> bool:
-    """Return True if the process of a folder lives."""
+    """Return True if the process that owns the folder lives."""
     try:
         descriptor = os.open(folder / _LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -77,7 +77,7 @@ def lives(folder: Path) -> bool:
 
 @dataclass(eq=False, repr=False)
 class ProcessFolder:
-    """A process's folder: its ``path``, and where its ``admin`` socket goes; see
+    """The folder of a process: its ``path``, and the path of its ``admin`` socket; see
     :func:`process_folder`."""
 
     path: Path
@@ -86,10 +86,10 @@ class ProcessFolder:
 
 @contextmanager
 def process_folder(below: Path) -> Iterator[ProcessFolder]:
-    """A new folder of this process in ``below``; gone at the end of the block.
+    """A new folder of this process in ``below``, which is removed at the end of the block.
 
-    Folders there of processes that were killed are removed. Raises OSError where the folder cannot
-    be made.
+    Folders of dead processes in ``below`` are removed. Raises OSError if the folder cannot be
+    created.
     """
     below.mkdir(mode=0o700, parents=True, exist_ok=True)
     _sweep(below)
@@ -110,7 +110,7 @@ def process_folder(below: Path) -> Iterator[ProcessFolder]:
 
 
 def _sweep(below: Path) -> None:
-    """Remove the folders of processes that have died."""
+    """Remove the folders of dead processes."""
     for folder in abandoned(below.iterdir()):
         with suppress(FileNotFoundError):
             elsewhere = (folder / "elsewhere").readlink()
@@ -123,8 +123,8 @@ def _sweep(below: Path) -> None:
 def temporary_coordination(prefix: str) -> Iterator[Path]:
     """A new folder for a coordination that ends with the block; its name begins with ``prefix``.
 
-    Such folders of processes that were killed are removed, unless somebody whom they have left
-    behind has a session there.
+    Such folders of dead processes are removed, unless a process that they left behind still has a
+    session there.
     """
     for left in abandoned(Path(tempfile.gettempdir()).glob(f"{prefix}*")):
         if not has_sessions(left):

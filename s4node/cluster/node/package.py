@@ -1,17 +1,16 @@
-"""A package: an app in one file, as it travels to the nodes.
+"""A package: an app in one file, as it is sent to nodes and stored there.
 
 Rules
-- A zip archive with a manifest, the app's pickle if it has one, and sources. This module knows the
-  format and runs nothing; making a package and loading its app is :mod:`s4node.deploy.pack`.
-- Loading a package runs its code. So packages come over a node's admin socket only, and a stored
-  one is used only if its digest is the one that was agreed on.
-- Bytes that are no package, however they were damaged, end in a PackageError and nothing else: the
-  node that finds them goes on.
-- What a package says of itself is believed by nobody: names that lead elsewhere are refused where
-  it is made and where it is read, and what is unpacked stays in the folder that is given.
-  Nor is a file unpacked beyond the size that it is said to have; those sizes are bounded.
-- A pickle is Python's own bytecode, good for one minor version: another one is refused before
-  anything is loaded.
+- A package is a zip archive with a manifest, the app's pickle if it has one, and sources. This
+  module knows the format and runs no code; :mod:`s4node.deploy.pack` makes packages and loads apps.
+- Loading a package runs its code. So packages arrive only by a node's admin socket, and a stored
+  package is used only if it has the agreed digest.
+- Any damage to a package raises PackageError and nothing else, so the node continues.
+- The manifest is not trusted: names that lead elsewhere are refused when a package is made and when
+  it is read, and files are unpacked only below the given folder. No file is unpacked beyond its
+  declared size, and those sizes are bounded.
+- A pickle contains Python's bytecode, which belongs to one minor version: another version is
+  refused before anything is loaded.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from s4node.events.schema import UNREADABLE
 
 FORMAT = 1
 MAX_BYTES = 64 << 20
-"""The most that a package may hold, unpacked."""
+"""The maximum size of a package's contents, unpacked."""
 
 MANIFEST = "s4-package.json"
 PICKLE = "app.pickle"
@@ -43,22 +42,22 @@ _MOST_OF_A_VERSION = 200
 """Characters."""
 
 _SHOWN = 60
-"""How much of a bad name an error shows."""
+"""The most characters of an invalid name that an error shows."""
 
-_TIME = (1980, 1, 1, 0, 0, 0)  # the same content makes the same bytes
+_TIME = (1980, 1, 1, 0, 0, 0)  # so that equal contents make equal bytes
 
 
 def python_here() -> str:
-    """The minor version of this process's Python."""
+    """The minor version of this Python."""
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a package is.
+    """The description of a package.
 
-    ``entry`` names the app in the sources: ``package.module:name`` or ``FILE.py:name``; for a
-    pickle the file that it was made from. ``settings`` are those that it was deployed with; they
-    win over a node's own. ``requires`` names what must be installed on a node.
+    ``entry`` names the app in the sources, as ``package.module:name`` or ``FILE.py:name``; for a
+    pickle, the file that it was made from. ``settings`` are those given at deployment; they
+    override a node's own. ``requires`` names what must be installed on a node.
     """
 
     name: str
@@ -72,24 +71,24 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     format: int = FORMAT
 
     def check_names(self) -> None:
-        """Raise PackageError for a name that is none or leads elsewhere, and for a version that
-        cannot be shown on a line."""
+        """Raise PackageError for an invalid app name, or a version that cannot be shown on a
+        line."""
         if not is_file_name(self.name):
             raise PackageError(
-                f"{_shown(self.name)} is not a name for an app that is deployed; take letters, "
-                f"digits, '_', '-' and '.', 200 bytes at most, with a letter, digit or '_' first "
-                f"(s4 deploy --name gives it another one)"
+                f"{_shown(self.name)} is not a name for an app that is deployed; use letters, "
+                f"digits, '_', '-' and '.', at most 200 bytes, beginning with a letter, digit or "
+                f"'_' (s4 deploy --name gives another name)"
             )
         version = self.version  # nothing is named after it
         if not (version.strip() and version.isprintable() and len(version) <= _MOST_OF_A_VERSION):
             raise PackageError(
-                f"{_shown(version)} is no version of app {self.name!r}; take 1 to "
-                f"{_MOST_OF_A_VERSION} characters that can be printed, not blanks alone"
+                f"{_shown(version)} is not a version of app {self.name!r}; use 1 to "
+                f"{_MOST_OF_A_VERSION} printable characters, not only blanks"
             )
 
 
 class Package(msgspec.Struct, frozen=True):
-    """A manifest and the files beside it, by their path in the archive."""
+    """A manifest, and the other files by their path in the archive."""
 
     manifest: Manifest
     files: dict[str, bytes]
@@ -107,7 +106,7 @@ class Package(msgspec.Struct, frozen=True):
         return out.getvalue()
 
     def check_python(self) -> None:
-        """Raise PackageError unless this Python can run it."""
+        """Raise PackageError unless this Python can run the package."""
         made, here = self.manifest.python, python_here()
         if made != here:
             raise PackageError(
@@ -117,9 +116,9 @@ class Package(msgspec.Struct, frozen=True):
             )
 
     def unpack(self, folder: Path) -> Path:
-        """Write the sources into ``folder``, and nothing else be there; returns ``folder``.
+        """Write the sources to ``folder``, which is emptied first; returns ``folder``.
 
-        Raises PackageError where that cannot be, as with names that are too long for files.
+        Raises PackageError if that fails, for example because a name is too long.
         """
         sources = {name: data for name, data in self.files.items() if name.startswith(SOURCES)}
         _check_files(sources)
@@ -132,21 +131,21 @@ class Package(msgspec.Struct, frozen=True):
                 target.write_bytes(content)
         except OSError as error:
             raise PackageError(
-                f"app {self.manifest.name!r} cannot be unpacked to {folder}: {error}; make room "
-                f"there, or name its files otherwise"
+                f"app {self.manifest.name!r} cannot be unpacked to {folder}: {error}; free some "
+                f"space, or rename its files"
             ) from error
         return folder
 
 
 def digest_of(data: bytes) -> str:
-    """What names a package's bytes and no others."""
+    """The digest that identifies a package's bytes."""
     return hashlib.sha256(data).hexdigest()
 
 
 def content_version(manifest: Manifest, files: dict[str, bytes]) -> str:
-    """A version for who gave none: of equal sources, settings and needs it is equal.
+    """A version for an app without one: equal for equal sources, settings and requirements.
 
-    The pickle does not count, for its bytes differ from one run to the next.
+    The pickle is left out, because its bytes differ from run to run.
     """
     content = hashlib.sha256()
     agreed = (
@@ -171,14 +170,15 @@ def decode(data: bytes) -> Package:
             size = sum(info.file_size for info in infos)
             if size > MAX_BYTES:
                 raise PackageError(
-                    f"the package holds {size} bytes; {MAX_BYTES} are allowed: keep data out of it"
+                    f"the package holds {size} bytes, and at most {MAX_BYTES} are allowed; keep "
+                    f"data out of it"
                 )
             files = {info.orig_filename: _content(archive, info) for info in infos}
             if len(files) < len(infos):
                 raise _no_package("it has a file twice")
     except PackageError:
         raise
-    except Exception as error:  # whatever zipfile, and what it unpacks with, makes of rubbish
+    except Exception as error:  # zipfile and its decoders raise all kinds for garbage
         raise _no_package(described(error)) from error
     _check_files(files)
     try:
@@ -189,8 +189,8 @@ def decode(data: bytes) -> Package:
         raise _no_package(f"its {MANIFEST} cannot be read: {error}") from error
     if manifest.format != FORMAT:
         raise PackageError(
-            f"the package has format {manifest.format}, and s4node here reads {FORMAT}; deploy it "
-            f"with the nodes' version of s4node"
+            f"the package has format {manifest.format}, and this s4node reads format {FORMAT}; "
+            f"deploy it with the nodes' version of s4node"
         )
     if manifest.kind == "pickle" and PICKLE not in files:
         raise _no_package(f"it has no {PICKLE}")
@@ -199,26 +199,25 @@ def decode(data: bytes) -> Package:
 
 
 def _no_package(why: str) -> PackageError:
-    return PackageError(f"this is no package ({why}); make one with s4 deploy")
+    return PackageError(f"this is not a package ({why}); make one with s4 deploy")
 
 
 def _content(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
-    """A file of the archive, unpacked no further than to the size that it is said to have."""
+    """A file of the archive, unpacked to at most its declared size."""
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise NotImplementedError("its files are to be deflated")  # of others no end can be set
+        raise NotImplementedError("its files have to be deflated")  # others cannot be bounded
     with archive.open(info) as file:
-        return file.read(info.file_size + 1)  # past its end, where the checksum is looked at
+        return file.read(info.file_size + 1)  # reading past the end checks the checksum
 
 
 def _check_files(names: Iterable[str]) -> None:
-    """Raise PackageError for a file that would not lie where it says, below the folder it is
-    unpacked to."""
+    """Raise PackageError for a file that would not be below the folder to which it is unpacked."""
     for name in names:
-        # split as it is: pathlib takes "sources//x" for "sources/x", of which "/x" would be left
+        # split the text itself: pathlib reads "sources//x" as "sources/x", but unpacking as "/x"
         if not {"\\", "\0"}.isdisjoint(name) or not {"", ".", ".."}.isdisjoint(name.split("/")):
             raise PackageError(
-                f"the package has a file {name!r}, which leads elsewhere; name it otherwise, "
-                f"and make the package with s4 deploy"
+                f"the package has a file {name!r}, which leads elsewhere; rename the file, and "
+                f"make the package with s4 deploy"
             )
 
 
@@ -227,13 +226,13 @@ def _shown(name: str) -> str:
 
 
 class Store:
-    """Packages in a folder, by their digest; shared by the nodes of a machine."""
+    """Packages in a folder by digest, shared by the nodes of a machine."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def put(self, data: bytes) -> str:
-        """Keep a package; returns its digest. Raises PackageError where it cannot be kept."""
+        """Store a package; returns its digest. Raises PackageError if it cannot be stored."""
         digest = digest_of(data)
         place = self._place(digest)
         if self._read(digest) == data:
@@ -246,22 +245,26 @@ class Store:
             draft.rename(place)
         except OSError as error:
             raise PackageError(
-                f"the package cannot be kept at {place}: {error.strerror}; make room there, or set "
-                f"s4.coordination.folder to a folder that can be written"
+                f"the package cannot be stored at {place}: {error.strerror}; free some space, or "
+                f"set s4.coordination.folder to a folder that you may write to"
             ) from error
         return digest
 
     def get(self, digest: str) -> bytes:
-        """The package of this digest; raises PackageError where it is gone or spoilt."""
+        """The package with this digest; raises PackageError if it is missing or damaged."""
         data = self._read(digest)
         if data is None:
-            raise PackageError(f"the package {self._place(digest)} is gone; deploy the app again")
+            raise PackageError(
+                f"the package {self._place(digest)} is missing; deploy the app again"
+            )
         if digest_of(data) != digest:
-            raise PackageError(f"the package {self._place(digest)} is spoilt; deploy the app again")
+            raise PackageError(
+                f"the package {self._place(digest)} is damaged; deploy the app again"
+            )
         return data
 
     def remove(self, digest: str) -> None:
-        """Keep a package no longer."""
+        """Remove a package."""
         self._place(digest).unlink(missing_ok=True)
 
     def _place(self, digest: str) -> Path:

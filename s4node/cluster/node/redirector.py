@@ -1,11 +1,11 @@
-"""The redirector of a node: it tells programs outside which containers run a stream's app.
+"""The redirector of a node: tells outside programs which containers run a stream's app.
 
 Rules
-- It takes no events. A hello is answered with the addresses of the containers that run the app;
-  the peer says hello there.
-- A client that has asked is told again when these containers change, for as long as it stays
-  connected: so a producer finds the next ones when all that it knew have gone.
-- Where the node has a log, its streams are served right here, and a stop waits for the files.
+- The redirector takes no events. It answers a hello with the addresses of the containers that run
+  the app; the peer says hello there.
+- It reports changes of these containers to a client for as long as the client stays connected. So a
+  producer finds the next containers when all that it knew have ended.
+- If the node has a log, the redirector serves its streams, and a stop waits for its files.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Log(Protocol):
         ...
 
     def on_frame(self, frame: wire.Frame, connection: Connection) -> bool:
-        """Take a frame that is for the log; False if it is for somebody else."""
+        """Handle a frame for the log; returns False if the frame is not for the log."""
         ...
 
     def gone(self, connection: Connection) -> None:
-        """A peer has gone."""
+        """Forget the connection of a peer, which has ended."""
         ...
 
     def close(self) -> None:
@@ -49,13 +49,13 @@ class Log(Protocol):
         ...
 
     async def settle(self) -> None:
-        """Wait until what was admitted is on the disk."""
+        """Wait until all admitted events are on disk."""
         ...
 
 
 MakeLog = Callable[[Config, str, str, wire.Headers, Callable[[str], str]], Log | None]
-"""Makes the log that is configured, if one is: of the configuration, the node's name and
-incarnation, the headers of answers, and who else has a stream of a name."""
+"""Creates the log if one is configured: from the configuration, the node's name and incarnation,
+the headers of answers, and a function that says who else serves a stream."""
 
 _FAREWELL_SECONDS = 1.0
 
@@ -83,11 +83,11 @@ class Redirector:
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """The address on which it listens."""
         return self._listener.address
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Answer until cancelled; raises ConfigError if the address cannot be listened on."""
+        """Answer until cancelled; raises ConfigError if it cannot listen on the address."""
         async with trio.open_nursery() as nursery:
             if self._log is not None:
                 await nursery.start(self._log.run)
@@ -101,7 +101,7 @@ class Redirector:
                     await self._work.park()
 
     def news(self) -> None:
-        """Containers have come or gone: tell those who asked for their streams."""
+        """Report new and ended containers to the clients that asked for their streams."""
         for connection, told in self._asked.items():
             for wish in told:
                 found = self._lookup(*wish)
@@ -110,7 +110,7 @@ class Redirector:
         self._wake()
 
     async def finish(self) -> None:
-        """Have what was admitted to the log on the disk and acknowledged."""
+        """Wait until all events that the log has admitted are on disk and acknowledged."""
         if self._log is None:
             return
         self._listener.stop_accepting()
@@ -121,7 +121,7 @@ class Redirector:
             await self._log.settle()
         if patience.cancelled_caught:
             log.warning(
-                "not all on the disk in time; its producers keep the rest",
+                "not all events reached the disk in time; their producers keep the rest",
                 seconds=self._grace,
                 setting="task.shutdown.ms",
             )
@@ -129,17 +129,17 @@ class Redirector:
             await self._listener.shut_down()
 
     def _taken(self, stream: str) -> str:
-        """Who takes a stream, if an app of the node does; else, and before ``run``, empty."""
+        """Who takes a stream if an app of the node does; else, and before ``run``, empty."""
         found = self._lookup(stream, False) if self._open else ""
         return "an app of this node" if found and not isinstance(found, str) else ""
 
     def _wake(self) -> None:
         self._work.unpark_all()
 
-    # -- what stands behind the listener -----------------------------------------------------
+    # -- frames of the listener --------------------------------------------------------------
 
     def on_frame(self, frame: wire.Frame, connection: Connection) -> None:
-        """Answer a hello; anything else is for a container."""
+        """Answer a hello; other frames belong to containers."""
         header = frame.header
         if self._log is not None and self._log.on_frame(frame, connection):
             if self._drain_word and isinstance(header, wire.Hello):
@@ -156,17 +156,17 @@ class Redirector:
                 self._asked.setdefault(connection, {})[wish] = ()
                 self._answer(connection, wish, tuple(found))
         elif isinstance(header, wire.Data):
-            connection.bad_frame("the node's redirector takes no events; say hello first", header)
+            connection.bad_frame("a node's redirector takes no events; say hello first", header)
         elif isinstance(header, wire.Drain):
             connection.silent.set()
         elif isinstance(header, wire.Query):
             connection.answer(no_log(header))
 
     def on_drained(self) -> None:
-        """All frames that had arrived have been handled."""
+        """Do nothing: no work waits for the frames that have arrived."""
 
     def on_gone(self, connection: Connection) -> None:
-        """The peer has gone."""
+        """Forget the connection of a peer, which has ended."""
         self._asked.pop(connection, None)
         if self._log is not None:
             self._log.gone(connection)
@@ -174,7 +174,7 @@ class Redirector:
     def _answer(
         self, connection: Connection, wish: tuple[str, bool], nodes: tuple[str, ...]
     ) -> None:
-        """Tell a peer of containers that it has not heard of; it waits while there are none."""
+        """Tell a peer which containers it does not know yet; it waits while there are none."""
         told = self._asked[connection]
         if nodes and nodes != told[wish]:
             told[wish] = nodes

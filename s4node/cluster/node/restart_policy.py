@@ -1,19 +1,19 @@
-"""When a container process is started, taken for dead, stopped and started again.
+"""The restart policy: when a container process is started, stopped, killed and restarted. Pure.
 
 Rules
-- One machine a container process; the table below is all that can happen to one. The supervisor
-  that drives it tells what it saw, then asks :meth:`Restarts.look` until that returns None, and
-  does what it says.
+- Each container process has a state machine, whose transitions are in the table below. The driver
+  reports what it saw, then calls :meth:`Restarts.look` until it returns None, and does what it
+  says.
 - Time is an argument, in seconds of any steady clock.
-- A process that ends without being asked is started again, each time after twice the pause of the
-  time before; one that ran calmly for long enough begins with the shortest pause again.
+- A process that ends without being asked is restarted after a pause, which doubles with each
+  failure and is short again after a long calm run.
 - A process that is not ready in time, sends no pulse in time or does not stop in time is killed. A
-  stopped process (SIGSTOP) and one whose loop is stuck are the same here: both send no pulse.
-- No pulse is asked of one that starts its app: an app's own start may block its loop. It has to be
-  ready in time.
-- Who drives the machine looks every ``LOOK_SECONDS`` or sooner. Longer than that between two looks
-  means that the driver itself was stopped, and no process is blamed for that time. A driver that
-  looks late by more than a pulse first hears what was said meanwhile.
+  stopped process (SIGSTOP) and one whose loop is stuck are treated alike: both send no pulse.
+- A process that starts its app need not send pulses, because the app's start may block the loop. It
+  has to be ready in time.
+- The driver looks at least every ``LOOK_SECONDS``. A longer gap means that the driver itself was
+  stopped, so no process is blamed for that time. A driver that is late by more than a pulse first
+  reads what the process said meanwhile.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ LOOK_SECONDS = 1.0
 
 
 class Phase(Enum):
-    """Where a container process is in its life."""
+    """The phase of a container process."""
 
-    WAITING = "waiting"  # there is no process; it starts when the pause is over
+    WAITING = "waiting"  # no process; it starts when the pause is over
     STARTING = "starting"
     RUNNING = "running"
     STOPPING = "stopping"  # asked to stop, and draining
-    KILLED = "killed"  # its end has not been seen yet
+    KILLED = "killed"  # its exit has not been seen yet
     ENDED = "ended"  # on request, for good
 
 
 class Seen(Enum):
-    """What happens to a container process."""
+    """An event in the life of a container process."""
 
     STARTED = "started"
     READY = "ready"
@@ -48,14 +48,14 @@ class Seen(Enum):
 
 
 class Action(Enum):
-    """What the driver has to do."""
+    """An instruction to the driver."""
 
     START = "start"
     STOP = "stop"
     KILL = "kill"
 
 
-_AGAIN = None  # the phase that follows an exit: waiting, or ended where a stop was asked for
+_AGAIN = None  # after an exit: WAITING, or ENDED if a stop was requested
 
 _TABLE: dict[tuple[Phase, Seen], Phase | None] = {
     (Phase.WAITING, Seen.STARTED): Phase.STARTING,
@@ -65,9 +65,9 @@ _TABLE: dict[tuple[Phase, Seen], Phase | None] = {
     (Phase.STARTING, Seen.LATE): Phase.KILLED,
     (Phase.STARTING, Seen.STOP): Phase.STOPPING,
     (Phase.STARTING, Seen.EXIT): _AGAIN,
-    (Phase.RUNNING, Seen.READY): Phase.RUNNING,  # it was ready to begin, and now has begun
+    (Phase.RUNNING, Seen.READY): Phase.RUNNING,  # prepared before, and now running
     (Phase.RUNNING, Seen.PULSE): Phase.RUNNING,
-    (Phase.RUNNING, Seen.GO): Phase.STARTING,  # it was prepared, and now starts its app
+    (Phase.RUNNING, Seen.GO): Phase.STARTING,  # prepared, and now starting its app
     (Phase.RUNNING, Seen.LATE): Phase.KILLED,
     (Phase.RUNNING, Seen.STOP): Phase.STOPPING,
     (Phase.RUNNING, Seen.EXIT): _AGAIN,
@@ -76,7 +76,7 @@ _TABLE: dict[tuple[Phase, Seen], Phase | None] = {
     (Phase.STOPPING, Seen.STOP): Phase.STOPPING,
     (Phase.STOPPING, Seen.LATE): Phase.KILLED,
     (Phase.STOPPING, Seen.EXIT): _AGAIN,
-    (Phase.KILLED, Seen.READY): Phase.KILLED,  # these were still on their way
+    (Phase.KILLED, Seen.READY): Phase.KILLED,  # sent before it was killed
     (Phase.KILLED, Seen.PULSE): Phase.KILLED,
     (Phase.KILLED, Seen.STOP): Phase.KILLED,
     (Phase.KILLED, Seen.EXIT): _AGAIN,
@@ -86,7 +86,7 @@ _TABLE: dict[tuple[Phase, Seen], Phase | None] = {
 
 @dataclass(frozen=True)
 class Limits:
-    """The bounds, in seconds."""
+    """The time limits, in seconds."""
 
     start: float = 60.0
     pulse: float = 10.0
@@ -96,28 +96,28 @@ class Limits:
 
     @property
     def pulse_interval(self) -> float:
-        """Seconds between two pulses, so that one that is late costs nothing."""
+        """The seconds between two pulses: short enough that a late one does no harm."""
         return min(1.0, self.pulse / 4)
 
     @property
     def calm(self) -> float:
-        """After how long a run the next end counts as the first."""
+        """The length of a run after which the next failure counts as the first."""
         return 2 * self.longest_pause
 
 
 class Restarts:
-    """The life of one container process, over all its starts."""
+    """The state machine of one container process, over all its starts."""
 
     def __init__(self, limits: Limits, now: float) -> None:
         self.limits = limits
         self.phase = Phase.WAITING
         self.starts = 0
         self.failures = 0
-        """How often it ended in a row without being asked."""
+        """The number of failures in a row."""
         self.reason = ""
-        """Why it was killed the last time, in words; empty where it was not."""
+        """Why it was killed the last time; empty if it was not."""
         self.missed_pulse = False
-        """Whether that was for a pulse that did not come."""
+        """True if it was killed for a missing pulse."""
         self.next_at: float | None = now
         """When to look again at the latest; None if only an exit can change anything."""
         self._stop_wanted = False
@@ -126,7 +126,7 @@ class Restarts:
         self._looked = now
 
     def look(self, now: float) -> Action | None:
-        """What is to be done now; call again until None."""
+        """The next action; call again until None."""
         paused = now - self._looked
         self._looked = now
         if paused > 2 * LOOK_SECONDS and self.next_at and self.phase is not Phase.WAITING:
@@ -147,7 +147,7 @@ class Restarts:
             return None
         self.reason = {
             Phase.STARTING: f"was not ready within {self.limits.start:g} s",
-            Phase.RUNNING: f"gave no sign of life for {self.limits.pulse:g} s: it is stopped, or "
+            Phase.RUNNING: f"sent no sign of life for {self.limits.pulse:g} s: it is stopped, or "
             f"a handler blocks its loop",
             Phase.STOPPING: f"had not drained within {self.limits.drain:g} s",
         }[self.phase]
@@ -157,7 +157,7 @@ class Restarts:
         return Action.KILL
 
     def ready(self, now: float) -> None:
-        """The process says that it is ready."""
+        """Report that the process is ready."""
         self._go(Seen.READY)
         if self.phase is Phase.RUNNING:
             self.reason = ""
@@ -165,19 +165,19 @@ class Restarts:
             self.next_at = now + self.limits.pulse
 
     def go(self, now: float) -> None:
-        """The process was ready to begin, and is told to; nothing changes where it has ended."""
+        """Report that a prepared process is told to begin; does nothing if it has ended."""
         if self.phase is Phase.RUNNING:
             self._go(Seen.GO)
             self.next_at = now + self.limits.start
 
     def pulse(self, now: float) -> None:
-        """The process gave a sign of life."""
+        """Report a pulse of the process."""
         self._go(Seen.PULSE)
         if self.phase is Phase.RUNNING:
             self.next_at = now + self.limits.pulse
 
     def stop(self, now: float) -> None:
-        """The process is to end, and not to be started again; asked twice is asked once."""
+        """Request that the process ends and is not restarted; may be called twice."""
         if not self._stop_wanted:
             idle = self.phase in (Phase.WAITING, Phase.KILLED)
             self.next_at = None if idle else now + self.limits.drain
@@ -185,7 +185,7 @@ class Restarts:
         self._go(Seen.STOP)
 
     def exited(self, now: float) -> None:
-        """The process is gone, however that came."""
+        """Report that the process has exited, for whatever reason."""
         self._go(Seen.EXIT)
         if self._stop_wanted:
             self.next_at = None
@@ -196,7 +196,7 @@ class Restarts:
         self.next_at = now + min(doubled, self.limits.longest_pause)
 
     def _go(self, seen: Seen) -> None:
-        """Take the table's step."""
+        """Make the transition of the table."""
         key = (self.phase, seen)
         assert key in _TABLE, f"{seen.value} while {self.phase.value}"
         following = _TABLE[key]

@@ -1,13 +1,12 @@
-"""What runs on this machine for this user: an entry for each process that runs an app or a node.
+"""The list of this user's processes on this machine that run an app or a node.
 
 Rules
 - An entry is a file in a folder of its process, below the user's runtime folder: ``s4node`` in
-  $XDG_RUNTIME_DIR, or in /run/user/UID; where neither is there, ``s4node-UID`` among the temporary
-  files.
-- Only the user can enter the runtime folder (0700). One that others can enter, or that is another
-  user's, is neither read nor written.
-- A reader takes a process for dead when the lock on its folder is free, whatever its entry says.
-- A process runs without an entry where it cannot write one, and logs that.
+  $XDG_RUNTIME_DIR or in /run/user/UID; if neither exists, ``s4node-UID`` among the temporary files.
+- Only the user can enter the runtime folder (0700). A folder that others can enter, or of another
+  user, is neither read nor written.
+- A process is dead if the lock on its folder is free, whatever its entry says.
+- A process that cannot write its entry runs without one, and logs that.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ _FILE = "running.json"
 
 
 class Running(msgspec.Struct, frozen=True):
-    """A process that runs an app, or that runs a node or an app's containers.
+    """A process that runs an app, or a node, or an app's containers.
 
-    ``app`` is empty for the latter. ``folder`` is the coordination's, empty for a process that is
-    alone; such a process can be asked at ``admin``. ``address`` is where programs outside ask,
-    empty before the app is ready; with ``log`` the streams of a log are there, too. ``inputs`` are
-    the live input streams of the app, ``streams`` those that are not inputs. ``settings`` are those
+    ``app`` is empty for a node or an app's containers, and ``folder`` is their coordination's. A
+    process that runs an app alone has no ``folder``, and answers at ``admin``. Outside programs use
+    ``address``, empty before the app is ready; with ``log`` it also serves the streams of a log.
+    ``inputs`` are the live input streams of the app, ``streams`` its others. ``settings`` are those
     that are not defaults.
     """
 
@@ -56,14 +55,14 @@ class Running(msgspec.Struct, frozen=True):
 
 
 class RunningEntry:
-    """The entry of this process; ``admin`` is where its admin socket goes, if it has one."""
+    """The entry of this process; ``admin`` is the path of its admin socket, if it can have one."""
 
     def __init__(self, folder: ProcessFolder | None) -> None:
         self.admin = folder.admin if folder is not None else None
         self._file = folder.path / _FILE if folder is not None else None
 
     def write(self, running: Running) -> None:
-        """Say what runs, over what was said before."""
+        """Write the entry, replacing the former one."""
         if self._file is None:
             return
         new = self._file.with_suffix(".new")
@@ -76,7 +75,7 @@ class RunningEntry:
 
 @contextmanager
 def running_entry() -> Iterator[RunningEntry]:
-    """The entry of this process for the time of the block."""
+    """The entry of this process during the block."""
     with ExitStack() as stack:
         folder = None
         try:
@@ -93,12 +92,12 @@ def _tell_unlisted(reason: str) -> None:
     log.warning(
         "commands such as s4 status do not find this process",
         reason=reason,
-        fix="set XDG_RUNTIME_DIR to a folder of yours that can be written",
+        fix="set XDG_RUNTIME_DIR to a folder that you may write to",
     )
 
 
 def running_processes() -> list[Running]:
-    """The living processes; raises ConfigError where the runtime folder is not the user's own."""
+    """The living processes; raises ConfigError if others can enter the runtime folder."""
     below = _runtime_folder()
     try:
         _check_private(below)
@@ -107,19 +106,19 @@ def running_processes() -> list[Running]:
         return []
     except OSError as error:
         raise ConfigError(
-            f"{below} cannot be looked at ({error.strerror}); fix its permissions"
+            f"{below} cannot be read ({error.strerror}); fix its permissions"
         ) from error
     found = []
     for folder in filter(lives, folders):
         try:
             found.append(msgspec.json.decode((folder / _FILE).read_bytes(), type=Running))
-        except (OSError, *UNREADABLE):  # it has not been written yet, or goes at this moment
+        except (OSError, *UNREADABLE):  # not written yet, or being removed
             continue
     return sorted(found, key=lambda one: (one.cluster, one.app, one.folder, one.node))
 
 
 def _runtime_folder() -> Path:
-    """Where the entries of this user are."""
+    """The folder of this user's entries."""
     user = os.getuid()
     given = os.environ.get("XDG_RUNTIME_DIR", "")
     for folder in (given, f"/run/user/{user}"):
@@ -129,11 +128,11 @@ def _runtime_folder() -> Path:
 
 
 def _check_private(folder: Path) -> None:
-    """Raise ConfigError for a folder that others can enter, FileNotFoundError for none."""
+    """Raise ConfigError if others can enter the folder, FileNotFoundError if it is missing."""
     seen = folder.lstat()
     if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.getuid() or seen.st_mode & 0o077:
         raise ConfigError(
-            f"{folder} is not a folder of user {os.getuid()} alone (mode "
+            f"{folder} is not private to user {os.getuid()} (mode "
             f"{stat.S_IMODE(seen.st_mode):o}, of user {seen.st_uid}), and is not trusted; remove "
             f"it, or set XDG_RUNTIME_DIR to a folder of yours"
         )

@@ -1,14 +1,13 @@
-"""The supervisor: starts container processes, watches over them, starts them again, stops them.
+"""The supervisor: starts container processes, watches, restarts and stops them.
 
 Rules
-- What to do is decided by :mod:`s4node.cluster.node.restart_policy`; here are the processes and the
-  lines.
-- A container process is in a session of its own, so Ctrl-C at a terminal reaches only the
-  supervisor, which stops its containers in order.
-- Leaving :func:`supervising` leaves no process behind: what has not ended by then is killed, and
-  its end awaited. A supervisor that is killed itself leaves containers whose line ends, which is
-  their word to drain and end.
-- Every end that nobody asked for is logged, once, with its reason.
+- :mod:`s4node.cluster.node.restart_policy` decides; the supervisor has the processes and the
+  connections to them.
+- A container process has a session of its own, so Ctrl-C at a terminal reaches only the supervisor,
+  which stops its containers in order.
+- Leaving :func:`supervising` leaves no process behind: those that still run are killed and awaited.
+  If the supervisor itself is killed, its connections end, and containers then drain and end.
+- Every end of a process that nobody asked for is logged once, with its reason.
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ from s4node.logger import get_logger
 log = get_logger("s4node.cluster")
 
 _LAST_WORDS_SECONDS = 1.0
-"""How long what a process said right before its end may take to be read."""
+"""How long to read on after a process has ended."""
 
 _HOME = str(Path(__file__).resolve().parent.parent.parent)
-"""Where this package is; containers find it there wherever they are started."""
+"""The folder of this package, so that containers find it wherever they are started."""
 
 _COMMAND = (sys.executable, "-P", "-m", "s4node.process.container_process")
 
 
 def limits_of(config: Config) -> Limits:
-    """The bounds that a configuration sets."""
+    """The limits that a configuration sets."""
     return Limits(
         start=config[settings.CONTAINER_START_TIMEOUT],
         pulse=config[settings.CONTAINER_PULSE_TIMEOUT],
@@ -59,7 +58,7 @@ def limits_of(config: Config) -> Limits:
 
 
 class ContainerProcess:
-    """One container process, over all its starts; made by :meth:`Supervisor.start`."""
+    """One container process, over all its starts; created by :meth:`Supervisor.start`."""
 
     def __init__(
         self,
@@ -69,12 +68,12 @@ class ContainerProcess:
     ) -> None:
         self.begin = begin
         self.address = ""
-        """Where it listens; empty while it is not ready."""
+        """The address on which it listens; empty while it is not ready."""
         self.prepared: supervisor_protocol.Prepared | None = None
         self.statistics: dict[str, Any] = {}
         self.failure: supervisor_protocol.Failed | None = None
         self.ended_because = ""
-        """Why it ended without being asked the last time, and when."""
+        """The reason of its last failure."""
         self._failed_ms = 0
         self.ended = trio.Event()
         self._life = Restarts(limits, trio.current_time())
@@ -87,21 +86,21 @@ class ContainerProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process's id; None while there is none."""
+        """The process id; None while there is no process."""
         return self._process.pid if self._process is not None else None
 
     @property
     def phase(self) -> Phase:
-        """Where it is in its life."""
+        """The phase of its life."""
         return self._life.phase
 
     @property
     def starts(self) -> int:
-        """How often it was started."""
+        """The number of its starts."""
         return self._life.starts
 
     def status(self) -> admin.ContainerStatus:
-        """What is told of it to who asks."""
+        """The status for clients."""
         waits = self.begin.hold and self.phase is Phase.RUNNING
         return admin.ContainerStatus(
             app=self.begin.app,
@@ -117,38 +116,38 @@ class ContainerProcess:
         )
 
     async def wait_prepared(self) -> supervisor_protocol.Prepared:
-        """Its app is loaded and checked; raises ContainerFailed with the reason why it is not."""
+        """Wait until its app is loaded and checked; raises ContainerFailed with the reason."""
         while self.prepared is None:
             await self._wait_change()
         return self.prepared
 
     async def wait_ready(self) -> str:
-        """Its address, once it is ready; raises ContainerFailed with the reason why it is not."""
+        """Wait until it is ready; returns its address. Raises ContainerFailed with the reason."""
         while not self.address:
             await self._wait_change()
         return self.address
 
     async def go(self) -> None:
-        """Let a process that holds begin; does nothing to others."""
+        """Let a held process begin; does nothing otherwise."""
         if self.begin.hold:
             self.begin = msgspec.structs.replace(self.begin, hold=False)
             self._life.go(trio.current_time())
             await self._say(supervisor_protocol.Go())
 
     def stop_soon(self) -> None:
-        """Have it drain and end, or killed where that takes too long."""
+        """Have it drain and end; it is killed if that takes too long."""
         self._life.stop(trio.current_time())
         self._nudge()
 
     async def stop(self) -> None:
-        """As :meth:`stop_soon`, and return when it has ended."""
+        """Stop it, and return when it has ended."""
         self.stop_soon()
         await self.ended.wait()
 
     # -- its life ----------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Keep it alive until it is stopped; cancelled, kill it."""
+        """Keep it alive until it is stopped; if cancelled, kill it."""
         try:
             while self._life.phase is not Phase.ENDED:
                 if self._life.look(trio.current_time()) is Action.START:
@@ -160,14 +159,14 @@ class ContainerProcess:
             self._tell()
 
     async def _live(self) -> None:
-        """One process, from its start to its end."""
+        """Run one process from its start to its end."""
         self.failure = None
         folder = Config.of(self.begin.settings)[settings.STATE_FOLDER]
         record = exit_record.new_path(folder)
         self.begin = msgspec.structs.replace(self.begin, exit_record=record)
         try:
             near, process = await self._open()
-        except OSError as error:  # too many processes or files, or Python itself has gone
+        except OSError as error:  # too many processes or files, or Python itself is gone
             self.failure = supervisor_protocol.Failed(f"it cannot be started: {error}")
             self._exited(None)
             return
@@ -196,12 +195,12 @@ class ContainerProcess:
         self._exited(process.returncode)
 
     async def _open(self) -> tuple[socket.socket, trio.Process]:
-        """Our end of a new line, and the process at its other end."""
+        """Our end of a new connection, and the process at its other end."""
         path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), _HOME])
         near, far = socket.socketpair()
         with far, ExitStack() as undo:
             undo.callback(near.close)
-            with trio.CancelScope(shield=True):  # or it would be nobody's process
+            with trio.CancelScope(shield=True):  # or the process would belong to nobody
                 process = await trio.lowlevel.open_process(
                     [*_COMMAND, str(far.fileno())],
                     stdin=subprocess.DEVNULL,
@@ -213,11 +212,11 @@ class ContainerProcess:
             return near, process
 
     async def _drive(self, nursery: trio.Nursery) -> None:
-        """Do what the machine says, until cancelled."""
+        """Do what the restart policy says, until cancelled."""
         while True:
             match self._life.look(trio.current_time()):
                 case Action.STOP:
-                    # In a task of its own, for who is stopped reads nothing.
+                    # in a task of its own, because a stopped process reads nothing
                     nursery.start_soon(self._say, supervisor_protocol.Stop())
                 case Action.KILL:
                     assert self._process is not None
@@ -234,7 +233,7 @@ class ContainerProcess:
         except trio.BrokenResourceError:
             pass
         except (ValueError, *UNREADABLE) as error:
-            self.failure = supervisor_protocol.Failed(f"it said what is no message: {error}")
+            self.failure = supervisor_protocol.Failed(f"it sent an invalid message: {error}")
             assert self._process is not None
             self._process.kill()
         heard_all.set()
@@ -263,7 +262,7 @@ class ContainerProcess:
         self._nudge()
 
     def _end_of(self, status: int | None) -> str:
-        """How it has ended, for its exit record."""
+        """The reason of its end, for its exit record."""
         if status != -signal.SIGKILL:
             return _ending(status)
         killed = self._life.phase is Phase.KILLED and self._life.missed_pulse
@@ -273,7 +272,7 @@ class ContainerProcess:
         asked = self._life.phase is Phase.STOPPING
         killed = self._life.reason if self._life.phase is Phase.KILLED else ""
         now = trio.current_time()
-        if self.begin.hold:  # nobody waits for another attempt
+        if self.begin.hold:  # a held process is not restarted
             self._life.stop(now)
         self._life.exited(now)
         if not asked or status:
@@ -281,7 +280,7 @@ class ContainerProcess:
                 self.failure = supervisor_protocol.Failed(killed or _ending(status))
             self.ended_because = self.failure.error
             self._failed_ms = int(time.time() * 1000)
-            if not self.begin.hold:  # who waits for one that holds is told
+            if not self.begin.hold:  # the client that waits for a held process is told
                 self._log(self.failure, now)
         self._tell()
 
@@ -307,7 +306,7 @@ class ContainerProcess:
     # -- waiting -----------------------------------------------------------------------------
 
     async def _wait_look(self) -> None:
-        """Until it is time to look at the machine again."""
+        """Wait until the restart policy has to be asked again."""
         now = trio.current_time()
         left = LOOK_SECONDS if self._life.next_at is None else self._life.next_at - now
         with trio.move_on_after(min(max(left, 0), LOOK_SECONDS)):
@@ -324,7 +323,7 @@ class ContainerProcess:
         self._on_change(self)
 
     async def _wait_change(self) -> None:
-        """Until something changes; raises where it has failed since its last start."""
+        """Wait for a change; raises ContainerFailed if it has failed since its last start."""
         if self._life.phase is Phase.ENDED or (self._life.phase is Phase.WAITING and self.failure):
             reason = self.failure.error if self.failure is not None else "it was stopped"
             trace = self.failure.trace if self.failure is not None else ""
@@ -333,17 +332,17 @@ class ContainerProcess:
 
 
 class Supervisor:
-    """The container processes of a node, or of a launcher; see :func:`supervising`."""
+    """The container processes of a node or a launcher; see :func:`supervising`."""
 
     def __init__(self, nursery: trio.Nursery, limits: Limits) -> None:
         self.limits = limits
         self.processes: list[ContainerProcess] = []
         self.changed = trio.Event()
-        """Set, and replaced by another, whenever something about a process has changed."""
+        """Set, and replaced by a new event, whenever a process has changed."""
         self._nursery = nursery
 
     def start(self, begin: supervisor_protocol.Begin) -> ContainerProcess:
-        """Start a container process and keep it alive from now on."""
+        """Start a container process and keep it alive."""
         seconds = min(begin.pulse_seconds, self.limits.pulse_interval)
         begin = msgspec.structs.replace(begin, pulse_seconds=seconds)
         process = ContainerProcess(begin, self.limits, self._change)
@@ -352,7 +351,7 @@ class Supervisor:
         return process
 
     async def stop(self) -> list[str]:
-        """Stop all of them, side by side; returns what they say who have lost events by it."""
+        """Stop all processes at the same time; returns the messages of those that lost events."""
         processes = list(self.processes)
         for process in processes:
             process.stop_soon()
@@ -373,7 +372,7 @@ class Supervisor:
 
 @asynccontextmanager
 async def supervising(limits: Limits) -> AsyncIterator[Supervisor]:
-    """A supervisor for the time of the block; what still runs at its end is killed."""
+    """A supervisor for the block; processes that still run at its end are killed."""
     async with trio.open_nursery() as nursery:
         try:
             yield Supervisor(nursery, limits)

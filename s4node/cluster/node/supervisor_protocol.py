@@ -1,10 +1,10 @@
-"""The line between a supervisor and each of its container processes: what goes over it.
+"""The protocol between a supervisor and each of its container processes.
 
 Rules
-- JSON objects, one a line, over a socket that the container process inherits. No event and no code
-  goes over it, only what to run and how that goes.
-- The end of the line is a message too. A container whose supervisor is gone drains and ends itself,
-  so nothing is left behind whatever happens to the supervisor.
+- Messages are JSON objects, one per line, over a socket that the container process inherits. They
+  say what to run and how it goes; they contain neither events nor code.
+- The end of the connection is a message, too: a container whose supervisor is gone drains and ends,
+  so that nothing is left behind.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from s4node.config import settings
 from s4node.config.config import Config
 
 MAX_LINE_BYTES = 8 << 20
-"""A line that is longer is no message of ours."""
+"""The longest valid line."""
 
 
 LOG_ADDRESS = "systems.log.address"
-"""The setting that tells a container where its node's log is."""
+"""The setting that gives a container the address of its node's log."""
 
 
 def handed_on(config: Config, address: str) -> dict[str, str]:
-    """What a container process gets of its supervisor's settings, by name.
+    """The settings that a supervisor passes on to a container process, by name.
 
     The log's folder stays with the supervisor, which serves it at ``address``.
     """
@@ -37,7 +37,7 @@ def handed_on(config: Config, address: str) -> dict[str, str]:
 
 
 def log_of(config: Config, address: str) -> str:
-    """Where the log of a supervisor is that listens at ``address``; empty where it has none."""
+    """The address of the supervisor's log, which is ``address``; empty if it has no log."""
     return address if config[settings.LOG_FOLDER] else ""
 
 
@@ -46,14 +46,14 @@ class Message(msgspec.Struct, tag_field="say", frozen=True):
 
 
 class Begin(Message, tag="begin", frozen=True):
-    """To a container, once, first: what it is to run.
+    """To a container, first: what to run.
 
-    Either ``target`` (as for ``s4 run``) or ``package`` (the file of a package with this
-    ``digest``, and the ``folder`` to unpack it in) is the app, and ``app`` its name; empty where
-    the app's own code says it. ``member`` is the container's name, unique in its cluster; with
-    ``coordination`` (a folder) it shares the app's partitions with the ``expected`` members.
-    ``redirector`` is the address for programs outside, ``log`` that of the supervisor's log, empty
-    without one. ``exit_record`` is the file in which it is written how the process ends.
+    The app is either ``target`` (as for ``s4 run``) or ``package`` (a package's file with this
+    ``digest``, and the ``folder`` to unpack it to). ``app`` is its name, or empty if the app's code
+    says it. ``member`` is the container's name, unique in its cluster; with ``coordination`` (a
+    folder) it shares the app's partitions with ``expected`` members. ``redirector`` is the address
+    for outside programs, and ``log`` that of the supervisor's log, or empty. ``exit_record`` is the
+    file that will say how the process ended.
     """
 
     app: str
@@ -72,12 +72,12 @@ class Begin(Message, tag="begin", frozen=True):
     expected: int = 1
     adapter: bool = False
     hold: bool = False
-    """Wait with the graph checked, and join nothing before Go comes."""
+    """Check the graph, then wait for Go before joining."""
     pulse_seconds: float = 1.0
 
 
 class Go(Message, tag="go", frozen=True):
-    """To a container that holds: begin."""
+    """To a held container: begin."""
 
 
 class Stop(Message, tag="stop", frozen=True):
@@ -85,18 +85,17 @@ class Stop(Message, tag="stop", frozen=True):
 
 
 class Prepared(Message, tag="prepared", frozen=True):
-    """From a container: the app is loaded and its graph is good. ``inputs`` are those that come
-    over sockets."""
+    """From a container: the app is loaded and checked. ``inputs`` are its live inputs."""
 
     app: str
     inputs: list[str]
     outputs: list[str]
     levels: dict[str, int] = {}
-    """By stream, how many others lie before it on the way from an input."""
+    """By stream, the number of streams before it on the way from an input."""
 
 
 class Ready(Message, tag="ready", frozen=True):
-    """From a container: it runs, and listens at ``address``."""
+    """From a container: it is running, and listens at ``address``."""
 
     app: str
     address: str
@@ -105,8 +104,8 @@ class Ready(Message, tag="ready", frozen=True):
 
 
 class Failed(Message, tag="failed", frozen=True):
-    """From a container, right before it ends: why. ``status`` is its exit status to come, ``lost``
-    whether it ends for a stop, with events that nobody keeps."""
+    """From a container, right before it ends: why. ``status`` is its exit status; ``lost`` means
+    that it was stopped, and that events which nobody keeps were lost."""
 
     error: str
     trace: str = ""
@@ -115,13 +114,13 @@ class Failed(Message, tag="failed", frozen=True):
 
 
 class Done(Message, tag="done", frozen=True):
-    """From a container, right before it ends: its tasks have nothing left to do, or asked for it.
+    """From a container, right before it ends: its tasks are finished, or asked for the end.
 
-    It is not started again."""
+    It is not restarted."""
 
 
 class Pulse(Message, tag="pulse", frozen=True):
-    """From a container, again and again: it lives, and these are its statistics."""
+    """From a container, regularly: it lives, and has these statistics."""
 
     statistics: dict[str, Any]
 
@@ -134,29 +133,29 @@ _to_container: msgspec.json.Decoder[ToContainer] = msgspec.json.Decoder(ToContai
 
 
 def encode(message: Message) -> bytes:
-    """One line."""
+    """A message as a line."""
     return msgspec.json.encode(message) + b"\n"
 
 
 def from_container(line: bytes) -> FromContainer:
-    """The message in a line; raises msgspec.MsgspecError where there is none."""
+    """The message in a line; raises msgspec.MsgspecError if it is invalid."""
     return _from_container.decode(line)
 
 
 def to_container(line: bytes) -> ToContainer:
-    """The message in a line; raises msgspec.MsgspecError where there is none."""
+    """The message in a line; raises msgspec.MsgspecError if it is invalid."""
     return _to_container.decode(line)
 
 
 class Lines:
-    """Cuts what arrives into lines."""
+    """Splits received bytes into lines."""
 
     def __init__(self) -> None:
-        self._parts: list[bytes] = []  # of the line that has no end yet
+        self._parts: list[bytes] = []  # of the unfinished line
         self._bytes = 0
 
     def feed(self, data: bytes | bytearray) -> list[bytes]:
-        """The lines that are complete with ``data``; raises ValueError for one without an end."""
+        """The lines that ``data`` completes; raises ValueError if a line is too long."""
         *lines, rest = bytes(data).split(b"\n")
         if lines:
             lines[0] = b"".join([*self._parts, lines[0]])
