@@ -1,10 +1,10 @@
-"""The state of a cluster at a moment, combined from the reports of its nodes; pure.
+"""A snapshot of a cluster, combined from the reports of its nodes. Pure.
 
 Rules
-- Containers report the counts of their stages; the same stage of several partitions and containers
-  becomes one row. Counts are added up, times are the longest.
-- An event that one container passes on to the owner of its partition is decoded in both, and is
-  counted where it came in from outside.
+- Containers report counts of their stages. The same stage of several partitions and containers
+  becomes one row: counts are added up, times are the longest.
+- An event that one container passes on to the owner of its partition is decoded in both, and counts
+  where it came in from outside.
 - A rate is the difference of two snapshots; a container that started between them counts from 0.
 - The bottleneck is the fullest blocking stage furthest downstream: a full stage fills those before
   it, so all of them wait for the last full one.
@@ -21,7 +21,7 @@ _DOWNSTREAM = ("deserializer", "stream", "sender", "remoteSender", "subscriber")
 """The stages in the order in which events pass them."""
 
 FULL = 0.8
-"""How full a stage has to be to hold up what is before it."""
+"""How full a stage is when it holds up the stages before it."""
 
 
 class Row(msgspec.Struct):
@@ -36,26 +36,27 @@ class Row(msgspec.Struct):
     bytes: int = 0
     in_flight: int = 0
     admitted: int = 0
-    """Events that came in, each once; what other containers of the app passed on is not new."""
+    """Events that came in, each once: those passed on by other containers of the app do not
+    count."""
     shed: dict[str, int] = {}
     waited: float = 0.0
     fullest: float = 0.0
-    """How full the fullest of its partitions is, from 0 to 1 and above."""
+    """How full the fullest of its partitions is; 1 is full."""
     level: int = 0
-    """How many streams lie before this one."""
+    """The number of streams before this one."""
     grade: str = ""
-    """What is promised for the stream: fast or durable."""
+    """The grade of the stream: fast or durable."""
     left_out: int = 0
     """Events of the stream that were skipped because a handler failed or the process died."""
     unsendable: int = 0
-    """Events of the stream that could not leave by this stage."""
+    """Events of the stream that could not be sent by this stage."""
     rate: float | None = None
-    """Events admitted a second; None where there is no snapshot to compare with."""
+    """Events admitted per second; None without an earlier snapshot."""
 
 
 class OutboxRow(msgspec.Struct):
-    """Events that tasks have put on a stream for others who have not committed them: how many, and
-    about how many bytes. ``consumer`` is the receiving app, empty for the same app."""
+    """Uncommitted events that an app's tasks have put on a stream for others: how many, and about
+    how many bytes. ``consumer`` is the receiving app, empty for the same app."""
 
     app: str
     stream: str
@@ -65,8 +66,8 @@ class OutboxRow(msgspec.Struct):
 
 
 class Container(msgspec.Struct, frozen=True):
-    """A container process; ``failure`` is why it last ended without being asked, and ``failed_ms``
-    when (ms since 1970; 0 if it has not)."""
+    """A container process; ``failure`` is the reason of its last failure, and ``failed_ms`` its
+    time (ms since 1970; 0 if it has not failed)."""
 
     app: str
     node: str
@@ -106,7 +107,7 @@ class AppRow(msgspec.Struct, frozen=True):
 class Snapshot(msgspec.Struct, frozen=True):
     """A cluster at a time (seconds of a steady clock), or a process without a cluster.
 
-    ``folder`` is where its nodes find each other, empty without a cluster.
+    ``folder`` is that of the coordination, empty without a cluster.
     """
 
     cluster: str
@@ -120,7 +121,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Distinguishes it from other snapshots of the same time."""
+        """Identifies the snapshot among those of the same time."""
         alone = "" if self.folder else self.nodes[0].name
         return self.cluster, self.folder, alone
 
@@ -134,11 +135,11 @@ def no_node(cluster: str, others: Collection[str]) -> str:
 
 
 Told: TypeAlias = tuple[str, Mapping[str, int], Mapping[str, Any]]
-"""What a container reports: its app, the levels of the streams, and its statistics."""
+"""A container's report: its app, the levels of the app's streams, and its statistics."""
 
 
 def rows_of(told: Iterable[Told]) -> list[Row]:
-    """The rows of containers' reports: app, levels of its streams and statistics of each."""
+    """The rows of the stages in these reports."""
     rows: dict[tuple[str, str, str], Row] = {}
     for app, levels, statistics in told:
         for stage in statistics.get("stages", ()):
@@ -161,21 +162,21 @@ def rows_of(told: Iterable[Told]) -> list[Row]:
 
 
 _DOING = {
-    "running": "starting",  # it has resumed, and takes no part yet
+    "running": "starting",  # it was prepared, or has resumed, and has not joined yet
     "starting": "starting",
     "waiting": "waiting to restart",
     "stopping": "stopping",
     "killed": "stopping",
     "prepared": "starting",
 }
-"""What an app without members does, by the phase of a container of it; of several the first."""
+"""The state of an app without members, by the phase of its containers; the first one counts."""
 
 
 def state_of(wanted: str, phases: Collection[str], members: Collection[str]) -> str:
     """The state of an app, given the wanted one of the registry.
 
-    ``phases`` are those of its containers, as far as nodes have answered, ``members`` the names of
-    the containers that take part. An app that fails at every start is wanted to run, but does not.
+    ``phases`` are those of its containers, as far as nodes have answered; ``members`` are the names
+    of the containers that have joined. An app that fails at every start is wanted, but not running.
     """
     if wanted != "running" or members:
         return wanted
@@ -214,9 +215,9 @@ def _rank(row: Row) -> tuple[int, int]:
 
 
 def bottleneck_of(rows: Iterable[Row]) -> str:
-    """The stage that all others wait for, in words, or else one that drops; empty if none is full.
+    """The stage that all others wait for, in words, or one that drops; empty if none is full.
 
-    A stage that throttles is full by its rate.
+    A throttling stage is full because of its rate, so it does not count.
     """
     full = [row for row in rows if row.executor != "throttle" and row.fullest >= FULL]
     if not full:
@@ -225,7 +226,7 @@ def bottleneck_of(rows: Iterable[Row]) -> str:
     drops = ", and drops" if worst.executor == "shed" else ""
     return (
         f"{worst.stage} {worst.stream!r} of app {worst.app!r} is {worst.fullest:.0%} full{drops}: "
-        f"what comes after it is too slow"
+        f"the stages after it are too slow"
     )
 
 

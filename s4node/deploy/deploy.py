@@ -1,11 +1,11 @@
 """Deploying apps to a cluster from the command line.
 
 Rules
-- One deployment or removal in a cluster at a time: a second one is told who is first.
-- First every living node starts the new version and has it check itself; it becomes the cluster's
-  version only if all of them can run it. A failure before that changes nothing. A failure
-  afterwards, when the new version really starts, brings the old version back, with its saved state
-  and without what was in its memory only.
+- A cluster has one deployment or removal at a time; the error for a second one names the first.
+- First every living node starts the new version and has it check itself. Only if all of them can
+  run it does it become the cluster's version. A failure before that changes nothing. A failure
+  after that, when the new version really starts, brings the old version back with its saved state,
+  but without what was only in its memory.
 - Progress is printed on standard error.
 """
 
@@ -57,9 +57,9 @@ from s4node.errors import (
 
 LOCK = "deploying"
 _PATIENCE_SECONDS = 3.0
-"""After how long the nodes that have not answered are printed."""
+"""The time after which nodes that have not answered are named."""
 _LEAVING_SECONDS = 5.0
-"""How long a deployment that is interrupted may take to bring the old version back."""
+"""The time that an interrupted deployment has to bring the old version back."""
 
 OWN_KEYS = {
     settings.CLUSTER_NAME.name,
@@ -67,7 +67,7 @@ OWN_KEYS = {
     settings.COORDINATION_FOLDER.name,
     settings.LISTENER_ADDRESS.name,
 }
-"""The settings that do not go along with an app: they say where it goes."""
+"""The settings that are not sent with an app: they say where it goes."""
 
 
 def tell(text: str) -> None:
@@ -100,8 +100,8 @@ async def registry_of(config: Config, who: str) -> AsyncIterator[Registry]:
     )
     if not await trio.to_thread.run_sync(is_folder, folder, fix):
         raise ConfigError(
-            f"no node of cluster {cluster!r} lives: there is no folder {folder}; start one with: "
-            f"s4 node {cluster}, or name the nodes' folder with --folder"
+            f"no node of cluster {cluster!r} lives: the folder {folder} does not exist; start one "
+            f"with: s4 node {cluster}, or name the nodes' folder with --folder"
         )
     async with coordination.session(who) as session:
         yield Registry(session)
@@ -116,11 +116,14 @@ def packages_of(config: Config) -> Store:
 
 
 async def deploy(package: Package, config: Config, partitions: int | None = None) -> Deployed:
-    """Make the cluster run ``package``; raises S4Error with why it does not."""
+    """Make the cluster run ``package``; raises S4Error with the reason if it does not."""
     cluster, app = config[settings.CLUSTER_NAME], package.manifest.name
     data = package.encode()
     if len(data) > MAX_BYTES:
-        raise DeployFailed(f"the package has {len(data)} bytes; {MAX_BYTES} are allowed")
+        raise DeployFailed(
+            f"the package has {len(data)} bytes, and at most {MAX_BYTES} are allowed; keep data "
+            f"out of the app's folder"
+        )
     async with (
         registry_of(config, f"deploy {app}") as registry,
         deploying(registry, cluster, f"deployment of {app!r}"),
@@ -130,7 +133,7 @@ async def deploy(package: Package, config: Config, partitions: int | None = None
 
 @asynccontextmanager
 async def deploying(registry: Registry, cluster: str, what: str) -> AsyncIterator[None]:
-    """Hold the cluster's lock for changing apps; raises DeployFailed if another process has it."""
+    """Hold the cluster's lock for changing apps; raises DeployFailed if it is taken."""
     mine = f"the {what} by process {os.getpid()} on {socket.gethostname()}"
     try:
         await registry.lock(cluster, LOCK, mine)
@@ -139,8 +142,8 @@ async def deploying(registry: Registry, cluster: str, what: str) -> AsyncIterato
             await registry.locked_by(cluster, LOCK) or "another deployment, which has just ended"
         )
         raise DeployFailed(
-            f"{other} is under way in cluster {cluster!r}, and there can be one at a time; try "
-            f"again when it is done"
+            f"{other} is in progress in cluster {cluster!r}, and only one is possible at a time; "
+            f"try again when it is done"
         ) from None
     try:
         yield
@@ -159,7 +162,7 @@ class _Deployment:
         self._id = AppId(config[settings.CLUSTER_NAME], package.manifest.name)
 
     async def run(self, partitions: int | None) -> Deployed:
-        """Deploy; see the module's rules."""
+        """Deploy as the rules of the module say."""
         registry, (cluster, app), manifest = self._registry, self._id, self._manifest
         nodes = await registry.nodes(cluster)
         if not nodes:
@@ -173,10 +176,10 @@ class _Deployment:
             at = {member.value.node: member.value.address for member in members.values()}
             if not at:
                 raise DeployFailed(
-                    f"{app} {manifest.version} is deployed to {cluster} already, and no container "
-                    f"of it runs; s4 status says why"
+                    f"{app} {manifest.version} is already deployed to {cluster}, but none of its "
+                    f"containers runs; s4 status says why"
                 )
-            tell(f"{app} {manifest.version} is deployed to {cluster} already")
+            tell(f"{app} {manifest.version} is already deployed to {cluster}")
             return Deployed(app, cluster, manifest.version, partitions, manifest.version, at)
         try:
             ready = await self._switch(nodes, before, partitions)
@@ -192,14 +195,14 @@ class _Deployment:
         """Raise DeployFailed if this version runs with other contents."""
         try:
             package = decode(packages_of(self._config).get(deployed))
-        except PackageError:  # unknown by now
+        except PackageError:  # unknown
             return
         content = content_version(package.manifest, package.files)
         if content != content_version(self._manifest, self._package.files):
             app, version = self._manifest.name, self._manifest.version
             raise DeployFailed(
-                f"version {version} of {app} runs already, with other sources or settings; give "
-                f"these another --version, or leave it out"
+                f"version {version} of {app} is already running with other sources or settings; "
+                f"give this one another --version, or none"
             )
 
     async def _switch(
@@ -236,14 +239,14 @@ class _Deployment:
             try:
                 if before:
                     tell(f"{app} {before.value.version} drains and ends")
-                todo = "work off what the old version has, and run it" if before else "run it"
+                todo = "process what the old version has, and run it" if before else "run it"
                 ready = await _from_all(callers, admin.Ready, drain + start, todo)
             except S4Error:
                 with trio.move_on_after(drain + start):
                     await self._take_back(info, before.value if before else None)
                     await self._wait_back(before.value if before else None, len(nodes))
                 raise
-            except BaseException:  # interrupted: the nodes do the rest
+            except BaseException:  # interrupted: the nodes bring the old version back
                 with trio.move_on_after(_LEAVING_SECONDS, shield=True):
                     await self._take_back(info, before.value if before else None)
                 raise
@@ -278,13 +281,13 @@ class _Deployment:
             for user in await self._registry.stream_users(stream, "consumers"):
                 if user.cluster == self._id.cluster and user != self._id:
                     raise DeployFailed(
-                        f"app {user.app!r} of cluster {user.cluster!r} has an input stream "
-                        f"{stream!r} already; an input stream's name is one app's in a cluster: "
-                        f"name this one otherwise, or deploy to another cluster"
+                        f"app {user.app!r} of cluster {user.cluster!r} already has an input stream "
+                        f"{stream!r}, and a cluster has one app for an input stream; rename this "
+                        f"stream, or deploy to another cluster"
                     )
 
     async def _put(self, info: AppInfo, version: int | None) -> None:
-        """Make ``info`` what the cluster runs, unless another process has changed it meanwhile."""
+        """Make ``info`` the cluster's version, unless another process has changed it meanwhile."""
         try:
             if version is None:
                 await self._registry.create_app(info)
@@ -292,16 +295,16 @@ class _Deployment:
                 await self._registry.set_app(info, version)
         except (BadVersion, EntryExists, NoEntry) as error:
             raise DeployFailed(
-                f"app {info.name!r} was changed by another process meanwhile; nothing is deployed: "
-                f"see s4 apps, and try again"
+                f"app {info.name!r} was changed by another process meanwhile, and nothing was "
+                f"deployed; see s4 apps, and try again"
             ) from error
 
     async def _take_back(self, info: AppInfo, before: AppInfo | None) -> None:
         """Undo the deployment."""
         if before is not None:
             tell(
-                f"{info.name} {before.version} is restored; what it had in memory only, and "
-                f"had not kept, is gone"
+                f"{info.name} {before.version} is restored; what was only in its memory, and not "
+                f"saved, is lost"
             )
             await self._registry.set_app(before)
             return
@@ -321,9 +324,9 @@ class _Deployment:
 async def _from_all(
     callers: list[admin.Caller], kind: type[admin.M], seconds: float, todo: str
 ) -> dict[str, admin.M]:
-    """The next answer of all of them within ``seconds``, by node; raises the first failure.
+    """The next answers of all callers within ``seconds``, by node; raises the first failure.
 
-    ``todo`` describes what they answer for.
+    ``todo`` describes what they are asked to do.
     """
     answers: dict[str, admin.M] = {}
     failures: list[Exception] = []
@@ -339,8 +342,8 @@ async def _from_all(
         await trio.sleep(_PATIENCE_SECONDS)
         late = [caller.node for caller in callers if caller.node not in answers]
         tell(
-            f"waiting for {_named(late)}, for {seconds:g} s at most, to {todo}; "
-            f"{'their logs tell' if len(late) > 1 else 'its log tells'} more"
+            f"waiting for {_named(late)}, at most {seconds:g} s, to {todo}; "
+            f"{'their logs say' if len(late) > 1 else 'its log says'} more"
         )
 
     with trio.move_on_after(seconds):
@@ -355,8 +358,8 @@ async def _from_all(
     for caller in callers:
         if caller.node not in answers:
             raise DeployFailed(
-                f"node {caller.node!r} gave no answer within {seconds:g} s; is it stopped? See its "
-                f"log, or end it and deploy again"
+                f"node {caller.node!r} did not answer within {seconds:g} s; it may be stopped: see "
+                f"its log, or end it and deploy again"
             )
     return answers
 
@@ -369,7 +372,7 @@ def _named(nodes: Collection[str]) -> str:
 
 
 async def undeploy(app: str, config: Config) -> AppInfo:
-    """Stop an app on all nodes, and forget it; raises DeployFailed if there is none."""
+    """Stop an app on all nodes, and remove it; raises DeployFailed if there is no such app."""
     cluster = config[settings.CLUSTER_NAME]
     async with (
         registry_of(config, f"undeploy {app}") as registry,

@@ -1,4 +1,4 @@
-"""Finds the app that a command names.
+"""Loading the app that a command names.
 
 Rules
 - A target is ``FILE.py`` or ``package.module``, then optionally ``:name`` of an App object or class
@@ -6,8 +6,7 @@ Rules
 - Without a name the module must have exactly one: one App object, or else one App class that the
   module defines itself.
 - A file is loaded as a module of its own name, with its folder importable. So it cannot have the
-  name of a module of Python or of what s4node needs, which may be imported later: the file would be
-  imported instead.
+  name of a module of Python or of a package that s4node needs: a later import would find the file.
 - An exception of the app's code is reported with the line that raised it.
 """
 
@@ -31,9 +30,9 @@ from s4node.errors import ConfigError, LoadError, S4Error, described, is_signal
 
 
 def load_app(target: str, folder: str = "") -> App:
-    """The app that ``target`` names, made anew if it is a class; raises ConfigError.
+    """The app that ``target`` names, or an instance if it is a class; raises ConfigError.
 
-    Modules are found in ``folder`` first, which is the working folder unless given.
+    Modules are found in ``folder`` first, by default the working folder.
     """
     return made_app(find_app(target, folder)[1], target)
 
@@ -42,8 +41,8 @@ def find_app(target: str, folder: str = "") -> tuple[ModuleType, object]:
     """The module that ``target`` names, and the App object or class in it; raises ConfigError."""
     if "://" in target:
         raise ConfigError(
-            f"{target} is a URL, and apps are loaded from this machine: fetch it first, then give "
-            f"FILE.py or package.module"
+            f"{target} is a URL, but apps are loaded from this machine: download it first, then "
+            f"give FILE.py or package.module"
         )
     place, _, name = target.partition(":")
     if place.endswith(".py"):
@@ -68,7 +67,7 @@ def find_app(target: str, folder: str = "") -> tuple[ModuleType, object]:
         return module, next(iter(found.values()))
     if not found:
         raise ConfigError(f"{place} has no App object and no App class; write app = App('name')")
-    raise ConfigError(f"{place} has several apps: name one as {place}:{min(found)}")
+    raise ConfigError(f"{place} has several apps; name one of them, as in {place}:{min(found)}")
 
 
 def _apps(module: ModuleType) -> list[str]:
@@ -91,15 +90,15 @@ def made_app(found: object, target: str) -> App:
 
 
 def _load_file(path: Path) -> ModuleType:
-    fix = "give a Python file that can be read, or package.module:App"
+    fix = "give a readable Python file, or package.module:App"
     if not is_file(path, fix):
         raise ConfigError(f"no file {path}; give a Python file or package.module:App")
     with looking(path, fix):
         folder = path.resolve().parent
     if _is_needed(path.stem, path):
         raise ConfigError(
-            f"{path} would be taken for the module {path.stem!r} of Python, of s4node or of what "
-            f"s4node needs; rename the file"
+            f"{path} would be mistaken for the module {path.stem!r} of Python, of s4node or of a "
+            f"package that s4node needs; rename the file"
         )
     sys.path.insert(0, str(folder))
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -117,14 +116,14 @@ def _load_file(path: Path) -> ModuleType:
                 raise
             name, folder = _module_form(path)
             raise ConfigError(
-                f"{path} is a module of a package, from which it imports: give {name} instead, in "
-                f"the folder {folder}"
+                f"{path} is a module of a package and imports from it; give {name} instead, in the "
+                f"folder {folder}"
             ) from error
     return module
 
 
 def _is_needed(name: str, path: Path) -> bool:
-    """Return True for the name of a module of Python, or one that s4node uses, now or later."""
+    """Return True for a module of Python, or one that s4node uses now or later."""
     if name in sys.stdlib_module_names or name in _required():
         return True
     file = getattr(sys.modules.get(name), "__file__", None) or ""
@@ -135,10 +134,10 @@ def _is_needed(name: str, path: Path) -> bool:
 
 
 def _required() -> set[str]:
-    """s4node itself, and the packages in its metadata, without extras."""
+    """s4node itself, and the packages that it requires, without extras."""
     try:
         lines = importlib.metadata.requires("s4node") or []
-    except importlib.metadata.PackageNotFoundError:  # it runs from its sources
+    except importlib.metadata.PackageNotFoundError:  # s4node runs from its sources
         lines = []
     names = (re.match(r"[\w.-]+", line) for line in lines if "extra ==" not in line)
     return {"s4node"} | {found[0].replace("-", "_") for found in names if found}
@@ -169,12 +168,12 @@ def _load_module(name: str, folder: str) -> ModuleType:
 
 @contextmanager
 def loading(target: str) -> Iterator[None]:
-    """Around code of the app's own; raises ConfigError for whatever it raises."""
+    """Run the app's own code; raises ConfigError for whatever it raises."""
     try:
         yield
     except S4Error:
         raise
-    except SyntaxError as error:  # perhaps of a file that the app's own file imports
+    except SyntaxError as error:  # perhaps in a file that the app's file imports
         raise ConfigError(f"{error.filename}:{error.lineno}: {error.msg}") from error
     except BaseException as error:
         if is_signal(error):

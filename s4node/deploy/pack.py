@@ -1,15 +1,15 @@
-"""Makes a package of an app, and loads the app of a package.
+"""Packing: makes a package of an app, and loads the app of a package.
 
 Rules
 - ``FILE.py`` is packaged as a pickle of what the file defines, or as its source if that cannot be
   pickled. ``package.module`` is packaged as the sources of its whole top-level package.
-- The modules that these import, that were imported while the app was made, and that settings name
-  as ``package.module:Class`` are included as sources, from any folder in which no packages are
-  installed. On the node they are found before anything else.
-- So are the files and folders that a source names if it uses ``__file__``.
+- Also included, as sources, are the modules that these import, that were imported while the app was
+  created, and that settings name as ``package.module:Class``, from any folder into which no
+  packages are installed. On the node they are found before anything else.
+- So are files and folders that a source with ``__file__`` names.
 - Installed packages are not included. A ``pyproject.toml`` or ``requirements.txt`` beside the app
   declares them, and the node checks them before it loads anything.
-- Whether a target is an app is checked here, before anything is sent.
+- A target that is not an app is refused here, before anything is sent.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ _NOT_OWN = {"s4node", *sys.stdlib_module_names}
 def pack(
     target: str, *, name: str = "", version: str = "", settings: Mapping[str, str] | None = None
 ) -> Package:
-    """The package of the app that ``target`` names; raises ConfigError, PackageError.
+    """Package the app that ``target`` names; raises ConfigError, PackageError.
 
-    ``settings`` are included under their keys. The default version is a hash of the content.
+    ``settings`` are included under their keys. The default version is a hash of the contents.
     """
     before = set(sys.modules)
     module, found = find_app(target)
@@ -80,8 +80,8 @@ def pack(
     size = sum(map(len, files.values()))
     if size > archive.MAX_BYTES:
         raise PackageError(
-            f"{target} has {size} bytes of files; {archive.MAX_BYTES} are allowed: keep data out "
-            f"of the app's folder"
+            f"{target} has {size} bytes of files, and at most {archive.MAX_BYTES} are allowed; "
+            f"keep data out of the app's folder"
         )
     if not version:
         manifest = _versioned(manifest, archive.content_version(manifest, files))
@@ -90,9 +90,9 @@ def pack(
 
 
 def load(package: Package, folder: Path) -> App:
-    """The app of a package, whose sources are written to ``folder``; runs its code.
+    """Load the app of a package, after its sources were written to ``folder``; runs its code.
 
-    Raises PackageError if this is another Python, or a requirement is missing here.
+    Raises PackageError if it was made by another Python, or if a requirement is missing.
     """
     package.check_python()
     manifest = package.manifest
@@ -108,8 +108,8 @@ def load(package: Package, folder: Path) -> App:
                 app = made_app(_unpickled(package), what)
         except ModuleNotFoundError as error:
             raise PackageError(
-                f"{what} needs {error.name!r}, which this node has not; install it here, and "
-                f"declare it in a requirements.txt beside the app"
+                f"{what} needs {error.name!r}, which is not installed on this node; install it, "
+                f"and declare it in a requirements.txt beside the app"
             ) from error
     app.name = manifest.name
     return app
@@ -133,13 +133,13 @@ def _name_in(module: ModuleType, found: object) -> str:
 def _unpickled(package: Package) -> object:
     entry = Path(package.manifest.entry)
     source = package.files.get(archive.SOURCES + entry.name)
-    if source is not None:  # tracebacks show its lines, wherever it is loaded
+    if source is not None:  # tracebacks show its lines, wherever it was loaded
         text = source.decode(errors="replace")
         linecache.cache[str(entry)] = len(text), None, text.splitlines(keepends=True), str(entry)
     return cloudpickle.loads(package.files[archive.PICKLE])
 
 
-# -- which files go along -------------------------------------------------------------------------
+# -- files of a package ---------------------------------------------------------------------------
 
 
 def _loaded_since(before: set[str]) -> set[str]:
@@ -148,18 +148,18 @@ def _loaded_since(before: set[str]) -> set[str]:
 
 
 def _named_in(settings: Mapping[str, str]) -> set[str]:
-    """The top-level names of what settings name as ``package.module:Class``."""
+    """The top-level names of modules that settings name as ``package.module:Class``."""
     words = (word.strip() for text in settings.values() for word in text.split(","))
     return {word.partition(":")[0].partition(".")[0] for word in words if ":" in word}
 
 
 def _sources_of(module: ModuleType, more: set[str]) -> tuple[Path, dict[str, bytes]]:
-    """The folder of a module's top-level package, and all of that package with what it imports and
-    the modules called ``more``."""
+    """The folder of a module's top-level package, and the files of that package, of what it imports
+    and of the modules called ``more``."""
     top = module.__name__.partition(".")[0]
     file = Path(module.__file__ or "").resolve()
     if top == "s4node":
-        raise PackageError(f"{module.__name__} is a part of s4node; deploy an app of your own")
+        raise PackageError(f"{module.__name__} is a part of s4node; deploy your own app")
     depth = len(module.__name__.split("."))
     is_package = file.name == "__init__.py"
     root = file.parents[depth - 1 + is_package]
@@ -168,8 +168,8 @@ def _sources_of(module: ModuleType, more: set[str]) -> tuple[Path, dict[str, byt
 
 
 def _closure(start: list[Path], root: Path, more: set[str]) -> dict[str, bytes]:
-    """``start``, the modules called ``more``, and the files that all of these need, by their place
-    in a package."""
+    """The files ``start``, the modules called ``more``, and the files that all of these need, by
+    path in the package."""
     folders = [root, *_own_folders()]
     seen: set[Path] = set()
     todo: list[tuple[Path, Path]] = []
@@ -195,7 +195,7 @@ def _closure(start: list[Path], root: Path, more: set[str]) -> dict[str, bytes]:
             continue
         try:
             tree = ast.parse(content)
-        except (SyntaxError, ValueError):  # importing it will report this
+        except (SyntaxError, ValueError):  # importing it reports this
             continue
         add_modules(_imports(tree))
         add(_files_beside(file, tree), folder)
@@ -203,13 +203,13 @@ def _closure(start: list[Path], root: Path, more: set[str]) -> dict[str, bytes]:
 
 
 def _own_folders() -> list[Path]:
-    """The import folders in which nothing is installed, in the order of Python's search."""
+    """The import folders into which nothing is installed, in the order of Python's search."""
     paths = [Path(entry or ".").resolve() for entry in sys.path]
     return [path for path in paths if path.is_dir() and not _is_installed(path)]
 
 
 def _imports(tree: ast.Module) -> set[str]:
-    """The top-level names that a source imports anywhere in it."""
+    """The top-level names that a source imports anywhere."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -220,7 +220,7 @@ def _imports(tree: ast.Module) -> set[str]:
 
 
 def _files_beside(file: Path, tree: ast.Module) -> Iterator[Path]:
-    """The files that a source with ``__file__`` names, and those in folders that it names."""
+    """The files, and the files of folders, that a source with ``__file__`` names."""
     nodes = list(ast.walk(tree))
     if not any(isinstance(node, ast.Name) and node.id == "__file__" for node in nodes):
         return
@@ -228,7 +228,7 @@ def _files_beside(file: Path, tree: ast.Module) -> Iterator[Path]:
         if not isinstance(text, str) or not is_file_name(text.partition("/")[0]):
             continue
         path = file.parent / text
-        with suppress(OSError, ValueError):  # a text that is no path
+        with suppress(OSError, ValueError):  # the text is not a path
             if path.is_dir():
                 yield from _files_in(path)
             elif path.is_file():

@@ -1,17 +1,18 @@
-"""Pickles an app with everything that its file defines, so that another process has it by value.
+"""Pickling an app by value, with everything that its file defines, for another process.
 
 Rules
-- What the app's file defines (classes, functions, values) is pickled by value; what it imports, by
-  name, and must be importable where it is loaded.
-- Names of s4node refer to :mod:`s4node.packaged`, which never moves, so that a package loads after
-  other modules have moved.
-- Annotations may be texts, and name what nothing else in the pickle refers to. So a class is
-  pickled with the names in its annotations, and where it is loaded a module of its name has them.
-- Code keeps the name of its file, which some releases of cloudpickle leave out: tracebacks need it.
-- Prototypes, streams and event types hold compiled code and decoders: their declarations are
-  pickled, and they are made anew.
-- Apps, streams and PEs refer to each other in cycles, through the names that handlers use too. So
-  streams and prototypes are pickled as empty objects, which the app fills last.
+- What the app's file defines (classes, functions, values) is pickled by value. What it imports is
+  pickled by name, and has to be importable where the app is loaded.
+- Names of s4node refer to :mod:`s4node.packaged`, which never moves, so that a package still loads
+  after other modules have moved.
+- Annotations that are texts may name things that nothing else in the pickle refers to. So a class
+  is pickled with the names in its annotations, and a module of its name has them where it is
+  loaded.
+- Code keeps the name of its file, which some releases of cloudpickle drop: tracebacks need it.
+- Prototypes, streams and event types hold compiled code and decoders. Their declarations are
+  pickled, and they are compiled again.
+- Apps, streams and PEs refer to each other in cycles, also through names in handlers. So streams
+  and prototypes are pickled as empty objects, which the app fills last.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ _STRUCT_MACHINERY = {
     "__slots__", "__weakref__", "__annotate_func__", "__annotations_cache__",
     "__static_attributes__", "__firstlineno__",
 }  # fmt: skip
-_NO_FILE = "<dynamic-code>"  # what cloudpickle says in place of a file, from 3.1.3 on
+_NO_FILE = "<dynamic-code>"  # what cloudpickle writes instead of a file, from 3.1.3 on
 _OPTIONS = ("singleton", "timer_interval", "cache_size", "cache_idle")
 
 
 def dumps(found: object, module: ModuleType) -> bytes:
-    """An App object or class, with what ``module`` defines by value; raises PackageError."""
+    """Pickle an App object or class, and what ``module`` defines, by value; raises PackageError."""
     out = io.BytesIO()
     cloudpickle.register_pickle_by_value(module)
     try:
@@ -60,8 +61,8 @@ def dumps(found: object, module: ModuleType) -> bytes:
                 f"a file of its own beside this one"
             ) from error
         raise PackageError(
-            f"{module.__file__} cannot be packaged: {error}; make such values in on_init rather "
-            f"than at the top of the file, or deploy a package.module"
+            f"{module.__file__} cannot be packaged: {error}; create such values in on_init instead "
+            f"of at the top of the file, or deploy a package.module"
         ) from error
     finally:
         cloudpickle.unregister_pickle_by_value(module)
@@ -76,7 +77,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._code_files: dict[str, str] = {}
 
     def reducer_override(self, obj: Any) -> Any:
-        """How to make ``obj`` again; NotImplemented if pickle knows by itself."""
+        """How to rebuild ``obj``; NotImplemented if pickle knows by itself."""
         if isinstance(obj, type | FunctionType) and (name := packaged.name_of(obj)):
             return packaged.find, (name,)
         if isinstance(obj, type):
@@ -101,13 +102,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(obj)
 
     def _reduced_code(self, code: CodeType) -> Any:
-        """As cloudpickle does, with the name of its file, which is one text for all code."""
+        """As cloudpickle does, with the file's name, as one text for all code."""
         make, arguments = self.dispatch_table[CodeType](code)
         file = self._code_files.setdefault(code.co_filename, code.co_filename)
         return make, tuple(file if each == _NO_FILE else each for each in arguments)
 
     def _reduced_part(self, part: Prototype | Stream) -> Any:
-        """The empty object: its contents come with the app, when all objects are there."""
+        """The empty object: the app brings its contents, once all objects exist."""
         app = self._app
         known: list[object] = []
         if app is not None:
@@ -131,7 +132,7 @@ def _state_of(app: App) -> Any:
         values = {name: getattr(element, name) for name in prototype.cls._state} | vars(element)
         options = {name: getattr(prototype, name) for name in _OPTIONS}
         triggers = [(t.event_type, t.events, t.seconds) for t in prototype.triggers]
-        cls = prototype.cls.__mro__[1]  # the author's, below the one bound to the app
+        cls = prototype.cls.__mro__[1]  # the author's class, below the one bound to the app
         prototypes.append(
             packaged.PrototypeState(prototype, cls, prototype.name, options, triggers, values)
         )
@@ -147,7 +148,7 @@ def _state_of(app: App) -> Any:
 
 
 def _reduced_element_class(cls: type[ProcessingElement], reduced: Any) -> Any:
-    """As cloudpickle does, and with the slots, which it leaves out."""
+    """As cloudpickle does, but with the slots, which cloudpickle drops."""
     _, _, state, _, _, set_state = reduced
     return (
         packaged.element_class,
@@ -160,7 +161,7 @@ def _reduced_element_class(cls: type[ProcessingElement], reduced: Any) -> Any:
 
 
 def _with_names(cls: type, reduced: Any) -> Any:
-    """Unchanged, with what the texts among the annotations of a class name."""
+    """As cloudpickle does, with the values of names in the class's annotations."""
     if not isinstance(reduced, tuple) or len(reduced) < 6:  # by name
         return reduced
     names = _names_in_texts(
@@ -173,7 +174,7 @@ def _with_names(cls: type, reduced: Any) -> Any:
 
 
 def _names_in_texts(annotations: Iterable[Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """What the annotations that are texts name, of what is ``known``."""
+    """The values of ``known`` names that annotations of type str mention."""
     texts = [kind for kind in annotations if isinstance(kind, str)]
     return {name: known[name] for text in texts for name in _names_in(text) if name in known}
 
@@ -182,7 +183,7 @@ def _names_in_texts(annotations: Iterable[Any], known: Mapping[str, Any]) -> dic
 
 
 def _reduced_function(function: FunctionType, reduced: Any) -> Any:
-    """As cloudpickle does, and with the names that only annotations use."""
+    """As cloudpickle does, with the values of names in the function's annotations."""
     if not isinstance(reduced, tuple) or len(reduced) < 6:  # by name
         return reduced
     annotated = _names_in_texts(function.__annotations__.values(), function.__globals__)

@@ -1,9 +1,9 @@
-"""An app's requirements: declared beside it, and checked on each node.
+"""The requirements of an app: declared beside it, and checked on each node.
 
 Rules
-- They are ``[project] dependencies`` in a ``pyproject.toml``, or else the lines of a
-  ``requirements.txt``, beside the app's file or, for a module of a package, in the nearest folder
-  above it that has them, up to the one that has the package.
+- The requirements are ``[project] dependencies`` in a ``pyproject.toml``, or else the lines of a
+  ``requirements.txt``, beside the app's file. For a module of a package, they are in the nearest
+  folder above it that has them, up to the folder of the package.
 - A requirement whose marker does not hold here is ignored. For a requirement that is a URL, any
   version of the distribution is enough.
 - s4node itself is not checked: the manifest of a package has its version.

@@ -1,9 +1,9 @@
-"""Tracebacks of user code: an app's, or a part's that a setting names.
+"""Tracebacks of user code: that of an app, or of a class that a setting names.
 
 Rules
-- Only frames of user code are shown. Those of s4node and installed packages do not help: the
+- Only frames of user code are shown. Frames of s4node and of installed packages do not help: the
   message says what went wrong there.
-- What s4node's own error says in full, such as the place of a syntax error, is not repeated.
+- What an error of s4node already says, such as the place of a syntax error, is not repeated.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def cause_trace(error: S4Error) -> str:
     """The traceback of the cause of an s4node error; empty without user code."""
     cause = error.__cause__
     if isinstance(cause, NotRestorable):
-        cause = cause.__cause__  # what the class's migrate has raised
+        cause = cause.__cause__  # the error of the class's migrate
     return "" if cause is None or isinstance(cause, (S4Error, SyntaxError)) else others_trace(cause)
 
 
@@ -39,7 +39,7 @@ def others_trace(error: BaseException) -> str:
 
 
 def others_line(error: BaseException) -> str:
-    """The last line of user code that an error came through, as ``file:line``; or empty."""
+    """The last line of user code in an error's traceback, as ``file:line``; or empty."""
     lines = [
         f"{frame.filename}:{frame.lineno}"
         for frame in traceback.extract_tb(error.__traceback__)
@@ -53,7 +53,8 @@ def _is_others(frame: traceback.FrameSummary) -> bool:
 
 
 def _reduced(told: traceback.TracebackException) -> bool:
-    """Leave only the last frames of user code, here and in the causes; False if there are none."""
+    """Keep only the last frames of user code, also in the causes; returns False if none are
+    left."""
     frames = list(filter(_is_others, told.stack))
     told.stack = traceback.StackSummary.from_list(frames[-_FRAMES:])
     if told.__cause__ is not None and not _reduced(told.__cause__):

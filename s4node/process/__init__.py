@@ -1,7 +1,7 @@
-"""Processes: a container, a node, or several containers on this machine.
+"""Processes: each runs a container, a node, or several containers on this machine.
 
 ``serve`` runs a container for ``s4 run``, ``container_process`` for a supervisor. ``launch`` runs
-several for ``s4 run --nodes``. ``container_entry`` lets commands find the container. ``stdio`` and
+several for ``s4 run --nodes``. ``container_entry`` lets commands find a container. ``stdio`` and
 ``log_setup`` prepare the standard streams and the logs.
 
 It may touch ``runtime.container``, ``deploy``, ``cluster``, ``log``, ``app``, ``config``,

@@ -1,10 +1,10 @@
-"""Lets commands find the container of this process, and answers them.
+"""The entry of a container, by which commands find it, and its answers to them.
 
 Rules
-- A container without a supervisor answers for itself; for others their node or ``s4 run --nodes``
-  does.
-- Its entry has the settings that a command needs to see the same state: an absolute folder of its
-  state, and the address of the log.
+- A container without a supervisor answers for itself; for others, their node or ``s4 run --nodes``
+  answers.
+- The entry has the settings with which a command sees the same state: an absolute path of the state
+  folder, and the address of the log.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from s4node.runtime.container.container import Container
 
 
 def streams_of(app: App) -> tuple[list[str], list[str]]:
-    """The names of an app's streams that come over sockets, and of its output streams."""
+    """The names of an app's live input streams, and of its output streams."""
     inputs = [s.name for s in app.streams.values() if isinstance(s, InputStream) and s.is_live]
     outputs = [s.name for s in app.streams.values() if isinstance(s, OutputStream)]
     return inputs, outputs
 
 
 def levels_of(app: App) -> dict[str, int]:
-    """The distance of each stream from an input."""
+    """By stream, the number of streams before it on the way from an input."""
     starts = [stream.name for stream in app.streams.values() if isinstance(stream, InputStream)]
     return dataflow.levels(dataflow.edges(app), starts)
 
 
 @asynccontextmanager
 async def listed(container: Container, begin: Begin | None = None) -> AsyncIterator[None]:
-    """Let commands find the container during the block; without ``begin`` it has no supervisor."""
+    """List the container during the block; without ``begin`` it has no supervisor."""
     with running_entry() as entry:
         place = entry.admin if begin is None else None
         entry.write(_running(container, begin, place))
@@ -68,7 +68,7 @@ def _running(container: Container, begin: Begin | None, place: os.PathLike[str] 
     address = begin.redirector if begin is not None else container.address
     inputs, _ = streams_of(app)
     given = handed_on(config, address)
-    with suppress(ConfigError):  # an app that keeps nothing needs no such folder
+    with suppress(ConfigError):  # an app without state needs no such folder
         folder = full_path(config[settings.STATE_FOLDER], settings.STATE_FOLDER.name)
         given[settings.STATE_FOLDER.name] = str(folder)
     return Running(
@@ -93,7 +93,7 @@ async def _answer(
     app, cluster = container.app, container.config[settings.CLUSTER_NAME]
     if not isinstance(ask, admin.AskStatus):
         raise DeployFailed(
-            f"{app.name!r} runs by itself, and takes no other apps; start a node: s4 node {cluster}"
+            f"{app.name!r} runs alone and takes no other apps; start a node: s4 node {cluster}"
         )
     ready = container.ready.is_set()
     statistics = msgspec.to_builtins(container.statistics(), str_keys=True) if ready else {}

@@ -1,15 +1,15 @@
-"""A container process: what a supervisor starts.
+"""The process of a container, which a supervisor starts.
 
-Run as ``python -m s4node.process.container_process LINE``.
+It runs as ``python -m s4node.process.container_process LINE``.
 
 Rules
 - ``LINE`` is the number of an inherited socket: see :mod:`s4node.cluster.node.supervisor_protocol`.
 - A thread reads the line, so that the end of the supervisor is noticed even while a handler blocks
   the loop: the process then ends after at most the time of one drain.
-- Pulses come from the loop, so that they stop when it does. What the socket does not take at once
-  is sent as soon as it takes more; the next message waits.
-- The reason of a failure goes over the line, for the supervisor to report; it is printed only if
-  the supervisor is gone.
+- Pulses come from the loop, so that they stop when the loop does. What the socket does not accept
+  at once is sent later; the next message waits.
+- The reason of a failure is sent to the supervisor, which reports it; it is printed only if the
+  supervisor is gone.
 """
 
 from __future__ import annotations
@@ -77,25 +77,25 @@ class Line:
         return message
 
     def attach(self, on_stop: Callable[[], None], drain_seconds: float) -> None:
-        """Pass a stop on to ``on_stop``, in trio, from now on; before, a stop ends the process."""
+        """Let a stop call ``on_stop``, in trio, from now on; before that it ends the process."""
         with self._lock:
             self._on_stop = on_stop
             self._drain_seconds = drain_seconds
             self._token = trio.lowlevel.current_trio_token()
 
     def detach(self) -> None:
-        """Trio ends; ignore a stop from now on."""
+        """Ignore a stop from now on, as trio ends."""
         with self._lock:
             self._on_stop = lambda: None
 
     def say(self, message: supervisor_protocol.Message) -> None:
-        """Send a message; does not wait."""
+        """Send a message without waiting."""
         self._unsent += supervisor_protocol.encode(message)
         self._send()
 
     def pulse(self, statistics: dict[str, object]) -> None:
-        """Send a pulse, unless the last one has not been sent yet; without its statistics if they
-        are larger than a line may be."""
+        """Send a pulse, unless the last one is still unsent; without statistics if they are too
+        large for a line."""
         if self._unsent:
             return
         line = supervisor_protocol.encode(supervisor_protocol.Pulse(statistics))
@@ -105,7 +105,7 @@ class Line:
         self._send()
 
     async def carry(self) -> None:
-        """Send what the socket did not take at once, until cancelled."""
+        """Send what the socket did not accept at once, until cancelled."""
         while True:
             await self._full.wait()
             self._full = trio.Event()
@@ -113,7 +113,7 @@ class Line:
             self._send()
 
     def flush(self) -> bool:
-        """Wait until everything is sent; False if the supervisor is gone or does not read."""
+        """Wait until everything is sent; returns False if the supervisor does not read it."""
         poll = select.poll()
         poll.register(self._socket, select.POLLOUT)
         while self._unsent and poll.poll(_LAST_WORDS_SECONDS * 1000) and self._send():
@@ -132,7 +132,7 @@ class Line:
         return True
 
     def _read(self) -> supervisor_protocol.ToContainer | None:
-        """The next message, or None at the line's end."""
+        """The next message, or None at the end of the line."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         while not self._queue:
@@ -149,7 +149,7 @@ class Line:
         return supervisor_protocol.to_container(self._queue.pop(0))
 
     def _listen(self) -> None:
-        """Read until the line's end, which also comes after a stop if the supervisor dies."""
+        """Read to the end of the line, which comes even after a stop if the supervisor dies."""
         while (message := self._read()) is not None:
             if isinstance(message, supervisor_protocol.Go):
                 with self._lock:
@@ -162,7 +162,7 @@ class Line:
 
     def _stop(self) -> None:
         with self._lock:
-            if self._token is None:  # the app is only being loaded
+            if self._token is None:  # the app is still being loaded
                 os._exit(0)
             self._in_trio(self._on_stop)
 
@@ -170,12 +170,12 @@ class Line:
         try:
             assert self._token is not None
             self._token.run_sync_soon(function)
-        except trio.RunFinishedError:  # it has ended meanwhile
+        except trio.RunFinishedError:  # trio has ended meanwhile
             pass
 
 
 def main() -> NoReturn:
-    """Run what the line says; ends the process."""
+    """Run what the first message says; ends the process."""
     if stdio.provide():
         stdio.discard()
     line = Line(socket.socket(fileno=int(sys.argv[1])))
@@ -202,7 +202,7 @@ def main() -> NoReturn:
 
 
 def failure(error: BaseException) -> supervisor_protocol.Failed:
-    """The message about the exception that ended a container."""
+    """The message about the error that ended a container."""
     found = [leaf for leaf in leaves(error) if not isinstance(leaf, trio.Cancelled)] or [error]
     ours = [leaf for leaf in found if isinstance(leaf, S4Error)]
     leaf = (ours or found)[0]
@@ -240,7 +240,7 @@ async def _run(line: Line, begin: supervisor_protocol.Begin, app: App, config: C
         stopping.set()
         if container.ready.is_set() or container.tasks:
             container.stop()
-        else:  # it still waits for the other members, and has taken nothing
+        else:  # it waits for the other members, and has taken no events
             nursery.cancel_scope.cancel()
 
     drain = config[settings.TASK_SHUTDOWN_MS] + config[settings.CONTAINER_END_TIMEOUT]
@@ -271,7 +271,7 @@ async def _run(line: Line, begin: supervisor_protocol.Begin, app: App, config: C
 
 
 def _say_done(line: Line, stopping: trio.Event) -> None:
-    """Say that the container is done, unless the supervisor has stopped it."""
+    """Report that the container is done, unless the supervisor has stopped it."""
     if not stopping.is_set():
         line.say(supervisor_protocol.Done())
         line.flush()
@@ -325,7 +325,7 @@ async def _pulses(line: Line, container: Container, seconds: float) -> None:
 
 @contextmanager
 def _signals(stop: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM drains, as the line's stop does; Ctrl-C is handled by the supervisor."""
+    """Drain at SIGTERM, as at a stop of the supervisor, which alone handles Ctrl-C."""
     token = trio.lowlevel.current_trio_token()
     before = signal.signal(signal.SIGTERM, lambda *_: token.run_sync_soon(stop))
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,8 +1,8 @@
-"""The last message of a process about an error, and its exit status.
+"""The exit status of a process that ends with an error, and its last message.
 
 Rules
-- A process whose output is closed ends quietly; one whose output cannot be written says so. Only
-  errors of standard output itself count as this.
+- If nobody reads the output, the process ends quietly; if the output cannot be written, it says so.
+  Only errors of standard output itself count as this.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def exit_status(error: BaseException) -> int:
 
 
 def _tell_output(error: BaseException) -> None:
-    """Say why output cannot be written, unless nobody reads it; the rest of it is discarded."""
+    """Say why output cannot be written, unless nobody reads it, and discard the rest."""
     stdio.discard()
     if not isinstance(error, BrokenPipeError):
         print(f"s4: {stdio.unwritten(error)}", file=sys.stderr)

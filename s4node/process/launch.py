@@ -1,15 +1,15 @@
 """``s4 run APP --nodes N``: an app in several container processes on this machine.
 
 Rules
-- The containers find each other through a folder that lasts as long as the command. Leftovers of a
-  killed command are removed by the next one. Commands find the app through the folder, too.
-- Clients come to one address, the launcher's redirector, which sends them to the containers. The
-  log, if there is one, is at that address, too: one process has its folder, while containers come
+- The containers find each other through a folder that exists as long as the command runs, and so do
+  commands such as ``s4 status``. The next command removes the folder of a killed one.
+- Clients use one address, the launcher's redirector, which sends them to the containers. The log,
+  if there is one, is at that address, too: a single process owns its folder while containers come
   and go.
-- A container that dies is started again, as a spare: by then others have its partitions. One whose
-  tasks are done is not, and the command ends when all are.
+- A container that dies is restarted as a spare, because others then have its partitions. A
+  container whose tasks are done is not restarted, and the command ends when all are done.
 - An app that cannot start at all ends the command, with the reason.
-- With more containers than partitions the last ones to come are spares.
+- If there are more containers than partitions, the last ones are spares.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def launch(target: str, nodes: int, config: Config, on_ready: Callable[[Launched
 
 
 async def _wait_ready(process: ContainerProcess) -> None:
-    """Return when the process is ready, or has been and is done."""
+    """Return when the process is ready, or when it was ready and is done."""
     try:
         await process.wait_ready()
     except ContainerFailed:
@@ -130,7 +130,7 @@ class _Launcher:
         host = self._config[settings.LISTENER_ADDRESS].rpartition(":")[0]
         ours = {settings.LISTENER_ADDRESS.name: f"{host}:0"}
         return Begin(
-            "",  # its processes say it, when they have loaded it
+            "",  # its processes report the name, once they have loaded the app
             name,
             given | ours,
             target=self._target,
@@ -181,11 +181,11 @@ class _Launcher:
             await changed.wait()
 
     def _lookup(self, stream: str, reads: bool) -> list[str] | str:
-        """For the redirector: the containers, if their app takes ``stream`` (or puts on it, for
-        readers)."""
+        """The containers if their app takes ``stream``, or with ``reads`` puts events on it; for
+        the redirector."""
         prepared = [each.prepared for each in self._supervisor.processes if each.prepared]
         known = {name for each in prepared for name in each.inputs}
-        if reads or stream in known or not known:  # no container has reported yet what it takes
+        if reads or stream in known or not known:  # no container has reported its inputs yet
             return [process.address for process in self._supervisor.processes if process.address]
         return (
             f"app {prepared[0].app!r} has no input stream {stream!r}; its input streams: "

@@ -1,13 +1,13 @@
-"""Logging: one stream of messages, for people at a terminal or one JSON object a line.
+"""The setup of logging: messages for people at a terminal, else one JSON object per line.
 
 Rules
-- Logs always go to stderr; stdout belongs to what a command prints.
+- Logs always go to stderr; stdout belongs to the output of commands.
 - ``configure`` is called once, when the process starts. Loggers keep the level and format of their
   first use, so that a disabled call costs next to nothing.
-- Several processes share one terminal or pipe, so an app's prints leave a line at a time, each line
-  in one piece.
+- Several processes may share a terminal or pipe, so what an app prints is written line by line,
+  each line in one piece.
 - Log what happens to a batch, a connection or a task, never to one event.
-- Tracebacks have no local variables: those hold people's events.
+- Tracebacks have no local variables: those may contain users' events.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ def configure(level: str = "info", format: str = "auto") -> None:  # noqa: A002 
 def print_whole_lines() -> None:
     """Write each printed line at once and in one piece.
 
-    Into a pipe Python buffers some kilobytes first, which a kill loses; with PYTHONUNBUFFERED it
-    writes a line's end separately, and the lines of several processes mix.
+    Into a pipe, Python buffers some kilobytes, which a kill would lose. With PYTHONUNBUFFERED it
+    writes the end of a line separately, so that lines of several processes mix.
     """
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # not where it is an app's own
+        if isinstance(stream, io.TextIOWrapper):  # not a stream that the app has put there
             stream.reconfigure(line_buffering=True, write_through=False)
 
 
@@ -69,14 +69,14 @@ class _ToStructlog(logging.Handler):
             logger.log(
                 level, _message_of(record), logger=record.name, exc_info=record.exc_info or None
             )
-        except Exception:  # a handler may not break the program that logs
+        except Exception:  # a log handler must not break the program that logs
             self.handleError(record)
 
 
 def _message_of(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
-    except Exception:  # the library's placeholders and arguments disagree: still say what it said
+    except Exception:  # placeholders and arguments of the library's message disagree
         return f"{record.msg} {record.args!r}"
 
 
@@ -86,5 +86,5 @@ def _route_libraries(threshold: int) -> None:
         if isinstance(handler, _ToStructlog):
             root.removeHandler(handler)
     root.addHandler(_ToStructlog())
-    # Libraries tell a lot below warnings, and even refused it would cost them the formatting.
+    # Libraries log much below warnings, and even if refused that would cost the formatting.
     root.setLevel(max(threshold, logging.WARNING))

@@ -1,4 +1,4 @@
-"""Runs an empty node as a process: signals, logs, exit status, as :mod:`s4node.process.serve`."""
+"""The process of a node: signals, logs and exit status, as in :mod:`s4node.process.serve`."""
 
 from __future__ import annotations
 

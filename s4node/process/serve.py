@@ -1,12 +1,12 @@
 """Runs a container as a process: signals, logs, exit status.
 
 Rules
-- The first SIGTERM or Ctrl-C stops in order (drain within ``task.shutdown.ms``); Ctrl-C after that
-  stops at once, and says so. A further SIGTERM is the same request: tools send it twice.
-- A handler that blocks the loop prevents all of that. So threads end the process, also when the
-  time for draining is over.
-- Exit status 0 after an orderly stop, 1 when the app failed or a stop lost events, 2 when it could
-  not start, 130 when it was stopped at once.
+- The first SIGTERM or Ctrl-C stops in order (drain within ``task.shutdown.ms``). A later Ctrl-C
+  stops at once, and says so. A further SIGTERM changes nothing, as tools send it twice.
+- A handler that blocks the loop also blocks a stop. So threads end the process, also when the time
+  for draining is over.
+- The exit status is 0 after an orderly stop, 1 if the app failed or a stop lost events, 2 if it
+  could not start, and 130 if it was stopped at once.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from s4node.runtime.container.container import Container
 _AT_ONCE_SECONDS = 1.0
 _STUCK_SECONDS = 5.0
 _UNDRAINED = (
-    b"stopped at once, before all was drained; what was not committed is processed again where "
-    b"its input can be read again, and is lost otherwise\n"
+    b"stopped at once, before everything was drained; uncommitted events are processed again if "
+    b"their input can be read again, and are lost otherwise\n"
 )
 _CUT_SHORT = b"s4: " + _UNDRAINED
-_STUCK = b"s4: a handler does not give way, and the time for draining is over: " + _UNDRAINED
+_STUCK = b"s4: a handler blocks the loop, and the time for draining is over: " + _UNDRAINED
 
 
 def serve(app: App, config: Config, on_ready: Callable[[Container], None], node: str = "") -> int:
-    """Run ``app`` until a signal or a failure, on a node of that name; returns the exit status."""
+    """Run ``app`` on the named node until a signal or a failure; returns the exit status."""
     log_setup.configure(config[settings.LOGGER_LEVEL], config[settings.LOGGER_FORMAT])
     log_setup.print_whole_lines()
     exit_record.assign(exit_record.new_path(config[settings.STATE_FOLDER]), supervised=False)
@@ -68,7 +68,7 @@ async def _serve(app: App, config: Config, on_ready: Callable[[Container], None]
 
 
 class Running(Protocol):
-    """What a process runs until it is told to stop."""
+    """What a process runs until it is stopped."""
 
     ready: trio.Event
 
@@ -82,7 +82,7 @@ class Running(Protocol):
 async def run_until_signal(
     what: Running, on_ready: Callable[[], None], seconds: float = math.inf
 ) -> int:
-    """Run it until it ends or a signal stops it, for at most ``seconds``; returns the exit
+    """Run ``what`` until it ends or a signal stops it, which may take ``seconds``; returns the exit
     status."""
     status = 130
     async with trio.open_nursery() as nursery:
@@ -100,7 +100,7 @@ async def _announce(ready: trio.Event, on_ready: Callable[[], None]) -> None:
 
 
 def tune_gc(config: Config) -> None:
-    """Make the garbage collector skip objects that were made at the start."""
+    """Make the garbage collector skip objects from before this call."""
     threshold = config[settings.GC_THRESHOLD]
     if threshold:
         gc.collect()
@@ -112,11 +112,11 @@ def tune_gc(config: Config) -> None:
 def stop_on_signals(
     stop: Callable[[], None], scope: trio.CancelScope, seconds: float = math.inf
 ) -> Iterator[None]:
-    """Let the first signal ``stop`` in order, and a later Ctrl-C cancel ``scope``.
+    """Have the first signal call ``stop``, and a later Ctrl-C cancel ``scope``.
 
-    A handler that blocks the loop keeps trio from hearing of it, so threads also end the process,
-    unless it has ended by itself: after Ctrl-C following the first signal, and if the loop is
-    blocked when ``seconds`` are over.
+    If a handler blocks the loop, trio does not see signals. So threads end the process if it does
+    not end by itself: after a Ctrl-C that follows the first signal, and if the loop is blocked when
+    ``seconds`` are over.
     """
     token = trio.lowlevel.current_trio_token()
     stopping = cut = False
@@ -150,7 +150,7 @@ def _stop(stop: Callable[[], None], number: int) -> None:
 
 
 def _after(seconds: float, function: Callable[..., object], *arguments: object) -> None:
-    """Call ``function`` after ``seconds``, in a thread that does not keep the process alive."""
+    """Call ``function`` after ``seconds`` in a thread that does not keep the process alive."""
     if seconds < threading.TIMEOUT_MAX:
         timer = threading.Timer(seconds, function, arguments)
         timer.daemon = True
@@ -173,4 +173,4 @@ def _end_if_stuck(token: trio.lowlevel.TrioToken) -> None:
 
 def _write(text: bytes) -> None:
     with suppress(OSError):
-        os.write(2, text)  # not print: the signal may have come amid one
+        os.write(2, text)  # not print: the signal may have interrupted one

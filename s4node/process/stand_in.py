@@ -1,8 +1,8 @@
-"""What ``s4 status``, ``s4 top`` and ``s4 apps`` find of an app under ``s4 run --nodes``.
+"""Stands in for nodes, so that ``s4 status`` and the like find an app of ``s4 run --nodes``.
 
 Rules
-- Each container is shown as if on its own node; the launcher answers for all of them.
-- It is read-only: deploying or undeploying there is refused, and names the owner.
+- Each container is shown on a node of its own; the launcher answers for all of them.
+- Deploying and undeploying there is refused, with the name of the owner.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from s4node.deploy.deploy import LOCK
 from s4node.errors import DeployFailed, EntryExists, S4Error
 
 _AGAIN_SECONDS = 1.0
-"""The pause before a session that was lost is followed by another."""
+"""The pause before a lost session is replaced."""
 
 
 class StandIn:
     """Answers for the nodes of an app's containers, in the containers' own folder.
 
-    ``address`` is where programs outside ask for them.
+    Outside programs reach the containers at ``address``.
     """
 
     def __init__(
@@ -75,14 +75,14 @@ class StandIn:
                 except S4Error:
                     if not known:
                         raise
-                await trio.sleep(_AGAIN_SECONDS)  # the app itself goes on without
+                await trio.sleep(_AGAIN_SECONDS)  # the app itself continues without
 
     def _place(self, process: ContainerProcess) -> Path:
         return self._folder / f"{process.begin.member}.admin"
 
     async def _enter(self, session: Session) -> None:
         registry = Registry(session)
-        with suppress(EntryExists):  # of a session before
+        with suppress(EntryExists):  # from a former session
             await registry.lock(self._cluster, LOCK, self._holder)
         with suppress(EntryExists):
             partitions = self._config[settings.CLUSTER_PARTITIONS]

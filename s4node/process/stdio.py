@@ -1,11 +1,11 @@
 """The three standard streams of a process, whatever it was started with.
 
 Rules
-- ``provide`` comes first in a process. Then all three exist: input that was closed is empty, output
-  that was closed is a pipe that nobody reads, and messages are discarded.
-- An error of writing standard output names it as its file, and nothing else does: so
-  ``is_unwritten`` distinguishes it from the errors of other files, sockets and disks.
-- A message that cannot be written to standard error is dropped, and fails nothing.
+- ``provide`` is the first call of a process. After it all three streams exist: closed input is
+  empty, closed output is a pipe that nobody reads, and closed standard error discards messages.
+- An error of writing standard output has that as its filename, and no other error does. So
+  ``is_unwritten`` can tell it from errors of other files, sockets and disks.
+- A message that cannot be written to standard error is dropped, without an error.
 - Characters that the output's encoding lacks are written as in JSON, ``\u00e4``.
 """
 
@@ -24,16 +24,16 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-_OUTPUT = "<stdout>"  # as Python calls it
+_OUTPUT = "<stdout>"  # Python's name for it
 _ESCAPES = "s4node.escapes"
 
 
 def provide() -> bool:
     """Provide three standard streams; returns True if standard output was closed.
 
-    Streams that something else has put there already, such as a test's, stay as they are.
+    Streams that something else has replaced, such as a test, stay as they are.
     """
-    while (free := os.open(os.devnull, os.O_RDWR)) <= 2:  # or some file of ours would come to be 1
+    while (free := os.open(os.devnull, os.O_RDWR)) <= 2:  # or another file would become stdout
         os.set_inheritable(free, True)
     os.close(free)
     if sys.stdin is None:
@@ -58,17 +58,17 @@ def is_unwritten(error: BaseException) -> bool:
 
 
 def unwritten(error: BaseException) -> str:
-    """The message for such an error."""
-    return f"the output cannot be written: {error}; make room there, or have it written elsewhere"
+    """The message for an error of :func:`is_unwritten`."""
+    return f"the output cannot be written: {error}; free some space, or write it elsewhere"
 
 
 def unread() -> BrokenPipeError:
-    """The error that is raised if nobody reads standard output, before any of it is written."""
+    """The error for standard output that nobody reads, before anything is written."""
     return BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE), _OUTPUT)
 
 
 def discard() -> None:
-    """Discard standard output from now on, with what could not be written yet."""
+    """Discard standard output from now on, including what could not be written yet."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)
@@ -77,7 +77,7 @@ def discard() -> None:
 class _Output(io.FileIO):
     def write(self, data: ReadableBuffer, /) -> int:
         try:
-            while (written := super().write(data)) is None:  # it was made non-blocking
+            while (written := super().write(data)) is None:  # the file is non-blocking
                 select.select([], [self], [])
             return written
         except OSError as error:
@@ -94,7 +94,7 @@ class _Messages(io.FileIO):
 
 
 def _text(file: io.FileIO, before: TextIO | None) -> TextIO:
-    """A stream of text into ``file`` as the one before was; unbuffered is line by line."""
+    """A text stream into ``file`` that buffers as ``before`` did, or line by line if unbuffered."""
     at_once = isinstance(before, io.TextIOWrapper) and (
         before.line_buffering or before.write_through
     )

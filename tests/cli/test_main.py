@@ -194,7 +194,7 @@ async def test_a_second_interrupt_ends_a_node_at_once_whatever_it_does(
         node.signal(signal.SIGINT)
         with trio.fail_after(10):
             assert await node.wait() == 130
-        assert node.errors.count("s4: stopped at once, before all was drained; what was not ") == 1
+        assert node.errors.count("s4: stopped at once, before everything was drained; ") == 1
         only_process_of_its_group_is_gone(node)
         client.abandon()
 
@@ -227,7 +227,7 @@ async def test_a_handler_that_never_gives_way_is_ended_when_the_time_for_drainin
         node.signal(signal.SIGTERM)
         with trio.fail_after(20):
             assert await node.wait() == 130
-        assert "s4: a handler does not give way, and the time for draining is over: stopped at" in (
+        assert "s4: a handler blocks the loop, and the time for draining is over: stopped at" in (
             node.errors
         )
         client.abandon()
@@ -279,7 +279,11 @@ NO_KEY = HELLO.replace(', key="name"', "")
         (None, "no.such.module", "no module 'no.such.module': "),
         (SYNTAX, "app.py", "app.py:2: '(' was never closed"),
         ("x = 1\n", "app.py", "app.py has no App object and no App class"),
-        (HELLO + "other = App('other')\n", "app.py", "has several apps: name one as app.py:app"),
+        (
+            HELLO + "other = App('other')\n",
+            "app.py",
+            "has several apps; name one of them, as in app.py:app",
+        ),
         (HELLO, "app.py:ap", "app.py has no 'ap'; it has: app"),
         (HELLO, "app.py:Hello", "app.py:Hello is not an App object or class"),
         (TWO_STREAMS, "app.py", "app 'hello' has a stream 'names' already"),
@@ -643,7 +647,7 @@ async def test_a_file_of_a_package_is_told_to_be_named_as_a_module(
     done = await run_s4(command, "shop/front/app.py", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == (
-        f"s4: shop/front/app.py is a module of a package, from which it imports: give "
+        f"s4: shop/front/app.py is a module of a package and imports from it; give "
         f"shop.front.app instead, in the folder {tmp_path}"
     )
 
@@ -659,8 +663,8 @@ async def test_a_file_that_would_be_taken_for_a_module_in_use_is_refused(
     done = await run_s4(command, file, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == (
-        f"s4: {file} would be taken for the module {name!r} of Python, of s4node or of what s4node "
-        f"needs; rename the file"
+        f"s4: {file} would be mistaken for the module {name!r} of Python, of s4node or of a "
+        f"package that s4node needs; rename the file"
     )
 
 
@@ -668,7 +672,7 @@ async def test_asking_for_a_cluster_makes_no_folder(tmp_path: Path) -> None:
     for command in (["status"], ["apps"], ["undeploy", "shop"]):
         done = await run_s4(*command, "--folder", tmp_path / "nowhere", cwd=tmp_path)
         assert done.returncode == 2
-        assert "there is no folder" in done.stderr
+        assert "nowhere does not exist" in done.stderr
         assert os.listdir(tmp_path) == []  # noqa: PTH208
 
 
@@ -798,9 +802,9 @@ NOWHERE = "= '~nobody-at-all/x' is nowhere (there is no such home); write its fu
     ("command", "said"),
     [
         (f"run {LONG}.py", f"s4: {LONG}.py cannot be looked at (File name too long); give a"),
-        ("run loop/hello.py", f"s4: loop/hello.py {LOOPS}give a Python file that can be read, or"),
-        ("graph loop/hello.py", f"s4: loop/hello.py {LOOPS}give a Python file"),
-        ("deploy loop/hello.py", f"s4: loop/hello.py {LOOPS}give a Python file"),
+        ("run loop/hello.py", f"s4: loop/hello.py {LOOPS}give a readable Python file, or"),
+        ("graph loop/hello.py", f"s4: loop/hello.py {LOOPS}give a readable Python file"),
+        ("deploy loop/hello.py", f"s4: loop/hello.py {LOOPS}give a readable Python file"),
         ("status --folder loop/x", f"/loop/x {LOOPS}fix its permissions, or name the nodes"),
         ("apps --json --folder loop/x", f"/loop/x {LOOPS}fix its permissions, or name the nodes"),
         ("startpoint show hello -p s4.state.folder=loop", f"/loop/default {LOOPS}fix its permi"),

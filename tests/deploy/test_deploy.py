@@ -142,7 +142,7 @@ async def test_settings_go_along_with_the_app(folder: Path) -> None:
         await until(lambda: printed(one) == ["greeting hello", "greeting world"])
         assert second["before"] == first["version"] != second["version"]
         again = await s4_of(folder, "deploy", file, "-p", "s4.app.word=world")
-        assert f"counter {second['version']} is deployed to shop already" in again.stderr
+        assert f"counter {second['version']} is already deployed to shop" in again.stderr
 
 
 async def test_an_app_creates_the_stream_that_the_log_of_its_node_lacks(folder: Path) -> None:
@@ -164,8 +164,8 @@ async def test_other_sources_or_settings_under_the_version_that_runs_are_refused
         file = write_app(folder, "counter", "v1")
         await deploy(folder, file, "--version", "1")
         again = await s4_of(folder, "deploy", file, "--version", "1")
-        assert "counter 1 is deployed to shop already" in again.stderr
-        told = "version 1 of counter runs already, with other sources or settings; give these"
+        assert "counter 1 is already deployed to shop" in again.stderr
+        told = "version 1 of counter is already running with other sources or settings; give"
         for others in ((file, "-p", "s4.app.word=x"), (write_app(folder, "counter", "v2"),)):
             refused = await s4_of(folder, "deploy", *others, "--version", "1", ok=False)
             assert told in refused.stderr
@@ -294,7 +294,7 @@ async def test_a_broken_version_is_told_and_the_old_one_and_other_apps_run_on(
         await click(two.address, "ann")
         await click(two.address, "ann", stream="shoes")
         started = "on_start" in words  # it was in the old one's place, which has begun anew
-        assert ("what it had in memory only, and had not kept, is gone" in done.stderr) == started
+        assert ("what was only in its memory, and not saved, is lost" in done.stderr) == started
         counted = ["v1 ann 1", "v1 ann 1", "v1 ann 1" if started else "v1 ann 2", "v1 ann 2"]
         await until(lambda: printed(one, two) == counted)
         assert len(list((folder / "shared" / "packages").iterdir())) == 2
@@ -333,7 +333,8 @@ async def test_a_name_that_leads_elsewhere_or_a_bad_version_is_told_before_a_nod
 
 async def test_without_a_node_nothing_is_deployed(folder: Path) -> None:
     done = await s4_of(folder, "deploy", write_app(folder, "counter", "v1"), ok=False)
-    assert "no node of cluster 'shop' lives: there is no folder" in done.stderr
+    assert "no node of cluster 'shop' lives: the folder" in done.stderr
+    assert " does not exist; start one with: s4 node shop" in done.stderr
     async with node(folder, "one"):
         pass
     done = await s4_of(folder, "deploy", write_app(folder, "counter", "v1"), ok=False)
@@ -388,7 +389,7 @@ async def test_one_of_two_deployments_at_once_wins_and_the_other_is_told(folder:
         won, lost = sorted(done, key=lambda each: each.returncode)
         assert (won.returncode, lost.returncode) == (0, 1)
         assert "the deployment of 'counter' by process" in lost.stderr
-        assert "is under way in cluster 'shop'" in lost.stderr
+        assert "is in progress in cluster 'shop'" in lost.stderr
         await click(one.address, "ann")
         version = "v1" if "v1" in "".join(map(str, won.args)) else "v2"
         await until(lambda: printed(one) == [f"{version} ann 1"])
@@ -821,7 +822,8 @@ async def test_status_shows_nodes_apps_owners_and_stages(folder: Path) -> None:
 
 async def test_status_says_when_no_node_lives_and_when_one_does_not_answer(folder: Path) -> None:
     none = await s4_of(folder, "status", ok=False)
-    assert "no node of cluster 'shop' lives: there is no folder" in none.stderr
+    assert "no node of cluster 'shop' lives: the folder" in none.stderr
+    assert " does not exist; start one with: s4 node shop" in none.stderr
     async with node(folder, "one"):
         pass
     none = await s4_of(folder, "status", ok=False)
@@ -868,9 +870,7 @@ async def test_an_app_that_has_failed_is_not_told_to_run(folder: Path) -> None:
         assert "waiting to restart  1, owned by nobody" in told
         assert re.search(r"failing on one ended at [-\d: ]+ because: ", told)
         again = await s4_of(folder, "deploy", "failing.py", ok=False)
-        assert "is deployed to shop already, and no container of it runs; s4 status says" in (
-            again.stderr
-        )
+        assert "is already deployed to shop, but none of its containers runs; s4" in (again.stderr)
 
 
 async def test_status_shows_what_was_left_out_and_what_waits_to_be_taken_where_there_is_any(

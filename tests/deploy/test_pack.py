@@ -392,7 +392,7 @@ def test_what_a_module_needs_is_declared_beside_it_or_above_up_to_its_package(
 
 
 def test_an_app_at_a_url_is_refused_with_what_to_do() -> None:
-    with pytest.raises(ConfigError, match="is a URL, and apps are loaded from this machine"):
+    with pytest.raises(ConfigError, match="is a URL, but apps are loaded from this machine"):
         pack("https://shop.example/app.py")
 
 

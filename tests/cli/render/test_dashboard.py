@@ -123,7 +123,7 @@ def snapshot(failure: str = FAILURE, node: str = "one") -> Snapshot:
             )
             for stage in ("deserializer", "stream", "sender")
         ],
-        "stream 'clicks' of app 'counter' is 100% full: what comes after it is too slow",
+        "stream 'clicks' of app 'counter' is 100% full: the stages after it are too slow",
     )
 
 
