@@ -1,8 +1,8 @@
-"""The ``s4`` command: one file for each command.
+"""The command line: the ``s4`` command, with a file for each of its commands.
 
-``main`` lists the commands. A command's file, or that of several commands on one subject, has their
-arguments and their work; ``arguments`` has options that several share, ``job`` and ``running_apps``
-find the job or app that a command means.
+``main`` lists the commands. The file of a command, or of several on one subject, has their
+arguments and does their work. ``arguments`` has options that several commands share; ``job`` and
+``running_apps`` find the job or the app that a command is about.
 
 It may touch every room below it, and the world: standard streams, files, sockets and signals. Only
 the file of the requested command is imported, so ``s4 --help`` is quick.

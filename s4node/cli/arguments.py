@@ -18,7 +18,7 @@ from s4node.offsets.startpoint import LARGEST, Oldest, Specific, Startpoint, Tim
 
 DEFAULT_ADDRESS = "tcp://127.0.0.1:12000"
 
-# options that are settings go by their names
+# options that are settings have the names of those
 CLUSTER = "s4.cluster.name"
 FOLDER = "s4.coordination.folder"
 LISTENER = "s4.listener.address"
@@ -34,8 +34,8 @@ def command(
     summary: str,
     example: str,
 ) -> argparse.ArgumentParser:
-    """Return a new command, whose help has its summary and an example. ``function`` does the work;
-    it gets each argument by name, and the settings as ``config``."""
+    """Add a command, whose help has its summary and an example. ``function`` does the work; it gets
+    each argument by name, and the settings as ``config``."""
     parser = commands.add_parser(
         name,
         help=summary,
@@ -50,7 +50,7 @@ def command(
 def group(
     parser: argparse.ArgumentParser,
 ) -> argparse._SubParsersAction[argparse.ArgumentParser]:
-    """Make a command a group, and return what its commands are added to."""
+    """Make a command a group; returns the object to which its commands are added."""
 
     def tell() -> int:
         parser.print_help()
@@ -70,10 +70,10 @@ def setting_options(
     setting: str = "one setting",
     names: tuple[str, str] = ("files", "settings"),
 ) -> None:
-    """Add property files and single settings, called so in the help. The command gets the resulting
-    ``config``; under other ``names``, it gets them as they are."""
+    """Add options for property files and single settings, with these words in the help. The command
+    gets the resulting ``config``; with other ``names``, it gets the options as they are."""
     add = partial(parser.add_argument, action="append", default=[])
-    several = f"{file}; may come several times, later ones win"
+    several = f"{file}; may be repeated, later ones win"
     add("--config", dest=names[0], metavar="FILE", help=several)
     add("-p", dest=names[1], metavar="KEY=VALUE", help=f"{setting}; wins over files")
 
@@ -97,15 +97,15 @@ def to_option(
     parser: argparse.ArgumentParser, what: str, default: str, *, several: bool = True
 ) -> None:
     """Add ``--to``, the address of the node that ``what`` describes; ``default`` describes the
-    default. With ``several`` it is a list."""
-    more = "; may come several times, and any of the nodes may be down" if several else ""
+    default. With ``several`` it may be repeated."""
+    more = "; may be repeated, and some of these nodes may be down" if several else ""
     where = f"{what}{more} (default: {default}; else {DEFAULT_ADDRESS})"
     action = "append" if several else "store"
     parser.add_argument("--to", metavar="ADDRESS", action=action, help=where)
 
 
 def timeout_option(parser: argparse.ArgumentParser, what: str, default: float = 10.0) -> None:
-    """Add ``--timeout``, the longest wait for ``what``."""
+    """Add ``--timeout``, the longest time to wait for ``what``."""
     said = f"for {what} (default %(default)g)"
     parser.add_argument("--timeout", type=seconds, default=default, metavar="SECONDS", help=said)
 
@@ -135,7 +135,7 @@ def whole(text: str) -> int:
 
 
 def start(text: str) -> Startpoint | Literal["newest"]:
-    """Where to begin to read: a word, an offset, or a time."""
+    """A position to read from: a word, an offset, or a time."""
     word, _, millis = text.partition(":")
     if word == "ms" and _is_number(millis):
         return Timestamp(whole(millis))
@@ -178,7 +178,7 @@ def _number(text: str, least: int) -> int:
     if not _is_number(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, {least} or more")
     digits = text.lstrip("0") or "0"
-    value = int(digits[: _DIGITS + 1])  # Python reads no number of thousands of digits
+    value = int(digits[: _DIGITS + 1])  # Python refuses numbers of thousands of digits
     if value > LARGEST:
         raise argparse.ArgumentTypeError(f"{text} is too large; the largest is {LARGEST}")
     if value < least:
@@ -189,7 +189,7 @@ def _number(text: str, least: int) -> int:
 def text(given: str) -> str:
     """A text that is not empty."""
     if not given.strip():
-        raise argparse.ArgumentTypeError("it is empty")
+        raise argparse.ArgumentTypeError("the text is empty")
     return utf8(given)
 
 

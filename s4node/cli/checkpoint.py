@@ -4,11 +4,11 @@ Rules
 - An export can be imported while no container of the job runs. The whole file is checked before
   anything is written.
 - Producers' numbers are shown but not exported: an import leaves those of the tasks unchanged.
-- An import must fit the job: offsets of a job with other tasks, keys or inputs are refused, and so
-  is a partition that another task reads. An app of another name is accepted with a message.
-- If the job's state is shipped, an import needs its URL. ``show`` and ``list`` without the URL say
-  that this folder may be older.
-- Damaged tasks are reported after the others; an export leaves nothing out.
+- An import has to fit the job: offsets of a job with other tasks, keys or inputs are refused, and
+  so is a partition that another task reads. An app of another name is accepted with a message.
+- If the job's state is shipped, an import needs its URL. Without the URL, ``show`` and ``list`` say
+  that this folder may be outdated.
+- Damaged tasks are reported after the others; ``export`` refuses to leave a task out.
 """
 
 from __future__ import annotations
@@ -84,12 +84,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "s4 checkpoint import clicks checkpoints.json",
     )
     app_argument(imported)
-    imported.add_argument(
-        "file", metavar="FILE", help="what export has printed; - is standard input"
-    )
+    imported.add_argument("file", metavar="FILE", help="the output of export; - is standard input")
     for action in (listed, shown, imported):
         job_options(action)
-    job_options(exported, as_json=False)  # it prints nothing else
+    job_options(exported, as_json=False)  # it always prints JSON
 
 
 def list_(target: str, config: Config, *, as_json: bool) -> int:
@@ -171,11 +169,11 @@ def import_(target: str, file: str, config: Config, *, as_json: bool) -> int:
     for task, one in checkpoints.items():
         job.check_task(task)
         for at in one.offsets:
-            job.places(Where(*at))  # raises where the job does not read it
+            job.places(Where(*at))  # raises if the job does not read it
             if reader := job.reader_of(at, task):
                 raise ConfigError(
-                    f"{file} has {SystemStreamPartition(*at)} for task {task!r}, and {reader!r} "
-                    f"reads it; name that one"
+                    f"{file} has {SystemStreamPartition(*at)} for task {task!r}, but {reader!r} "
+                    f"reads it; name that task"
                 )
     if job.depot is None:
         _check_unshipped(job, checkpoints)
@@ -212,8 +210,8 @@ def _check_unshipped(job: Job, tasks: Collection[str]) -> None:
     for one in job.progress(tasks)[0].values():
         if url := one.shipped:
             raise ConfigError(
-                f"the state of {job.name} is shipped to {url}; an import must go there, too: "
-                f"give the setting s4.state.url of its start with -p"
+                f"the state of {job.name} is shipped to {url}; an import has to go there, too: "
+                f"give the s4.state.url that the job runs with, with -p"
             )
 
 
@@ -257,7 +255,7 @@ class _Document(msgspec.Struct):
 
 
 def _read(file: str) -> tuple[str, JobGuard | None, dict[str, Checkpoint]]:
-    """The app, if it is named, the job and the checkpoints in a file."""
+    """The app (or an empty name), the job and the checkpoints in a file."""
     try:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
         document = msgspec.json.decode(data, type=_Document)
@@ -267,8 +265,8 @@ def _read(file: str) -> tuple[str, JobGuard | None, dict[str, Checkpoint]]:
         raise ConfigError(f"{file} is not what s4 checkpoint export prints: {error}") from error
     if document.format != _FORMAT:
         raise ConfigError(
-            f"{file} is of format {document.format}, and this s4node reads {_FORMAT}; import it "
-            f"with the s4node that exported it"
+            f"{file} has format {document.format}, and this s4node reads format {_FORMAT}; import "
+            f"it with the s4node that exported it"
         )
     now = now_ms()
     found = {}
@@ -276,11 +274,14 @@ def _read(file: str) -> tuple[str, JobGuard | None, dict[str, Checkpoint]]:
         offsets = {(o.system, o.stream, o.partition): o.offset for o in one.offsets}
         wrong = [str(SystemStreamPartition(*at)) for at, n in offsets.items() if min(n, at[2]) < 0]
         if wrong:
-            raise ConfigError(f"{file}: {wrong[0]} of task {task!r}: offsets are 0 or more")
+            raise ConfigError(
+                f"{file} has an offset or a partition below 0 for {wrong[0]} of task {task!r}; "
+                f"give 0 or more"
+            )
         if len(offsets) < len(one.offsets):
             seen = Counter((o.system, o.stream, o.partition) for o in one.offsets)
             twice = SystemStreamPartition(*seen.most_common(1)[0][0])
-            raise ConfigError(f"{file} has {twice} twice for task {task!r}; leave one")
+            raise ConfigError(f"{file} has {twice} twice for task {task!r}; remove one of them")
         found[task] = Checkpoint(offsets, now)
     guard = None if document.job is None else JobGuard.of(document.job)
     return document.app, guard, found

@@ -1,12 +1,12 @@
-"""``s4 deploy`` and ``undeploy`` change what a cluster runs; ``status``, ``top`` and ``apps`` show
-what runs.
+"""``s4 deploy`` and ``s4 undeploy`` change what a cluster runs; ``s4 status``, ``top`` and ``apps``
+show what is running.
 
 Rules
 - This user's processes on this machine are found by their entries, and in the coordination folder.
-  With ``--folder`` nothing else is looked at; with ``--cluster`` no other cluster is shown.
+  With ``--folder``, only that folder is read; with ``--cluster``, only that cluster is shown.
 - Membership and ownership are read from the folder's registry, everything else from the nodes. A
-  process without a registry is asked itself. One that does not answer is shown as such, and does
-  not hold up the others.
+  process without a registry is asked directly. A process that does not answer is shown as such, and
+  does not delay the others.
 - If nothing that was asked for is running, that is printed, with status 1.
 """
 
@@ -61,7 +61,7 @@ def deploy_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="APP", help="as for s4 run")
     _cluster_options(parser)
     parser.add_argument(
-        "--name", type=utf8, metavar="NAME", default="", help="the app's, if not its own"
+        "--name", type=utf8, metavar="NAME", default="", help="(default: the app's own name)"
     )
     parser.add_argument(
         "--version",
@@ -71,10 +71,10 @@ def deploy_arguments(parser: argparse.ArgumentParser) -> None:
         help="(default: a hash of the sources and settings)",
     )
     parser.add_argument(
-        "--partitions", dest=PARTITIONS, metavar="N", help="(default: as the cluster has)"
+        "--partitions", dest=PARTITIONS, metavar="N", help="(default: that of the cluster)"
     )
     setting_options(
-        parser, file="property file that goes along", setting="one setting that goes along"
+        parser, file="property file to deploy with it", setting="one setting to deploy with it"
     )
     json_option(parser, "print the outcome as a JSON object")
     parser.set_defaults(function=deploy)
@@ -97,7 +97,7 @@ def undeploy_arguments(parser: argparse.ArgumentParser) -> None:
 
 def status_arguments(parser: argparse.ArgumentParser) -> None:
     _seen_options(parser)
-    json_option(parser, "print a JSON list, an object a cluster")
+    json_option(parser, "print a JSON list, with an object for each cluster")
     parser.set_defaults(function=status)
 
 
@@ -111,7 +111,7 @@ def top_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="(default %(default)g)",
     )
-    parser.add_argument("--count", type=kinds.count, metavar="N", help="end after N times")
+    parser.add_argument("--count", type=kinds.count, metavar="N", help="end after N displays")
     parser.set_defaults(function=top)
 
 
@@ -122,7 +122,7 @@ def _cluster_options(parser: argparse.ArgumentParser) -> None:
 
 def _seen_options(parser: argparse.ArgumentParser) -> None:
     cluster_option(parser, "all")
-    folder_option(parser, "~/.s4node, and all that runs here of this user")
+    folder_option(parser, "~/.s4node, and everything of yours that runs here")
     setting_options(parser)
 
 
@@ -135,8 +135,8 @@ def deploy(target: str, name: str, version: str, config: Config, *, as_json: boo
     package = pack(target, name=name, version=version, settings=taken)
     if config.origin(settings.LISTENER_ADDRESS) == COMMAND_LINE:
         deploying.tell(
-            f"{settings.LISTENER_ADDRESS.name} is not deployed: containers listen where their "
-            f"node does, at ports that are free"
+            f"{settings.LISTENER_ADDRESS.name} is not deployed: containers listen on the host of "
+            f"their node, at free ports"
         )
     set_here = config.origin(settings.CLUSTER_PARTITIONS) != "default"
     partitions = config[settings.CLUSTER_PARTITIONS] if set_here else None
@@ -157,12 +157,12 @@ def deploy(target: str, name: str, version: str, config: Config, *, as_json: boo
 def undeploy(name: str, config: Config) -> int:
     """Stop an app on all nodes of its cluster; returns the exit status."""
     gone = trio.run(deploying.undeploy, name, config)
-    deploying.tell(f"{gone.name} {gone.version} is gone from {gone.cluster}")
+    deploying.tell(f"{gone.name} {gone.version} is removed from {gone.cluster}")
     return 0
 
 
 def status(config: Config, *, as_json: bool) -> int:
-    """Print what runs once; 1 if nothing does."""
+    """Print what is running, once; returns 1 if nothing is."""
     seen = trio.run(look, config, "status")
     if as_json:
         print(msgspec.json.encode(seen.shown).decode())
@@ -172,8 +172,7 @@ def status(config: Config, *, as_json: bool) -> int:
 
 
 def top(config: Config, *, seconds: float, count: int | None) -> int:
-    """Show what runs again and again, until Ctrl-C or ``count`` times; 1 if nothing runs at
-    first."""
+    """Show what is running until Ctrl-C, or ``count`` times; returns 1 if nothing is at first."""
     return trio.run(_top, config, seconds, count)
 
 
@@ -206,7 +205,7 @@ async def _top(config: Config, seconds: float, count: int | None) -> int:
 
 @dataclass(frozen=True)
 class Listed:
-    """An app as ``s4 apps`` shows it; ``containers`` has each node's container address."""
+    """An app as ``s4 apps`` shows it; ``containers`` are its addresses by node."""
 
     app: str
     cluster: str
@@ -217,7 +216,7 @@ class Listed:
 
 
 def apps(config: Config, *, as_json: bool) -> int:
-    """Print the apps that run or are deployed; 1 if no node is running."""
+    """Print the apps that run or are deployed; returns 1 if no node is running."""
     seen = trio.run(look, config, "apps")
     found = [
         Listed(app.name, each.cluster, app.version, app.state, app.partitions, app.containers)
@@ -250,19 +249,19 @@ def _told(seen: Seen) -> int:
 
 @dataclass(frozen=True)
 class Seen:
-    """What was found, and the message to print if that is ``nothing``."""
+    """What is running, and the message to print if ``nothing`` is."""
 
     shown: list[Snapshot]
     nothing: str
 
     @property
     def lives(self) -> bool:
-        """Return True if a node or a process lives, not only apps that wait for one."""
+        """Return True if a node or a process lives, rather than only apps that wait for one."""
         return any(each.nodes for each in self.shown)
 
 
 async def look(config: Config, who: str) -> Seen:
-    """What runs now. Raises ConfigError if a named folder does not exist."""
+    """Find what is running. Raises ConfigError if a named folder does not exist."""
     cluster = config[settings.CLUSTER_NAME]
     every = config.origin(settings.CLUSTER_NAME) == "default"
     named = config.origin(settings.COORDINATION_FOLDER) != "default"
@@ -279,7 +278,7 @@ async def look(config: Config, who: str) -> Seen:
                 there = set(await registry.living_clusters())
                 living |= there
                 if folder == own:
-                    there.add(cluster)  # of which apps may wait for a node
+                    there.add(cluster)  # its apps may wait for a node
                 for each in sorted(there if every else there & {cluster}):
                     now = await _cluster(registry, each, str(folder))
                     if now.nodes or now.apps:
@@ -287,7 +286,7 @@ async def look(config: Config, who: str) -> Seen:
         except CoordinationError:
             if folder == own:
                 raise
-            continue  # of an app that ends at this moment
+            continue  # the app has just ended
     for process in processes:
         if not process.folder:
             living.add(process.cluster)
@@ -295,7 +294,7 @@ async def look(config: Config, who: str) -> Seen:
                 shown.append(await _alone(process))
     if not every:
         return Seen(shown, no_node(cluster, sorted(living)))
-    where = f"no node lives in {own}" if named else "nothing of yours runs here"
+    where = f"no node lives in {own}" if named else "nothing of yours is running here"
     return Seen(shown, f"{where}; start an app with: s4 run APP, or a node with: s4 node CLUSTER")
 
 
@@ -379,7 +378,7 @@ def _snapshot(
 
 
 async def _ask(name: str, node: NodeInfo, answers: dict[str, admin.NodeStatus | str]) -> None:
-    answers[name] = f"gave no answer within {_ANSWER_SECONDS:g} s; is it stopped?"
+    answers[name] = f"did not answer within {_ANSWER_SECONDS:g} s; it may be stopped"
     with trio.move_on_after(_ANSWER_SECONDS):
         try:
             async with admin.asking(name, node.admin, admin.AskStatus()) as caller:

@@ -22,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         actions,
         "show",
         show,
-        "print the settings in force, and where those come from that are not defaults",
+        "print the settings in force, and the origin of those that are not defaults",
         "s4 config show --config config/flights.properties -p s4.hasher=s4",
     )
     checked = command(
@@ -35,7 +35,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     setting_options(shown)
     setting_options(checked, names=("paths", "lines"))
     json_option(shown, "print a JSON list")
-    json_option(checked, "print the mistakes as a JSON list, empty where there are none")
+    json_option(checked, "print the mistakes as a JSON list, which may be empty")
     command(
         actions,
         "default",

@@ -1,13 +1,14 @@
 """``s4 dead-letter``: lists, shows and replays the events that an app could not process.
 
 Rules
-- The stream is ``task.dead.letter.stream`` of the settings. A dead letter's id is its partition and
-  offset there, such as ``0:17``.
+- The setting ``task.dead.letter.stream`` names the stream. The id of a dead letter is its partition
+  and offset there, such as ``0:17``.
 - Replay sends an event unchanged to where it came from, under a producer id of its own. Then it
   appends a mark, an event with the dead letter's id in ``replayed``, and has the producer id
-  forgotten. The id makes a repeated replay harmless until the mark is there, and the mark stays as
-  long as the dead letter.
-- Many events are sent at a time, because each waits for a commit; those of one key in order.
+  forgotten. Until the mark is there, the producer id makes a repeated replay harmless; the mark
+  stays as long as the dead letter.
+- Many events are sent at a time, because each waits for a commit; those of one key keep their
+  order.
 - An event that does not decode, or that the app itself has put, cannot be replayed.
 """
 
@@ -74,7 +75,7 @@ class DeadLetter(NamedTuple):
 
     @property
     def kind(self) -> tuple[str, str, str]:
-        """Stream, the reason without the event's own values, and where it was raised."""
+        """The stream, the reason without the event's own values, and the PE that raised it."""
         return (
             self.stream,
             self.dead_letter.reason.partition(":")[0],
@@ -83,21 +84,21 @@ class DeadLetter(NamedTuple):
 
     @property
     def turn(self) -> tuple[str, int, str]:
-        """The key of replay order: dead letters with an equal one are replayed one after the
-        other."""
+        """The key of replay order: dead letters with the same key are replayed one after
+        another."""
         return self.stream, self.dead_letter.partition, self.dead_letter.get("key", "")
 
     @property
     def name(self) -> str:
-        """What its event is sent again under."""
+        """The producer id of its replay."""
         one = self.dead_letter
         name = f"replay of {one.get('app', '')} {one.get('task', '')} {one.origin}:{one.offset}"
-        if too_long(name):  # it has the id of the event's producer in it
+        if too_long(name):  # it contains the id of the event's producer
             name = f"replay {hashlib.sha256(name.encode()).hexdigest()}"
         return name
 
     def is_own(self, cluster: str) -> bool:
-        """Return True if a task of the app has put the event."""
+        """Return True if a task of the app itself has put the event."""
         dead_letter = self.dead_letter
         task = origin_of(
             dead_letter.stream, dead_letter.partition, f"{TASK}{cluster}/{dead_letter.get('app')}/"
@@ -107,7 +108,7 @@ class DeadLetter(NamedTuple):
 
     @property
     def declaration(self) -> TypeDecl | None:
-        """The type of its event; None if that did not decode."""
+        """The type of its event; None if that does not decode."""
         name = self.dead_letter.get("type")
         if not name:
             return None
@@ -116,7 +117,7 @@ class DeadLetter(NamedTuple):
 
     @property
     def event(self) -> dict[str, Any] | None:
-        """The attributes of its event; None if it did not decode."""
+        """The attributes of its event; None if it does not decode."""
         declared = self.declaration
         if declared is None:
             return None
@@ -133,32 +134,32 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         actions,
         "list",
         list_,
-        "count them by stream and reason",
+        "count the dead letters by stream and reason",
         "s4 dead-letter list clicks -p task.dead.letter.stream=log.dead "
         "-p systems.log.address=tcp://127.0.0.1:12000",
     )
     app_argument(listed)
     listed.add_argument(
-        "--all", dest="every", action="store_true", help="a line for each, with its id"
+        "--all", dest="every", action="store_true", help="print each on a line, with its id"
     )
     shown = command(
         actions,
         "show",
         show,
-        "show some with event, place and traceback",
+        "show dead letters with their event, place and traceback",
         "s4 dead-letter show clicks 0:17 --config clicks.properties",
     )
     app_argument(shown)
-    shown.add_argument("ids", metavar="ID", nargs="+", help="as list shows it, such as 0:17")
+    shown.add_argument("ids", metavar="ID", nargs="+", help="as list prints it, such as 0:17")
     replayed = command(
         actions,
         "replay",
         replay,
-        "send their events again to where they came from, each once",
+        "send the events of dead letters to where they came from, each once",
         "s4 dead-letter replay clicks --stream log.clicks --config clicks.properties",
     )
     app_argument(replayed)
-    replayed.add_argument("ids", metavar="ID", nargs="*", help="as list shows it (default: all)")
+    replayed.add_argument("ids", metavar="ID", nargs="*", help="as list prints it (default: all)")
     to_option(
         replayed, "where the app listens, for events of live streams", "that of the running app"
     )
@@ -167,7 +168,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
             "--stream",
             metavar="STREAM",
             default="",
-            help="those that came from it, such as log.clicks",
+            help="only those from this stream, such as log.clicks",
         )
     for action in (listed, shown, replayed):
         job_options(action)
@@ -269,11 +270,11 @@ def replay(
                 return "sent before"
             try:
                 if one.is_own(home.cluster):
-                    raise _Not("its event was put by the app itself; send again what has led to it")
+                    raise _Not("the app itself has put its event; replay the event that led to it")
                 refusal, new = await _send_again(one, home, addresses)
                 if not refusal:
                     return "sent" if new else "sent before"
-                why, outcome = f"it is refused again: {refusal}", "refused again"
+                why, outcome = f"its event is refused again: {refusal}", "refused again"
             except (_Not, S4Error) as error:
                 why, outcome = str(error), "not sent"
             print(f"{one.id}: {on_one_line(why)}", file=sys.stderr)
@@ -298,16 +299,16 @@ def replay(
     return _with_letters(target, config, ids, stream, work)
 
 
-class _Not(Exception):  # noqa: N818 - it is not an error of ours
-    """Why an event cannot be replayed."""
+class _Not(Exception):  # noqa: N818 - never leaves this module
+    """An event cannot be replayed; says why."""
 
 
 async def _send_again(one: DeadLetter, home: _Home, addresses: Sequence[str]) -> tuple[str, bool]:
-    """Send an event, and mark its dead letter; returns the refusal, if any, and whether it had not
-    been replayed before."""
+    """Send the event of a dead letter, and mark it; returns the refusal, if any, and True if the
+    event had not been replayed before."""
     dead_letter, declared = one.dead_letter, one.declaration
     if declared is None:
-        raise _Not("its event did not decode; have its producer send it as it should be")
+        raise _Not("its event does not decode; have its producer send it correctly")
     if dead_letter.system == LIVE:
         return await _send_live(one, home, addresses)
     system = home.systems[dead_letter.system]
@@ -357,7 +358,7 @@ def _with_letters(
     """Run ``work`` with the app's dead letters: those with these ids, those of a stream, or all."""
     for each in ids:
         if not _ID.fullmatch(each):
-            raise ConfigError(f"{each!r} is not the id of a dead letter; list --all shows them")
+            raise ConfigError(f"{each!r} is not the id of a dead letter; list --all prints the ids")
     job = find_job(target, config)
     name = job.name
 
@@ -373,8 +374,8 @@ def _with_letters(
                 missing = [each for each in ids if each not in known]
                 if missing:
                     raise S4Error(
-                        f"{name} has no dead letter {missing[0]}; s4 dead-letter list --all shows "
-                        f"which there are"
+                        f"{name} has no dead letter {missing[0]}; s4 dead-letter list --all prints "
+                        f"the existing ones"
                     )
                 dead_letters = [known[each] for each in ids]
             return await work(dead_letters, home)
@@ -402,7 +403,7 @@ class _Home(NamedTuple):
 
 @asynccontextmanager
 async def _home_of(config: Config) -> AsyncIterator[_Home]:
-    """Where the dead letters are, while it can be reached."""
+    """The stream of the dead letters, once it can be reached."""
     own = config[settings.LISTENER_ADDRESS] if config[settings.LOG_FOLDER] else ""
     systems = Systems(config, own)
     home, stream = _home(config, systems)
@@ -415,7 +416,7 @@ async def _home_of(config: Config) -> AsyncIterator[_Home]:
         if patience.cancelled_caught:
             raise S4Error(
                 f"the dead letters are in system {home.name!r}, which does not answer at "
-                f"{getattr(home, 'address', '') or 'its address'}; start the node that has it"
+                f"{getattr(home, 'address', '') or 'its address'}; start its node"
             )
         yield _Home(home, stream, systems, config[settings.CLUSTER_NAME])
         nursery.cancel_scope.cancel()
@@ -429,7 +430,7 @@ def _home(config: Config, systems: Systems) -> tuple[System, str]:
     name = config[settings.DEAD_LETTERS]
     if not name:
         raise ConfigError(
-            f"{settings.DEAD_LETTERS.name} is not set: give the settings that the app runs with, "
+            f"{settings.DEAD_LETTERS.name} is not set; give the settings that the app runs with, "
             f"with --config or -p"
         )
     for cluster in config.matching(settings.STREAM_CONSUMERS).get(name, ()):
@@ -439,8 +440,8 @@ def _home(config: Config, systems: Systems) -> tuple[System, str]:
     system, _, stream = name.partition(".")
     if not stream:
         raise ConfigError(
-            f"{settings.DEAD_LETTERS.name} = {name} is an output stream, and the settings name no "
-            f"address of a cluster that consumes it; give those that the app runs with"
+            f"{settings.DEAD_LETTERS.name} = {name} is an output stream, but the settings have no "
+            f"address of a cluster that consumes it; give the settings that the app runs with"
         )
     return systems[system], stream
 
@@ -448,7 +449,7 @@ def _home(config: Config, systems: Systems) -> tuple[System, str]:
 async def _dead_letters(home: System, stream: str) -> AsyncIterator[DeadLetter]:
     for partition in range(await home.partitions(stream)):
         dead_letters: list[tuple[str, GenericEvent]] = []
-        sent: set[str] = set()  # ids of letters, and names under which events were sent again
+        sent: set[str] = set()  # ids of dead letters, and names of replays
         place = SystemStreamPartition(home.name, stream, partition)
         bounds = await home.bounds(place)
         reader = await home.open(place, bounds.oldest, [GenericEvent])

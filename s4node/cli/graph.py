@@ -21,7 +21,7 @@ from s4node.deploy.load_app import load_app
 from s4node.runtime.container.hooks import declare
 
 _WIDTH = 100
-"""Columns where the output is not a terminal."""
+"""The columns of a drawing that is not for a terminal."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +39,7 @@ def graph(target: str, config: Config, *, as_mermaid: bool, as_json: bool) -> in
     """Print the app's graph; returns the exit status. Calls its ``on_init``."""
     app = load_app(target)
     if isinstance(app, AdapterApp) and not app.output_stream:
-        app.output_stream = settings.ADAPTER_OUTPUT_STREAM.name  # says what its name will be
+        app.output_stream = settings.ADAPTER_OUTPUT_STREAM.name  # shows what gives it its name
     trio.run(partial(declare, app, config, config[settings.CLUSTER_PARTITIONS]))
     diagram = diagram_of(app)
     if as_json:

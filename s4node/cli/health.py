@@ -1,4 +1,4 @@
-"""``s4 health``: asks whether a node answers. It is cheap, for health checks: no trio, no nng."""
+"""``s4 health``: asks whether a node answers. Cheap, for health checks: no trio, no nng."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ def health(address: str, timeout: float) -> int:
 def check(address: str, timeout: float) -> None:
     """Return if a node answers at ``address`` within ``timeout`` seconds.
 
-    Raises ConnectionRefused with what happened instead, and ConfigError for what is not an address.
+    Raises ConnectionRefused with what happened instead, or ConfigError for an invalid address.
     """
     try:
         problem = look(address, timeout)
     except TimeoutError:
         raise ConnectionRefused(
             f"nothing answers at {address} within {timeout:g} s; the node hangs, is overloaded or "
-            f"cannot be reached: look at its log, or give it a longer --timeout"
+            f"cannot be reached: see its log, or set a longer --timeout"
         ) from None
     except OSError as error:
         raise ConnectionRefused(
             f"no node can be reached at {address}: {error.strerror or error}; "
-            f"start one there, or name its s4.listener.address"
+            f"start one there, or give its s4.listener.address"
         ) from error
     if problem:
         raise ConnectionRefused(f"what listens at {address} {problem}")

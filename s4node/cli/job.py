@@ -1,11 +1,11 @@
-"""The job that a command is about: the state of an app on this machine, whether it runs or not.
+"""The job of a command: the state of an app on this machine, whether the app runs or not.
 
 Rules
 - A job is named by its app: by the app's name once it has run here, or as for ``s4 run``.
 - Its inputs and tasks are known from its last start, or from the app itself.
-- A damaged task hides no other: the rest is shown, then the damage is reported.
-- With the URL to which state is shipped, a command shows what the next owner would find; without
-  it, a message says that there may be newer state. Nothing is changed, here or there.
+- A damaged task hides no other task: the others are shown, and then the damage is reported.
+- With the URL to which state is shipped, a command shows what the next owner would find. Without
+  the URL, a message says that there may be newer state. Commands that show state change nothing.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _FIX = "fix its permissions, or name another folder with -p s4.state.folder=FOLD
 
 
 def app_argument(parser: argparse.ArgumentParser) -> None:
-    text = "the app's name, if it has run here; or as for s4 run"
+    text = "the name of an app that has run here; or as for s4 run"
     parser.add_argument("target", metavar="APP", help=text)
 
 
@@ -73,14 +73,14 @@ def job_options(parser: argparse.ArgumentParser, *, as_json: bool = True) -> Non
 
 
 class Where(NamedTuple):
-    """A partition of an input, or without a number all of the stream's."""
+    """A partition of an input; without a number, all partitions of the stream."""
 
     system: str
     stream: str
     partition: int | None
 
     def has(self, place: Place) -> bool:
-        """Return True if this partition is meant."""
+        """Return True if ``place`` is meant."""
         return (self.system, self.stream) == place[:2] and self.partition in (None, place[2])
 
     def __str__(self) -> str:
@@ -90,11 +90,11 @@ class Where(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """What is known of a job.
+    """The facts about a job.
 
-    ``config`` has the settings of the app, if it runs. ``guard`` and ``tasks`` are from its last
-    start. ``read`` are the inputs of its program, as ``system.stream``; empty if unknown. ``depot``
-    is where its state is shipped, if that is looked at as well.
+    ``config`` has the settings of the app if it runs. ``guard`` and ``tasks`` are from its last
+    start. ``read`` are the inputs of its program as ``system.stream``; empty if unknown. ``depot``
+    is the place to which its state is shipped, if that is read as well.
     """
 
     name: str
@@ -113,7 +113,7 @@ class Job:
             yield state
 
     def progress(self, tasks: Collection[str]) -> tuple[dict[str, Progress], dict[str, str]]:
-        """The progress of these tasks, and why others of them are damaged."""
+        """The progress of these tasks, and the reasons for those that are damaged."""
         for task in tasks:
             if task not in self._looks:
                 try:
@@ -139,14 +139,14 @@ class Job:
 
     @cached_property
     def inputs(self) -> Mapping[str, int | None]:
-        """The number of partitions by ``system.stream``, None if unknown."""
+        """The number of partitions by ``system.stream``; None if unknown."""
         counts = {} if self.guard is None else self.guard.counts
         seen = {f"{at[0]}.{at[1]}" for one in self.checkpoints.values() for at in one.offsets}
         return {each: counts.get(each) for each in self.read or sorted({*counts, *seen})}
 
     @property
     def running(self) -> bool:
-        """Return True if a container of it runs, here or on another node."""
+        """Return True if a container of the job runs, here or on another node."""
         if runs(self.folder):
             return True
         try:
@@ -156,9 +156,11 @@ class Job:
         return False
 
     def while_stopped(self, work: Callable[[str], None]) -> None:
-        """Call ``work`` with the identity of the job's state, empty where no coordination knows it,
-        while no container of it runs on the nodes of the coordination, nor below ``s4 run --nodes``
-        on this machine; raises JobRuns where one does."""
+        """Call ``work`` while no container of the job runs, with the identity of the job's state.
+
+        The identity is empty if no coordination knows it. Raises JobRuns if a container runs, on a
+        node of the coordination or below ``s4 run --nodes`` on this machine.
+        """
         fix = f"fix its permissions, or set {_COORDINATION} to another folder"
         place = full_path(self.config[settings.COORDINATION_FOLDER], _COORDINATION)
         places = coordinations_of(self.name, self.config)
@@ -193,7 +195,7 @@ class Job:
         return trio.run(self._startpoints.read, state) if state else Requests()
 
     def change_startpoints(self, change: Callable[[Requests], tuple[Requests, R]]) -> R:
-        """Write what ``change`` makes of the startpoints, and return what else it returns."""
+        """Replace the startpoints by the first result of ``change``; returns the second one."""
         app = AppId(self.config[settings.CLUSTER_NAME], self.name)
         identify = partial(identity_of, self.folder, self.depot)
         with gate(self.folder):
@@ -201,7 +203,7 @@ class Job:
         return trio.run(self._startpoints.change, state, change)
 
     def check_state(self, wanted: str) -> None:
-        """Raise CheckpointError unless what is kept here is the state of this identity."""
+        """Raise CheckpointError unless the state here has this identity."""
         if wanted and not self.config[settings.STATE_ADOPT]:
             own = identity_of(self.folder, self.depot)
             if own != wanted:
@@ -211,15 +213,16 @@ class Job:
                 )
 
     def places(self, where: Where) -> list[Place]:
-        """The partitions that are meant; raises UnknownStream if the job does not read them."""
+        """The partitions that ``where`` names; raises UnknownStream if the job does not read
+        them."""
         name = f"{where.system}.{where.stream}"
         if where.system == LIVE:
             raise UnknownStream(f"{where} is fed over live sockets, which cannot be read again")
         if name not in self.inputs:
             raise UnknownStream(
                 f"app {self.name!r} does not read {name}; it reads: "
-                f"{', '.join(self.inputs) or 'no replayable input'}. If it is to read "
-                f"it from its next start on, name the app as for s4 run, with its settings"
+                f"{', '.join(self.inputs) or 'no replayable input'}. If a new version of the app "
+                f"reads it, name the app as for s4 run, with its settings"
             )
         count = self.inputs[name]
         if where.partition is not None:
@@ -230,7 +233,7 @@ class Job:
             return [(where.system, where.stream, where.partition)]
         if count is None:
             raise UnknownStream(
-                f"how many partitions {name} has is not known before {self.name} has run; name "
+                f"the number of partitions of {name} is unknown until {self.name} has run; name "
                 f"each, such as '{name}[0]'"
             )
         return [(where.system, where.stream, number) for number in range(count)]
@@ -243,20 +246,21 @@ class Job:
             )
 
     def places_of(self, task: str, places: list[Place]) -> list[Place]:
-        """Those of ``places`` that a task (empty: any) reads or may read: unknown are places in no
-        checkpoint, and tasks without one. Raises ConfigError if it reads none of them."""
+        """The ``places`` that a task (empty: any task) reads or may read: it may read a place that
+        is in no checkpoint, or any if it has no checkpoint. Raises ConfigError if there are
+        none."""
         self.check_task(task)
         read = [place for place in places if not self.reader_of(place, task)]
         if not read:
             place = places[0]
             raise ConfigError(
                 f"task {task!r} of app {self.name!r} does not read {Where(*place)}, "
-                f"{self.reader_of(place, task)!r} does; name that one, or leave --task out"
+                f"{self.reader_of(place, task)!r} does; name that task, or leave --task out"
             )
         return read
 
     def reader_of(self, place: Place, task: str) -> str:
-        """The task that reads a place in place of ``task``; empty if ``task`` may read it."""
+        """The task that reads a place instead of ``task``; empty if ``task`` may read it."""
         offsets = self.checkpoints[task].offsets if task in self.checkpoints else {}
         return "" if not offsets or place in offsets else self._readers.get(place, "")
 
@@ -271,33 +275,34 @@ class Job:
 
 
 def of_task(task: str, why: object) -> str:
-    """What is wrong with a task's state."""
+    """The message about a task's state."""
     return f"task {task!r}: {why}"
 
 
 def tell_damaged(damaged: Mapping[str, str]) -> int:
-    """Say why tasks were not shown; returns the exit status."""
+    """Print why tasks were not shown; returns the exit status."""
     for task, why in damaged.items():
         print(f"s4: {of_task(task, why)}", file=sys.stderr)
     return 1 if damaged else 0
 
 
 def tell_older(job: Job, shipped: Iterable[str]) -> None:
-    """Say that the state shipped to these URLs may be newer than what was shown."""
+    """Print that the state shipped to these URLs may be newer than what was shown."""
     if job.depot is not None:
         return
     for url in sorted({*shipped} - {""}):
         setting = url.removesuffix(f"/{job.folder.parent.name}/{job.folder.name}")
         print(
-            f"s4: the state of {job.name} is shipped to {url}; this is that of {job.folder}, and "
-            f"may be older. -p {settings.STATE_URL.name}={setting} shows what is there",
+            f"s4: the state of {job.name} is shipped to {url}; this is the state in {job.folder}, "
+            f"which may be older. -p {settings.STATE_URL.name}={setting} shows the shipped state",
             file=sys.stderr,
         )
 
 
 def find_job(target: str, config: Config, *, shipped: bool = False) -> Job:
-    """The job that ``target`` names; raises ConfigError with the known ones. With ``shipped`` its
-    state is also looked for at ``s4.state.url``, if set. A running app brings its settings."""
+    """Find the job that ``target`` names; raises ConfigError, which lists the known ones. With
+    ``shipped``, its state is also looked for at ``s4.state.url``. A running app adds its
+    settings."""
     config = config_of(target, config)
     root, cluster = config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME]
     home = folder_of(root, cluster, "x").parent
@@ -312,14 +317,14 @@ def find_job(target: str, config: Config, *, shipped: bool = False) -> Job:
         return _job(target, folder, config, (), depot_of(config, folder) if shipped else None)
     if runs_here(target, config):
         raise ConfigError(
-            f"app {target!r} of cluster {cluster!r} runs, and keeps no state: its inputs are live "
-            f"streams of the grade fast; s4.stream.NAME.grade = durable has it keep its state"
+            f"app {target!r} of cluster {cluster!r} runs without state, because its inputs are "
+            f"live streams of the grade fast; s4.stream.NAME.grade = durable gives it state"
         )
     if not (target.endswith(".py") or ":" in target or "." in target):
         raise ConfigError(
-            f"no app {target!r} of cluster {cluster!r} keeps anything in {places}; there are: "
-            f"{', '.join(sorted(known)) or 'none'}. Name one that has not run yet as for s4 run, "
-            f"such as {target}.py"
+            f"no app {target!r} of cluster {cluster!r} has state in {places}; apps with state: "
+            f"{', '.join(sorted(known)) or 'none'}. Name an app that has not run yet as for s4 "
+            f"run, such as {target}.py"
         )
     app = load_app(target)
     trio.run(partial(declare, app, config, config[settings.CLUSTER_PARTITIONS]))
@@ -356,10 +361,10 @@ def where_of(text: str, *, all_partitions: bool = False) -> Where:
     if match is None or not (is_name(system) and is_name(stream)):
         raise ConfigError(f"{text!r} is not a partition of an input; write it as 'log.clicks[0]'")
     if match["closed"] == "":
-        raise ConfigError(f"{text!r} has no closing bracket; write it as '{text}]'")
+        raise ConfigError(f"{text!r} lacks its closing bracket; write it as '{text}]'")
     if all_partitions != (match["partition"] is None):
         raise ConfigError(
-            f"{text!r} and --all-partitions do not fit; write '{match['name']}'"
+            f"{text!r} and --all-partitions exclude each other; write '{match['name']}'"
             if all_partitions
             else f"{text!r} is a whole stream; write '{text}[0]' for one partition, or add "
             f"--all-partitions"

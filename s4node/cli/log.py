@@ -1,9 +1,10 @@
 """``s4 log``: the streams of a node's log, from the command line.
 
 Rules
-- Everything goes over the node's socket, so it works from any machine; no file is opened.
-- Results go to standard output, one JSON object a line for programs; messages go to standard error.
-- A command that has to wait says why, for example that the node's disk is full.
+- Everything goes through the node's socket, so it works from any machine; no file is opened.
+- Results go to standard output, with ``--json`` one JSON object per line; messages go to standard
+  error.
+- A command that has to wait says why, for example because the node's disk is full.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _TROUBLE_SECONDS = 2.0
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "The streams of a node's log: a node has one that runs with the setting s4.log.folder."
+        "The streams of a node's log. A node has a log if it runs with the setting s4.log.folder."
     )
     actions = group(parser)
     created = command(
@@ -60,20 +61,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=utf8,
         default="",
         metavar="ATTRIBUTE",
-        help="the attribute that tells an event's partition, or several with + "
-        "between; without one, events go round robin",
+        help="the attribute that decides an event's partition, or several joined by "
+        "+; without one, events go round robin",
     )
     created.add_argument(
         "--retention-ms",
         type=whole,
         metavar="MS",
-        help="how long events are kept, 0 for ever (default: as the node says)",
+        help="how long events are retained, 0 for ever (default: the node's setting)",
     )
     created.add_argument(
         "--retention-bytes",
         type=whole,
         metavar="BYTES",
-        help="how much a partition keeps, 0 without a bound (default: as the node says)",
+        help="how much each partition retains, 0 without bound (default: the node's setting)",
     )
     json_option(created, "print the stream as a JSON object")
 
@@ -81,7 +82,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         actions,
         "append",
         append,
-        "append events from standard input, one JSON object a line",
+        "append events from standard input, one JSON object per line",
         """echo '{"user": "joe"}' | s4 log append clicks""",
     )
     appended.add_argument("stream", type=utf8, metavar="NAME")
@@ -90,7 +91,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         dest="type_name",
         metavar="TYPE",
         default="",
-        help="event type, where the stream has several",
+        help="event type, if the stream has several",
     )
     json_option(appended, "print the outcome as a JSON object")
 
@@ -98,7 +99,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         actions,
         "tail",
         tail,
-        "print a stream's events as JSON lines, and what comes",
+        "print the events of a stream as JSON lines, also new ones",
         "s4 log tail clicks --from oldest --count 10",
     )
     tailed.add_argument("stream", type=utf8, metavar="NAME")
@@ -112,11 +113,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "upcoming, an offset, or ms:MILLISECONDS since 1970 "
         "(default %(default)s)",
     )
-    tailed.add_argument("--partition", type=whole, metavar="P", help="this one only")
+    tailed.add_argument("--partition", type=whole, metavar="P", help="only this one")
     tailed.add_argument(
         "--count", type=kinds.count, default=0, metavar="N", help="end after N events"
     )
-    json_option(tailed, "print each event's partition and offset, too")
+    json_option(tailed, "print the partition and offset of each event, too")
 
     described = command(
         actions,
@@ -134,30 +135,30 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         actions,
         "trim",
         trim,
-        "delete the oldest events of a stream; whole frames only, so a few may stay",
+        "delete the oldest events of a stream, in whole frames, so a few may stay",
         "s4 log trim clicks --older-than-ms 3600000",
     )
     trimmed.add_argument("stream", type=utf8, metavar="NAME")
-    trimmed.add_argument("--partition", type=whole, metavar="P", help="this one only")
+    trimmed.add_argument("--partition", type=whole, metavar="P", help="only this one")
     what = trimmed.add_mutually_exclusive_group(required=True)
     what.add_argument(
         "--to-offset",
         dest="offset",
         type=whole,
         metavar="OFFSET",
-        help="what lies before this offset",
+        help="events before this offset",
     )
     what.add_argument(
-        "--older-than-ms", type=whole, metavar="MS", help="what was appended longer ago"
+        "--older-than-ms", type=whole, metavar="MS", help="events appended longer ago"
     )
-    what.add_argument("--everything", action="store_true", help="all that is there")
+    what.add_argument("--everything", action="store_true", help="all events")
     json_option(trimmed, "print the outcome as a JSON object")
 
     forgotten = command(
         actions,
         "forget",
         forget,
-        "forget producers that never come back; what they send again is appended again",
+        "forget producers that never return; what they send again is appended again",
         "s4 log forget import-2025 --stream clicks",
     )
     forgotten.add_argument(
@@ -165,10 +166,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=utf8,
         metavar="PRODUCER",
         nargs="+",
-        help="an id; that of a task may be without the # and what follows it",
+        help="a producer id; that of a task may lack the # and what follows it",
     )
     forgotten.add_argument(
-        "--stream", type=utf8, metavar="NAME", default="", help="this one only (default: all)"
+        "--stream", type=utf8, metavar="NAME", default="", help="only this one (default: all)"
     )
     json_option(forgotten, "print the outcome as a JSON object")
 
@@ -238,7 +239,7 @@ def append(stream: str, to: str | None, type_name: str, timeout: float, *, as_js
     """Append standard input; returns the exit status."""
 
     async def work(log: EmbeddedLog) -> int:
-        await log.describe(stream)  # says what there is, where there is no such stream
+        await log.describe(stream)  # if there is no such stream, the error lists the others
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_tell_trouble, log)
             status = await Sending(stream, log.address, type_name, timeout, as_json).run()
@@ -249,7 +250,7 @@ def append(stream: str, to: str | None, type_name: str, timeout: float, *, as_js
 
 
 async def _tell_trouble(log: EmbeddedLog) -> None:
-    """Print why the log cannot append, when that begins and when it ends."""
+    """Print why the log cannot append, and when it can again."""
     told = ""
     while True:
         await trio.sleep(_TROUBLE_SECONDS)
@@ -258,7 +259,10 @@ async def _tell_trouble(log: EmbeddedLog) -> None:
         except S4Error:  # the node is away: the client waits for it
             continue
         if trouble != told:
-            print(f"the log waits: {trouble}" if trouble else "the log goes on", file=sys.stderr)
+            print(
+                f"the log is waiting: {trouble}" if trouble else "the log has resumed",
+                file=sys.stderr,
+            )
             told = trouble
 
 
@@ -281,7 +285,7 @@ def tail(
             Client(log.address, timeout=timeout) as client,
             client.subscribe(stream, start=where) as events,
         ):
-            if sys.stderr.isatty() or isinstance(start, Upcoming):  # what comes before is missed
+            if sys.stderr.isatty() or isinstance(start, Upcoming):  # earlier events are missed
                 print(f"reading {stream} from {log.address}; Ctrl-C ends", file=sys.stderr)
             await print_events(events, count, with_place=as_json)
         return 0
@@ -295,7 +299,7 @@ async def _start(
     start: Startpoint | Literal["newest"],
     partition: int | None,
 ) -> Startpoint | dict[int, int]:
-    """Where to begin to read."""
+    """The positions to read from."""
     stream, partitions = described["stream"], described["partitions"]
     if partition is not None and not 0 <= partition < len(partitions):
         raise StartpointError(
@@ -307,8 +311,8 @@ async def _start(
     if isinstance(start, Specific):
         if len(wanted) > 1:
             raise StartpointError(
-                f"stream {stream!r} has {len(partitions)} partitions, each with offsets of its "
-                f"own; say which one with --partition"
+                f"stream {stream!r} has {len(partitions)} partitions, each with its own offsets; "
+                f"choose one with --partition"
             )
         return {wanted[0]["partition"]: start.offset}
     if partition is None:
@@ -334,9 +338,9 @@ def describe(stream: str, to: str | None, timeout: float, *, as_json: bool) -> i
             for one in streams:
                 _show(one)
             if not streams:
-                print(f"no streams at {log.address}; s4 log create makes one", file=sys.stderr)
+                print(f"no streams at {log.address}; create one: s4 log create", file=sys.stderr)
         if trouble:
-            print(f"the log waits: {trouble}", file=sys.stderr)
+            print(f"the log is waiting: {trouble}", file=sys.stderr)
         return 0
 
     return _with_log(to, timeout, work)
@@ -396,8 +400,8 @@ def trim(
             wanted = range(len(partitions)) if partition is None else [partition]
             if not everything and len(wanted) > 1:
                 raise StartpointError(
-                    f"stream {stream!r} has {len(partitions)} partitions, each with offsets of "
-                    f"its own; say which one with --partition"
+                    f"stream {stream!r} has {len(partitions)} partitions, each with its own "
+                    f"offsets; choose one with --partition"
                 )
             oldest = {}
             for number in wanted:

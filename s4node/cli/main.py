@@ -3,12 +3,12 @@
 Rules
 - This module imports nothing heavy: only the requested command is loaded, so ``--help`` is quick.
 - An argument has the name of the parameter that takes it, or of the setting that it sets.
-- Every command has an example in its help, reports progress on standard error, and puts only its
-  results on standard output.
-- Exit status: 0 done, 1 something was refused or failed, 2 the command or configuration is wrong,
-  130 interrupted.
-- A command whose output was closed ends quietly with 1 once it has something to print; one whose
-  results cannot be written says so. Commands that serve go on without an output. See
+- Every command has an example in its help, reports progress on standard error, and writes only its
+  results to standard output.
+- The exit status is 0 if the command succeeded, 1 if something was refused or failed, 2 if the
+  command line or the configuration is wrong, and 130 after an interrupt.
+- A command whose output is closed ends quietly with 1 as soon as it prints something; if its output
+  cannot be written, it says so. Commands that serve continue without an output. See
   :mod:`s4node.process.stdio`.
 """
 
@@ -30,7 +30,7 @@ from s4node.version import __version__
 
 
 class Command(NamedTuple):
-    """An entry of the list of commands, and where the function is that adds its arguments."""
+    """A command in the list; ``place`` is the function that adds its arguments."""
 
     place: str
     summary: str
@@ -45,7 +45,7 @@ COMMANDS = {
     ),
     "node": Command(
         "s4node.cli.run:node_arguments",
-        "run a cluster's node; apps are deployed to it while it runs",
+        "run a node of a cluster; apps are deployed to it while it runs",
         "s4 node flights --name east, then s4 deploy apps.flights.app --cluster flights",
     ),
     "adapter": Command(
@@ -56,7 +56,7 @@ COMMANDS = {
     ),
     "deploy": Command(
         "s4node.cli.cluster:deploy_arguments",
-        "package an app, and have the nodes of a cluster run it",
+        "package an app, and run it on the nodes of a cluster",
         "s4 deploy apps.flights.app --cluster flights -p s4.app.threshold=42",
     ),
     "apps": Command(
@@ -66,27 +66,27 @@ COMMANDS = {
     ),
     "undeploy": Command(
         "s4node.cli.cluster:undeploy_arguments",
-        "stop an app on all nodes of a cluster, and forget it",
+        "stop an app on all nodes of a cluster, and remove it",
         "s4 undeploy flights --cluster flights",
     ),
     "status": Command(
         "s4node.cli.cluster:status_arguments",
-        "show what runs: nodes, apps, containers, stages",
+        "show what is running: nodes, apps, containers, stages",
         "s4 status --cluster flights",
     ),
     "top": Command(
         "s4node.cli.cluster:top_arguments",
-        "show what runs, live: depth, rate and waiting time of each stage",
+        "show what is running, live: depth, rate and waiting time of each stage",
         "s4 top --cluster flights",
     ),
     "send": Command(
         "s4node.cli.send:arguments",
-        "send events from standard input, one JSON object a line",
+        "send events from standard input, one JSON object per line",
         """echo '{"name": "joe"}' | s4 send names""",
     ),
     "tail": Command(
         "s4node.cli.tail:arguments",
-        "print what an app puts on a stream from now on, as JSON lines",
+        "print events of an app's stream from now on, as JSON lines",
         "s4 tail totals --count 10",
     ),
     "log": Command(
@@ -116,7 +116,7 @@ COMMANDS = {
     ),
     "new-app": Command(
         "s4node.cli.new_app:arguments",
-        "make the project of a new app, with a test",
+        "create the project of a new app, with a test",
         "s4 new-app clicks",
     ),
     "graph": Command(
@@ -131,7 +131,7 @@ COMMANDS = {
     ),
     "bench": Command(
         "s4node.bench.command:arguments",
-        "measure; without a name, list what can be measured",
+        "run a benchmark; without a name, list the benchmarks",
         "s4 bench keyed-count --json",
     ),
     "config": Command(
@@ -151,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         try:
             return _done(arguments, closed)
-        finally:  # a failure at the interpreter's own end would not be reported
+        finally:  # an error at the end of the interpreter would not be reported
             sys.stdout.flush()
     except (OSError, BaseExceptionGroup) as error:
         from s4node.process.exit_status import exit_status
@@ -180,20 +180,20 @@ def _done(arguments: Sequence[str] | None, closed: bool) -> int:
     except S4Error as error:
         print(f"s4: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:  # maybe within an import, which cannot be done again
+    except KeyboardInterrupt:  # perhaps during an import, which cannot be repeated
         return 130
 
 
 def _allow_files() -> None:
-    """Raise the limit of open files: connections and tables of state are files."""
+    """Raise the limit of open files, which connections and databases need."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        with suppress(ValueError, OSError):  # then it stays as it is
+        with suppress(ValueError, OSError):  # then the limit stays
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _parser(asked: str) -> argparse.ArgumentParser:
-    """All commands, with the arguments of the one that is ``asked`` for."""
+    """The parser for all commands, with the arguments of the command ``asked``."""
     parser = argparse.ArgumentParser(
         prog="s4",
         description="Run event-processing apps on nodes, and send events to them.",

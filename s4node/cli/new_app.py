@@ -1,7 +1,7 @@
-"""``s4 new-app``: makes the project of a new app, with a test that passes.
+"""``s4 new-app``: creates the project of a new app, with a test that passes.
 
 Rules
-- It makes all of it or nothing, so that it can be tried again; nothing that exists is touched.
+- It creates the whole project or nothing, so that it can be retried, and changes no existing file.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ name = "$project"
 version = "0.1.0"
 description = "An app of s4node: $title."
 requires-python = ">=3.11"
-dependencies = ["s4node>=$version"] # s4 deploy has each node check that it has these
+dependencies = ["s4node>=$version"] # s4 deploy has each node check that these are installed
 
 [dependency-groups]
 test = ["pytest>=8"]
@@ -152,7 +152,7 @@ services:
     volumes:
       - log:/var/lib/s4/.s4node
 
-  # Creates the stream and ends; does nothing where the stream exists.
+  # Creates the stream and ends; does nothing if the stream exists.
   totals:
     <<: *s4
     restart: on-failure
@@ -223,20 +223,20 @@ _FILES = {
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="small letters, digits, - and _")
-    parser.add_argument("--folder", metavar="DIR", help="where; must not exist (default ./NAME)")
+    parser.add_argument("name", metavar="NAME", help="lower-case letters, digits, - and _")
+    parser.add_argument("--folder", metavar="DIR", help="must not exist yet (default: ./NAME)")
     parser.set_defaults(function=new_app)
 
 
 def new_app(name: str, folder: str | None) -> int:
-    """Make the app ``name`` in ``folder`` (default: a folder of its name, here); the exit status.
+    """Create the app ``name`` in ``folder``, by default ./``name``; returns the exit status.
 
-    Raises ConfigError for an invalid name, and for a folder that exists.
+    Raises ConfigError if the name is invalid or the folder exists.
     """
     if not _NAME.match(name) or keyword.iskeyword(name):
         raise ConfigError(
-            f"{name!r} is not a name for an app; use a small letter, then small letters, digits, - "
-            f"and _, such as click-totals"
+            f"{name!r} is not a name for an app; use lower-case letters, digits, - and _, "
+            f"beginning with a letter, such as click-totals"
         )
     path = Path(folder or name)
     words = re.split(r"[-_]+", name.strip("-_"))
@@ -262,11 +262,11 @@ def new_app(name: str, folder: str | None) -> int:
         raise ConfigError(f"{path} exists already; name another folder with --folder") from error
     except OSError as error:
         raise ConfigError(
-            f"{path} cannot be made: {error.strerror or error}; make room and rights there, or "
-            f"name another folder with --folder"
+            f"{path} cannot be created: {error.strerror or error}; free some space, fix the "
+            f"permissions, or name another folder with --folder"
         ) from error
     print(
-        f"made {path} with {', '.join(_FILES)}\n"
+        f"created {path} with {', '.join(_FILES)}\n"
         f"  test it:  cd {shlex.quote(str(path))} && python -m pytest\n"
         f"  run it:   s4 run {shlex.quote(str(path / 'app.py'))}",
         file=sys.stderr,

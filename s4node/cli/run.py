@@ -1,4 +1,4 @@
-"""``s4 run``, ``s4 node`` and ``s4 adapter``: run apps and nodes in this process, or below it."""
+"""``s4 run``, ``s4 node`` and ``s4 adapter``: run apps and nodes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run_arguments(parser: argparse.ArgumentParser) -> None:
     parts = "partition tasks of the app (default: as many as nodes)"
     parser.add_argument("--partitions", dest=PARTITIONS, metavar="N", help=parts)
     nodes = (
-        "share the partitions among N container processes; those that get none are spares "
+        "share the partitions among N container processes; those without any are spares "
         "(default: job.container.count)"
     )
     parser.add_argument("--nodes", type=count, metavar="N", help=nodes)
@@ -61,7 +61,7 @@ def node_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", type=utf8, metavar="NAME", default="", help=name)
     app = (
         "run this one app in the node's own process, as for s4 run; such a node is alone, and "
-        "takes no other"
+        "takes no other apps"
     )
     parser.add_argument("--app", metavar="APP", help=app)
     folder_option(parser, dest="folder")
@@ -84,7 +84,7 @@ def _serving_options(parser: argparse.ArgumentParser) -> None:
 def run(target: str, config: Config, *, nodes: int | None, as_json: bool) -> int:
     """Run an app here, or in several processes; returns the exit status."""
     if nodes:
-        config = config.with_({CONTAINER_COUNT.name: "0"})  # all that there are
+        config = config.with_({CONTAINER_COUNT.name: "0"})  # partitions for all containers
         if config.origin(CLUSTER_PARTITIONS) == "default":
             config = config.with_({CLUSTER_PARTITIONS.name: str(nodes)})
     containers = nodes or config[CONTAINER_COUNT]
@@ -113,7 +113,7 @@ def run(target: str, config: Config, *, nodes: int | None, as_json: bool) -> int
 
 
 def node(app: str | None, name: str, folder: str | None, config: Config, *, as_json: bool) -> int:
-    """Run a cluster's node, or one app in a node of its own; returns the exit status."""
+    """Run a node of a cluster, or one app in a node of its own; returns the exit status."""
     from s4node.cluster.node.node import check_name
 
     if app is not None:
@@ -121,7 +121,7 @@ def node(app: str | None, name: str, folder: str | None, config: Config, *, as_j
             words = (config[CLUSTER_NAME], folder, app)
             cluster, folder, app = map(shlex.quote, words)
             raise ConfigError(
-                f"--folder is for nodes that find each other, and one with --app is alone; start "
+                f"--folder is for nodes of a cluster, and a node with --app is alone; run "
                 f"'s4 node {cluster} --folder {folder}' instead, and then 's4 deploy {app} "
                 f"--cluster {cluster} --folder {folder}'"
             )

@@ -1,9 +1,9 @@
-"""Finds the running apps of this user that commands mean: by name, by stream, or by their log.
+"""The running apps of this user, found by name, by stream, or by their log.
 
 Rules
-- A command about a running app uses the app's own settings; those given to the command win.
-- A command that sends or reads without an address goes to the one app that it can mean. If there
-  are several, it names them; if there is none, it goes to the default address.
+- A command about a running app uses the app's own settings; settings of the command win.
+- A command that sends or reads without an address uses the only app that fits. If several fit, the
+  error names them; if none fits, the command uses the default address.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def config_of(name: str, config: Config) -> Config:
     if len(meant) > 1:
         places = "; ".join(f"cluster {at[0]}, folder {at[1]}" for at in sorted(meant))
         raise ConfigError(
-            f"several apps {name!r} of yours run: {places}. Name one with --cluster, or with "
+            f"you run several apps {name!r}: {places}. Choose one with --cluster, or with "
             f"-p {settings.STATE_FOLDER.name}=FOLDER"
         )
     for each in meant.values():
@@ -44,7 +44,7 @@ _PLACE = (settings.CLUSTER_NAME, settings.STATE_FOLDER, settings.STATE_URL)
 
 
 def runs_here(name: str, config: Config) -> bool:
-    """Return True if an app of this name runs with its state at this place."""
+    """Return True if an app of this name runs with its state in this folder and at this URL."""
     return any(
         each.app == name and all(Config.of(each.settings)[key] == config[key] for key in _PLACE)
         for each in running_processes()
@@ -52,8 +52,8 @@ def runs_here(name: str, config: Config) -> bool:
 
 
 def coordinations_of(name: str, config: Config) -> set[Path]:
-    """The folders through which the containers of an app find each other whose state is at this
-    place, at the URL if there is one."""
+    """The coordination folders of an app's containers whose state is at this URL, or without a URL
+    in this folder."""
     where = settings.STATE_URL if config[settings.STATE_URL] else settings.STATE_FOLDER
     return {
         Path(each.folder)
@@ -86,16 +86,16 @@ def address_of_log() -> str:
 
 
 def _only(fits: Callable[[Running], bool], what: str) -> list[str]:
-    """The addresses of the one app, or process with a log, that fits; raises ConfigError if several
-    do."""
+    """The addresses of the only app, or process with a log, that fits; raises ConfigError if
+    several do."""
     found: dict[tuple[str, ...], list[Running]] = {}
     for each in running_processes():
         if each.address and fits(each):
-            place = each.folder if each.app else ""  # its containers are one app
+            place = each.folder if each.app else ""  # containers of one folder are one app
             found.setdefault((each.cluster, each.app, place or each.address), []).append(each)
     if len(found) > 1:
         names = "; ".join(f"{one.app or one.node} at {one.address}" for one, *_ in found.values())
-        raise ConfigError(f"several running processes of yours {what}: {names}. Name one with --to")
+        raise ConfigError(f"several of your processes {what}: {names}. Choose one with --to")
     for ones in found.values():
         return sorted({one.address for one in ones})
     return [DEFAULT_ADDRESS]

@@ -1,12 +1,12 @@
-"""``s4 send``: events from standard input to a stream.
+"""``s4 send``: sends events from standard input to a stream.
 
 Rules
-- A line is one JSON object; the node reads it as the stream's event type. Empty lines are skipped,
-  and so is a byte order mark at the very beginning, which editors on Windows write.
-- A line that is not a JSON object is reported with its number and not sent; the others are.
-- A wait for a node that is gone, for room, or at the end lasts at most ``timeout``.
+- A line is one JSON object, which the node reads as the stream's event type. Empty lines are
+  skipped, and so is a byte order mark at the very beginning, which editors on Windows write.
+- A line that is not a JSON object is reported with its number and not sent; the others are sent.
+- Each wait, for a node that is gone, for room, or at the end, lasts at most ``timeout``.
 - At the end every event has its verdict, and refusals are printed. The count of each outcome is
-  printed however the command ends, also after an interrupt; pending events have no verdict then.
+  printed however the command ends, also after an interrupt; then some events may be pending.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         dest="type_name",
         metavar="TYPE",
         default="",
-        help="event type, where the stream takes several",
+        help="event type, if the stream takes several",
     )
-    timeout_option(parser, "connecting, and each time that it has to wait for a node that has gone")
+    timeout_option(parser, "connecting, and for each wait for a node that is gone")
     json_option(parser, "print the outcome as a JSON object")
     parser.set_defaults(function=send)
 
@@ -65,7 +65,7 @@ def send(
 
 
 class Sending:
-    """Sends standard input, a JSON object a line, to ``stream`` at the nodes' ``addresses``."""
+    """Sends standard input, one JSON object per line, to ``stream`` at the ``addresses``."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Sending:
         self._line = 0
         self._bad = 0
         self._refused: list[Refusal] = []
-        self._stream: ClientStream | None = None  # before it is open there is nothing to tell
+        self._stream: ClientStream | None = None  # while it is not open there is no outcome
         self._decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
     async def run(self) -> int:
@@ -106,15 +106,15 @@ class Sending:
             self._stream = stream
             if sys.stdin.isatty():
                 print(
-                    f"sending to {self._name} at {', '.join(self._addresses)}; a JSON object "
-                    f"a line, Ctrl-D ends",
+                    f"sending to {self._name} at {', '.join(self._addresses)}; write one JSON "
+                    f"object per line, Ctrl-D ends",
                     file=sys.stderr,
                 )
             try:
                 await self._pump(stream)
                 self._report(await stream.flush())
             except StageBroken as error:
-                raise StageBroken(error.fact, "Send again what is pending when it runs") from None
+                raise StageBroken(error.fact, "Send pending events again when it runs") from None
 
     async def _pump(self, stream: ClientStream) -> None:
         rest = b""
@@ -136,7 +136,7 @@ class Sending:
                 print(f"{self._name}: {stream.counts['admitted']:,} events so far", file=sys.stderr)
 
     def _objects(self, text: bytes) -> list[JsonText]:
-        """The lines of a text that are JSON objects; others are reported, unless empty."""
+        """The lines of a text that are JSON objects; others are reported, except empty ones."""
         lines = text.split(b"\n")
         if are_objects(text, len(lines)):
             self._line += len(lines)
@@ -177,7 +177,7 @@ class Sending:
 
 
 def _read() -> bytes:
-    # not through sys.stdin: a thread that is abandoned in it holds a lock that Python's end needs
+    # not through sys.stdin, which an abandoned thread would keep locked, so that Python cannot end
     try:
         return os.read(sys.stdin.fileno(), _CHUNK)
     except OSError as error:
@@ -188,7 +188,7 @@ def _read() -> bytes:
 
 @contextmanager
 def _interrupting(scope: trio.CancelScope) -> Iterator[None]:
-    """Let Ctrl-C cancel ``scope`` between two steps, so that the counts are true."""
+    """Have Ctrl-C cancel ``scope`` between two steps, so that the counts are correct."""
     token = trio.lowlevel.current_trio_token()
     before = signal.signal(signal.SIGINT, lambda *_: token.run_sync_soon(scope.cancel))
     try:

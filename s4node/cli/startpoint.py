@@ -1,7 +1,7 @@
 """``s4 startpoint``: where the tasks of an app begin to read at its next start.
 
 Rules
-- Nothing here touches a running job or its checkpoints: a request waits for a start.
+- A request does not touch a running job or its checkpoints: it waits for a start.
 - A mistake that can be found now is reported now: an unknown input or task, or a partition that the
   task does not read. Other mistakes are reported at the start.
 """
@@ -54,21 +54,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     asked.add_argument("place", metavar="INPUT", help="such as 'log.clicks[0]'")
     what = asked.add_mutually_exclusive_group(required=True)
     add = partial(what.add_argument, dest="startpoint")
-    first = "the first event that is still there"
+    first = "the first event that still exists"
     add("--oldest", action="store_const", const=Oldest(), help=first)
-    after = "what comes after the start"
+    after = "events appended after the start"
     add("--upcoming", action="store_const", const=Upcoming(), help=after)
-    at = "the first event appended at or after it: ISO 8601, or milliseconds since 1970"
+    at = "the first event appended at or after a time: ISO 8601, or milliseconds since 1970"
     add("--timestamp", type=_at_time, metavar="TIME", help=at)
-    add("--offset", type=_at_offset, metavar="OFFSET", help="the event of this offset")
-    task_option(asked, "this task only, such as 'Partition 0' (default: all that read it)")
+    add("--offset", type=_at_offset, metavar="OFFSET", help="the event at this offset")
+    task_option(asked, "only this task, such as 'Partition 0' (default: all that read it)")
     _all_partitions_option(asked)
 
     shown = command(
         actions,
         "show",
         show,
-        "list the startpoints that are requested, and those that are pending with tasks",
+        "list the requested startpoints, and those that are pending for tasks",
         "s4 startpoint show clicks --json",
     )
     app_argument(shown)
@@ -84,8 +84,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     taken.add_argument(
         "place", metavar="INPUT", nargs="?", default="", help="such as 'log.clicks[0]'"
     )
-    taken.add_argument("--everything", action="store_true", help="all of the app's")
-    task_option(taken, "those of this task alone (default: of any)")
+    taken.add_argument("--everything", action="store_true", help="all startpoints of the app")
+    task_option(taken, "only those for this task alone (default: all)")
     _all_partitions_option(taken)
     for action in (asked, shown, taken):
         job_options(action)
@@ -132,12 +132,11 @@ def set_(
     for request in written:
         if job.inputs.get(f"{request.system}.{request.stream}") is None:
             _tell(
-                f"whether there is a {_ssp(request)} is not known before {job.name} has run; if "
-                f"not, its start says so"
+                f"{job.name} has not run, so {_ssp(request)} may not exist; its start reports that"
             )
     if running:
         _tell(
-            f"{job.name} runs and is not moved: this takes effect at its next start, if "
+            f"{job.name} is running and is not moved: this takes effect at its next start, if "
             f"that is within {_HOURS} hours"
         )
     else:
@@ -146,8 +145,8 @@ def set_(
 
 
 def _readable(app: str, task: str, places: list[Place], config: Config) -> list[Place]:
-    """Those of ``places`` that a task of an app that has not run will or may read; raises
-    ConfigError if it will read none of them."""
+    """The ``places`` that a task of an app that has not run will or may read; raises ConfigError if
+    there are none."""
     readers = {place: _reader(place, task, config) for place in places}
     read = [place for place, reader in readers.items() if reader in ("", task)]
     if not read:
@@ -155,13 +154,13 @@ def _readable(app: str, task: str, places: list[Place], config: Config) -> list[
         raise ConfigError(
             f"task {task!r} of app {app!r} would not read {SystemStreamPartition(*place)}, "
             f"{reader!r} would ({settings.GROUPER.name} = {config[settings.GROUPER]}); name that "
-            f"one, or leave --task out"
+            f"task, or leave --task out"
         )
     return read
 
 
 def _reader(place: Place, task: str, config: Config) -> str:
-    """The other task that will read a partition; empty if it may be this one, or is unknown."""
+    """The other task that will read a partition; empty if this task may, or if it is unknown."""
     grouper, (system, stream, number) = config[settings.GROUPER], place
     if not any(
         (each.system, each.stream) == (system, stream) and each.first <= number <= each.last
@@ -209,7 +208,7 @@ def delete(
 ) -> int:
     """Delete startpoints, requested or pending; returns the exit status."""
     if bool(place) == everything:
-        raise ConfigError("say which partition, such as 'log.clicks[0]', or --everything")
+        raise ConfigError("name a partition, such as 'log.clicks[0]', or give --everything")
     where = None if everything else where_of(place, all_partitions=all_partitions)
     job = find_job(target, config, shipped=True)
     there = job.startpoints()
@@ -221,7 +220,7 @@ def delete(
     if not count:
         raise StartpointError(
             f"no startpoint is set for {where or job.name}{f' and task {task!r}' if task else ''}; "
-            f"s4 startpoint show {target} lists those there are"
+            f"s4 startpoint show {target} lists the existing ones"
         )
     if as_json:
         print(json.dumps({"deleted": count}))

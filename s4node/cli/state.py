@@ -1,7 +1,7 @@
 """``s4 state``: the state of an app's tasks as of their last commits, whether it runs or not.
 
-Damage is reported after everything that can be read, and so is newer state that may be at a URL.
-With the URL, the command shows what the next owner of each task would find.
+Damage is reported after everything that can be read, and so is a URL that may have newer state.
+With the URL, the command shows the state that the next owner of each task would find.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "s4 state get clicks joe --table Count",
     )
     app_argument(got)
-    got.add_argument("key", metavar="KEY", help="as scan shows it")
+    got.add_argument("key", metavar="KEY", help="as scan prints it")
     scanned = command(
         actions,
         "scan",
@@ -94,14 +94,14 @@ def get(target: str, key: str, config: Config, *, table: str, task: str, as_json
     if not found:
         where = " in the other tasks" if damaged else ""
         raise StateError(
-            f"there is no state of {key!r}{where}; s4 state scan {target} shows what is"
+            f"there is no state of {key!r}{where}; s4 state scan {target} lists what there is"
         )
     return status
 
 
 @contextmanager
 def _older_told(job: Job) -> Iterator[set[str]]:
-    """Say that there may be newer state at these URLs."""
+    """Collect URLs; at the end, say that there may be newer state at them."""
     shipped: set[str] = set()
     try:
         yield shipped
@@ -112,8 +112,8 @@ def _older_told(job: Job) -> Iterator[set[str]]:
 def _rows(
     job: Job, table: str, task: str, damaged: dict[str, str], shipped: set[str]
 ) -> Iterator[Row]:
-    """All rows, in the order of tasks and tables; tasks whose state is ``damaged`` are put there,
-    with the reason, and the URLs to which tasks are ``shipped`` there."""
+    """All rows, in the order of tasks and tables. Adds the tasks whose state is ``damaged``, with
+    the reason, and the URLs to which tasks are ``shipped``."""
     job.check_task(task)
     known: set[str] = set()
     for name in [task] if task else job.tasks:
@@ -145,7 +145,7 @@ def _json(key: Any) -> str:
 
 
 def _as_json(text: str) -> str | None:
-    """The same for a typed key, however it is spaced; None if that is not JSON."""
+    """A given key in the same form; None if it is not JSON."""
     try:
         return json.dumps(json.loads(text))
     except (ValueError, RecursionError):

@@ -1,10 +1,11 @@
-"""``s4 tail``: prints the events of an app's stream, one JSON object a line.
+"""``s4 tail``: prints the events of an app's stream, one JSON object per line.
 
 Rules
-- It starts now and ends at Ctrl-C, after ``--count`` events, or as soon as its output is closed.
-- Standard error says when reading has begun: every event put from then on is printed.
-- Standard error also reports missed events, because reading is too slow or they could not be sent,
-  and each lost connection, with the events until it is back.
+- It starts at the present, and ends at Ctrl-C, after ``--count`` events, or when its output is
+  closed.
+- A message on standard error says when reading has begun: every event put from then on is printed.
+- Messages also report events that were missed, because reading is too slow or they could not be
+  sent, and each lost connection, with the events until it is back.
 """
 
 from __future__ import annotations
@@ -58,8 +59,7 @@ async def _tail(stream: str, addresses: Sequence[str], count: int, timeout: floa
 
 
 class _Gaps:
-    """Reports what a subscription to a live stream has missed, and when its connections are lost
-    and back."""
+    """Reports missed events, and lost and restored connections, of a subscription."""
 
     def __init__(self, events: Subscription) -> None:
         self._events = events
@@ -70,7 +70,7 @@ class _Gaps:
 
     @property
     def _openings(self) -> int:
-        """How often a connection was made: each still exists or was interrupted."""
+        """How often a connection was made: those that exist, and those that were lost."""
         return self._events.interruptions + self._events.connections
 
     def look(self) -> None:
@@ -87,7 +87,7 @@ class _Gaps:
         if lost > self._lost:
             self._lost, self._away = lost, True
             print(
-                f"{stream}: connection lost; what comes until it is back is missing",
+                f"{stream}: connection lost; events are missed until it is back",
                 file=sys.stderr,
             )
         if opened > self._opened:
@@ -98,16 +98,16 @@ class _Gaps:
 
 
 async def print_events(events: Subscription, count: int, *, with_place: bool = False) -> None:
-    """Print events as they come; end after ``count`` of them, if that is not 0.
+    """Print events as they arrive; end after ``count`` events, unless that is 0.
 
-    With their places, each line is an object of ``partition``, ``offset`` and ``event``.
+    With ``with_place``, a line is an object of ``partition``, ``offset`` and ``event``.
     """
     encoder = msgspec.json.Encoder(enc_hook=_words)
     read = 0
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_end_with_reader)
         async for event in events:
-            shown = event.attributes  # no classes were named, so it is a GenericEvent
+            shown = event.attributes  # a GenericEvent, because no classes were given
             if with_place:
                 shown = {**events.place._asdict(), "event": shown}
             print(encoder.encode(shown).decode(), flush=True)
@@ -118,19 +118,19 @@ async def print_events(events: Subscription, count: int, *, with_place: bool = F
 
 
 async def _end_with_reader() -> None:
-    """Raise when the reader of our output is gone, even if no event comes.
+    """Raise when nobody reads our output any more, even if no event arrives.
 
-    Only a pipe tells: its writing end has an error once its last reader is closed.
+    Only a pipe reports that: its writing end has an error once its last reader has closed it.
     """
     output = sys.stdout.fileno()
     if stat.S_ISFIFO(os.fstat(output).st_mode):
         await trio.lowlevel.wait_readable(output)
         poll = select.poll()
         poll.register(output, 0)
-        if poll.poll(0):  # not where it is open for reading, too, and we read ourselves
+        if poll.poll(0):  # readable without an error: the pipe is open for reading, too
             raise stdio.unread()
 
 
 def _words(value: object) -> str:
-    """The text of a value that JSON cannot hold."""
+    """A value that JSON cannot hold, as text."""
     return str(value)

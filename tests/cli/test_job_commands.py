@@ -128,33 +128,33 @@ def s4(kept: Path) -> S4:
     [
         ("set notes memory.clicks[2] --oldest", 1, "memory.clicks has partitions 0 to 1, not 2"),
         ("set notes memory.views[0] --oldest", 1,
-         ("app 'notes' does not read memory.views; it reads: memory.clicks, memory.rules.v1. If it "
-         "is to read it from its next start on, name the app as for s4 run")),
+         ("app 'notes' does not read memory.views; it reads: memory.clicks, memory.rules.v1. If a "
+         "new version of the app reads it, name the app as for s4 run")),
         ("set notes memory.clicks --oldest", 2,
          ("'memory.clicks' is a whole stream; write 'memory.clicks[0]' for one partition, or add "
          "--all-partitions")),
         ("set notes memory.clicks[0] --oldest --all-partitions", 2,
-         "'memory.clicks[0]' and --all-partitions do not fit; write 'memory.clicks'"),
+         "'memory.clicks[0]' and --all-partitions exclude each other; write 'memory.clicks'"),
         ("set notes clicks[0] --oldest", 2,
          "'clicks[0]' is not a partition of an input; write it as 'log.clicks[0]'"),
         (f"set notes memory.clicks[{'9' * 5000}] --oldest", 2,
          "9]' is not a partition of an input; write it as 'log.clicks[0]'"),
         ("set notes 'log.evs2[0' --oldest", 2,
-         "'log.evs2[0' has no closing bracket; write it as 'log.evs2[0]'"),
+         "'log.evs2[0' lacks its closing bracket; write it as 'log.evs2[0]'"),
         *((f"set notes '{no}' --oldest", 2,
            f"'{no}' is not a partition of an input; write it as 'log.clicks[0]'")
           for no in ("memory.clicks[", "memory.clicks[x", "memory.clicks[x]", "memory.clicks0]",
                      "memory.a[b[0", "memory.a[b][0]", "memory.clicks]0[", "clicks[0")),
         ("delete notes 'memory.clicks[1'", 2,
-         "'memory.clicks[1' has no closing bracket; write it as 'memory.clicks[1]'"),
+         "'memory.clicks[1' lacks its closing bracket; write it as 'memory.clicks[1]'"),
         ("set notes memory.rules.v1 --all-partitions --oldest", 1,
-         "how many partitions memory.rules.v1 has is not known"),
+         "the number of partitions of memory.rules.v1 is unknown"),
         ("set app.py live.pings[0] --upcoming", 1, "live sockets, which cannot be read again"),
         ("set notes memory.clicks[0] --oldest --task 'Partition 2'", 2,
          "app 'notes' has no task 'Partition 2'; it has: Partition 0, Partition 1"),
         ("set notes memory.clicks[1] --oldest --task 'Partition 0'", 2,
          ("task 'Partition 0' of app 'notes' does not read memory.clicks[1], 'Partition 1' does; "
-         "name that one, or leave --task out")),
+         "name that task, or leave --task out")),
         ("set notes memory.clicks[0] --timestamp yesterday", 2,
          "--timestamp: 'yesterday' is not a time; write 2026-01-31T08:00:00Z"),
         ("set notes memory.clicks[0] --timestamp 1969-01-01T00:00:00Z", 2, "is not a time"),
@@ -166,15 +166,15 @@ def s4(kept: Path) -> S4:
         ("set notes memory.clicks[0]", 2, "one of the arguments --oldest --upcoming --timestamp"),
         ("set notes memory.clicks[0] --oldest --offset 1", 2, "not allowed with argument"),
         ("set letters memory.clicks[0] --oldest", 2,
-         "no app 'letters' of cluster 'default' keeps anything in"),
-        ("show letters", 2, ("there are: notes. Name one that has not run yet as for s4 run, such "
-         "as letters.py")),
+         "no app 'letters' of cluster 'default' has state in"),
+        ("show letters", 2, ("apps with state: notes. Name an app that has not run yet as for "
+         "s4 run, such as letters.py")),
         ("show letters.py", 2, "no file letters.py"),
-        ("show notes --cluster east", 2, "no app 'notes' of cluster 'east' keeps anything"),
+        ("show notes --cluster east", 2, "no app 'notes' of cluster 'east' has state in"),
         ("delete notes memory.clicks[0]", 1,
-         "no startpoint is set for memory.clicks[0]; s4 startpoint show notes lists those"),
-        ("delete notes", 2, "say which partition, such as 'log.clicks[0]', or --everything"),
-        ("delete notes memory.clicks[0] --everything", 2, "say which partition"),
+         "no startpoint is set for memory.clicks[0]; s4 startpoint show notes lists the"),
+        ("delete notes", 2, "name a partition, such as 'log.clicks[0]', or give --everything"),
+        ("delete notes memory.clicks[0] --everything", 2, "name a partition"),
     ],
 )  # fmt: skip
 def test_mistakes_about_startpoints_are_told_with_the_fix(
@@ -250,7 +250,7 @@ async def test_an_app_that_has_not_run_yet_is_named_as_for_a_start(s4: S4, kept:
         (
             f"memory.clicks[7] --task 'Partition 7' -p {GROUPER.name}=by-ssp",
             (
-                f"'memory.clicks[7]' would ({GROUPER.name} = by-ssp); name that one, or leave "
+                f"'memory.clicks[7]' would ({GROUPER.name} = by-ssp); name that task, or leave "
                 "--task out"
             ),
         ),
@@ -273,7 +273,7 @@ async def test_a_task_that_an_app_cannot_have_is_refused_before_it_has_run(
     else:
         assert done.returncode == 0, done.stderr
         place = command.partition(" ")[0]
-        assert f"whether there is a {place} is not known before new has run" in done.stderr
+        assert f"new has not run, so {place} may not exist" in done.stderr
 
 
 async def test_checkpoints_are_exported_changed_and_imported(s4: S4, kept: Path) -> None:
@@ -552,14 +552,14 @@ async def test_s4_state_without_the_url_says_that_there_may_be_more(nodes: Nodes
         lines = done.stdout.splitlines() if "state" in command else [done.stdout]
         assert all(json.loads(line) for line in lines)
         assert done.stderr == (
-            f"s4: the state of two is shipped to {nodes.url}/default/two; this is that of "
-            f"{nodes.folder}/x/default/two, and may be older. -p s4.state.url={nodes.url} "
-            f"shows what is there\n"
+            f"s4: the state of two is shipped to {nodes.url}/default/two; this is the state in "
+            f"{nodes.folder}/x/default/two, which may be older. -p s4.state.url={nodes.url} "
+            f"shows the shipped state\n"
         )
     done = await nodes.s4("state get two tz", "x", shipped=False)
     older, nothing = done.stderr.splitlines()
     assert older.startswith("s4: the state of two is shipped to ")
-    assert nothing.startswith("s4: there is no state of 'tz'; s4 state scan two shows what is")
+    assert nothing.startswith("s4: there is no state of 'tz'; s4 state scan two lists what")
     assert await nodes.counts("x", shipped=False) == {"ta": 10, "tb": 10}
     await nodes.run("y", 0)
     (nodes.folder / "shipped").rename(nodes.folder / "away")
@@ -581,7 +581,7 @@ async def test_what_would_stop_the_next_owner_is_told_to_who_looks(nodes: Nodes)
     assert await nodes.counts("x", shipped=False) == {"ta": 20, "tb": 10}
     done = await nodes.s4("state scan three", "none")
     assert done.returncode == 2
-    assert f"keeps anything in {nodes.folder}/none/default or at {nodes.url}; there are: two" in (
+    assert f"has state in {nodes.folder}/none/default or at {nodes.url}; apps with state: two" in (
         done.stderr
     )
 
@@ -628,17 +628,17 @@ VIEWS = OFFSET.replace("clicks", "views").replace("-1", "1")
     ("stdin", "status", "said"),
     [
         ("nothing", 2, "- is not what s4 checkpoint export prints"),
-        ('{"format": 2, "tasks": {}}', 2, "- is of format 2, and this s4node reads 1"),
+        ('{"format": 2, "tasks": {}}', 2, "- has format 2, and this s4node reads format 1"),
         ('{"format": 1, "tasks": {"Partition 9": {"offsets": []}}}', 2,
          "no task 'Partition 9'; it has: Partition 0, Partition 1"),
         ('{"format": 1, "tasks": {"Partition 0": {"offsets": [' + OFFSET + "]}}}", 2,
-         "memory.clicks[0] of task 'Partition 0': offsets are 0 or more"),
+         "below 0 for memory.clicks[0] of task 'Partition 0'; give 0 or more"),
         ('{"format": 1, "tasks": {"Partition 0": {"offsets": [' + VIEWS + "]}}}", 1,
          "app 'notes' does not read memory.views; it reads: memory.clicks, memory.rules.v1"),
         ('{"format": 1, "tasks": {"Partition 1": {"offsets": [' + CLICKS + "]}}}", 2,
          "- has memory.clicks[0] for task 'Partition 1', and 'Partition 0' reads it; name that"),
         ('{"format": 1, "tasks": {"Partition 0": {"offsets": [' + f"{CLICKS}, {CLICKS}" + "]}}}", 2,
-         "- has memory.clicks[0] twice for task 'Partition 0'; leave one"),
+         "- has memory.clicks[0] twice for task 'Partition 0'; remove one"),
         (('{"format": 1, "tasks": {}, "job": {"tasks": 3, "grouper": "by-partition", "hasher": '
          '"crc32m", "counts": {}, "keys": "", "grown": {}}}'), 1, "it had 2 tasks and would have"),
         *((f'{{"format": 1, "tasks": {{"Partition 0": {{"offsets": [{wrong}]}}}}}}', 2,
@@ -712,7 +712,9 @@ async def test_an_import_is_refused_while_the_job_runs_and_a_startpoint_says_tha
         assert "is running; stop all of its containers first" in done.stderr
         done = await s4("startpoint set notes memory.clicks[0] --oldest")
         assert done.returncode == 0
-        assert "notes runs and is not moved: this takes effect at its next start" in done.stderr
+        assert (
+            "notes is running and is not moved: this takes effect at its next start" in done.stderr
+        )
     assert (await s4("checkpoint import notes -", exported.encode())).returncode == 0
 
 

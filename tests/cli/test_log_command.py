@@ -21,7 +21,7 @@ from s4node.cli.main import main
          "create taps")),
         ("append taps", 1, "has no stream 'taps'; its streams: clicks."),
         ("append clicks --type Tap", 1, "stream 'clicks' takes Click, not 'Tap'"),
-        ("tail clicks --from 1", 1, ("has 2 partitions, each with offsets of its own; say which "
+        ("tail clicks --from 1", 1, ("has 2 partitions, each with its own offsets; choose "
          "one with --partition")),
         ("tail clicks --from 1 --partition 2", 1, "has partitions 0 to 1, not 2"),
         ("tail clicks --from 9 --partition 0", 1, "clicks[0] has no offset 9: it has 0 to 1"),
@@ -33,7 +33,7 @@ from s4node.cli.main import main
         ("tail clicks --count \u0661", 2, "'\u0661' is not a whole number, 1 or more"),
         ("tail clicks --partition x", 2, "'x' is not a whole number, 0 or more"),
         ("trim clicks", 2, "one of the arguments --to-offset --older-than-ms --everything"),
-        ("trim clicks --to-offset 1", 1, "say which one with --partition"),
+        ("trim clicks --to-offset 1", 1, "choose one with --partition"),
         ("trim clicks --to-offset 5 --partition 0", 1, "has offsets 0 to 1, not 5"),
         ("create live", 1, "app 'some' already has a stream 'live'; choose another name"),
         ("create a/b", 1, "'a/b' is not a valid stream name for the log"),

@@ -360,7 +360,7 @@ async def test_a_node_with_an_app_is_alone_and_takes_no_folder(folder: Path) -> 
     done = await run_s4("node", "shop", "--app", "hello.py", "--folder", "common", cwd=folder)
     assert done.returncode == 2
     assert done.stderr == (
-        "s4: --folder is for nodes that find each other, and one with --app is alone; start "
+        "s4: --folder is for nodes of a cluster, and a node with --app is alone; run "
         "'s4 node shop --folder common' instead, and then 's4 deploy hello.py --cluster shop "
         "--folder common'\n"
     )
@@ -601,7 +601,7 @@ async def test_names_that_are_empty_are_refused(tmp_path: Path) -> None:
     for command in (["node", ""], ["apps", "--cluster", ""], ["apps", "--folder", ""]):
         done = await run_s4(*command, cwd=tmp_path)
         assert done.returncode == 2
-        assert "s4.cluster.name = ''" in done.stderr or "--folder: it is empty" in done.stderr
+        assert "s4.cluster.name = ''" in done.stderr or "--folder: the text is empty" in done.stderr
         assert os.listdir(tmp_path) == []  # noqa: PTH208
 
 

@@ -106,7 +106,7 @@ async def test_a_name_that_is_no_app_s_is_refused(name: str, tmp_path: Path) -> 
     refused = await run_s4("new-app", "--", name, cwd=tmp_path)
 
     assert refused.returncode == 2
-    assert f"{name!r} is not a name for an app; use a small letter" in refused.stderr
+    assert f"{name!r} is not a name for an app; use lower-case letters" in refused.stderr
     assert names_in(tmp_path) == []
 
 
@@ -119,7 +119,7 @@ async def test_a_new_app_never_writes_into_a_folder_that_exists(tmp_path: Path) 
 
     assert (again.returncode, below.returncode) == (2, 2)
     assert "clicks exists already; name another folder with --folder" in again.stderr
-    assert "file/clicks cannot be made: Not a directory" in below.stderr
+    assert "file/clicks cannot be created: Not a directory" in below.stderr
     assert names_in(tmp_path / "clicks") == []
 
 
@@ -130,7 +130,7 @@ async def test_a_new_app_for_which_there_is_no_room_leaves_nothing(tmp_path: Pat
     )
 
     assert full.returncode == 2
-    assert b"s4: clicks cannot be made: File too large; make room and rights there" in full.stderr
+    assert b"s4: clicks cannot be created: File too large; free some space" in full.stderr
     assert names_in(tmp_path) == []
 
 

@@ -82,8 +82,8 @@ async def test_what_was_killed_is_not_found_and_the_next_app_clears_it_away(fold
             none = await run_s4(command, cwd=folder)
             assert none.returncode == 1
             assert none.stderr == (
-                "nothing of yours runs here; start an app with: s4 run APP, or a node with: s4 "
-                "node CLUSTER\n"
+                "nothing of yours is running here; start an app with: s4 run APP, or a node with: "
+                "s4 node CLUSTER\n"
             )
     async with clicks(folder) as process:
         (cluster,) = await told(folder, "status")
@@ -99,7 +99,7 @@ async def test_an_app_that_does_not_answer_is_shown_as_such(folder: Path) -> Non
         process.signal(signal.SIGSTOP)
         done = await run_s4("status", cwd=folder)
         process.signal(signal.SIGCONT)
-        assert "gave no answer within 2 s; is it stopped?" in done.stdout
+        assert "did not answer within 2 s; it may be stopped" in done.stdout
 
 
 async def test_a_folder_that_others_can_enter_is_not_trusted_and_the_app_runs_without(
@@ -132,7 +132,7 @@ async def test_a_command_about_a_running_app_looks_where_that_keeps_its_state(
         assert listed.stdout.startswith("Partition 0: ")
         given = ("-p", "s4.state.folder=another")
         other = await run_s4("state", "scan", "clicks", *given, cwd=folder)
-        assert "no app 'clicks' of cluster 'default' keeps anything in" in other.stderr
+        assert "no app 'clicks' of cluster 'default' has state in" in other.stderr
 
 
 async def test_of_an_app_that_runs_and_keeps_nothing_that_is_told(folder: Path) -> None:
@@ -140,8 +140,8 @@ async def test_of_an_app_that_runs_and_keeps_nothing_that_is_told(folder: Path) 
         done = await run_s4("state", "scan", "clicks", cwd=folder)
     assert done.returncode == 2
     assert done.stderr == (
-        "s4: app 'clicks' of cluster 'default' runs, and keeps no state: its inputs are live "
-        "streams of the grade fast; s4.stream.NAME.grade = durable has it keep its state\n"
+        "s4: app 'clicks' of cluster 'default' runs without state, because its inputs are live "
+        "streams of the grade fast; s4.stream.NAME.grade = durable gives it state\n"
     )
 
 
@@ -150,8 +150,8 @@ async def test_two_running_apps_of_one_name_are_told_apart_by_their_cluster(fold
     async with clicks(folder, keeps=True), clicks(folder, *shop, keeps=True):
         done = await run_s4("state", "scan", "clicks", cwd=folder)
         assert done.returncode == 2
-        assert "several apps 'clicks' of yours run: cluster default, folder" in done.stderr
-        assert "Name one with --cluster" in done.stderr
+        assert "you run several apps 'clicks': cluster default, folder" in done.stderr
+        assert "Choose one with --cluster" in done.stderr
         one = await run_s4("state", "scan", "clicks", "--cluster", "shop", cwd=folder)
         assert (one.returncode, one.stderr) == (0, "")
 
@@ -174,10 +174,10 @@ async def test_where_several_apps_have_a_stream_they_are_named(folder: Path) -> 
     async with clicks(folder) as one, clicks(folder) as two:
         done = await run_s4("send", "clicks", cwd=folder)
         assert done.returncode == 2
-        assert "several running processes of yours take a stream 'clicks': " in done.stderr
+        assert "several of your processes take a stream 'clicks': " in done.stderr
         for process in (one, two):
             assert f"clicks at {process.address}" in done.stderr
-        assert "Name one with --to" in done.stderr
+        assert "Choose one with --to" in done.stderr
 
 
 async def test_the_log_of_a_running_app_is_found(folder: Path) -> None:
@@ -206,7 +206,7 @@ async def test_each_command_that_reads_a_configuration_has_the_same_options_for_
     words = " ".join(done.stdout.split())
     assert "--config FILE" in words
     assert "-p KEY=VALUE" in words
-    assert "may come several times, later ones win" in words
+    assert "may be repeated, later ones win" in words
 
 
 # -- set-up ---------------------------------------------------------------------------------------

@@ -252,7 +252,7 @@ async def test_send_accounts_for_its_events_as_json_when_the_node_is_gone(folder
         outcome = json.loads((await everything(process.stdout)).splitlines()[-1])
         assert (outcome["stream"], outcome["admitted"], outcome["pending"]) == ("names", 0, 2)
         last = (await everything(process.stderr)).splitlines()[-1]
-        assert last.endswith("2 events have no verdict. Send again what is pending when it runs")
+        assert last.endswith("2 events have no verdict. Send pending events again when it runs")
 
 
 async def test_send_ends_in_time_when_the_node_is_gone_amid_its_input(folder: Path) -> None:
@@ -278,7 +278,7 @@ async def test_send_ends_in_time_when_the_node_is_gone_amid_its_input(folder: Pa
         assert outcome["pending"] > 32_768
         last = (await everything(process.stderr)).splitlines()[-1]
         assert last.startswith(f"s4: stream 'names': nobody answers at {node.address} for 2 s")
-        assert last.endswith("events have no verdict. Send again what is pending when it runs")
+        assert last.endswith("events have no verdict. Send pending events again when it runs")
 
 
 async def test_send_goes_on_with_a_node_that_comes_back_in_time(folder: Path) -> None:

@@ -96,7 +96,7 @@ async def test_tail_tells_of_a_lost_connection_and_of_what_is_missing(tmp_path: 
             await click()
             await until(lambda: tail.stdout)
             await node.kill()
-            lost = "totals: connection lost; what comes until it is back is missing"
+            lost = "totals: connection lost; events are missed until it is back"
             await until(lambda: tail.stderr == [first, lost])
             read = len(tail.stdout)
             async with node_process("sums.py", cwd=tmp_path, listen=address):

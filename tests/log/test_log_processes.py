@@ -228,7 +228,7 @@ async def test_producers_wait_for_a_full_disk_and_then_go_on(tmp_path: Path) -> 
             acknowledged = clicks.counts["admitted"]
             assert acknowledged < 8000
             told = await run_s4("log", "describe", "--to", address, cwd=tmp_path)
-            assert "the log waits: " in told.stderr
+            assert "the log is waiting: " in told.stderr
             resource.prlimit(node.pid, resource.RLIMIT_FSIZE, (-1, -1))
             with trio.fail_after(20):
                 assert await clicks.flush() == []

@@ -1,11 +1,11 @@
-"""How ``s4 status`` and ``s4 top`` show a snapshot to people.
+"""The dashboard: shows a snapshot of a cluster, for ``s4 status`` and ``s4 top``.
 
 Rules
-- The most important comes first: a low terminal cuts off the end.
-- A table that is too wide leaves columns out, the empty ones first, then the least important. Words
-  are never broken into pieces.
-- Long texts stand below the tables; in a live display they are one line each.
-- Characters of foreign names and reasons that would break a line or colour it are quoted.
+- The most important rows come first, as a low terminal cuts off the end.
+- A table that is too wide drops columns, the empty ones first, then the least important ones. Words
+  are never broken.
+- Long texts are below the tables; in a live display each is one line.
+- Names and reasons are quoted if they have characters that would break or colour a line.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 _NO_TERMINAL = 10_000
-"""How wide it may be where no terminal says so: programs read whole lines."""
+"""The width if there is no terminal: programs read whole lines."""
 
 _GAP = 2
 _SHORTEST = 20
-"""How much room a column of long texts has at least."""
+"""The least width of a column of long texts."""
 
 
 def console() -> Console:
     from rich.console import Console
 
     class Plain(Console):
-        """Fails as a print does when its reader is gone, not with an exit of its own."""
+        """Raises an error when its reader is gone, as print does, instead of exiting."""
 
         def on_broken_pipe(self) -> None:
-            raise  # it is called where the error is handled
+            raise  # re-raises the error that is being handled
 
     return Plain(highlight=False, width=None if sys.stdout.isatty() else _NO_TERMINAL)
 
@@ -46,8 +46,8 @@ def show(console: Console, snapshots: Sequence[Snapshot], *, live: bool = False)
 
 
 def rendered(snapshots: Sequence[Snapshot], width: int, *, live: bool = False) -> RenderableType:
-    """The snapshots for ``width`` columns; ``live`` has rates, and leaves out what grows without
-    end."""
+    """The snapshots in ``width`` columns; a ``live`` display has rates, and no counts that only
+    grow."""
     from rich.console import Group
 
     return Group(*(_rendered(each, width, live=live) for each in snapshots))
@@ -126,7 +126,7 @@ def _rendered(snapshot: Snapshot, width: int, *, live: bool) -> RenderableType:
 
 
 def _clock(millis: int) -> str:
-    """A time on this machine's clock, to the second; with its day unless that is today."""
+    """A local time, to the second; with its date unless that is today."""
     at, now = time.localtime(millis / 1000), time.localtime()
     return time.strftime("%H:%M:%S" if at[:3] == now[:3] else "%Y-%m-%d %H:%M:%S", at)
 
@@ -166,7 +166,7 @@ def _stages(rows: Sequence[Row], width: int, *, live: bool) -> RenderableType:
     titles = ["app", "stage", "stream", "grade", "waiting", "full", "admitted"]
     titles += ["rate", "waited"] if live else ["waited"]
     titles += ["shed", *(name.replace("_", " ") for name in rare)]
-    counted = ("admitted", "waited") if live else ("waited",)  # a rate says more than a count
+    counted = ("admitted", "waited") if live else ("waited",)  # with rates, counts matter less
     return _table(titles, lines, width, spare=("grade", *counted, "waiting", "app", "shed"))
 
 
@@ -179,8 +179,8 @@ def _table(
     long: str = "",
     folds: bool = False,
 ) -> RenderableType:
-    """As many columns as fit: those of ``spare`` are dropped in this order. The column ``long``
-    wraps into further lines if it ``folds``."""
+    """A table of as many columns as fit: those of ``spare`` are dropped in this order. The column
+    ``long`` wraps if ``folds``."""
     from rich.cells import cell_len
     from rich.markup import escape
     from rich.table import Table
@@ -191,7 +191,7 @@ def _table(
     widths = {title: max(map(cell_len, (title, *texts))) for title, texts in columns.items()}
 
     def room() -> int:
-        """The width left for ``long`` beside the others."""
+        """The width left for ``long`` beside the other columns."""
         others = [widths[title] + _GAP for title in columns if title != long]
         return width - sum(others) + (0 if long else _GAP)
 

@@ -1,10 +1,10 @@
-"""What a drawing of an app shows: its PEs, its streams, and which of those lead back. Pure.
+"""The diagram of an app: its PEs, its streams, and which streams are feedback. Pure.
 
 Rules
-- PEs stand in the order in which events reach them; a stream that leads to a PE at or before one
-  that puts on it is *feedback*. Every cycle has such a stream.
-- A stream that no PE puts on comes from outside if it is an input, and from the app itself (its
-  sources) otherwise.
+- PEs are in the order in which events reach them. A stream that leads to a PE at or before one that
+  puts on it is *feedback*. Every cycle has such a stream.
+- A stream that no PE puts on comes from outside if it is an input, else from the app itself (its
+  sources).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from s4node.app.stream import Stream
 from s4node.errors import GraphError
 
 OF_THE_APP = ""
-"""The name, in ``sources``, of the app itself. PEs always have a name."""
+"""The name of the app itself in ``sources``; PEs always have a name."""
 
 
 @dataclass(frozen=True)
 class PE:
-    """One PE. ``notes`` are its settings in words, such as "every 0.5 s"."""
+    """A PE. ``notes`` are its settings in words, such as "every 0.5 s"."""
 
     name: str
     class_name: str
@@ -36,10 +36,10 @@ class PE:
 
 @dataclass(frozen=True)
 class Edge:
-    """One stream. ``kind`` is input, internal or output; ``key`` is empty without one.
+    """A stream. ``kind`` is input, internal or output; ``key`` may be empty.
 
-    ``sources`` and ``targets`` are names of PEs, in the diagram's order. ``feedback`` says that the
-    stream leads back to a PE that events have passed already.
+    ``sources`` and ``targets`` are names of PEs, in the diagram's order. A ``feedback`` stream
+    leads back to a PE that events have already passed.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Edge:
 
     @property
     def carries(self) -> str:
-        """Its event types and its key in words."""
+        """The event types and the key, in words."""
         words = [", ".join(self.types)]
         if self.key:
             words.append(f"by {self.key}")
@@ -122,7 +122,7 @@ def _order(app: App, puts: dict[str, set[str]]) -> list[str]:
     )
     finished: dict[str, None] = {}
     met: set[str] = set()
-    # the reverse of the order of finishing is the order wanted, so all goes from last to first
+    # the result is the reverse order of finishing, so everything goes from last to first
     for root in _leaving_room(list(roots), puts, behind):
         if root in met:
             continue
@@ -183,10 +183,10 @@ def _pe(prototype: Prototype) -> PE:
 
 
 def _key(stream: Stream) -> str:
-    """The stream's key in words."""
+    """The key of the stream, in words."""
     try:
         rule = rule_of(stream)
-    except GraphError:  # the graph's check says so better
+    except GraphError:  # the check of the graph reports it better
         return "?"
     if rule is None:
         return ""

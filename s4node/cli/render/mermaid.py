@@ -2,9 +2,9 @@
 
 Rules
 - PEs are boxes, streams are arrows. Inputs and outputs end in a rounded node of their own, and so
-  does an internal stream with several PEs on both sides, which would be too many arrows.
+  does an internal stream with several PEs on both sides, which would need too many arrows.
 - Feedback is dotted.
-- Every text is quoted and what Mermaid could read as more than text is written as a number, so any
+- Every text is quoted, and characters that have a meaning in Mermaid are written as numbers, so any
   name is safe.
 """
 
@@ -14,7 +14,7 @@ import re
 
 from s4node.cli.render.diagram import OF_THE_APP, Diagram, Edge
 
-# a digit or sign in front would make a list of the text, and ":#" the style of a node
+# a leading digit or sign would make a list of the text, and ":#" a style
 _SPECIAL = re.compile(r"[^\w .,:;()/+=|-]|^[\d*+-]|:(?! )", re.ASCII)
 
 

@@ -1,13 +1,12 @@
 """An app's diagram drawn with characters, for a terminal. Pure.
 
 Rules
-- PEs are boxes below each other, in the order in which events reach them. Inputs come in from the
+- PEs are boxes below each other, in the order in which events reach them. Inputs come from the
   left, outputs leave to the right.
 - An internal stream is a line to the right of the boxes: ``├─`` is where a PE puts on it, ``◀─``
-  where it leads to one. Lines cross at ``┼`` and meet only at ``╮``, ``┤`` and ``╯``.
-- Feedback, which leads upwards, is drawn broken.
-- Only words are shortened to fit the width, never lines; a width too small for the lines is
-  exceeded.
+  where it leads to a PE. Lines cross at ``┼`` and meet only at ``╮``, ``┤`` and ``╯``.
+- Feedback leads upwards, and is drawn as a broken line.
+- Only words are shortened to fit the width. If the lines do not fit, the drawing is wider.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from s4node.cli.render.diagram import OF_THE_APP, PE, Diagram, Edge
 _WIDEST_BOX = 30
 _WIDEST_INPUT = 26
 _LABEL = 18
-"""What is left at least for the words at the right."""
+"""The least width of the words at the right."""
 
 _ASCII = str.maketrans(
     {
@@ -35,7 +34,7 @@ _LAST = "…"
 
 
 def picture(diagram: Diagram, width: int = 100, *, ascii_only: bool = False) -> str:
-    """The drawing, with a newline at its end; ``width`` in characters is what it aims at."""
+    """The drawing, with a newline at its end; aims at ``width`` characters."""
     boxes = _boxes(diagram)
     canvas = _Canvas()
     left = _draw_inputs(canvas, boxes)
@@ -58,7 +57,7 @@ def _headline(diagram: Diagram) -> str:
 
 @dataclass
 class _Box:
-    """One PE, and the rows at which streams touch it."""
+    """One PE, and the rows at which streams touch its box."""
 
     texts: list[str]
     inputs: list[tuple[str, str]] = field(default_factory=list)
@@ -68,20 +67,20 @@ class _Box:
 
     @property
     def height(self) -> int:
-        """Rows, including the two of the frame."""
+        """The number of rows, including the two of the frame."""
         left = sum(1 + bool(details) for _, details in self.inputs)
         return 2 + max(len(self.texts), left, len(self.takes) + len(self.puts))
 
     def row_of_take(self, stream: Edge) -> int:
-        """Where the stream comes in from the right."""
+        """The row at which the stream comes in from the right."""
         return self.top + 1 + self.takes.index(stream)
 
     def row_of_put(self, stream: Edge) -> int:
-        """Where the stream goes out."""
+        """The row at which the stream goes out."""
         return self.top + 1 + len(self.takes) + self.puts.index(stream)
 
     def draw(self, canvas: _Canvas, left: int, width: int) -> None:
-        """The frame and the texts."""
+        """Draw the frame and the texts."""
         canvas.write(self.top, left, "┌" + "─" * (width - 2) + "┐")
         for row in range(1, self.height - 1):
             text = self.texts[row - 1] if row <= len(self.texts) else ""
@@ -91,7 +90,7 @@ class _Box:
 
 @dataclass
 class _Rail:
-    """The upright line of an internal stream, and the rows where it is touched."""
+    """The vertical line of an internal stream, and the rows at which it is touched."""
 
     stream: Edge
     rows: list[int]
@@ -110,7 +109,7 @@ class _Canvas:
         self._rows: list[list[str]] = []
 
     def write(self, row: int, column: int, text: str) -> None:
-        """-"""
+        """Write ``text``, extending the canvas as needed."""
         while len(self._rows) <= row:
             self._rows.append([])
         line = self._rows[row]
@@ -122,12 +121,12 @@ class _Canvas:
         return line[column] if column < len(line) else " "
 
     def lines(self) -> list[str]:
-        """The drawing, without spaces at the ends of its lines."""
+        """The lines of the drawing, without trailing spaces."""
         return ["".join(row).rstrip() for row in self._rows]
 
 
 def _boxes(diagram: Diagram) -> list[_Box]:
-    """The boxes, with their streams and their places."""
+    """The boxes, with their streams and their rows."""
     boxes = {pe.name: _Box(_words(pe)) for pe in diagram.pes}
     if any(OF_THE_APP in stream.sources for stream in diagram.streams):
         boxes = {OF_THE_APP: _Box([diagram.app, "the app's own sources"]), **boxes}
@@ -154,7 +153,7 @@ def _words(pe: PE) -> list[str]:
 
 
 def _draw_inputs(canvas: _Canvas, boxes: list[_Box]) -> int:
-    """Input streams, to the left; returns where the boxes begin."""
+    """Draw the input streams at the left; returns the column at which the boxes begin."""
     texts = [text for box in boxes for pair in box.inputs for text in pair]
     if not texts:
         return 0
@@ -172,7 +171,7 @@ def _draw_inputs(canvas: _Canvas, boxes: list[_Box]) -> int:
 
 
 def _draw_streams(canvas: _Canvas, boxes: list[_Box], left: int, width: int) -> None:
-    """Internal streams as rails, outputs as arrows; ``left`` is where the boxes end."""
+    """Draw internal streams as rails, outputs as arrows; the boxes end at column ``left``."""
     rails = _rails(boxes)
     columns = max((rail.column for rail in rails.values()), default=-1) + 1
     for rail in rails.values():
@@ -199,7 +198,7 @@ def _draw_streams(canvas: _Canvas, boxes: list[_Box], left: int, width: int) -> 
 
 
 def _draw_labels(canvas: _Canvas, column: int, room: int, ports: dict[int, Edge]) -> None:
-    """A stream's name at every end of it, and what it carries at the first."""
+    """Write the stream's name at each of its ends, and what it carries at the first one."""
     told: set[str] = set()
     for row, stream in ports.items():
         words = stream.name + (" ↺" if stream.feedback else "")
@@ -213,7 +212,7 @@ def _draw_labels(canvas: _Canvas, column: int, room: int, ports: dict[int, Edge]
 
 
 def _rails(boxes: list[_Box]) -> dict[str, _Rail]:
-    """The rails by the stream's name; short ones run close to the boxes."""
+    """The rails by stream; short ones are close to the boxes."""
     rails: dict[str, _Rail] = {}
     for box in boxes:
         for stream in box.takes:
@@ -238,7 +237,7 @@ def _rails(boxes: list[_Box]) -> dict[str, _Rail]:
 
 
 def _draw_line(canvas: _Canvas, row: int, left: int, rail: _Rail, head: str) -> None:
-    """The line from a box to a rail, and where they meet."""
+    """Draw the line from a box to a rail, and the point where they meet."""
     line = "╌" if rail.stream.feedback else "─"
     column = left + 1 + 2 * rail.column
     _draw_across(canvas, row, left, column, line)

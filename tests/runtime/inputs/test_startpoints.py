@@ -641,7 +641,7 @@ async def test_commands_see_a_job_whose_containers_one_command_has_started(tmp_p
         refused, told = await life(100, import_, ("startpoint", "set", *places, "--offset", "40"))
         assert refused[0] == 1
         assert "the job 'default.tasks' is running, in " in refused[2]
-        assert "tasks runs and is not moved" in told[2]
+        assert "tasks is running and is not moved" in told[2]
         assert (await s4(*import_))[0] == 0
         await life(120)
         assert [int(n) for _, p, n in it.seen[100:] if p == "0"] == list(range(40, 50))

@@ -356,7 +356,7 @@ async def test_letters_of_what_the_tasks_of_the_app_have_sent_each_other_are_not
         assert {letter.offset < 0 for letter in found} == {False, True}  # from both tasks
         done = await run_s4("dead-letter", "replay", "counts", *it.settings(), cwd=tmp_path)
         told = {line.partition(": ")[2] for line in done.stderr.splitlines()[:-1]}
-        assert told == {"its event was put by the app itself; send again what has led to it"}
+        assert told == {"the app itself has put its event; replay the event that led to it"}
         assert done.returncode == 1
 
 

@@ -91,7 +91,7 @@ async def test_an_event_is_sent_again_once_even_when_its_producer_is_long_forgot
 
             await send(process.address, [Click("joe", 0), Click("joe", 1)])
             told = await s4("dead-letter", "replay", "counts", status=1)
-            assert "0:0: it is refused again: ValueError: the service is away" in told
+            assert "0:0: its event is refused again: ValueError: the service is away" in told
             assert "1 letter: 1 refused again" in told
             (tmp_path / "mended").touch()
             told = await s4("dead-letter", "replay", "counts")
