@@ -118,25 +118,29 @@ def test_lines_from_a_plain_socket_are_greeted() -> None:
 
 
 def test_several_nodes_as_the_page_starts_them(tmp_path: Path) -> None:
-    (block,) = re.findall(r"```console\n(.*?)```", CLUSTER, re.DOTALL)
-    commands = [line.removeprefix("$ ").partition("  #")[0] for line in block.splitlines()]
+    blocks = "".join(re.findall(r"```console\n(.*?)```", CLUSTER, re.DOTALL))
+    commands = [line.removeprefix("$ ").partition("  #")[0] for line in blocks.splitlines()]
     with ExitStack() as stack:
-        addresses = []
+        nodes = []
         for command in commands:
             words = shlex.split(command.rstrip("& ").replace(" app.py ", " apps/counter/app.py "))
             if words[:2] == ["s4", "node"]:
                 own = words[1 : words.index("-p")] if "-p" in words else words[1:]
                 started = stack.enter_context(node(*own, "--folder", str(tmp_path)))
-                addresses.append(started[0])
+                nodes.append(started)
+            elif command == "kill -9 %1":
+                _, first = nodes.pop(0)
+                first.kill()
+                first.wait(timeout=SECONDS)
             elif "s4 send" in command:
                 event = json.loads(shlex.split(command)[1])
-                for address in addresses:
+                for address, _ in nodes:
                     done = s4("send", words[-1], "--to", address, stdin=json.dumps(event) + "\n")
                     assert (done.returncode, done.stderr) == (0, "clicks: 1 admitted\n")
             else:
                 done = s4(*words[1:], "--folder", str(tmp_path))
                 assert done.returncode == 0, done.stderr
-        assert len(addresses) == 2
+        assert len(nodes) == 1
 
 
 def test_every_setting_is_on_the_tuning_page() -> None:
