@@ -62,7 +62,7 @@ async def test_something_else_that_listens_is_no_node(answer: bytes) -> None:
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(in_thread, stranger)
-            with pytest.raises(ConnectionRefused, match=f"what listens at {address} is no node"):
+            with pytest.raises(ConnectionRefused, match=f"what listens at {address} is not a node"):
                 await in_thread(lambda: check(address, 5))
 
 
@@ -73,8 +73,8 @@ HANDSHAKE = bytes.fromhex("00 53 50 00 00 10 00 00")
     ("message", "told"),
     [
         (None, "nothing answers at {} within 0.3 s"),
-        (b"z" * 50, "no node: it answers with no frame of s4node (an envelope starts with b'S4'"),
-        (b"S4\x01\x00", "no node: it answers with no frame of s4node (an empty message)"),
+        (b"z" * 50, "not a node: its answer is not an s4node frame (an envelope starts with b'S4'"),
+        (b"S4\x01\x00", "not a node: its answer is not an s4node frame (an empty message)"),
     ],
     ids=["nothing", "garbage", "an envelope of nothing"],
 )

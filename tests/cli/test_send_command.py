@@ -204,7 +204,7 @@ async def test_sending_to_nobody_is_told_in_time(folder: Path) -> None:
 async def test_sending_to_what_is_no_address_is_a_wrong_command(folder: Path) -> None:
     done = await run_s4("send", "names", "--to", "nonsense", cwd=folder)
     assert done.returncode == 2
-    assert done.stderr == "s4: 'nonsense' is no address; write tcp://host:port\n"
+    assert done.stderr == "s4: 'nonsense' is not an address; write tcp://host:port\n"
 
 
 HOLDING = """\

@@ -57,11 +57,11 @@ def header_bytes(*fields: Any) -> bytes:
     ("envelope", "told"),
     [
         (b"", "an envelope starts with b'S4'"),
-        (b"S4", "truncated: 2 bytes are no envelope"),
+        (b"S4", "truncated: 2 bytes are not an envelope"),
         (b"hello, world", "is this an s4node peer?"),
-        (b"S4\x02\x00" + GOOD, "protocol version 2 is not spoken here"),
-        (b"S4\x00\x00" + GOOD, "protocol version 0 is not spoken here"),
-        (wire.MAGIC + GOOD[:5], "truncated: 5 bytes at offset 4 are no frame"),
+        (b"S4\x02\x00" + GOOD, "protocol version 2 is unknown"),
+        (b"S4\x00\x00" + GOOD, "protocol version 0 is unknown"),
+        (wire.MAGIC + GOOD[:5], "truncated: 5 bytes at offset 4 are not a frame"),
         (wire.MAGIC + GOOD[:-3], "truncated: a frame of"),
         (wire.MAGIC + GOOD + b"\x00\x00", "truncated: 2 bytes"),
         (

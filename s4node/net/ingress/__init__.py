@@ -1,8 +1,8 @@
 """The receiving side: accepts peers, admits their frames, and acknowledges them.
 
 ``listener`` has the sockets. ``admission`` decides by a frame's header whether it may enter, and
-what its producer is told; ``producer_lane`` holds how far one producer has come.
-``durable_admission`` does the same where numbers are part of commits.
+what its producer is told; ``producer_lane`` has the position of one producer.
+``durable_admission`` does the same if the positions are part of commits.
 
 It may touch ``net.transport``, ``net.wire``, ``stages``, ``offsets``, ``events``, ``config``,
 ``logger`` and ``errors``. Only ``listener`` uses sockets, clocks and trio; all other modules are

@@ -1,20 +1,21 @@
-"""The node's side of its producers: what is admitted, and what each producer is told. Pure.
+"""The admission of frames: what a node admits, and what it tells each producer. Pure.
 
 Rules
-- Of each (producer, stream, partition) only the next expected number is admitted. What comes
-  twice is trimmed; a gap is answered with "expected n" and dropped: the producer kept it. It is
-  answered once, until the producer has gone back.
-- A frame that begins below the credit limit has its place. One that does not is dropped the same
-  way, so a producer that ignores its credit costs no memory.
-- The executors of the deserializer and of the stream's stage have the last word. What one that
-  withholds cannot take is left to its producer: nothing is lost, and "expected n" is told only when
-  there is room again. What one that drops cannot take is shed: done with at once, and told.
-- Credit reaches ahead of what is processed, and where events are dropped, of what has arrived.
-- Lives of a producer follow each other under one id, as owners of a task do: the hello of an older
-  one is refused (:mod:`s4node.net.ingress.producer_life`). Once a task has begun anew under another
-  id, what is known of the former one is forgotten.
-- A producer's id belongs to its latest connection. A lane outlives the connection until it
-  expires or its producer says end of stream; so many are kept and no more.
+- For each (producer, stream, partition), only the next expected number is admitted. Duplicates are
+  trimmed. A frame after a gap is answered with "expected n" and dropped, because the producer kept
+  it. That answer is given once, until the producer has gone back.
+- A frame that begins below the credit limit has a place. Other frames are dropped in the same way,
+  so a producer that ignores its credit costs no memory.
+- The executors of the deserializer and of the stream's stage decide last. Frames that a withholding
+  executor has no room for are left to their producer: nothing is lost, and "expected n" is sent
+  once there is room again. Frames that a dropping executor has no room for are shed: they are done
+  at once, and the producer is told.
+- Credit reaches ahead of what is processed; if events are dropped, ahead of what has arrived.
+- Lives of a producer follow each other under one id, as the owners of a task do. The hello of an
+  older life is refused (:mod:`s4node.net.ingress.producer_life`). When a task has begun anew under
+  another id, its former id is forgotten.
+- A producer's id belongs to its latest connection. A lane outlives the connection until it expires
+  or its producer sends an end of stream; the number of such lanes is bounded.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ _NOWHERE = wire.Position(-1, 0)
 _NO_DESERIALIZER = StageSettings(DESERIALIZER, capacity=UNLIMITED)
 
 MAX_KEPT = 100_000
-"""Producers that a log's stream, or a task's partition of a durable stream, keeps numbers of."""
+"""Producers that a stream of a log, or a partition of a durable stream, remembers."""
 
 PERIOD = 1.0
 """Seconds after which a producer that sends nothing may lose its share."""
 
 
 def _lives_told(hello: wire.Hello) -> dict[int, int]:
-    """Which life of it a producer was told to be, by partition."""
+    """The lives in a producer's hello, by partition, as nodes have told them."""
     return {position.partition: position.life for position in hello.positions}
 
 
@@ -57,9 +58,9 @@ def _lives_told(hello: wire.Hello) -> dict[int, int]:
 class StreamAdmission:
     """All producers of one input stream on this node.
 
-    ``stages`` are the stream's stages of the partitions that this node owns; there may come more.
-    ``deserializer`` is what their undecoded frames take up together. ``notify`` is told of each
-    lane whose producer should hear something.
+    ``stages`` are the stages of the partitions that this node owns; more may come. ``deserializer``
+    counts their undecoded frames. ``notify`` is called with each lane whose producer should be told
+    something.
     """
 
     stream: str
@@ -80,13 +81,13 @@ class StreamAdmission:
     _held: dict[ProducerLane, None] = field(default_factory=dict)
     _away: dict[ProducerLane, None] = field(default_factory=dict)
     _opened: dict[Hashable, set[str]] = field(default_factory=dict)
-    _words: dict[str, str] = field(default_factory=dict)  # by task, that of its latest id
-    _ended: dict[str, None] = field(default_factory=dict)  # who is to be forgotten
+    _words: dict[str, str] = field(default_factory=dict)  # the suffix of each task's latest id
+    _ended: dict[str, None] = field(default_factory=dict)  # producers to forget
     _credits: dict[int, Credit[ProducerLane]] = field(default_factory=dict)
     _holding: dict[Credit[ProducerLane], None] = field(default_factory=dict)
 
     def new_limit(self, lane: ProducerLane) -> int:
-        """How far the lane may send now."""
+        """The first number that the lane may not send yet."""
         credit = self._credit(lane.partition)
         limit = credit.limit(lane, lane.done, lane.limit, lane.weight)
         if credit.holding:
@@ -94,11 +95,11 @@ class StreamAdmission:
         return limit
 
     def share(self, lane: ProducerLane) -> int:
-        """Events that this lane may have under way."""
+        """The number of events that this lane may have in flight."""
         return self._credit(lane.partition).share_of(lane.weight)
 
     def withholds(self, lane: ProducerLane) -> bool:
-        """Whether the lane's producer waits for what is processed."""
+        """Return True if the lane's producer waits for processing, rather than for arrival."""
         return self._credit(lane.partition).withholds
 
     def _credit(self, partition: int) -> Credit[ProducerLane]:
@@ -108,7 +109,7 @@ class StreamAdmission:
         return credit
 
     def touched(self, lane: ProducerLane) -> None:
-        """There is something to tell this lane's producer."""
+        """Have the lane's producer told something."""
         if lane.connection is not None:
             self.notify(lane)
 
@@ -120,14 +121,14 @@ class StreamAdmission:
         task, word = task_of(hello.peer)
         if task and not isinstance(hello.headers.get(wire.FENCE), int):
             return (
-                f"stream {self.stream!r}: ids that begin with {wire.TASK} are those of tasks, and "
-                f"{hello.peer!r} tells no fence; give the producer another id"
+                f"stream {self.stream!r}: ids that begin with {wire.TASK} belong to tasks, but "
+                f"{hello.peer!r} has no fence; give the producer another id"
             )
         latest = self._words.get(task, "")
         if word < latest:
             return (
                 f"stream {self.stream!r}: the task of {hello.peer!r} has begun anew since, as "
-                f"{task}#{latest}, so what its former state sends is not taken; remove that state, "
+                f"{task}#{latest}, so events of its former state are refused; remove that state, "
                 f"or give the app another name"
             )
         told = {position.partition: position for position in hello.positions}
@@ -139,12 +140,12 @@ class StreamAdmission:
                 and 0 < known.number < position.life
                 and known.incarnation != hello.incarnation
                 and position.number < self._next_number(hello.peer, partition)
-            ):  # in the latter case an older life went on where nobody knew of this one
+            ):  # then an older life went on in partitions that did not know this one
                 return self._older(hello, known)
         return ""
 
     def _next_number(self, producer: str, partition: int) -> int:
-        """The number that a producer goes on with, as far as is known."""
+        """The known next number of a producer, 0 if none is known."""
         lane, row = self.lanes.get((producer, partition)), self._row(producer, partition)
         return max(0 if lane is None else lane.expected, 0 if row is None else row.number)
 
@@ -152,22 +153,22 @@ class StreamAdmission:
         """Why an older life of a producer may not open the stream."""
         if hello.peer.startswith(wire.TASK):
             return (
-                f"stream {self.stream!r}: {hello.peer!r} is sent by a later owner of that task "
-                f"(fence {known.number}) by now, and this one has fence {fence_of(hello)}: it has "
-                f"been taken over"
+                f"stream {self.stream!r}: a later owner of the task of {hello.peer!r} (fence "
+                f"{known.number}) sends now; this owner, with fence {fence_of(hello)}, was "
+                f"replaced"
             )
         return (
             f"stream {self.stream!r}: a program that was started later has used the producer id "
-            f"{hello.peer!r}, so nothing more of this one is taken; what it was not told of may "
-            f"be missing. Start it again, and give each program a producer id of its own"
+            f"{hello.peer!r}, so events of this one are refused; its unacknowledged events may be "
+            f"missing. Start it again, and give each program a producer id of its own"
         )
 
     def _row(self, producer: str, partition: int) -> KeptProducer | None:  # noqa: ARG002
-        """What is kept of a producer that has no lane."""
+        """The saved row of a producer that has no lane."""
         return None
 
     def _life(self, producer: str, partition: int) -> Life:
-        """The latest life of a producer that is known in a partition."""
+        """The latest known life of a producer in a partition."""
         lane = self.lanes.get((producer, partition))
         if lane is not None:
             return lane.life
@@ -175,7 +176,7 @@ class StreamAdmission:
         return Life() if row is None else Life(row.life, row.incarnation)
 
     def is_later(self, hello: wire.Hello) -> bool:
-        """Whether a task says hello by an owner that came after all that were heard."""
+        """Return True if a task's hello is from a later owner than all known ones."""
         return fence_of(hello) > self._highest(hello.peer)
 
     def _highest(self, producer: str) -> int:
@@ -184,7 +185,7 @@ class StreamAdmission:
     def hello(
         self, hello: wire.Hello, connection: Hashable, now: float
     ) -> tuple[wire.Position, ...]:
-        """Open or reopen the producer's lanes: where each goes on, and its credit."""
+        """Open or reopen the producer's lanes; return their positions and credit."""
         starts = {position.partition: position.number for position in hello.positions}
         told = _lives_told(hello)
         self._opened.setdefault(connection, set()).add(hello.peer)
@@ -214,17 +215,19 @@ class StreamAdmission:
         return tuple(positions)
 
     def _made(self, producer: str, partition: int, start: int) -> ProducerLane:
-        """A lane of a producer that says that it begins at ``start``."""
+        """Make the lane of a producer that begins at ``start``."""
         return ProducerLane(self, producer, partition, start)
 
     def _greeted(self, lane: ProducerLane, hello: wire.Hello, told: int) -> None:
-        """The lane's producer has said hello; it was ``told`` this life of it before."""
+        """Take a hello of the lane's producer, which was ``told`` its life before."""
         lane.life = life_of(hello, told, lane.life) or lane.life
         lane.own_id = has_own_id(hello)
 
     def learn(self, producer: str) -> None:
-        """What a producer has sent is kept: if it is a task that has begun anew, its former id is
-        over. Its hello does not say so, for a crash may take the new state."""
+        """Learn from a saved event of a task that has begun anew that its former id is over.
+
+        A hello is not enough, because a crash may lose the new state.
+        """
         task, word = task_of(producer)
         latest = self._words.get(task)
         if task and (latest is None or latest < word):
@@ -233,7 +236,7 @@ class StreamAdmission:
             self._ended[f"{task}#{min(latest, word)}"] = None
 
     def takes(self, producer: str, connection: Hashable) -> bool:
-        """Whether the connection may open the stream for this producer, too."""
+        """Return True if the connection may open the stream for this producer, too."""
         opened = self._opened.get(connection, ())
         return producer in opened or len(opened) < MAX_PRODUCERS
 
@@ -243,7 +246,7 @@ class StreamAdmission:
         """Decide on a data frame of ``size`` bytes by its header; None if nothing is admitted."""
         lane = self.lanes.get((data.producer, data.partition))
         if lane is None or lane.connection != connection:
-            return None  # no hello yet on this connection: what was sent before it comes again
+            return None  # no hello yet on this connection: the producer resends earlier frames
         lane.seen = now
         end = data.first + data.count
         if data.flags & wire.ANSWER_NOW:
@@ -253,7 +256,7 @@ class StreamAdmission:
             self._on_gap(lane, data.first)
             return None
         first = lane.expected
-        skip = first - data.first  # so many have come before
+        skip = first - data.first  # duplicates
         if end > first >= lane.limit:
             self.over_credit += 1
             self._tell_expected(lane)
@@ -280,15 +283,15 @@ class StreamAdmission:
         return BatchReceipt(lane, first, first + room)
 
     def _on_gap(self, lane: ProducerLane, first: int) -> None:
-        """A frame begins behind what is expected: its producer is told, once until it goes back."""
+        """Tell the producer of a frame after a gap, once until it goes back."""
         self.gaps += 1
-        went_back = first <= lane.gap_first  # and its first frame is missing again
+        went_back = first <= lane.gap_first  # but its first frame is missing again
         lane.gap_first = first
         if not lane.gap_told or (went_back and not lane.held):
             self._tell_expected(lane)
 
     def _move_on(self, lane: ProducerLane, end: int, weight: float) -> None:
-        """What was expected is here: events of ``weight`` bytes each, up to ``end``."""
+        """Advance a lane to ``end``, with events of ``weight`` bytes each."""
         lane.gap_told = lane.held = False
         lane.gap_first = -1
         lane.expected = end
@@ -300,17 +303,17 @@ class StreamAdmission:
         lane.weight = weight if weight > lane.weight else lane.weight * 0.75 + weight * 0.25
 
     def _shed(self, lane: ProducerLane, first: int, end: int, gauge: Gauge) -> None:
-        """Drop what a stage has no room for: it is done with, and its producer is told."""
+        """Drop events that a stage has no room for; they are done, and their producer is told."""
         reason = gauge.executor.reason
         gauge.dropped(end - first, reason)
         lane.shed(first, end - first, reason)
         lane.complete(first, end)
 
     def _room(self, lane: ProducerLane, count: int, size: int, now: float) -> tuple[int, Gauge]:
-        """How many of the events are taken, and which stage takes no more of them.
+        """How many of the events are taken, and the stage that refuses the rest.
 
-        Frames that wait take up both stages. Where the stream's stage drops, a deserializer that
-        would make producers wait never does: what it has no room for, the stage has none for.
+        Waiting frames count in both stages. If the stream's stage drops, the deserializer never
+        makes producers wait: events that it has no room for, the stage has no room for either.
         """
         first, stage = self.deserializer, self.stages[lane.partition]
         room = first.executor.room(first, count, size, now)
@@ -321,14 +324,14 @@ class StreamAdmission:
         return (0 if gauge.executor.withholds and room < count else max(0, room)), gauge
 
     def _hold(self, lane: ProducerLane, count: int) -> None:
-        """Leave a frame to its producer, which is asked for it when there is room."""
+        """Leave a frame to its producer, which is asked for it once there is room."""
         self.left += count
         lane.held = lane.gap_told = True
         lane.gap_untold = False
         self._held[lane] = None
 
     def connection_of(self, producer: str) -> Hashable | None:
-        """The connection that the producer's id belongs to, if it is connected."""
+        """The connection to which the producer's id belongs; None if it is not connected."""
         lane = self.lanes.get((producer, next(iter(self.stages), 0)))
         return None if lane is None else lane.connection
 
@@ -337,14 +340,14 @@ class StreamAdmission:
         self.touched(lane)
 
     def released(self) -> None:
-        """Room has been made in the stages: serve whom lack of it held back."""
+        """Let lanes go on that were held for lack of room in the stages."""
         if not (self._held or self._holding):
             return
         if self._held and self.deserializer.roomy:
             for lane in [each for each in self._held if self._has_room(each)]:
                 del self._held[lane]
                 lane.held = False
-                lane.gap_first = UNLIMITED  # any gap from here on is a new one
+                lane.gap_first = UNLIMITED  # any further gap is a new one
                 if lane.connection is not None:
                     self._tell_expected(lane)
         for credit in [credit for credit in self._holding if not credit.holding]:
@@ -355,32 +358,30 @@ class StreamAdmission:
                 self.touched(lane)
 
     def cuts_of(self, partitions: Iterable[int]) -> list[tuple[int, int]]:  # noqa: ARG002
-        """The cuts that the tasks of these partitions have made, in pairs with the numbers."""
+        """The last cuts of the tasks of these partitions, as pairs of partition and number."""
         return []
 
     def _has_room(self, lane: ProducerLane) -> bool:
         return self.stages[lane.partition].roomy
 
     def ask(self, producer: str, connection: Hashable) -> None:
-        """The producer wants its verdicts now."""
+        """Take a producer's request for its verdicts."""
         for lane in self._of(producer, connection):
-            lane.asked = lane.expected  # the answer waits until what has come is processed
-            lane.gap_untold = (
-                lane.gap_told and not lane.held
-            )  # a producer that asks may have missed it
+            lane.asked = lane.expected  # the answer waits until all arrived events are processed
+            lane.gap_untold = lane.gap_told and not lane.held  # it may have missed that answer
             lane.urgent = lane.urgent or lane.gap_untold
             self.touched(lane)
 
     def gone(self, connection: Hashable, now: float) -> None:
-        """The connection is gone; its producers' lanes wait for their return."""
+        """Detach the lanes of a connection that has ended; they wait for their producers."""
         for producer in self._opened.pop(connection, ()):
             self.detach(producer, connection, now)
-        if len(self._away) > MAX_AWAY:  # the first are those that left first
+        if len(self._away) > MAX_AWAY:  # in the order in which they left
             for lane in list(self._away)[: len(self._away) - MAX_AWAY]:
                 self._evict(lane)
 
     def detach(self, producer: str, connection: Hashable, now: float) -> None:
-        """The producer's lanes are not the connection's any more."""
+        """Take a producer's lanes from a connection."""
         for lane in self._of(producer, connection):
             lane.connection, lane.seen = None, now
             self._away[lane] = None
@@ -388,8 +389,10 @@ class StreamAdmission:
             self._credit(lane.partition).leave(lane)
 
     def forget(self, producer: str, connection: Hashable) -> None:
-        """The producer is done for good; with work in progress, when that is over. Of a task,
-        this owner is."""
+        """Forget a producer that has ended, once none of its events are in flight.
+
+        A task is not forgotten: only this owner of it has ended.
+        """
         if producer.startswith(wire.TASK):
             return
         for lane in list(self._of(producer, connection)):
@@ -404,7 +407,7 @@ class StreamAdmission:
             self._opened.get(connection, set()).discard(producer)
 
     def _forget_ended(self) -> None:
-        """Forget the producers of which nothing more comes, once nothing of them is under way."""
+        """Forget ended producers without events in flight."""
         for producer in list(self._ended):
             lanes = [
                 self.lanes[producer, each] for each in self.stages if (producer, each) in self.lanes
@@ -417,10 +420,10 @@ class StreamAdmission:
                 self._forget_rows(producer)
 
     def _forget_rows(self, producer: str) -> None:
-        """Nothing more is to be kept of a producer without lanes."""
+        """Forget the saved rows of a producer without lanes."""
 
     def tick(self, now: float, expiry: float) -> None:
-        """Once a while: forget who has been away for ``expiry`` seconds, see who is active."""
+        """Forget producers that were away for ``expiry`` seconds, and see which are active."""
         if now < self._next_period:
             return
         self._next_period = now + PERIOD
@@ -432,20 +435,20 @@ class StreamAdmission:
             self._forget_ended()
 
     def leave(self, partition: int) -> None:
-        """The partition is another node's from here on, with all of its producers' lanes."""
+        """Leave a partition, with the lanes of its producers, to another node."""
         for lane in [lane for lane in self.lanes.values() if lane.partition == partition]:
             self._credit(partition).leave(lane)
             self._held.pop(lane, None)
             self._away.pop(lane, None)
-            lane.connection = None  # which has nothing more to tell of it
+            lane.connection = None  # which reports it no more
             del self.lanes[lane.producer, partition]
 
     def enter(self, partition: int) -> None:
-        """The partition is ours from here on."""
-        self._credits.pop(partition, None)  # of when it was ours before
+        """Begin with a partition that is ours now."""
+        self._credits.pop(partition, None)  # from an earlier ownership
 
     def expire(self, before: float) -> int:
-        """Drop the lanes of producers that have been away since ``before``; returns how many."""
+        """Drop the lanes of producers that have been away since ``before``; return how many."""
         stale = []
         for lane in self._away:
             if lane.seen >= before:
@@ -460,16 +463,16 @@ class StreamAdmission:
         return len(stale)
 
     def _is_over(self, lane: ProducerLane) -> bool:
-        """Whether nothing of the lane is under way."""
+        """Return True if no event of the lane is in flight."""
         return lane.safe == lane.expected
 
     def _drop(self, lane: ProducerLane) -> None:
-        """The lane is forgotten."""
+        """Forget a lane."""
         self._away.pop(lane, None)
         self.lanes.pop((lane.producer, lane.partition), None)
 
     def _evict(self, lane: ProducerLane) -> None:
-        """The lane makes room for others; what is kept of its producer stays."""
+        """Drop a lane to make room; the saved row of its producer stays."""
         self._drop(lane)
 
     def _of(self, producer: str, connection: Hashable) -> Iterator[ProducerLane]:

@@ -1,21 +1,21 @@
-"""The node's side of the producers of a durable stream: what is settled has been committed. Pure.
+"""The admission of a durable stream: settled events have been committed. Pure.
 
 Rules
-- A lane's numbers are part of the commits of its task: ``committed`` is what the last one has of
-  them, and the ``upto`` of verdicts. So whatever is settled survives the node, and a producer that
-  keeps the rest can have every event counted once.
-- Events count one by one, not frame by frame: a commit covers exactly what its task has processed.
-- A producer that asks for its verdicts waits for a commit; one that does not can wait for a second.
-- Credit reaches ahead of what is processed, and not further than a window beyond what is committed,
-  for producers keep all of that. When half of it is used a commit is asked for.
-- A lane begins where its row says; without one, where its producer says, which is told so. A
-  producer that has heard that more is settled than the row says meets an older state: that is
-  refused as a loss.
-- A producer that goes on after a death, and knows no number, waits until everything that its
-  earlier life has sent is committed: then the answer is where to go on, whatever happens next.
-- Rows are forgotten with the end of stream. A program without an id of its own is also forgotten
-  when it was away for so long, counted while the partition is here; others never are, nor tasks.
-- What was refused and perhaps not heard is in the row as well.
+- A lane's numbers are part of its task's commits. ``committed`` is the position in the last commit,
+  and the ``upto`` of verdicts. So settled events survive the node, and a producer that keeps the
+  rest can have every event counted once.
+- Events count one by one, not frame by frame: a commit covers exactly the processed events.
+- A producer that asks for its verdicts waits for a commit; other producers can wait for a second.
+- Credit reaches ahead of what is processed, but at most a window beyond what is committed, because
+  producers keep all those events. When half of the window is used, a commit is requested.
+- A lane begins at its saved row; without a row, where its producer says, which the hello reports.
+  If a producer has heard of a higher settled number than the row has, the state is older than it
+  was: the hello is refused as a loss.
+- A producer that resumes after a death and knows no numbers waits until all events of its earlier
+  life are committed; the answer then holds, whatever happens next.
+- An end of stream removes a producer's rows. A program without an id of its own is also forgotten
+  after an absence, counted while the partition is here; other programs and tasks never are.
+- Refusals that the producer may not have heard are in the row as well.
 - A frame of a task that has made a later cut than ours is left to it until ours has begun; see
   :mod:`s4node.offsets.cuts`.
 """
@@ -37,18 +37,18 @@ from s4node.offsets.low_watermark import LowWatermark
 from s4node.offsets.producer_offsets import KeptProducer
 
 WINDOW_EVENTS = 1 << 20
-"""Events of a lane beyond what is committed: a second's worth at a rate that few lanes reach."""
+"""Events of a lane beyond the last commit: a second's worth at a rate that few lanes reach."""
 
 UNKNOWN_BYTES = 64 << 10
-"""Bytes that an event is taken to weigh in a window as long as its lane has seen none. It is much,
-for credit is not taken back; that costs one more verdict before the first large frame."""
+"""The assumed bytes of an event until its lane has seen one. The value is high, because credit is
+not taken back; it costs one more verdict before the first large frame."""
 
 PATIENCE = 1.0
-"""Seconds after which what is processed is committed for a producer that does not ask for verdicts.
-It only has to keep the events until then."""
+"""Seconds until processed events are committed for a producer that does not ask for verdicts; it
+only has to keep them longer."""
 
 _LOOKS = 16
-"""How often in the time after which producers are forgotten their rows are looked at."""
+"""How often rows are checked during the time after which producers are forgotten."""
 
 
 class DurableLane(ProducerLane):
@@ -64,25 +64,25 @@ class DurableLane(ProducerLane):
     ) -> None:
         super().__init__(admission, producer, partition, start)
         self.committed = start
-        self.returns = 0  # how often it has gone back
-        self.wanted = False  # a commit has been asked for
-        self.awaited = False  # its producer waits for all of it to be committed
+        self.returns = 0  # rollbacks of its task
+        self.wanted = False  # a commit was requested
+        self.awaited = False  # its producer waits until all of it is committed
         self.has_row = False
 
     @property
     def settled(self) -> int:
-        """The producer need not keep anything below."""
+        """The producer need not keep events below this number."""
         return self.committed
 
     @property
     def window(self) -> int:
-        """How many events may be beyond what is committed."""
+        """How many events may be beyond the last commit."""
         most = self.admission.window_bytes
         by_bytes = int(most / (self.weight or UNKNOWN_BYTES))
         return max(1, min(self.admission.window_events, by_bytes))
 
     def complete(self, first: int, end: int) -> None:
-        """The numbers ``first <= n < end`` are done."""
+        """Note that the numbers ``first <= n < end`` are done."""
         if self._low.complete(first, end):
             self.admission.moved(self)
             if (
@@ -97,32 +97,31 @@ class DurableLane(ProducerLane):
 
     @property
     def patience(self) -> float:
-        """For how many seconds its producer can wait for the next commit; infinity where that has
-        nothing for it."""
+        """For how many seconds its producer can wait for a commit; infinity if it needs none."""
         if self.committed >= self.safe:
             return math.inf
         return 0.0 if self.committed < self.asked <= self.safe else PATIENCE
 
     def want(self) -> None:
-        """Ask for a commit, once, if there is anything to commit."""
+        """Request a commit, once, if there is anything to commit."""
         if self.committed < self.safe and not self.wanted:
             self.wanted = True
             self.admission.on_full(self.partition)
 
     def commit(self, number: int) -> None:
-        """Everything below is committed."""
+        """Note that everything below ``number`` is committed."""
         self.wanted = False
         if number > self.committed:
             self.committed = number
             self.admission.touched(self)
 
     def skip(self, start: int) -> None:
-        """Everything below was dealt with elsewhere, and nothing is known of it here."""
+        """Skip to ``start``: everything below was done elsewhere."""
         super().skip(start)
         self.committed = start
 
     def go_back(self) -> None:
-        """What is not committed was undone, and is to be sent again."""
+        """Expect uncommitted events again, because they were rolled back."""
         self.returns += 1
         self._low = LowWatermark(self.committed)
         self.expected = self.committed
@@ -133,18 +132,18 @@ class DurableLane(ProducerLane):
 
     @property
     def pressing(self) -> bool:
-        """Whether the producer should hear now: it waits, or there is more credit for it."""
+        """True if the producer should be told now: it waits, or there is more credit for it."""
         if self.urgent or 0 <= self.asked <= self.committed:
             return True
         return self.done >= self.press_at and self.admission.new_limit(self) > self.limit
 
     def kept(self) -> KeptProducer:
-        """As of now, for a commit."""
+        """The current row, for a commit."""
         told = [one for _, exceptions in self.unheard or () for one in exceptions]
         return KeptProducer(self.safe, *self.life, self.own_id, (*told, *self.untold))
 
     def resume(self, kept: KeptProducer) -> None:
-        """Go on from what was kept."""
+        """Resume from a saved row."""
         self.life = Life(kept.life, kept.incarnation)
         self.own_id = kept.own_id
         self.has_row = True
@@ -160,7 +159,7 @@ class Known(NamedTuple):
 
 
 class TakenLanes(NamedTuple):
-    """What a commit takes of a task's producers: lanes as of that moment, and who is forgotten."""
+    """The producers in a commit: the changed lanes at that moment, and those to forget."""
 
     lanes: dict[DurableLane, KeptProducer]
     forgotten: frozenset[str]
@@ -170,11 +169,11 @@ class TakenLanes(NamedTuple):
 class DurableAdmission(StreamAdmission):
     """All producers of a durable stream on this node.
 
-    ``partitions`` are those of the stream, on all nodes. ``on_full(partition)`` asks for a commit
-    at once, ``on_wait(partition, patience)`` for one within so many seconds: producers wait for it.
-    Commits are ``on_demand`` where nothing else makes them: when a producer wants its verdict.
-    Programs get no more credit while a partition is ``held``: much waits of what they have sent to
-    it and others are to process. Tasks do, for they may wait for each other.
+    ``partitions`` is the stream's number of partitions on all nodes. ``on_full(partition)``
+    requests a commit at once, ``on_wait(partition, patience)`` one within ``patience`` seconds, as
+    producers wait for it. Commits are ``on_demand`` if only producers that want their verdict cause
+    them. Programs get no more credit while a partition is ``held``, because many of its events wait
+    for other tasks. Tasks still get credit, because they may wait for each other.
     """
 
     partitions: int = 1
@@ -193,24 +192,26 @@ class DurableAdmission(StreamAdmission):
 
     @property
     def window_bytes(self) -> int:
-        """A lane's share of what a producer may have to keep, by what its events have weighed."""
+        """A lane's share of the bytes that a producer may have to keep."""
         return max(1 << 20, wire.WINDOW_BYTES // self.partitions)
 
     # -- commits -----------------------------------------------------------------------------
 
     def moved(self, lane: DurableLane) -> None:
-        """The next commit has something of this lane."""
+        """Include a lane in the next commit."""
         self._moved.setdefault(lane.partition, {})[lane] = None
 
     def restore(self, partition: int, rows: Mapping[str, KeptProducer], now: float) -> None:
-        """The rows of a partition that is ours now, by producer; before it is opened. Nobody was
-        away while there was nobody to hear."""
+        """Restore the rows, by producer, of a partition that is about to open.
+
+        Absences count from now: before, no owner could hear the producers.
+        """
         for producer, kept in rows.items():
             self._known[producer, partition] = Known(kept, now)
             self.learn(producer)
 
     def leave(self, partition: int) -> None:
-        """The partition is another node's from here on, and so are its rows."""
+        """Leave a partition, with its rows, to another node."""
         super().leave(partition)
         self._moved.pop(partition, None)
         self._forgotten.pop(partition, None)
@@ -220,26 +221,26 @@ class DurableAdmission(StreamAdmission):
             del self._known[known]
 
     def has_moved(self, partition: int) -> bool:
-        """Whether a commit would write anything of these producers."""
+        """Return True if a commit would write any producers of a partition."""
         return bool(self._moved.get(partition) or self._forgotten.get(partition))
 
     def patience(self, partition: int) -> float:
-        """For how many seconds producers can wait for a commit; on demand they say when."""
+        """For how many seconds producers can wait for a commit; infinity if on demand."""
         lanes = () if self.on_demand else self._moved.get(partition, ())
         return min((lane.patience for lane in lanes), default=math.inf)
 
     def wait(self, lane: DurableLane) -> None:
-        """A producer waits for a commit, if that has something for it."""
+        """Request a commit for a producer that waits, if a commit helps it."""
         if not self.on_demand and lane.patience < math.inf:
             self.on_wait(lane.partition, lane.patience)
 
     def take(self, partition: int) -> TakenLanes:
-        """What a commit that is taken at this moment says."""
+        """Take the changed lanes of a partition, for a commit."""
         lanes = {lane: lane.kept() for lane in self._moved.get(partition, ())}
         return TakenLanes(lanes, frozenset(self._forgotten.get(partition, ())))
 
     def committed(self, partition: int, taken: TakenLanes) -> None:
-        """The commit is written."""
+        """Acknowledge the lanes of a commit that was written."""
         moved = self._moved.get(partition, {})
         for lane, kept in taken.lanes.items():
             if not lane.has_row:
@@ -254,7 +255,7 @@ class DurableAdmission(StreamAdmission):
             self._forgotten.get(partition, {}).pop(producer, None)
 
     def go_back(self, partition: int) -> None:
-        """The task of a partition has gone back to its last commit: so do its producers."""
+        """Have producers go back to the last commit, as the task of a partition was rolled back."""
         for lane in self.lanes.values():
             assert isinstance(lane, DurableLane)
             if lane.partition == partition and lane.committed < lane.expected:
@@ -272,8 +273,8 @@ class DurableAdmission(StreamAdmission):
             return error
         if self._full(hello.peer):
             return (
-                f"stream {self.stream!r}: its tasks know {self.most} producers each, which is the "
-                f"most; end the stream of those that never come back (ClientStream.end)"
+                f"stream {self.stream!r}: each of its tasks knows {self.most} producers, the most "
+                f"that are allowed; end the stream of those that never return (ClientStream.end)"
             )
         for position in hello.positions:
             number = self._number(hello.peer, position.partition)
@@ -281,22 +282,24 @@ class DurableAdmission(StreamAdmission):
                 is_task = hello.peer.startswith(wire.TASK)
                 anew = "without any of its app" if is_task else "with another producer id"
                 return (
-                    f"stream {self.stream!r}: {hello.peer!r} has heard that everything below "
-                    f"{position.number} is committed in partition {position.partition}, and its "
-                    f"state there is of {number}: it was set back, and the events between are "
-                    f"lost to it. Put the newer state back, or begin anew {anew}"
+                    f"stream {self.stream!r}: {hello.peer!r} was told that everything below "
+                    f"{position.number} is committed in partition {position.partition}, but the "
+                    f"state there ends at {number}: an older state was restored, and the events "
+                    f"between are lost. Restore the newer state, or begin anew {anew}"
                 )
         return ""
 
     def _full(self, producer: str) -> bool:
-        """Return True if there is no room for another producer, and this is one. A node without a
-        partition of the stream keeps nothing of it."""
+        """Return True if the producer is new and there is no room for another one.
+
+        A node without a partition of the stream saves no producers.
+        """
         if not self.stages or len(self._known) + len(self.lanes) < self.most * len(self.stages):
             return False
         return all(self._number(producer, partition) is None for partition in self.stages)
 
     def _number(self, producer: str, partition: int) -> int | None:
-        """The number to go on with; None where nothing is known of the producer."""
+        """The next number of a producer; None if the producer is unknown."""
         lane = self.lanes.get((producer, partition))
         if lane is not None:
             return lane.expected if lane.expected or lane.has_row else None  # type: ignore[attr-defined]
@@ -304,12 +307,12 @@ class DurableAdmission(StreamAdmission):
         return None if known is None else known.kept.number
 
     def _found(self, producer: str, partition: int) -> Known | None:
-        """What a producer without a lane has left here."""
+        """The saved row of a producer without a lane."""
         known = self._known.get((producer, partition))
         return known or self._forgotten.get(partition, {}).get(producer)
 
     def unknown(self, hello: wire.Hello) -> list[int]:
-        """The partitions of which the producer knows settled numbers, and the node nothing."""
+        """The partitions in which the producer has settled numbers but is unknown here."""
         return [
             position.partition
             for position in hello.positions
@@ -319,9 +322,9 @@ class DurableAdmission(StreamAdmission):
         ]
 
     def unsettled(self, hello: wire.Hello, now: float) -> bool:
-        """Whether a producer that does not know its numbers must wait for commits of its past.
+        """Return True if a producer without numbers must wait for commits of its earlier life.
 
-        If so its lanes belong to nobody until it says hello again.
+        Its lanes then have no connection until it says hello again.
         """
         claimed = {position.partition for position in hello.positions}
         waits = False
@@ -347,7 +350,7 @@ class DurableAdmission(StreamAdmission):
                 yield lane
 
     def ask(self, producer: str, connection: Hashable) -> None:
-        """The producer wants its verdicts now."""
+        """Take a producer's request for its verdicts."""
         super().ask(producer, connection)
         for lane in self._all(producer):
             if lane.safe != lane.asked:
@@ -358,7 +361,7 @@ class DurableAdmission(StreamAdmission):
                 self.wait(lane)
 
     def new_limit(self, lane: ProducerLane) -> int:
-        """How far the lane may send now."""
+        """The first number that the lane may not send yet."""
         assert isinstance(lane, DurableLane)
         if self.held(lane.partition) and not lane.producer.startswith(wire.TASK):
             self._stopped[lane] = None
@@ -372,7 +375,7 @@ class DurableAdmission(StreamAdmission):
         return most if grows else lane.limit
 
     def released(self) -> None:
-        """Room has been made: serve whom lack of it held back."""
+        """Let lanes go on that were held for lack of room."""
         super().released()
         for lane in [each for each in self._stopped if not self.held(each.partition)]:
             del self._stopped[lane]
@@ -387,7 +390,7 @@ class DurableAdmission(StreamAdmission):
         lane.resume(known.kept)
         if self._known.pop((producer, partition), None) is None:
             del self._forgotten[partition][producer]
-            self.moved(lane)  # a commit that forgets it may be under way
+            self.moved(lane)  # a running commit may forget it
         return lane
 
     def _greeted(self, lane: ProducerLane, hello: wire.Hello, told: int) -> None:
@@ -418,7 +421,7 @@ class DurableAdmission(StreamAdmission):
         return super().admit(data, connection, now, size)
 
     def cuts_of(self, partitions: Iterable[int]) -> list[tuple[int, int]]:
-        """The cuts that the tasks of these partitions have made, in pairs with the numbers."""
+        """The last cuts of the tasks of these partitions, as pairs of partition and number."""
         made = [(partition, self.cuts.made(partition)) for partition in partitions]
         return [(partition, number) for partition, number in made if number]
 
@@ -428,7 +431,7 @@ class DurableAdmission(StreamAdmission):
     # -- forgetting --------------------------------------------------------------------------
 
     def tick(self, now: float, expiry: float) -> None:
-        """Once a while: forget who has been away for ``expiry`` seconds, see who is active."""
+        """Forget producers that were away for ``expiry`` seconds, and see which are active."""
         super().tick(now, expiry)
         if now < self._next_look:
             return
@@ -441,7 +444,7 @@ class DurableAdmission(StreamAdmission):
         return lane.settled == lane.expected and lane not in self._moved.get(lane.partition, ())
 
     def _forget(self, producer: str, partition: int) -> None:
-        """Have the next commit forget a row."""
+        """Remove a row with the next commit."""
         known = self._known.pop((producer, partition), None)
         if known is not None:
             self._forgotten.setdefault(partition, {})[producer] = known

@@ -1,12 +1,12 @@
-"""The node's socket: accepts peers, feeds their envelopes in, sends their verdicts out.
+"""The listener of a node: accepts peers, reads their envelopes, and sends their verdicts.
 
 Rules
-- One trio task a connection: await readiness once, drain a bounded number of envelopes, go on.
-- What to do with a frame is decided elsewhere; here a bad one is counted, answered and dropped,
-  the peer stays connected.
-- A warning that peers bring about is written once a minute for each host, however often they come.
-- Verdicts are cumulative, so one that does not fit into a busy socket is simply made anew later: a
-  peer that never reads costs nothing but its socket.
+- Each connection has a trio task: await readiness once, read a bounded number of envelopes, repeat.
+- The handler decides about frames. A bad frame is counted, answered and dropped here; the peer
+  stays connected.
+- A warning that peers can cause is written once a minute for each host.
+- Verdicts are cumulative, so a verdict that a busy socket does not accept is made anew later: a
+  peer that never reads costs only its socket.
 - A connection that does not speak nng's protocol within the timeout is closed.
 """
 
@@ -43,18 +43,18 @@ _WARNING_SECONDS = 60.0
 
 
 class FrameHandler(Protocol):
-    """What stands behind the listener."""
+    """Takes the frames of a listener."""
 
     def on_frame(self, frame: wire.Frame, connection: Connection) -> None:
-        """Take a frame from a peer."""
+        """Take a frame of a peer."""
         ...
 
     def on_drained(self) -> None:
-        """All frames that had arrived on a connection have been given to ``on_frame``."""
+        """Called after ``on_frame`` has got all frames that had arrived on a connection."""
         ...
 
     def on_gone(self, connection: Connection) -> None:
-        """The peer's connection has ended."""
+        """Called when a connection has ended."""
         ...
 
 
@@ -68,11 +68,11 @@ def no_log(query: wire.Query) -> bytes:
 
 
 class Connection:
-    """One peer, seen from the node."""
+    """A node's connection to one peer."""
 
     def __init__(self, listener: Listener, peer: str, serial: int) -> None:
         self.peer = peer
-        self.serial = serial  # a peer that comes again has a higher one
+        self.serial = serial  # rises with each connection
         self.socket: Pipe | None = None
         self.incarnation = ""  # of the process at the other end
         self.dirty: dict[ProducerLane, None] = {}
@@ -86,7 +86,7 @@ class Connection:
         self._listener = listener
 
     def notify(self, lane: ProducerLane) -> None:
-        """The lane's producer should hear something."""
+        """Have the lane's producer told something."""
         if lane.pressing:
             self.pressing[lane] = None
             self._listener.has_news(self)
@@ -98,29 +98,29 @@ class Connection:
     def answer(self, frame: bytes) -> None:
         """Send a frame soon, before any verdict."""
         if self._answer_bytes > _MAX_ANSWER_BYTES:
-            return  # a peer that asks without reading
+            return  # the peer asks without reading
         self._answer_bytes += len(frame)
         self.answers.append(frame)
         self._listener.has_news(self)
 
     def outdated(self, before: object, producer: str) -> str:
-        """Why a producer may not open a stream here that it has opened ``before``; else empty.
+        """Why a producer may not open a stream here, after the connection ``before``; else empty.
 
-        Of a task the later owner is true, which may have the older connection: see admission.
+        For tasks, the later owner counts, which may have the older connection: see admission.
         """
         if isinstance(before, Connection) and before.serial > self.serial:
             return f"producer {producer!r} has a newer connection; this one is out of date"
         return ""
 
     def takes_over(self, before: object, hello: wire.Hello) -> None:
-        """The producer has opened the stream here: tell the connection that it had ``before``."""
+        """Tell the connection ``before`` that its producer has opened the stream here."""
         self.incarnation = hello.incarnation
         if not isinstance(before, Connection) or before is self:
             return
         if hello.incarnation and before.incarnation == hello.incarnation:
-            return  # the same process, by another of our names
+            return  # the same process, through another of our addresses
         if hello.peer.startswith(wire.TASK):
-            return  # its former owner can commit nothing, and may be its next one by now
+            return  # its former owner cannot commit, and may be its next owner by now
         reason = (
             f"producer {hello.peer!r} has connected again from {self.peer}; give each client a "
             f"producer id of its own"
@@ -128,7 +128,7 @@ class Connection:
         before.answer(wire.encode_frame(wire.Verdict(hello.stream, hello.peer, error=reason)))
 
     def bad_frame(self, reason: str, header: wire.Header | None = None) -> None:
-        """Count a bad frame, tell the peer, log it.
+        """Count, log and answer a bad frame.
 
         The answer names the stream and producer of a data frame whose header could be read.
         """
@@ -138,9 +138,9 @@ class Connection:
         self.answer(wire.encode_frame(wire.Verdict(*whose, error=reason)))
 
     def flush(self, now: float) -> float | None:
-        """Send what is due; returns when to come back, None if there is nothing left.
+        """Send what is due; return when to call again, or None if nothing is left.
 
-        Lanes that press go at once, the others together when the delay is over.
+        Pressing lanes go at once, the others together after the delay.
         """
         delay_over = bool(self.dirty) and now >= self.due
         lanes = self._own(self.dirty if delay_over else self.pressing)
@@ -163,7 +163,7 @@ class Connection:
         return self.due if self.dirty else None
 
     def _own(self, lanes: Iterable[ProducerLane]) -> list[ProducerLane]:
-        """Those of ``lanes`` whose producers have not connected anew; the others are let go."""
+        """The lanes whose producers have not reconnected; the others are forgotten here."""
         own = []
         for lane in list(lanes):
             if lane.connection is self:
@@ -173,12 +173,12 @@ class Connection:
         return own
 
     def _let_go(self, lane: ProducerLane) -> None:
-        """Nothing more is to be told of the lane, for now."""
+        """Forget a lane that has nothing to report now."""
         self.dirty.pop(lane, None)
         self.pressing.pop(lane, None)
 
     def _verdicts(self, lanes: Sequence[ProducerLane]) -> tuple[list[bytes], int]:
-        """Verdicts for one envelope, a frame each producer, and for how many lanes it has room."""
+        """Verdicts for one envelope, one frame for each producer, and how many lanes it covers."""
         owners: dict[str, LaneOwner] = {}
         by_producer: dict[tuple[str, str], list[wire.Ruling]] = {}
         count = size = 0
@@ -209,33 +209,33 @@ class Connection:
 
     @property
     def live(self) -> bool:
-        """Whether the peer is there now."""
+        """True if the peer is connected now."""
         return self.arrived.is_set() and not self.ended.is_set()
 
     def changed(self, connected: bool) -> None:
-        """The peer has come or gone."""
+        """Note that the peer has connected or gone."""
         (self.arrived if connected else self.ended).set()
         if not connected:
             self.silent.set()
 
 
 def check_reachable(config: Config) -> None:
-    """Raise ConfigError where others would be told an address that leads nowhere."""
+    """Raise ConfigError if others would be told an address that they cannot connect to."""
     address = config[settings.LISTENER_ADDRESS]
     host, _ = host_and_port(address)
-    with suppress(ValueError):  # a name is not all interfaces
+    with suppress(ValueError):  # for a host name
         if ip_address(host).is_unspecified and not config[settings.LISTENER_ADVERTISE]:
             raise ConfigError(
-                f"s4.listener.address = {address!r} is all interfaces of this machine, and others "
-                f"in the cluster need a host to connect to; set s4.listener.advertise to its name"
+                f"s4.listener.address = {address!r} means all interfaces of this machine, but "
+                f"other nodes need a host to connect to; set s4.listener.advertise to its name"
             )
 
 
 class Listener:
     """Listens on ``address``; port 0 takes any free one.
 
-    Once it listens, ``address`` is the one that others are told: with the port that was taken, and
-    the host ``advertise`` if that is given. While ``held`` says so nothing is read.
+    Once it listens, ``address`` is the address for others: with the actual port, and the host
+    ``advertise`` if given. Nothing is read while ``held`` returns True.
     """
 
     def __init__(
@@ -276,7 +276,7 @@ class Listener:
         nudge: Callable[[], None],
         held: Callable[[], bool] | None = None,
     ) -> Listener:
-        """A listener as the settings want it."""
+        """Make the configured listener."""
         return cls(
             config[settings.LISTENER_ADDRESS],
             handler,
@@ -314,10 +314,10 @@ class Listener:
             finally:
                 for place in places:
                     place.close()
-            await trio.sleep_forever()  # the peers stay until they are cancelled with us
+            await trio.sleep_forever()  # peers stay until this is cancelled
 
     def stop_accepting(self) -> None:
-        """Take no further peers; those that are here stay."""
+        """Accept no further peers; connected ones stay."""
         self._accepting.cancel()
 
     def broadcast(self, frame: bytes) -> None:
@@ -326,7 +326,7 @@ class Listener:
             connection.answer(frame)
 
     def warn(self, event: str, peer: str = "", **facts: object) -> None:
-        """Log what a peer (``host:port``) has brought about, unless its host did so just before."""
+        """Log a warning caused by a peer (``host:port``), at most once a minute for its host."""
         left_out = self._seldom.left_out((event, peer.rpartition(":")[0]), clocks.steady())
         if left_out is None:
             return
@@ -337,13 +337,13 @@ class Listener:
         log.warning(event, **facts)
 
     def has_news(self, connection: Connection) -> None:
-        """The connection has something to send; it goes with the next flush."""
+        """Have the next flush send the connection's news."""
         if connection not in self._news:
             self._news[connection] = None
         self._nudge()
 
     def flush(self, now: float) -> float | None:
-        """Send what is due to all peers; returns when the next is due, or None."""
+        """Send what is due to all peers; return when to call again, or None."""
         earliest: float | None = None
         for connection in list(self._news):
             due = connection.flush(now)
@@ -354,7 +354,7 @@ class Listener:
         return earliest
 
     async def tell(self) -> None:
-        """Give every verdict that is left to the sockets."""
+        """Give all remaining verdicts to the sockets."""
         async with trio.open_nursery() as nursery:
             for connection in self.connections:
                 if connection.live:
@@ -367,9 +367,9 @@ class Listener:
                 await connection.socket.wait_writable()
 
     async def shut_down(self) -> None:
-        """Send every verdict that is left; returns once the peers have stopped sending.
+        """Send all remaining verdicts, and wait until the peers have stopped sending.
 
-        Closing a connection that holds unread bytes would reset it, and the verdicts with it.
+        Closing a connection with unread bytes would reset it, and lose the verdicts.
         """
         async with trio.open_nursery() as nursery:
             for connection in self.connections:
@@ -389,7 +389,7 @@ class Listener:
                 caller = await place.accept()
             except OSError as error:
                 self.warn("accepting a connection failed", error=str(error))
-                await trio.sleep(0.1)  # out of file descriptors: give others time to go
+                await trio.sleep(0.1)  # out of file descriptors: let others end
                 continue
             if caller is None:
                 continue
@@ -422,7 +422,7 @@ class Listener:
                 nursery.start_soon(self._read, connection)
                 await connection.ended.wait()
                 if self._held is None or not self._held():
-                    self._drain(connection)  # what arrived before the end
+                    self._drain(connection)  # frames that arrived before the end
                     self._handler.on_drained()
                 nursery.cancel_scope.cancel()
         except* trio.ClosedResourceError:

@@ -1,8 +1,8 @@
 """The numbers of the events in the parts of a frame. Pure.
 
 Rules
-- A frame whose events are for several partitions is sorted into parts without a look at the
-  numbers, for hardly anybody asks for them. They are found by the events once somebody does.
+- A frame with events for several partitions is divided into parts without numbers, because they are
+  rarely needed. They are found by event object on the first request.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from s4node.events.event import EventBatch
 
 
 class FrameNumbers:
-    """Those of the batch ``whole``."""
+    """The numbers of the batch ``whole``, by event."""
 
     __slots__ = ("_by_event", "_whole")
 
     def __init__(self, whole: EventBatch) -> None:
         self._whole = whole
-        self._by_event: dict[int, int] = {}  # each event is an object of its own
+        self._by_event: dict[int, int] = {}  # by the id of the object
 
     def of(self, events: Sequence[Any]) -> list[int]:
-        """The numbers of some of its events."""
+        """The numbers of some of the batch's events."""
         if not self._by_event:
             number = self._whole.number
             self._by_event = {id(e): number(at) for at, e in enumerate(self._whole.events)}
@@ -31,7 +31,7 @@ class FrameNumbers:
 
 
 class PartNumbers(Sequence[int]):
-    """Those of ``events``, a part of a frame."""
+    """The numbers of ``events``, a part of a frame."""
 
     __slots__ = ("_events", "_found", "_frame")
 

@@ -1,8 +1,8 @@
-"""What comes from an address that was dialled: good frames, and a line of log for a bad one.
+"""The peer at an address that was dialled: its good frames, and a log line for a bad one.
 
 Rules
-- A bad frame is told as :mod:`s4node.net.transport.peer_answers` says, and the reading goes on
-  behind it.
+- A bad frame is logged as :mod:`s4node.net.transport.peer_answers` says, and reading goes on after
+  it.
 - A good frame tells the socket that its peer answers.
 """
 
@@ -18,11 +18,11 @@ from s4node.net.transport.peer_answers import PeerAnswers
 from s4node.net.wire import frame as wire
 
 _MAX_BYTES = 16_777_216
-"""The longest message that is taken, and the longest frame."""
+"""The longest message, and the longest frame, that is accepted."""
 
 
 class DialledPeer:
-    """The connections to ``address``, one after the other; ``log`` is that of who dials."""
+    """The connections to ``address``, one after the other; ``log`` is the caller's log."""
 
     def __init__(self, address: str, log: Any) -> None:
         self.address = address
@@ -30,8 +30,7 @@ class DialledPeer:
         self._log = log
 
     def dial(self, on_change: Callable[[bool], None]) -> Pipe:
-        """A connection that is made again until it is closed; ``on_change(connected)`` is called
-        when the peer comes or goes."""
+        """Connect, and reconnect until closed; ``on_change(connected)`` reports each change."""
         return network.current.dial(self.address, _MAX_BYTES, on_change)
 
     def frames(self, socket: Pipe, data: bytes) -> Iterator[wire.Frame]:
@@ -49,8 +48,8 @@ class DialledPeer:
             self.bad(str(error))
 
     def bad(self, reason: str) -> None:
-        """Something that has come cannot be used."""
+        """Log a bad frame, the first of a connection."""
         if self.answers.bad(reason):
             self._log.warning(
-                "bad frame; further ones are not told", address=self.address, reason=reason
+                "bad frame; further ones are not logged", address=self.address, reason=reason
             )

@@ -1,9 +1,9 @@
-"""Whether this process was forked from one that had used our sockets: they do not work in it.
+"""The fork guard: raises an error if sockets are used in a fork of a process that used them.
 
 Rules
-- Of the threads that carry a connection none lives in a fork, and nng aborts a process that goes on
-  with it. So a caller that would wait for them, or open more, gets an error instead.
-- The fork itself is noted: to look costs a call the reading of a flag.
+- The threads that carry connections do not live on in a fork, and nng aborts a process that uses
+  them there. So a caller that would use a socket, or open one, gets an error instead.
+- A flag is set at the fork, so a check only reads it.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from s4node.errors import S4Error
 
 _used = False
 forked = False
-"""Whether the sockets here are those of a process that this one was forked from."""
+"""True if the sockets here belong to a process that this one was forked from."""
 
 
 def check() -> None:
-    """Raise S4Error where the sockets are those of a process that this one was forked from."""
+    """Raise S4Error if the sockets belong to a process that this one was forked from."""
     if forked:
         raise S4Error(
             "this process was forked from one that had used s4node's sockets, which do not work in "
-            "it; use multiprocessing's 'spawn', or open the first client behind the fork"
+            "it; use multiprocessing's 'spawn', or open the first client after the fork"
         )
 
 
 def use() -> None:
-    """From now on a fork of this process cannot use our sockets; as ``check``."""
+    """As ``check``; from now on a fork of this process cannot use our sockets."""
     global _used
     check()
     _used = True

@@ -1,11 +1,11 @@
-"""When to send: at once while it is quiet, in full frames while it is busy. Pure.
+"""The linger of a stream: send at once while it is quiet, in full frames while it is busy. Pure.
 
 Rules
-- Quiet: whatever waits goes as soon as the socket takes it.
-- Busy (the last flush was more than a few events): wait until enough events have gathered, but no
-  longer than a while. A stream leaves the busy mode by itself, with the first small flush.
-- Enough is a fair frame in each lane that has something to send, as far as credit reaches: where
-  it is used up waiting adds nothing. A lane without events needs no frame.
+- Quiet: waiting events are sent as soon as the socket accepts them.
+- Busy (the last flush had more than a few events): wait until enough events have gathered, but only
+  for a short time. The first small flush makes the stream quiet again.
+- Enough is a good frame in each lane that has events, as far as credit reaches, because waiting for
+  more would add nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _REST = 150e-6
 
 
 class Sendable(NamedTuple):
-    """What may leave now: ``events`` in so many ``lanes``, whose credit reaches for ``room``."""
+    """The ``events`` that may leave now, in ``lanes`` lanes with credit for ``room`` events."""
 
     events: int
     lanes: int
@@ -30,7 +30,7 @@ class Sendable(NamedTuple):
 
 
 def together(each: Iterable[Sendable]) -> Sendable:
-    """What may leave of several streams."""
+    """The sum for several streams."""
     events = lanes = room = 0
     for one in each:
         events, lanes, room = events + one.events, lanes + one.lanes, room + one.room
@@ -38,8 +38,7 @@ def together(each: Iterable[Sendable]) -> Sendable:
 
 
 class Linger:
-    """Decides when the events that wait leave; it gathers ``most`` events at most. Times in
-    seconds."""
+    """Decides when waiting events leave; gathers at most ``most`` events. Times in seconds."""
 
     __slots__ = ("_last_events", "_last_time", "_most")
 
@@ -49,7 +48,7 @@ class Linger:
         self._last_time = float("-inf")
 
     def due(self, sendable: Sendable, now: float) -> float:
-        """When to flush what may leave (some events); at or before ``now`` means at once."""
+        """When to flush events that may leave; at or before ``now`` means at once."""
         events, lanes, room = sendable
         enough = min(max(_FRAME_EVENTS, lanes * _LANE_EVENTS), room, self._most)
         if events >= enough or self._last_events < _BUSY_EVENTS:
@@ -57,9 +56,9 @@ class Linger:
         return self._last_time + _LINGER + lanes * _LANE_LINGER
 
     def rested(self, now: float) -> bool:
-        """Whether the last flush is so long ago that one more costs nobody anything."""
+        """Return True if the last flush was so long ago that another one costs nothing."""
         return now - self._last_time >= _REST and self._last_events < _BUSY_EVENTS
 
     def flushed(self, events: int, now: float) -> None:
-        """So many events have left."""
+        """Note that ``events`` events have left."""
         self._last_events, self._last_time = events, now

@@ -1,9 +1,9 @@
-"""How often a warning that a peer can bring about is written, so that it cannot fill a disk.
+"""The throttle of warnings that peers can cause, so that they cannot fill a disk. Pure.
 
 Rules
-- The first of a kind is written, the next after a while; what comes meanwhile is counted, and told
-  with the next.
-- The number of kinds is bounded, too: the one that was written longest ago is forgotten.
+- The first warning of a kind is written, the next one after a while; those in between are counted,
+  and the next line has the count.
+- The number of kinds is bounded: the kind written longest ago is forgotten.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ _MOST_KINDS = 1000
 
 
 class LogThrottle:
-    """Lets one of a kind through in ``seconds``."""
+    """Lets one warning of a kind through every ``seconds`` seconds."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._kinds: dict[Hashable, tuple[float, int]] = {}  # in the order of their time
 
     def left_out(self, kind: Hashable, now: float) -> int | None:
-        """How many were left out since the last one, if this one is to be written; else None."""
+        """How many were skipped since the last one; None if this one must be skipped, too."""
         since, count = self._kinds.get(kind, (-math.inf, 0))
         if now < since + self._seconds:
             self._kinds[kind] = since, count + 1

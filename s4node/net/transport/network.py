@@ -1,9 +1,9 @@
-"""Connections as containers and clients make them: over TCP, or over what a test has instead.
+"""The network of containers and clients: TCP, or a test's network in memory.
 
 Rules
-- A pipe carries envelopes between two peers, whole and in order, until one end goes. What was sent
-  and not received by then is lost. A dialled pipe is made again whenever it is lost.
-- Nothing above this room knows which network it is.
+- A pipe carries envelopes between two peers, whole and in order, until one end closes. Envelopes
+  sent and not received by then are lost. A dialled pipe reconnects whenever it is lost.
+- No other room knows which network it uses.
 """
 
 from __future__ import annotations
@@ -27,51 +27,51 @@ class Pipe(Protocol):
         ...
 
     def send_nowait(self, data: bytes, /) -> bool:
-        """Send an envelope; False, and nothing sent, while it cannot be taken."""
+        """Send an envelope; return False, without sending, while it cannot be accepted."""
         ...
 
     def answered(self) -> None:
-        """What was received is a peer's."""
+        """Note that an s4node peer has sent a good frame."""
         ...
 
     async def wait_readable(self) -> None:
-        """Return once an envelope may have arrived; ClosedResourceError when it is closed."""
+        """Wait until an envelope may have arrived; raises ClosedResourceError when closed."""
         ...
 
     async def wait_writable(self) -> None:
-        """Return once an envelope may be taken; ClosedResourceError when it is closed."""
+        """Wait until an envelope may be accepted; raises ClosedResourceError when closed."""
         ...
 
     async def close(self) -> None:
-        """End it."""
+        """Close the connection."""
         ...
 
 
 class Caller(Protocol):
-    """A peer that has come, before anything is made of its connection."""
+    """A peer that has connected, before its connection is accepted or refused."""
 
     name: str
 
     def take(self, max_bytes: int, on_change: Callable[[bool], None], /) -> Pipe:
-        """The connection; raises StageBroken if there is none any more."""
+        """Accept the connection; raises StageBroken if it has ended."""
         ...
 
     def refuse(self) -> None:
-        """Close it."""
+        """Close the connection."""
         ...
 
 
 class Place(Protocol):
-    """Where peers come to. ``port`` is the one that was taken."""
+    """A listening socket; ``port`` is its actual port."""
 
     port: int
 
     async def accept(self) -> Caller | None:
-        """The next peer, or None for one that has gone again; raises OSError."""
+        """The next peer, or None if it has gone again; raises OSError."""
         ...
 
     def close(self) -> None:
-        """Take no more."""
+        """Stop listening."""
         ...
 
 
@@ -79,11 +79,11 @@ class Network(Protocol):
     """Makes connections."""
 
     async def listen(self, host: str, port: int, /) -> Sequence[Place]:
-        """Listen there; raises OSError."""
+        """Listen on all addresses of a host; raises OSError."""
         ...
 
     def dial(self, address: str, max_bytes: int, on_change: Callable[[bool], None], /) -> Pipe:
-        """A connection that is made now, and made again whenever it is lost."""
+        """Connect now, and reconnect whenever the connection is lost."""
         ...
 
     async def probe(self, address: str, seconds: float, /) -> str:
@@ -92,18 +92,18 @@ class Network(Protocol):
 
 
 class Tcp:
-    """The network that there is."""
+    """The real network."""
 
     async def listen(self, host: str, port: int) -> list[Accepting]:
-        """Listen there; raises OSError."""
+        """Listen on all addresses of a host; raises OSError."""
         return await listen_tcp(host, port)
 
     def dial(self, address: str, max_bytes: int, on_change: Callable[[bool], None]) -> PairSocket:
-        """A connection that is made now, and made again whenever it is lost."""
+        """Connect now, and reconnect whenever the connection is lost."""
         return PairSocket.dialing(address, max_bytes, on_change)
 
     async def probe(self, address: str, seconds: float) -> str:
-        """What is wrong with what listens at ``address``."""
+        """What is wrong at ``address``; empty for a node."""
         return await threads.run_sync(look, address, seconds, abandon_on_cancel=True)
 
 
@@ -112,7 +112,7 @@ current: Network = Tcp()
 
 @contextmanager
 def replaced(other: Network) -> Iterator[None]:
-    """Make connections elsewhere inside of the block."""
+    """Use another network inside the block."""
     global current
     before, current = current, other
     try:

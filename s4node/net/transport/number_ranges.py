@@ -1,8 +1,8 @@
-"""Ranges of numbers that a lane will not have processed: refused or shed. Pure.
+"""The ranges of a lane's refused or shed numbers. Pure.
 
 Rules
-- A node may tell a range twice, or part of one again; every number counts once.
-- What lies below ``upto`` is settled and forgotten.
+- A node may report a range, or a part of one, twice; every number counts once.
+- Numbers below ``upto`` are settled and forgotten.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _first_of, _end_of = itemgetter(0), itemgetter(1)
 
 
 class NumberRanges:
-    """The numbers told of so far, as ranges ``[first, end)`` in order, none touching another."""
+    """The reported numbers, as sorted ranges ``[first, end)`` that do not touch each other."""
 
     __slots__ = ("ranges",)
 
@@ -22,7 +22,7 @@ class NumberRanges:
         self.ranges: list[tuple[int, int]] = []
 
     def add(self, first: int, end: int) -> list[tuple[int, int]]:
-        """Add ``first <= n < end``; returns what of it is new, as ranges in order."""
+        """Add ``first <= n < end``; return the new numbers as sorted ranges."""
         if first >= end:
             return []
         if not self.ranges or first > self.ranges[-1][1]:
@@ -47,7 +47,7 @@ class NumberRanges:
         return new
 
     def settle(self, upto: int) -> None:
-        """Everything below ``upto`` is settled."""
+        """Forget everything below ``upto``."""
         ranges = self.ranges
         if ranges and ranges[0][0] < upto:
             del ranges[: bisect_right(ranges, upto, key=_end_of)]
@@ -55,7 +55,7 @@ class NumberRanges:
                 ranges[0] = upto, ranges[0][1]
 
     def __len__(self) -> int:
-        """How many numbers."""
+        """The number of numbers."""
         return sum(end - first for first, end in self.ranges)
 
     def __contains__(self, number: int) -> bool:

@@ -2,14 +2,14 @@
 
 Rules
 - A node accepts TCP connections itself and gives each its own Pair0 (nng's ``socket://``
-  transport), so every peer has its own way back, its own back pressure and its own end. The other
-  side is an ordinary Pair0 that dials ``tcp://``.
+  transport), so every peer has its own back pressure and its own end. The other side is an ordinary
+  Pair0 that dials ``tcp://``.
 - Sending and receiving never block and allocate no nng aio: await readiness once, then go on until
   nothing is left.
 - pynng's exceptions stay in this module. nng's threads only ever set a flag in the trio thread.
-- Who connects and never answers is dialled ever more seldom, as one who is not there: nng itself
-  begins anew with each connection.
-- nng's close can take long, so it happens in a thread with a deadline.
+- An address that connects and never answers is dialled less and less often, like one that does not
+  connect; nng alone would reset its delay at each connection.
+- nng's close can take long, so it runs in a thread with a deadline.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _CLOSE_SECONDS = 2.0
 _BUFFERED_ENVELOPES = 8
 _REDIAL_MS = 50
 _REDIAL_MOST_MS = 1000
-"""nng waits at random, up to a bound that doubles from the one to the other."""
+"""nng waits a random time, up to a bound that doubles from the first to the second."""
 
 
-_NO_HOST = re.compile(r"[\s,;/\\]")  # as where several addresses are one text
+_NO_HOST = re.compile(r"[\s,;/\\]")  # such as several addresses in one text
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -46,28 +46,28 @@ def host_and_port(address: str) -> tuple[str, int]:
     host, _, port = rest.rpartition(":")
     good = scheme == "tcp" and host and not _NO_HOST.search(host)
     if not good or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"{address!r} is no address; write tcp://host:port")
+        raise ConfigError(f"{address!r} is not an address; write tcp://host:port")
     return host.strip("[]"), int(port)
 
 
 def need_trio() -> None:
-    """Raise S4Error where another loop than trio's, such as asyncio's, runs what would wait."""
+    """Raise S4Error if the caller runs in another event loop than trio's, such as asyncio's."""
     if not trio.lowlevel.in_trio_run():
         raise S4Error(
-            "a Client needs trio: run it by trio.run. In a loop of asyncio's use SyncClient in a "
+            "a Client needs trio: run it with trio.run. In an asyncio loop, use SyncClient in a "
             "thread (asyncio.to_thread)"
         )
 
 
 class Accepted:
-    """A peer that has come over TCP; ``name`` is its ``host:port``."""
+    """A peer that has connected over TCP; ``name`` is its ``host:port``."""
 
     def __init__(self, raw: stdlib.socket, name: str) -> None:
         self.name = name
         self._raw = raw
 
     def take(self, max_bytes: int, on_change: Callable[[bool], None]) -> PairSocket:
-        """The connection; raises StageBroken, and closes it, if nng does not take it."""
+        """Accept the connection; raises StageBroken, and closes it, if nng does not take it."""
         try:
             return PairSocket.accepted(self._raw, max_bytes, on_change)
         except StageBroken:
@@ -75,7 +75,7 @@ class Accepted:
             raise
 
     def refuse(self) -> None:
-        """Close it."""
+        """Close the connection."""
         self._raw.close()
 
 
@@ -87,7 +87,7 @@ class Accepting:
         self.port: int = listener.socket.getsockname()[1]
 
     async def accept(self) -> Accepted | None:
-        """The next peer, or None for one that has gone again, as port scanners do."""
+        """The next peer, or None if it has gone again, as port scanners do."""
         raw = (await self._listener.accept()).socket
         try:
             name = "{}:{}".format(*raw.getpeername()[:2])
@@ -97,7 +97,7 @@ class Accepting:
         return Accepted(stdlib.socket(raw.family, raw.type, raw.proto, fileno=raw.detach()), name)
 
     def close(self) -> None:
-        """Take no more."""
+        """Stop listening."""
         self._listener.socket.close()
 
 
@@ -154,7 +154,7 @@ class PairSocket:
 
     @classmethod
     def dialing(cls, address: str, max_bytes: int, on_change: Callable[[bool], None]) -> PairSocket:
-        """A connection that is made now and made again whenever it is lost."""
+        """Connect now, and reconnect whenever the connection is lost."""
         host_and_port(address)
         self = cls(max_bytes, on_change)
         try:
@@ -176,7 +176,7 @@ class PairSocket:
         return received
 
     def send_nowait(self, data: bytes) -> bool:
-        """Send an envelope; False, and nothing sent, while the socket is busy or unconnected."""
+        """Send an envelope; return False, without sending, while busy or unconnected."""
         code = pynng.lib.nng_send(self._nng, data, len(data), _NOWAIT)
         if code == _AGAIN:
             return False
@@ -185,21 +185,21 @@ class PairSocket:
         return True
 
     def answered(self) -> None:
-        """What was received is a peer's: dial again at once if it is lost."""
+        """Note a good frame: if this connection is lost, dial again at once."""
         if self._unanswered > 1:
             self._redial_after(_REDIAL_MS)
         self._unanswered = 0
 
     async def wait_readable(self) -> None:
-        """Return once an envelope may have arrived."""
+        """Wait until an envelope may have arrived."""
         await trio.lowlevel.wait_readable(self._recv_fd)
 
     async def wait_writable(self) -> None:
-        """Return once the socket may take an envelope."""
+        """Wait until the socket may accept an envelope."""
         await trio.lowlevel.wait_readable(self._send_fd)  # nng marks both fds as readable
 
     async def close(self) -> None:
-        """Close; tasks that wait on this socket get ClosedResourceError. Shielded, bounded."""
+        """Close, shielded and with a deadline; tasks that wait here get ClosedResourceError."""
         if self._closed:
             return
         self._closed = True

@@ -1,10 +1,10 @@
-"""What has come from an address that was dialled: whether it is a node, and what is worth a line.
+"""The answers of a dialled address: is it a node, and which of its faults to log. Pure.
 
 Rules
-- Who has sent nothing that can be read, but what is no frame, is a stranger: the port may be
-  another program's. One frame that can be read, and it is none.
-- A bad answer is told once, and so is the end of a connection. Both are told again when a later
-  connection has brought a good answer, so a peer that comes and goes without one writes two lines.
+- A peer that has sent only unreadable frames is a stranger: the port may be another program's. One
+  readable frame makes it a node.
+- A bad answer, and the end of a connection, are logged once, and again only after a later
+  connection has brought a good answer. So a peer that comes and goes without one causes two lines.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ class PeerAnswers:
 
     def __init__(self) -> None:
         self.answered = False
-        """Whether a frame could be read on this connection."""
+        """True if a frame could be read on this connection."""
         self._bad = ""
         self._told_bad = False
         self._told_end = False
 
     @property
     def stranger(self) -> str:
-        """Why what is there seems to be no node, as the end of a sentence; empty if it may be."""
+        """Why the peer seems not to be a node, as the end of a sentence; empty if it may be one."""
         if not self._bad:
             return ""
         return (
-            f"what is there answers, but with no frame of s4node ({self._bad}); its port may be "
-            f"another program's"
+            f"a program answers there, but not with an s4node frame ({self._bad}); the port may "
+            f"be another program's"
         )
 
     def good(self) -> None:
-        """A frame could be read."""
+        """Note a frame that could be read."""
         if not self.answered:
             self.answered = True
             self._bad = ""
             self._told_bad = self._told_end = False
 
     def bad(self, reason: str) -> bool:
-        """Something could not be read; returns whether to tell it."""
+        """Note a frame that could not be read; return True if it should be logged."""
         if not self.answered:
             self._bad = reason
         told, self._told_bad = self._told_bad, True
         return not told
 
     def ended(self) -> bool:
-        """The connection has ended; returns whether to tell it."""
+        """Note the end of the connection; return True if it should be logged."""
         self.answered = False
         told, self._told_end = self._told_end, True
         return not told

@@ -1,9 +1,9 @@
-"""Looks what is at an address, over a connection of its own: no trio, no nng.
+"""The probe of an address: asks whether a node answers there, without trio or nng.
 
 Rules
-- The kernel takes a TCP connection even for a program that hangs, and any program may take part in
-  nng's handshake. Every node answers a query, if only that it cannot: that is what is awaited.
-- A node neither logs that nor counts anything but the connection.
+- The kernel accepts TCP connections even for a program that hangs, and any program may speak nng's
+  handshake. But every node answers a query, if only with an error, so the probe sends one.
+- A node does not log the probe, and counts only its connection.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _QUESTION = wire.envelope([wire.encode_frame(wire.Query(0, "are you there"))])
 
 
 def look(address: str, seconds: float) -> str:
-    """What is wrong with what listens at ``address``, to go on a sentence; empty for a node.
+    """What is wrong at ``address``, as the end of a sentence; empty for a node.
 
-    Raises TimeoutError where nothing answers within ``seconds``, another OSError where nothing can
-    be reached, and ConfigError for what is no address. It blocks, up to twice as long.
+    Raises TimeoutError if nothing answers within ``seconds``, another OSError if nothing can be
+    reached, and ConfigError for a bad address. Blocks for up to twice ``seconds``.
     """
     with socket.create_connection(_parts(address), seconds) as peer:
         until = time.monotonic() + seconds
@@ -33,7 +33,7 @@ def look(address: str, seconds: float) -> str:
             peer.sendall(_HANDSHAKE)
             answer = _received(peer, len(_HANDSHAKE), until)
             if answer and answer != _HANDSHAKE:
-                return f"is no node: it answered {answer!r}; its port may be another program's"
+                return f"is not a node: it answered {answer!r}; the port may be another program's"
             peer.sendall(_LENGTH.pack(len(_QUESTION)) + _QUESTION)
             size = _received(peer, _LENGTH.size, until)
             if len(size) == _LENGTH.size:
@@ -41,13 +41,13 @@ def look(address: str, seconds: float) -> str:
         except (BrokenPipeError, ConnectionResetError):
             pass
     return (
-        "is no node, or one with as many connections as s4.listener.maxConnections lets it have: "
-        "it closes this one without an answer; look at its log"
+        "is not a node, or has as many connections as s4.listener.maxConnections allows: it closes "
+        "this one without an answer; look at its log"
     )
 
 
 def _judged(message: bytes) -> str:
-    """What is wrong with an answer; it is a node's if a frame of it can be read."""
+    """What is wrong with an answer; empty if a frame of it can be read."""
     problem = "an empty message"
     try:
         for frame in wire.read_envelope(message, _MAX_ANSWER):
@@ -57,13 +57,13 @@ def _judged(message: bytes) -> str:
     except RemoteFrameError as error:
         problem = str(error)
     return (
-        f"is no node: it answers with no frame of s4node ({problem}); its port may be another "
+        f"is not a node: its answer is not an s4node frame ({problem}); the port may be another "
         f"program's"
     )
 
 
 def _received(peer: socket.socket, size: int, until: float) -> bytes:
-    """So many bytes, or fewer if it closes before."""
+    """``size`` bytes, or fewer if the peer closes before."""
     data = b""
     while len(data) < size:
         peer.settimeout(max(until - time.monotonic(), 0.001))
@@ -78,5 +78,5 @@ def _parts(address: str) -> tuple[str, int]:
     scheme, _, rest = address.partition("://")
     host, _, port = rest.rpartition(":")
     if scheme != "tcp" or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ConfigError(f"{address!r} is no address; write tcp://host:port")
+        raise ConfigError(f"{address!r} is not an address; write tcp://host:port")
     return host.strip("[]"), int(port)

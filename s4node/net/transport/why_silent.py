@@ -1,6 +1,6 @@
-"""Why nobody answers: looked up when a wait for an answer has ended without one.
+"""Finds out why a peer does not answer, after a wait has ended without an answer.
 
-A connection that never comes about leaves no trace in nng, so one more is made that tells.
+A failed connection leaves no trace in nng, so another connection is made to see the error.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ _PAUSE_SECONDS = 0.1
 
 
 async def why_silent(address: str, stranger: str) -> str:
-    """Why nobody may have answered there, to end a sentence; empty if a node answers by now.
+    """Why there was no answer, as the end of a sentence; empty if a node answers now.
 
-    ``stranger`` is what is known of the peer's answers (see
-    :mod:`s4node.net.transport.peer_answers`). It takes a second or two at most.
+    ``stranger`` is from the peer's answers (see :mod:`s4node.net.transport.peer_answers`). Takes at
+    most two seconds.
     """
     if stranger:
         return stranger
     try:
         problem = await network.current.probe(address, _PROBE_SECONDS)
     except TimeoutError:
-        return "a connection made to see why was not answered either; is the node running?"
+        return "another connection was not answered either; is the node running?"
     except OSError:
         return "is the node running?"
-    return f"what listens there {problem}" if problem else ""
+    return f"the program there {problem}" if problem else ""
 
 
 async def why_all_silent(addresses: Sequence[str], stranger: str) -> str:
-    """As :func:`why_silent`, of several addresses: empty if a node answers at one by now."""
+    """As :func:`why_silent`, for several addresses; empty if a node answers at one of them now."""
     reasons: dict[str, str] = {}
 
     async def ask(address: str) -> None:
@@ -46,7 +46,7 @@ async def why_all_silent(addresses: Sequence[str], stranger: str) -> str:
 
 
 async def first_answering(addresses: Sequence[str]) -> str:
-    """The address at which a node answers first; waits until one does."""
+    """Wait for a node to answer at one of the addresses; return that address."""
     found = ""
 
     async def ask(address: str, scope: trio.CancelScope) -> None:

@@ -1,7 +1,7 @@
 """The wire format: envelopes of frames, and events as bytes.
 
-``frame`` reads and writes envelopes and the headers of frames. ``encoder`` and ``decoder`` do that
-for the events of a data frame, with one call for a whole batch.
+``frame`` reads and writes envelopes and the headers of frames. ``encoder`` and ``decoder`` write
+and read the events of a data frame, a whole batch in one call.
 
 It may touch ``events`` and ``errors``. Every module is pure.
 

@@ -1,10 +1,10 @@
-"""From the body of a data frame to its events. Pure.
+"""Decodes the body of a data frame into events. Pure.
 
 Rules
-- One decode call a section, and most frames have one. Only when that fails is a section taken
-  apart, and then only the events that do not decode are refused: the others keep their places.
-- Taking apart takes its time, so it goes by as many events as are asked for.
-- The caller has the types and gives a reader for each fingerprint.
+- A section takes one decode call, and most frames have one section. If that fails, the section is
+  decoded event by event: bad events are refused, the others keep their places.
+- Decoding event by event is slow, so the caller says how many events to take at a time.
+- The caller gives a reader for each fingerprint.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from s4node.net.wire import frame as wire
 
 
 class FrameDecoder:
-    """Decodes with ``readers``, by fingerprint; they may change."""
+    """Decodes with ``readers``, by fingerprint; their owner may change them."""
 
     __slots__ = ("_readers",)
 
@@ -25,19 +25,19 @@ class FrameDecoder:
         self._readers = readers
 
     def decode(self, data: wire.Data, body: memoryview) -> tuple[list[Any], Refusals]:
-        """The frame's events in order (None where refused), and what did not decode."""
+        """The frame's events in order (None if refused), and the refusals."""
         events = self.at_once(data, body)
         return (events, []) if events is not None else self.apart(data, body).take(data.count)
 
     def at_once(self, data: wire.Data, body: memoryview) -> list[Any] | None:
-        """All events in one call; None where the frame has to be taken apart."""
+        """All events in one call; None if the frame has to be decoded event by event."""
         if len(data.sections) == 1:
             reader = self._readers.get(data.sections[0].fingerprint)
             if reader is not None:
                 decode = reader.decode_json if data.encoding == wire.JSON else reader.decode
                 try:
                     events = decode(body)
-                except Exception:  # an event class that checks itself may raise anything
+                except Exception:  # an event class may raise anything
                     return None
                 if len(events) == data.count:
                     return events
@@ -49,7 +49,7 @@ class FrameDecoder:
 
 
 class _Section:
-    """One section of a frame that is taken apart, and how far."""
+    """One section of a frame that is decoded event by event, and how far."""
 
     __slots__ = ("_at", "_json", "_raws", "_reader", "_reason")
 
@@ -78,7 +78,7 @@ class _Section:
         self._at += count
 
     def take(self, count: int) -> tuple[list[Any], Refusals]:
-        """The next events, and which of them did not decode."""
+        """The next events, and the refusals among them."""
         first, self._at = self._at, self._at + count
         if self._reader is None or self._reason:
             return [None] * count, [(index, self._reason) for index in range(count)]
@@ -104,7 +104,7 @@ class Apart:
             begin = end
 
     def skip(self, count: int) -> None:
-        """Leave the next events out."""
+        """Skip the next events."""
         if len(self._sections) == 1:
             self._sections[0].skip(count)
         else:
@@ -113,8 +113,7 @@ class Apart:
         self._at += count
 
     def take(self, count: int) -> tuple[list[Any], Refusals]:
-        """The next events in order (None where refused), and by their index in the frame which of
-        them did not decode."""
+        """The next events in order (None if refused), and the refusals by index in the frame."""
         at, self._at = self._at, self._at + count
         if len(self._sections) == 1:
             events, refusals = self._sections[0].take(count)
@@ -135,7 +134,7 @@ class Apart:
 
 
 class Decoded:
-    """A frame that was decoded in one call, to be taken a few events at a time."""
+    """A frame that was decoded in one call and is taken a few events at a time."""
 
     __slots__ = ("_at", "_events")
 
@@ -143,13 +142,13 @@ class Decoded:
         self._events, self._at = events, at
 
     def take(self, count: int) -> tuple[list[Any], Refusals]:
-        """The next events; all of them did decode."""
+        """The next events, and no refusals."""
         at, self._at = self._at, self._at + count
         return self._events[at : self._at], []
 
 
 def raws_of(data: wire.Data, body: memoryview) -> list[bytes]:
-    """Each event of a frame as it stands in the body; empty where its section is no array."""
+    """The bytes of each event of a frame; empty if its section is not an array."""
     shares: list[list[bytes]] = []
     at = 0
     for section in data.sections:

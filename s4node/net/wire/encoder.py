@@ -1,9 +1,9 @@
-"""From events to the body of a data frame. Pure.
+"""Encodes events into the body of a data frame. Pure.
 
 Rules
-- One encode call a section; a section has the events of one type. Where there are several, the
-  order says of which each event is.
-- The caller has the events and gives a type for each of their classes.
+- A section has the events of one type, and takes one encode call. If there are several sections,
+  ``order`` has the section of each event.
+- The caller gives a type for each class of the events.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from s4node.net.wire import frame as wire
 def encoded(
     types: Mapping[type, EventType | JsonType], events: Sequence[Any]
 ) -> tuple[int, tuple[wire.Section, ...], bytes, bytes]:
-    """Encoding, sections, order and body of a frame of these events, whose classes are known.
+    """Encoding, sections, order and body of a frame of these events.
 
-    Raises EventError for what msgpack cannot hold.
+    Raises EventError for a value that msgpack cannot encode.
     """
     classes = list(types) if len(types) == 1 else list(set(map(type, events)))
     if len(classes) == 1:

@@ -1,12 +1,12 @@
-"""The wire format: envelopes of frames, as bytes and back. ``docs/wire-protocol.md`` is its text.
+"""The wire format: envelopes of frames, as bytes and back; see ``docs/wire-protocol.md``.
 
 Rules
 - An envelope is one nng message: ``b"S4"``, a version byte, a zero byte, then frames.
 - A frame is header length (u32), body length (u32), header, body; numbers are big-endian. The
   header is a msgpack array whose first item is the frame's kind. Only data frames have a body.
-- Fields are only ever appended to a header; a reader ignores what it does not know and every
-  header ends with a map of free headers (creation time, trace context).
-- A bad frame inside a good envelope is reported by itself; the frames beside it are read.
+- Fields are only ever appended to a header, and a reader ignores unknown ones. Every header ends
+  with a map of free headers (creation time, trace context).
+- A bad frame inside a good envelope is reported by itself; the other frames are read.
 - Nothing here knows sockets, clocks or streams.
 """
 
@@ -29,13 +29,13 @@ MSGPACK, JSON = 0, 1
 """Encodings of a data frame's body."""
 
 ANSWER_NOW = 1
-"""Flag of a data or idle frame: the producer waits; send the verdict without delay."""
+"""Flag of a data or idle frame: the producer waits, so send the verdict without delay."""
 
 ADMITTED, SHED, EXPECTED, NOT_OWNER, REFUSED = range(5)
 """Outcomes in a verdict."""
 
 UNNAMED_KEY = "?"
-"""Stands in a node's routing for a key that has no name: the stream is keyed, nobody knows how."""
+"""The routing of a node whose stream has a key without a name."""
 
 ROUTED = "="
 """The routing of frames between nodes of one cluster: each event is for the frame's partition."""
@@ -53,52 +53,51 @@ OWNERS = "owners"
 """Header of a node's hello: for each partition the index of its owner in ``nodes``, -1 for none."""
 
 ADDRESS = "address"
-"""Header of a node's hello: the node's own address, as it stands in ``nodes``."""
+"""Header of a node's hello: the node's own address, as in ``nodes``."""
 
 EPOCH = "epoch"
-"""Header of a node's hello: the age of its word on owners; of two words the higher one is true."""
+"""Header of a node's hello: the number of its list of owners; the list with the highest is true."""
 
 ORIGIN = "origin"
-"""Header of a node's hello: the line in which ``EPOCH`` counts; an app that was removed and
-deployed again begins another, at a lower epoch."""
+"""Header of a node's hello: the deployment in which ``EPOCH`` counts; an app that was removed and
+deployed again begins another one, at a lower epoch."""
 
 UNASKED = "unasked"
-"""Header of a node's hello that answers none: owners have changed."""
+"""Header of a node's hello that is not an answer: owners have changed."""
 
 TASK = "~"
-"""The first character of the ids of producers that are tasks; of no other."""
+"""The first character of the producer ids of tasks, and of no others."""
 
 MAX_PRODUCER_BYTES = 1024
-"""The longest id of a producer, in UTF-8: it is in every frame, and kept with what is settled."""
+"""The longest id of a producer, in bytes of UTF-8: it is in every frame and saved in commits."""
 
 OWN_ID = "own_id"
-"""Header of a producer's hello: later lives go on under its id, so time does not make a node forget
-it."""
+"""Header of a producer's hello: later lives use the same id, so a node never forgets it by time."""
 
 FENCE = "fence"
-"""Header of a task's hello: a number that is higher for each later owner of the task."""
+"""Header of a task's hello: a number that rises with each owner of the task."""
 
 DURABLE = "durable"
-"""Header of a node's hello: what is settled on the stream was committed, and survives the node."""
+"""Header of a node's hello: settled events of the stream are committed, and survive the node."""
 
 NEW = "new"
-"""Header of a producer's hello: its id may have had earlier lives, of which it sends nothing."""
+"""Header of a producer's hello: its id may have had earlier lives, whose events it has not."""
 
 UNKNOWN = "unknown"
-"""Header of a node's hello: partitions of a durable stream in which nothing is known, or no longer,
-of this producer, although it has numbers that are settled."""
+"""Header of a node's hello: partitions of a durable stream in which the node does not know this
+producer, although the producer has settled numbers there."""
 
 CLUSTER = "cluster"
-"""Header of a producer's hello: the cluster that it is a node of, for the app's own streams."""
+"""Header of a producer's hello: the cluster to which it belongs, for the app's own streams."""
 
 PRODUCER = "producer"
 """Header of a node's hello: the producer that it answers; a connection may carry several."""
 
 SUBSCRIBE = "subscribe"
-"""Header of a hello from somebody who wants to read the stream rather than feed it."""
+"""Header of a hello of a reader of the stream."""
 
 MISSED = "missed"
-"""Header of an idle frame to a subscriber: events that it has missed so far, for being slow."""
+"""Header of an idle frame to a subscriber: the number of events that it was too slow for."""
 
 START = "start"
 """Header of a reader's hello: where to begin. One of ``OLDEST``, ``UPCOMING`` (the default), a
@@ -106,44 +105,44 @@ whole number of milliseconds (Unix time: the first event appended at or after it
 at the numbers of the hello's positions."""
 
 OLDEST, UPCOMING, POSITIONS = "oldest", "upcoming", "positions"
-"""Values of the header ``start``; the second is also a header of a log's data frames: the number
-that the next event of the partition will get."""
+"""Values of the header ``start``. ``upcoming`` is also a header of a log's data frames: the number
+of the next event of the partition."""
 
 EPOCHS = "epochs"
 """Header of a hello from or to a reader of a log: the epoch of each partition's position, as pairs
 of partition and epoch. A log refuses a position beyond the end of its epoch."""
 
 READER = "reader"
-"""Header of a node's hello to a reader: which of the connection's readers it answers."""
+"""Header of a node's hello to a reader: the reader that it answers, of several on a connection."""
 
 LOG = "log"
-"""Header of a node's hello: the stream is a log's, so its events stay and have offsets."""
+"""Header of a node's hello: the stream is in a log, so its events are stored and have offsets."""
 
 LOST = "lost"
-"""Header of an idle frame to a reader of a log: ``[partition, number, oldest]``. The events from
-``number`` on, which it was to get next, are gone; nothing more of the partition is sent.
+"""Header of an idle frame to a reader of a log: ``[partition, number, oldest]``. The next events,
+from ``number`` on, are gone; nothing more of the partition is sent.
 
-Also a header of a log's hello to a producer: pairs of a partition and a number, from which on to
-the producer's position the log has nothing of what it has acknowledged."""
+Also a header of a log's hello to a producer: pairs of a partition and a number; the log has lost
+acknowledged events from that number up to the producer's position."""
 
 SAVEPOINT = "savepoint"
-"""The cut that a task has made, by its savepoint's number. Header of a task's data frames: that of
-the task. Header of a verdict or a node's hello to a task: pairs of partition and number."""
+"""The last cut of a task, by its savepoint's number: a header of the task's data frames. In a
+verdict or a node's hello to a task: pairs of partition and number."""
 
 FAULT = "fault"
-"""Header of a node's hello or answer that carries an error: the name of the error's class."""
+"""Header of a node's hello or answer with an error: the name of the error's class."""
 
 OUTCOMES = ("admitted", "shed", "expected", "not owner", "refused")
 
 MAX_QUESTIONS = 64
-"""Questions of one connection that may wait for an answer at a time; a node refuses more."""
+"""Questions of one connection that may wait for an answer; a node refuses more."""
 
 MAX_NUMBER = (1 << 62) - 1
-"""The highest number of an event: every sum of two numbers still fits into a header."""
+"""The highest number of an event: the sum of two numbers still fits into a header."""
 
 WINDOW_BYTES = 64 << 20
-"""What a producer may have to keep in memory of a stream: so many bytes have no verdict. Where
-verdicts come with commits, those are made often enough for it."""
+"""The bytes without a verdict that a producer may have to keep for a stream. On durable streams,
+where verdicts come with commits, commits are made often enough."""
 
 MAX_SECTIONS = 256
 """The most sections of a frame: ``order`` has a byte for each event."""
@@ -156,10 +155,13 @@ class _Header(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Position(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Where a lane stands. From a producer ``number`` is that of its first kept event. From a node
-    it is the number expected next, ``limit`` the first number without credit, and everything below
-    ``safe`` has been dealt with. ``life`` is which life of the producer opens the lane: the node
-    tells it, and the producer says it when it comes back."""
+    """The position of a lane.
+
+    From a producer, ``number`` is its first event without a verdict. From a node, ``number`` is
+    expected next, ``limit`` is the first number without credit, and everything below ``safe`` is
+    done. ``life`` numbers the lives of the producer: the node tells it, and the producer repeats it
+    when it reconnects.
+    """
 
     partition: int
     number: int
@@ -169,14 +171,14 @@ class Position(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Hello(_Header, tag=0, frozen=True):
-    """Opens a stream on a connection; the node answers with its own.
+    """Opens a stream on a connection; the node answers with a hello.
 
-    ``peer`` is the producer's id or the node's name, ``incarnation`` changes with every start of
-    the peer's process. ``types`` are the event types that will travel (producer) or that the
-    stream takes (node). ``routing`` names hasher and key finder, as in ``crc32m:user``; empty where
-    the sender does not route by key. A node's ends in ``:`` if the stream has no key, in ``:?`` if
-    its key has no name, and a KeyFinder's name begins with ``@``. ``error`` says why a node turns
-    the stream down.
+    ``peer`` is the producer's id or the node's name; ``incarnation`` changes with every start of
+    the peer's process. ``types`` are the event types that a producer sends, or that a node's stream
+    accepts. ``routing`` names hasher and key finder, as in ``crc32m:user``; it is empty if the
+    sender does not route by key. A node's routing ends in ``:`` if the stream has no key and in
+    ``:?`` if the key has no name; a KeyFinder's name begins with ``@``. ``error`` says why a node
+    refuses the stream.
     """
 
     kind: ClassVar[str] = "hello"
@@ -192,7 +194,7 @@ class Hello(_Header, tag=0, frozen=True):
 
 
 class Section(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One event type's share of a body: fingerprint, events, bytes."""
+    """The part of a body with one event type: fingerprint, events, bytes."""
 
     fingerprint: int
     count: int
@@ -203,7 +205,7 @@ class Data(_Header, tag=1, frozen=True):
     """Events of one producer for one partition of a stream, numbered from ``first``.
 
     The body is one section after another, each a msgpack (or JSON) array of events of one type.
-    Where there are several sections, ``order`` holds a byte for each event: its section.
+    If there are several sections, ``order`` has a byte for each event: its section.
     """
 
     kind: ClassVar[str] = "data"
@@ -222,12 +224,12 @@ class Data(_Header, tag=1, frozen=True):
 
 
 class Ruling(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What a node says of one producer's events in one partition.
+    """The acknowledgement of one producer's events in one partition.
 
-    ``upto``: everything below has been dealt with (processed, shed or refused). ``limit``: the
-    first number without credit. ``expected``: the number to go on with; the outcome EXPECTED asks
-    to go back to it. ``exceptions``: ``(number, count, reason)`` of events refused, ``shed``: of
-    events dropped for overload. ``owner``: with NOT_OWNER, who runs the partition.
+    Everything below ``upto`` is done (processed, shed or refused). ``limit`` is the first number
+    without credit. ``expected`` is the number to send next; the outcome EXPECTED asks the producer
+    to go back to it. ``exceptions`` has ``(number, count, reason)`` of refused events, ``shed`` of
+    events dropped for overload. With NOT_OWNER, ``owner`` is the address of the partition's owner.
     """
 
     partition: int
@@ -241,7 +243,7 @@ class Ruling(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Verdict(_Header, tag=2, frozen=True):
-    """A node's rulings to one producer of a stream; ``error`` answers a frame nobody can place."""
+    """A node's rulings for one producer of a stream; ``error`` answers a bad frame."""
 
     kind: ClassVar[str] = "verdict"
     stream: str
@@ -252,7 +254,7 @@ class Verdict(_Header, tag=2, frozen=True):
 
 
 class Watermark(_Header, tag=3, frozen=True):
-    """Event time: no event older than ``millis`` (Unix time) will follow in this lane."""
+    """Event time: no event older than ``millis`` (Unix time) follows in this lane."""
 
     kind: ClassVar[str] = "watermark"
     stream: str
@@ -263,7 +265,7 @@ class Watermark(_Header, tag=3, frozen=True):
 
 
 class Idle(_Header, tag=4, frozen=True):
-    """Nothing to send for now; with ANSWER_NOW in ``flags`` it asks for a verdict."""
+    """Says that the producer has nothing to send now; with ANSWER_NOW, it asks for a verdict."""
 
     kind: ClassVar[str] = "idle"
     stream: str
@@ -273,7 +275,7 @@ class Idle(_Header, tag=4, frozen=True):
 
 
 class EndOfStream(_Header, tag=5, frozen=True):
-    """The producer will send no more on this stream; the node may forget it."""
+    """Says that the producer sends no more on this stream; the node may forget it."""
 
     kind: ClassVar[str] = "end of stream"
     stream: str
@@ -282,9 +284,9 @@ class EndOfStream(_Header, tag=5, frozen=True):
 
 
 class Drain(_Header, tag=6, frozen=True):
-    """The node is stopping: keep what has no verdict, and connect again later.
+    """Says that the node is stopping: keep events without a verdict, and connect again later.
 
-    A producer answers with a Drain of its own, its last frame before it connects again.
+    A producer answers with its own Drain, its last frame before it connects again.
     """
 
     kind: ClassVar[str] = "drain"
@@ -303,7 +305,7 @@ class Query(_Header, tag=7, frozen=True):
 
 
 class Answer(_Header, tag=8, frozen=True):
-    """A node's answer to the query of this ``id``: values by name, or why there are none."""
+    """A node's answer to the query with this ``id``: values by name, or an error."""
 
     kind: ClassVar[str] = "answer"
     id: int
@@ -316,14 +318,14 @@ Header: TypeAlias = Hello | Data | Verdict | Watermark | Idle | EndOfStream | Dr
 
 
 class Frame(NamedTuple):
-    """One frame that was read: its header and, for data, the body's bytes."""
+    """A frame that was read: its header, and the bytes of a data frame's body."""
 
     header: Header
     body: memoryview
 
 
 class BadFrame(NamedTuple):
-    """A frame that could not be read, and why; with its header if that much could be read."""
+    """A frame that could not be read, the reason, and its header if that could be read."""
 
     reason: str
     header: Header | None = None
@@ -335,7 +337,7 @@ _UNDECODABLE = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, Recu
 
 
 def pairs(headers: Headers, name: str) -> dict[int, int]:
-    """The header that pairs partitions with numbers; empty where a peer sends anything else."""
+    """The pairs of partitions and numbers in a header; empty if a peer sent anything else."""
     found = headers.get(name)
     if not isinstance(found, (list, tuple)):
         return {}
@@ -344,13 +346,13 @@ def pairs(headers: Headers, name: str) -> dict[int, int]:
 
 
 def too_long(producer: str) -> str:
-    """Why an id is too long for a producer; empty if it is not."""
+    """Why a producer id is too long; empty if it is not."""
     size = len(producer.encode(errors="surrogatepass"))
     if size <= MAX_PRODUCER_BYTES:
         return ""
     return (
-        f"the producer id {producer[:40]!r}... has {size} bytes, and {MAX_PRODUCER_BYTES} are the "
-        f"most; give the producer a shorter one"
+        f"the producer id {producer[:40]!r}... has {size} bytes, more than {MAX_PRODUCER_BYTES}; "
+        f"give the producer a shorter one"
     )
 
 
@@ -371,25 +373,25 @@ def envelope(frames: Iterable[bytes]) -> bytes:
 def read_envelope(data: bytes, max_frame_bytes: int) -> Iterator[Frame | BadFrame]:
     """The frames of an envelope, one by one.
 
-    A frame whose header does not decode or that is larger than ``max_frame_bytes`` is yielded as
-    BadFrame and the reading goes on behind it. Raises RemoteFrameError where nothing further can
-    be read: no envelope, another version, lengths that point outside.
+    A frame whose header does not decode, or that is larger than ``max_frame_bytes``, is yielded as
+    BadFrame, and reading goes on after it. Raises RemoteFrameError if nothing more can be read: not
+    an envelope, another version, or lengths that point outside.
     """
     if data[:2] != MAGIC[:2]:
         raise RemoteFrameError(
             f"an envelope starts with b'S4', not {bytes(data[:4])!r}; is this an s4node peer?"
         )
     if len(data) < len(MAGIC):
-        raise RemoteFrameError(f"truncated: {len(data)} bytes are no envelope")
+        raise RemoteFrameError(f"truncated: {len(data)} bytes are not an envelope")
     if data[2] != VERSION:
         raise RemoteFrameError(
-            f"protocol version {data[2]} is not spoken here; this side speaks version {VERSION}"
+            f"protocol version {data[2]} is unknown; this side speaks version {VERSION}"
         )
     view = memoryview(data)
     at, end = len(MAGIC), len(data)
     while at < end:
         if end - at < 8:
-            raise RemoteFrameError(f"truncated: {end - at} bytes at offset {at} are no frame")
+            raise RemoteFrameError(f"truncated: {end - at} bytes at offset {at} are not a frame")
         head_size, body_size = _LENGTHS.unpack_from(data, at)
         size = 8 + head_size + body_size
         if size > end - at:
@@ -402,7 +404,7 @@ def read_envelope(data: bytes, max_frame_bytes: int) -> Iterator[Frame | BadFram
         else:
             try:
                 header = _decoder.decode(view[at + 8 : body_at])
-            except _UNDECODABLE as error:  # text that is not UTF-8 is a ValueError of its own
+            except _UNDECODABLE as error:  # bad UTF-8 is a plain ValueError
                 yield BadFrame(f"the header at offset {at + 8} does not decode: {error}")
             else:
                 if size > max_frame_bytes:
@@ -417,10 +419,10 @@ def _over(size: int, limit: int) -> str:
 
 
 def check_sections(header: Data, body: memoryview) -> str:
-    """Why the sections of a data frame do not add up, or an empty text if they do."""
+    """Why the sections of a data frame do not add up; empty if they do."""
     sections = header.sections
     if header.encoding not in (MSGPACK, JSON):
-        return f"no encoding {header.encoding}; 0 is msgpack, 1 is JSON"
+        return f"unknown encoding {header.encoding}; 0 is msgpack, 1 is JSON"
     if len(sections) == 1 and 0 <= header.first <= MAX_NUMBER and header.partition >= 0:
         section = sections[0]
         if 0 < section.count == header.count <= section.size == len(body):
@@ -436,7 +438,7 @@ def check_sections(header: Data, body: memoryview) -> str:
     if any(section.count < 0 or section.size < 0 for section in header.sections):
         return "a section has a negative count or size"
     for section in sections:
-        if section.count > section.size:  # an event takes a byte at least
+        if section.count > section.size:  # an event takes at least a byte
             return f"a section of {section.size} bytes announces {section.count} events"
     if sum(section.size for section in header.sections) != len(body):
         return f"the sections do not add up to the body's {len(body)} bytes"

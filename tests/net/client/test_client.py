@@ -40,7 +40,7 @@ async def test_an_id_of_more_than_1024_bytes_opens_no_stream(
     tmp_path: Path, grade: str, size: int
 ) -> None:
     long = "x" * size
-    told = rf"the producer id 'x{{40}}'\.\.\. has {size} bytes, and 1024 are the most; give"
+    told = rf"the producer id 'x{{40}}'\.\.\. has {size} bytes, more than 1024; give"
     with pytest.raises(ConfigError, match=f"^{told}"):
         Client("tcp://127.0.0.1:1", producer=long)
     noted = Noted()
@@ -374,7 +374,7 @@ async def test_a_node_that_starts_later_is_found() -> None:
     "address", ["nonsense", "tcp://127.0.0.1", "http://127.0.0.1:80", "tcp://h:x"]
 )
 async def test_an_address_that_is_none_is_a_plain_error(address: str) -> None:
-    with pytest.raises(ConfigError, match=r"is no address; write tcp://host:port"):
+    with pytest.raises(ConfigError, match=r"is not an address; write tcp://host:port"):
         async with Client(address):
             raise AssertionError("it must not open")
 

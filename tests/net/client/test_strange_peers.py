@@ -1,4 +1,4 @@
-"""Clients whose address leads to what is no node, or not any more."""
+"""Clients whose address leads to what is not a node, or no longer one."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ async def test_a_peer_that_answers_garbage_is_told_of_and_not_waited_for(
     bad = [line["address"] for line in told if line["event"].startswith("bad frame")]
     if answer == b"S4\x01\x00":
         assert bad == []
-        assert "what listens there is no node" in str(refused.value)
+        assert "the program there is not a node" in str(refused.value)
     else:
         assert bad == [address, address]  # the client's link, and the subscription's
-        assert "with no frame of s4node" in str(refused.value)
+        assert "not with an s4node frame" in str(refused.value)
 
 
 SP = bytes.fromhex("00 53 50 00 00 10 00 00")
@@ -85,8 +85,8 @@ class Stranger:
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
-        (GARBAGE, "with no frame of s4node"),
-        (b"HTTP/1.0 400 Bad\r\n\r\n", "is no node: it answered b'HTTP/1.0'; its port may be "),
+        (GARBAGE, "not with an s4node frame"),
+        (b"HTTP/1.0 400 Bad\r\n\r\n", "is not a node: it answered b'HTTP/1.0'; the port may be "),
         (b"", "as many connections as s4.listener.maxConnections"),
     ],
     ids=["garbage", "http", "nothing"],
@@ -126,7 +126,7 @@ async def test_flush_says_that_another_program_has_taken_the_node_s_port() -> No
         await stream.send_many(clicks(10))
         with pytest.raises(StageBroken) as caught:
             await stream.flush()
-        assert "with no frame of s4node" in str(caught.value)
+        assert "not with an s4node frame" in str(caught.value)
         assert "10 events have no verdict" in str(caught.value)
         between.redirect(node.address)
         between.cut()

@@ -271,7 +271,7 @@ async def test_the_sync_client_says_plainly_that_an_address_is_none() -> None:
         with SyncClient("nonsense"):
             raise AssertionError("it must not open")
 
-    with pytest.raises(ConfigError, match="'nonsense' is no address"):
+    with pytest.raises(ConfigError, match="'nonsense' is not an address"):
         await in_thread(work)
 
 
@@ -401,7 +401,7 @@ child()
 
 FORK = (
     "this process was forked from one that had used s4node's sockets, which do not work in it; use "
-    "multiprocessing's 'spawn', or open the first client behind the fork"
+    "multiprocessing's 'spawn', or open the first client after the fork"
 )
 
 

@@ -9,7 +9,7 @@ def test_a_peer_is_no_node_until_one_of_its_frames_can_be_read() -> None:
     answers = PeerAnswers()
     assert answers.stranger == ""
     answers.bad("no magic")
-    assert "with no frame of s4node (no magic); its port may be another program's" in (
+    assert "not with an s4node frame (no magic); the port may be another program's" in (
         answers.stranger
     )
     answers.ended()

@@ -68,7 +68,7 @@ async def test_a_member_that_listens_on_all_interfaces_needs_a_host_to_tell(
     coordination = FolderCoordination(tmp_path, session_timeout=5)
     for address in (ALL_INTERFACES, "tcp://[::]:0"):
         config = Config.of({"s4.listener.address": address})
-        message = f"s4.listener.address = '{address}' is all interfaces.*s4.listener.advertise"
+        message = f"s4.listener.address = '{address}' means all interfaces.*s4.listener.advertise"
         message = message.replace("[", r"\[")
         async with coordination.session("a") as session:
             enrolment = Enrolment(session, "default", "app", "a", 1)

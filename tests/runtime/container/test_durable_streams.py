@@ -359,7 +359,7 @@ async def test_a_node_that_knows_nothing_takes_the_word_of_its_producers_and_tel
 
 
 def test_ids_of_tasks_are_not_for_programs() -> None:
-    with pytest.raises(ConfigError, match="ids that begin with ~ are those of tasks"):
+    with pytest.raises(ConfigError, match="ids that begin with ~ belong to tasks"):
         Client("tcp://127.0.0.1:1", producer="~me")
 
 
