@@ -1,12 +1,12 @@
-"""The sending side: events wait here, are numbered, leave, and stay until they are acknowledged.
+"""The sending side: events wait, are numbered and sent, and stay until they are acknowledged.
 
 ``outbox`` is a producer's side of one stream, with a ``lane`` for each partition; ``routes`` says
-where lanes lead. ``staged_outbox``, ``transactional_outbox`` and ``forwarder`` are its kinds.
-``link`` is one connection; ``emitter`` has the links to one cluster. ``spill`` waits on disk.
+where lanes lead. ``staged_outbox``, ``transactional_outbox`` and ``forwarder`` are kinds of outbox.
+``link`` is one connection; ``emitter`` has the links to one cluster. ``spill`` holds overflow.
 
 It may touch ``net.transport``, ``net.wire``, ``stages``, ``state`` (rows only), ``events``,
 ``logger`` and ``errors``. ``emitter`` and ``link`` use trio and clocks; all other modules are
 pure.
 
-Begin with ``outbox``: it decides what is sent, and what is sent again. Then read ``link``.
+Begin with ``outbox``: it decides what is sent and resent. Then read ``link``.
 """

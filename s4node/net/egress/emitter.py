@@ -1,11 +1,11 @@
 """The emitter: a process's connections to the nodes of one cluster.
 
 Rules
-- It begins with the seeds. Whom else to dial comes with the answers to hellos: a link to every node
-  that owns a partition of some outbox.
-- When a link is lost all nodes that were heard of are dialled, so that somebody tells who has
-  taken the partitions over; what was not admitted goes there.
-- A link that no outbox needs, to a node that is not there any more, is closed.
+- The emitter dials the seeds first. The answers to hellos name further nodes: every node that owns
+  a partition of some outbox gets a link.
+- When a link is lost, all known nodes are dialled to learn the new owners of its partitions;
+  unacknowledged events go there.
+- A link to a node that has gone, and that no outbox needs, is closed.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from s4node.net.transport.pair_socket import host_and_port
 
 
 class Emitter:
-    """Carries any number of outboxes to the cluster that the nodes at ``seeds`` belong to.
+    """Carries any number of outboxes to the cluster of the nodes at ``seeds``.
 
-    ``on_news`` is called when a verdict or hello has been taken, when events have left the queues,
-    and when a peer has come or gone.
+    ``on_news`` is called after a verdict or hello, when events have left the queues, and when a
+    peer has come or gone.
     """
 
     def __init__(
@@ -43,22 +43,22 @@ class Emitter:
         self._sole: Link | None = None
         self._insists = False
 
-    # -- what producers call -----------------------------------------------------------------
+    # -- for producers -----------------------------------------------------------------------
 
     def add(self, routes: Routes) -> None:
-        """Carry the outbox of these routes, too."""
+        """Carry one more outbox, by its routes."""
         self.carried.append(routes)
         for seed in self._seeds:
             routes.to(seed)
         self._settle()
 
     def remove(self, routes: Routes) -> None:
-        """Carry that outbox no longer."""
+        """Stop carrying an outbox."""
         self.carried.remove(routes)
         self._settle()
 
     def seeds(self, addresses: Iterable[str]) -> None:
-        """Nodes of the cluster are at these addresses now."""
+        """Set the addresses of nodes of the cluster."""
         self._seeds = tuple(addresses)
         for routes in self.carried:
             for address in self._seeds:
@@ -66,30 +66,30 @@ class Emitter:
         self._settle()
 
     def assign(self, routes: Routes, owners: Iterable[str], epoch: int, origin: str) -> None:
-        """The partitions of an outbox belong to these addresses (``""``: to nobody)."""
+        """Set the owners of an outbox's partitions, by address (``""``: no owner)."""
         routes.assign(list(owners), epoch, origin)
         self._settle()
         self.wake()
 
     @property
     def awake(self) -> bool:
-        """Whether a link will send soon what has just been put, without being told."""
+        """True if the only link will send new events soon anyway."""
         if self._sole is not None:
             return self._sole.awake
         return False
 
     @property
     def connected(self) -> bool:
-        """Whether any node is there now."""
+        """True if any node is connected now."""
         return any(link.connected for link in self.links.values())
 
     @property
     def stranger(self) -> str:
-        """What a peer that seems to be no node has answered, in words; empty if none does."""
+        """Why a peer seems not to be a node, in words; empty if none does."""
         return next((s for link in self.links.values() if (s := link.answers.stranger)), "")
 
     def send_soon(self) -> None:
-        """There is an event to send: at once if all is quiet."""
+        """Send a new event, at once if nothing else is being sent."""
         if self._sole is not None:
             self._sole.send_soon()
             return
@@ -98,38 +98,38 @@ class Emitter:
                 link.send_soon()
 
     def wake(self) -> None:
-        """There is something to send."""
+        """Have the links send what may leave."""
         for link in self.links.values():
             link.wake()
 
     def hurry(self) -> None:
-        """Send what waits without gathering more, and ask for verdicts."""
+        """Send waiting events without gathering more, and ask for verdicts."""
         for link in self.links.values():
             link.hurry()
 
     def finish(self) -> None:
-        """Tell the nodes that nothing more will come on any stream."""
+        """Tell the nodes that no more events will come on any stream."""
         for link in self.links.values():
             link.finish()
 
     def insist(self) -> None:
-        """From now on send to nodes that drain, too."""
+        """Send to draining nodes, too, from now on."""
         self._insists = True
         for link in self.links.values():
             link.insists = True
             link.wake()
 
     async def wait_quiet(self) -> None:
-        """Return once every frame that may leave has left, or its peer is gone."""
+        """Wait until every frame that may leave has left, or its peer is gone."""
         for link in list(self.links.values()):
             await link.wait_quiet()
 
     # -- life --------------------------------------------------------------------------------
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Carry until cancelled; what has no verdict then stays in the outboxes.
+        """Carry until cancelled; events without a verdict stay in the outboxes.
 
-        Raises ConfigError if a seed is no address.
+        Raises ConfigError for a seed that is not an address.
         """
         for seed in self._seeds:
             host_and_port(seed)
@@ -142,7 +142,7 @@ class Emitter:
             try:
                 await trio.sleep_forever()
             finally:
-                self._nursery = None  # a task may yet take a step, and all is being cancelled
+                self._nursery = None  # a task may take one more step during cancellation
 
     def _start(self, address: str, link: Link) -> None:
         assert self._nursery is not None
@@ -162,7 +162,7 @@ class Emitter:
         self._on_news()
 
     def _lost(self, link: Link) -> None:
-        """A peer is gone: ask others that may know who owns its partitions now."""
+        """Dial other nodes that may know the new owners of a lost peer's partitions."""
         for route in link.routes:
             for node in route.routes.nodes:
                 route.routes.to(node)
@@ -170,7 +170,7 @@ class Emitter:
         self._on_news()
 
     def _settle(self) -> None:
-        """Have exactly the links that the outboxes' routes need."""
+        """Open and close links, to have exactly those that the outboxes' routes need."""
         wanted: dict[str, list[NodeRoute]] = {}
         for routes in self.carried:
             routes.regrouped = False
@@ -202,14 +202,14 @@ class Emitter:
                     scope.cancel()
         for link in self.links.values():
             if any(route.asks for route in link.routes):
-                link.wake()  # lanes have come to it by a word that came over another
+                link.wake()  # another link has brought it lanes
         carrying = [
             link for link in self.links.values() if any(route.lanes for route in link.routes)
         ]
         self._sole = carrying[0] if len(carrying) == 1 else None
 
     def _is_dead(self, route: NodeRoute) -> bool:
-        """Whether the route leads to a node that has left the cluster."""
+        """Return True if the route leads to a node that has left the cluster."""
         link = self.links.get(route.address)
         away = link is not None and not link.connected
         nodes = route.routes.nodes

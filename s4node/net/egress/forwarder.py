@@ -1,13 +1,12 @@
-"""An outbox for events that came to the wrong node: on to the owner of their partition. Pure.
+"""The forwarder: an outbox for events that came to the wrong node of a cluster. Pure.
 
 Rules
-- The producer's frame is done when the owner has ruled on every event of it, so nothing is
+- A producer's frame is done once the owner has acknowledged all of its events, so nothing is
   acknowledged that another process may still lose.
-- The owner is asked for its word with every frame: until it has ruled, the producer's credit is
-  used up, and nobody else waits for so little.
-- What the owner refuses is refused to the producer, with the owner's word.
-- The owner counts what it admits, refuses and sheds as it does that of any producer. So that the
-  node that events came to need not count them as well, it is told how many of them these are.
+- Each frame asks the owner for a verdict, because the producer's credit is used up until then.
+- Events that the owner refuses are refused to the producer, with the owner's reason.
+- The owner counts the events, as those of any producer. ``passed_on`` says how many they are, so
+  that this node does not count them, too.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from s4node.net.egress.refusal import Refusal
 
 
 class _Carried:
-    """The events of one batch that have no ruling yet, by their place in the producer's frame."""
+    """The unacknowledged events of one batch, by their index in the producer's frame."""
 
     __slots__ = ("batch", "indices")
 
@@ -33,8 +32,7 @@ class _Carried:
 
 
 class PassedOn(NamedTuple):
-    """What others count of the events that came here: all that were passed on, and those of them
-    that their owners have refused and shed."""
+    """The counts of forwarded events: all of them, and those that their owners refused and shed."""
 
     events: int = 0
     refused: int = 0
@@ -42,32 +40,32 @@ class PassedOn(NamedTuple):
 
 
 class Forwarder(Outbox):
-    """What goes from this node to the others of its cluster, of one stream."""
+    """Forwards events of one stream from this node to the others of its cluster."""
 
     _events = _refused_there = _shed_there = 0
 
     def open_lanes(self, partitions: int, routing: str) -> None:
-        """Have lanes, and nothing that is carried in any."""
+        """Open lanes without events."""
         super().open_lanes(partitions, routing)
         self._carried: list[deque[_Carried]] = [deque() for _ in self.lanes]
 
     def forward(self, batch: EventBatch) -> None:
-        """Take a batch for a partition of another node."""
+        """Forward a batch for a partition of another node."""
         self._events += len(batch.events)
         self._carried[batch.partition].append(_Carried(batch))
         self.extend_lane(batch.partition, batch.events)
 
     def behind(self, partition: int) -> bool:
-        """Whether events for a partition are still on their way."""
+        """Return True if events for a partition are still on their way."""
         return bool(self._carried[partition])
 
     @property
     def passed_on(self) -> PassedOn:
-        """What others count, since the start."""
+        """The counts of forwarded events since the start."""
         return PassedOn(self._events, self._refused_there, self._shed_there)
 
     def _settled(self, lane: Lane, before: int, frames: Sequence[Kept]) -> None:
-        """The owner has ruled on the lane's oldest events: what was carried for them is done."""
+        """Complete the batches of a lane's oldest events, which the owner has acknowledged."""
         super()._settled(lane, before, frames)
         count = lane.upto - before
         waiting = self._carried[lane.partition]
@@ -82,8 +80,8 @@ class Forwarder(Outbox):
                     carried.batch.receipt.done()
 
     def _refused(self, refusal: Refusal) -> None:
-        """The owner did not process events, or one could not be sent at all."""
-        assert refusal.partition >= 0, "what is passed on has a lane from the beginning"
+        """Refuse events to the producer that the owner refused, or that could not be sent."""
+        assert refusal.partition >= 0, "forwarded events have a lane from the beginning"
         self.refusals.count(refusal)
         lane = self.lanes[refusal.partition]
         if refusal.unsent:
@@ -108,7 +106,7 @@ class Forwarder(Outbox):
                 return
 
     def _unsent(self, lane: Lane, reason: str) -> None:
-        """The lane's next event could not be sent at all; nothing will settle it, or count it."""
+        """Refuse and complete the lane's next event, which could not be sent."""
         at = lane.next_number - lane.upto
         waiting = self._carried[lane.partition]
         for carried in waiting:

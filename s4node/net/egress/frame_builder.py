@@ -1,9 +1,9 @@
-"""Builds frames of a stream's events: what fits into one, and why something makes none. Pure.
+"""The frame builder: encodes as many of a lane's events as fit into a frame. Pure.
 
 Rules
-- A frame has no more events and bytes than it may. After large events fewer are tried, and then
-  step by step more.
-- What a node would turn down is not sent: a frame that is longer than its limit is none.
+- A frame stays within the limits of events and bytes. After large events fewer are tried, and then
+  gradually more.
+- A frame that is longer than the node's limit is not sent, because the node would refuse it.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from s4node.net.wire.encoder import encoded
 
 
 class Built(NamedTuple):
-    """The next ``events`` of a lane, so many, as a frame."""
+    """A frame of the next ``events`` events of a lane."""
 
     events: int
     data: bytes
 
 
 class NotBuilt(NamedTuple):
-    """Why a lane's next events make no frame; ``fewer`` of them may, 0 if there was but one."""
+    """Why a lane's next events do not fit; try ``fewer``, or 0 if there was only one event."""
 
     reason: str
     fewer: int
 
 
 class FrameBuilder:
-    """Builds those of ``producer``, of up to ``max_events`` events and ``max_bytes`` of a body.
+    """Builds frames of ``producer``, of up to ``max_events`` events and ``max_bytes`` of a body.
 
-    ``event_bytes`` are those of an event in frames, lately; ``headers`` go with each frame.
+    ``event_bytes`` is the recent size of an event in frames; ``headers`` go with each frame.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class FrameBuilder:
     def build(
         self, lane: Lane, count: int, routing: str, now_ms: int, flags: int, most_bytes: int
     ) -> Built | NotBuilt:
-        """A frame of the lane's next ``count`` events, or of as many as fitted lately.
+        """Build a frame of the lane's next ``count`` events, or of as many as fitted recently.
 
-        ``most_bytes`` is the longest frame that the lane's owner takes; 0 if it did not say.
+        ``most_bytes`` is the longest frame that the lane's owner accepts, 0 if unknown.
         """
         events = lane.pending[: min(count, self._fits)]
         count = len(events)
@@ -94,15 +94,15 @@ class FrameBuilder:
                 f"the node's limit of {most_bytes} (s4.listener.maxFrameBytes)",
                 count // 2,
             )
-        if lane.next_number + count > lane.known:  # else it is settled already, and does not leave
+        if lane.next_number + count > lane.known:  # else it is settled, and is not sent
             self.event_bytes = self.event_bytes * 0.75 + len(body) / count * 0.25
-            if self._fits < self.max_events:  # large events lately: grow back step by step
+            if self._fits < self.max_events:  # grow back gradually after large events
                 self._fits = min(self.max_events, self._fits + self._fits // 4 + 1)
         return Built(count, data)
 
 
 def unnumbered(types: StreamTypes, events: Sequence[Any]) -> bytes:
-    """Events as a frame that is not sent; raises EventError for what msgpack cannot hold."""
+    """Encode events as a frame for storage; raises EventError if msgpack cannot encode one."""
     encoding, sections, order, body = encoded(types.kinds, events)
     count = len(events)
     header = wire.Data(types.stream, 0, "", 0, count, sections, encoding=encoding, order=order)

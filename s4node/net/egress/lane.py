@@ -1,10 +1,10 @@
-"""A lane of an outbox: what goes to one partition of a stream, until it has a verdict. Pure.
+"""A lane of an outbox: the events for one partition of a stream, until their verdict. Pure.
 
 Rules
-- A lane sends below its credit limit only. It keeps every frame until the node has ruled on all
-  of its events, and sends it again, byte for byte, when the node says "expected n" and after a
+- A lane sends only below its credit limit. It keeps every frame until the node has acknowledged all
+  of its events, and resends it, byte for byte, when the node says "expected n" and after a
   reconnect.
-- Of an earlier life of its producer it has the frames that were committed, and their numbers.
+- From an earlier life of its producer, a lane has the committed frames and their numbers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Kept(NamedTuple):
 
 
 class Lane:
-    """One partition's share of an outbox."""
+    """The part of an outbox for one partition."""
 
     __slots__ = (
         "cursor",
@@ -46,7 +46,7 @@ class Lane:
 
     def __init__(self, partition: int) -> None:
         self.partition = partition
-        self.open = False  # its owner has said where it goes on
+        self.open = False  # its owner has answered the hello
         self.pending: list[Any] = []
         self.kept: deque[Kept] = deque()
         self.excepted = NumberRanges()
@@ -54,20 +54,19 @@ class Lane:
         self.start = 0
         self.next_number = 0
         self.upto = 0
-        self.known = 0  # an earlier life of this producer has settled what is below
-        self.life = 0  # which life of its producer the owner has called this one
+        self.known = 0  # below this, an earlier life of this producer has settled numbers
+        self.life = 0  # the number of this life, as told by the owner
         self.limit = 0
-        self.released = wire.MAX_NUMBER  # no frame from here on may leave
+        self.released = wire.MAX_NUMBER  # frames from here on may not leave yet
 
     def restore(self, kept: Sequence[Kept], next_number: int) -> None:
-        """Go on where an earlier life has stopped, with the frames that it has committed."""
+        """Resume where an earlier life has stopped, with the frames that it has committed."""
         self.kept = deque(kept)
         self.next_number = self.released = next_number
         self.start = self.upto = kept[0].first if kept else next_number
 
     def cut_back(self) -> list[Kept]:
-        """Go on from what is released: the rest was never sent, and never will be. Returns the
-        frames of that."""
+        """Drop the frames that are not released, which were never sent; return them."""
         forgotten: list[Kept] = []
         while self.kept and self.kept[-1].end > self.released:
             forgotten.append(self.kept.pop())
@@ -77,11 +76,11 @@ class Lane:
 
     @property
     def end(self) -> int:
-        """Numbers from here on may not be sent now."""
+        """The first number that may not be sent now."""
         return min(self.limit, self.released)
 
     def go_back(self, number: int) -> None:
-        """Send again from the frame that holds ``number``."""
+        """Resend from the frame that holds ``number``."""
         self.cursor = sum(1 for kept in self.kept if kept.end <= number)
 
     def resend(self, budget: int) -> list[bytes]:
@@ -98,8 +97,7 @@ class Lane:
         return frames
 
     def settle(self, upto: int) -> list[Kept]:
-        """The node has ruled on everything below ``upto``; returns the frames that are kept no
-        longer."""
+        """Settle everything below ``upto``; return the frames that are no longer kept."""
         kept, settled = self.kept, []
         self.upto = max(self.upto, upto)
         if self.excepted.ranges:
@@ -110,11 +108,11 @@ class Lane:
         return settled
 
     def reopen(self, position: wire.Position, *, again: bool = False) -> list[Kept]:
-        """The owner has said where the lane goes on.
+        """Resume at the owner's position; return the frames that are no longer kept.
 
-        Where that is behind what this life of the producer has sent, it goes on there; or it sends
-        all of it ``again``, and what is settled does not leave. Returns the frames that are kept no
-        longer.
+        If the position is after everything that this life has sent, the lane skips to it. A
+        producer that sends everything ``again`` numbers on from 0 instead, and settled events do
+        not leave.
         """
         settled: list[Kept] = []
         if position.number > self.next_number:
@@ -130,7 +128,7 @@ class Lane:
         return settled
 
     def close(self) -> None:
-        """The way to the owner is gone: all that has no verdict will be sent again."""
+        """Close the lane, as its owner is unreachable; events without a verdict will be resent."""
         self.open = False
         self.cursor = 0
 

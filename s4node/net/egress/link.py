@@ -1,13 +1,15 @@
-"""The dialling side of a connection: carries routes of outboxes to one node and verdicts back.
+"""A link: the dialling side of a connection; it sends frames to one node and reads verdicts.
 
 Rules
-- Hellos first, after every connect; the routes decide what may leave.
-- One envelope at a time: while the socket is busy events gather, when it is free they leave. The
-  first event after a rest is sent by the task that brings it.
-- What answers with no frame of ours is told once, dialled ever more seldom, and named in errors.
-- Losing the peer is no error: nng dials again, the routes send again what had no verdict.
-- A node that says that it drains gets no further events on this connection, unless we ``insist``:
-  of nodes that stop together each has to work off what the others still send.
+- Hellos go first, after every connect; the routes decide what may leave.
+- One envelope is sent at a time: while the socket is busy, events gather. The first event after a
+  pause is sent by the trio task that brings it.
+- A peer that does not answer with s4node frames is logged once, dialled less and less often, and
+  named in errors.
+- A lost connection is not an error: nng dials again, and the routes resend events without a
+  verdict.
+- A draining node gets no further events on this connection, unless we ``insist``: nodes that stop
+  together have to process what they still send to each other.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ _PATIENCE_SECONDS = 5.0
 class Link:
     """A connection to the node at ``address`` for the routes of any number of outboxes.
 
-    ``on_news`` is called when a verdict or hello has been taken, when events have left the queues,
-    and when the peer has come. ``on_lost`` is called with the link when the peer has gone.
+    ``on_news`` is called after a verdict or hello, when events have left the queues, and when the
+    peer has come. ``on_lost`` is called with the link when the peer has gone.
     """
 
     def __init__(
@@ -68,21 +70,21 @@ class Link:
 
     @property
     def connected(self) -> bool:
-        """Whether the peer is there now."""
+        """True if the peer is connected now."""
         return self._socket is not None and self._socket.connected
 
     @property
     def held(self) -> bool:
-        """Whether the node drains, so that it gets nothing more."""
+        """True if the node drains, so that nothing is sent to it."""
         return bool(self.draining) and not self.insists
 
     @property
     def away(self) -> float:
-        """Seconds since the peer was last there; 0 while it is."""
+        """Seconds since the peer was last connected; 0 while it is."""
         return 0.0 if self.connected else clocks.steady() - self._away_since
 
     def add(self, route: NodeRoute) -> None:
-        """Carry this route, too."""
+        """Carry one more route."""
         self.routes.append(route)
         route.draining = bool(self.draining)
         if self.connected:
@@ -90,35 +92,35 @@ class Link:
             self.wake()
 
     def remove(self, route: NodeRoute) -> None:
-        """Carry this route no longer."""
+        """Stop carrying a route."""
         self.routes.remove(route)
         route.disconnected()
 
     @property
     def pending(self) -> int:
-        """Events of all our outboxes that have not been sent for the first time."""
+        """The number of events of all outboxes that were never sent."""
         events = 0
         for route in self.routes:
             events += route.outbox.pending
         return events
 
     def _taken_out(self) -> int:
-        """Events that our outboxes have taken from what is pending, since the start."""
+        """The number of events that outboxes have taken from ``pending`` since the start."""
         events = 0
         for route in self.routes:
             events += route.outbox.taken_out
         return events
 
     def wake(self) -> None:
-        """There is something to send."""
+        """Have the writer send what may leave."""
         if not self.awake:
             self.awake = True
             self._work.unpark()
 
     def send_soon(self) -> None:
-        """There is an event to send: at once if all is quiet, otherwise as ``wake``.
+        """Send a new event: at once if nothing else is being sent, otherwise as ``wake``.
 
-        Sending here saves a lone event the way over trio's scheduler.
+        Sending here bypasses trio's scheduler for a single event.
         """
         quiet = self._unsent is None and not self._control and not self.held
         if quiet and self.connected and self._coalescer.rested(clocks.steady()):
@@ -128,14 +130,14 @@ class Link:
         self.wake()
 
     def hurry(self) -> None:
-        """Send what waits without gathering more, and ask for verdicts."""
+        """Send waiting events without gathering more, and ask for verdicts."""
         self._hurry = True
         if not self.held:
             self._control += [route.ask() for route in self.routes if route.opened]
         self.wake()
 
     def finish(self) -> None:
-        """Tell the node that nothing more will come on any stream."""
+        """Tell the node that no more events will come on any stream."""
         if not self.held:
             self._control += [
                 route.end_of_stream() for route in self.routes if route.opened and route.routes.ends
@@ -144,18 +146,18 @@ class Link:
         self.wake()
 
     async def wait_quiet(self) -> None:
-        """Return once every frame that may leave has left, or the peer is gone."""
+        """Wait until every frame that may leave has left, or the peer is gone."""
         while not self.quiet and self.connected:
             await self._sent.park()
 
     @property
     def quiet(self) -> bool:
-        """Whether every frame that may leave has been given to the socket."""
+        """True if every frame that may leave has been given to the socket."""
         busy = self._unsent is not None or self._control
         return not busy and not any(route.sendable.events for route in self.routes)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Carry until cancelled; what has no verdict then stays in the outboxes."""
+        """Carry until cancelled; events without a verdict stay in the outboxes."""
         self._socket = self._dialled.dial(self._changed)
         task_status.started()
         try:
@@ -169,7 +171,7 @@ class Link:
 
     def _changed(self, connected: bool) -> None:
         self._control.clear()
-        self._unsent = None  # the routes send it again
+        self._unsent = None  # the routes resend it
         for route in self.routes:
             route.disconnected()
         if connected:
@@ -187,7 +189,7 @@ class Link:
             self._on_lost(self)
 
     async def _warn(self) -> None:
-        """Say it, once, if the peer is not there at the start."""
+        """Log once if the peer does not answer at the start."""
         await trio.sleep(_PATIENCE_SECONDS)
         if self.away >= _PATIENCE_SECONDS:
             log.warning("nobody answers; dialling on", address=self.address)
@@ -214,14 +216,14 @@ class Link:
                 route.draining = True
             self._control.append(wire.encode_frame(wire.Drain("stopped sending")))
             log.info(
-                "the node is stopping; what it has not taken waits for the next connection",
+                "the node is stopping; events that it has not taken wait for the next connection",
                 address=self.address,
             )
         elif isinstance(header, (wire.Hello, wire.Verdict)):
             if isinstance(header, wire.Verdict) and not header.stream:
                 log.error("the node refused a frame", address=self.address, reason=header.error)
                 for route in self.routes:
-                    if route.outbox.answer is None:  # it was the hello; no other answer will come
+                    if route.outbox.answer is None:  # the hello was refused; no answer will come
                         route.outbox.error = route.outbox.error or header.error
             if isinstance(header, wire.Hello):
                 answers = header.headers.get(wire.PRODUCER)
@@ -232,7 +234,7 @@ class Link:
                     route.on_verdict(header)
 
     def _carried(self, stream: str, producer: object) -> list[NodeRoute]:
-        """The routes of a stream: those of a producer, or all of them where none is named."""
+        """The routes of a stream: those of a producer, or all of them if none is named."""
         return [
             route
             for route in self.routes
@@ -246,7 +248,7 @@ class Link:
         while True:
             if self._unsent is not None:
                 await self._socket.wait_writable()
-                if self._unsent is not None:  # not gone with its connection
+                if self._unsent is not None:  # the connection was not lost meanwhile
                     self._push()
                 continue
             pause = self._pause()
@@ -283,7 +285,7 @@ class Link:
         return max(0.0, self._coalescer.due(sendable, now) - now)
 
     def _send(self) -> None:
-        """Make one envelope of what may leave now, and send it unless the socket is busy."""
+        """Make one envelope of the frames that may leave now, and send it if the socket is free."""
         before = self._taken_out()
         frames, self._control = self._control, []
         now_ms = int(clocks.wall() * 1000)
@@ -303,14 +305,14 @@ class Link:
             self._unsent = wire.envelope(frames)
             self._push()
         if left:
-            self.on_news()  # there is room for senders that wait
+            self.on_news()  # there is room for waiting senders
 
     def _warn_of_one_lane(self, outbox: Outbox) -> None:
         why, outbox.warning = outbox.warning, None
         assert why is not None
         log.warning(
-            "all events of a stream go to one partition, and its node sends each of them "
-            "on, for the input's key cannot be found here; that is slower",
+            "all events of a stream go to one partition, whose node sends each of them on, "
+            "because the input's key cannot be found here; this is slower",
             stream=outbox.stream,
             key=why.key,
             input_routing=why.routing,
@@ -319,13 +321,13 @@ class Link:
         )
 
     def _push(self) -> None:
-        """Give the socket the envelope that waits for it, if it takes it."""
+        """Give the waiting envelope to the socket, if it accepts it."""
         assert self._socket is not None
         assert self._unsent is not None
         try:
             if not self._socket.send_nowait(self._unsent):
                 return
         except StageBroken:
-            log.warning("sending failed; what has no verdict is sent again", address=self.address)
+            log.warning("sending failed; events without a verdict are resent", address=self.address)
         self._unsent = None
         self._sent.unpark_all()

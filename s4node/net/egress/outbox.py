@@ -1,23 +1,23 @@
-"""The producer's side of a stream: what waits, what is under way, and what became of it. Pure.
+"""The outbox: a producer's events of one stream, waiting, in flight, and acknowledged. Pure.
 
 Rules
 - Events are numbered per (producer, stream, partition), from 0 or from where the node says that
   this producer stopped. Numbers have no holes. Each partition has a lane.
-- A producer with a stable id goes on where its earlier life stopped. If it sends everything again,
-  numbers begin at 0 as they did then, and what that life has settled is left out.
-- Who owns a partition, and how frames get there, is the matter of its routes. They bring what
-  owners say: where a lane goes on, what they rule, which types and partitions the stream has.
-- Without a key, events go round robin over the partitions; the choice is made once, before the
-  first send. Where the node's key is attributes, events go by those, whatever our own key is. A
-  stream with a key that we cannot find gets everything in one lane, so that the node, which sends
-  each event on to its own partition, sees each key's events in order. That is slower, and
-  ``warning`` says so with the first event.
-- An event that cannot be sent at all (no key, too large, not encodable, of a type that the node
-  does not take) is refused here, with the same word that the node would use.
-- Frames without a verdict take ``WINDOW_BYTES`` and no more: what goes beyond waits as events. Who
-  brings those looks at ``pending_bytes``, an estimate by one in some hundred of them.
-- Frames are released when they are made: they may leave at once. A TransactionalOutbox is the same
-  queue with another release: at a commit.
+- A producer with a stable id resumes where its earlier life stopped. If it sends everything again,
+  numbers begin at 0 as they did then, and events that the earlier life settled are not sent.
+- Routes know the owners of partitions, and bring their answers: positions of lanes, rulings, types
+  and partitions of the stream.
+- Without a key, events go round robin over the partitions; this is decided once, before the first
+  send. If the node's key is attributes, events are routed by those, whatever our own key is. If the
+  stream has a key that we cannot find, all events go to one lane: its node sends each event on to
+  its partition, in the order of each key. That is slower, and ``warning`` says so at the first
+  event.
+- An event that cannot be sent (no key, too large, not encodable, of a type that the node does not
+  accept) is refused here, with the node's own reason.
+- Frames without a verdict take at most ``WINDOW_BYTES``; further events wait unencoded. Callers
+  check ``pending_bytes``, an estimate from one in some hundred events.
+- Frames are released when they are made, so they may leave at once. A TransactionalOutbox is the
+  same queue with another release: a commit.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ from s4node.net.transport.linger import Sendable
 from s4node.net.wire import frame as wire
 
 _WEIGH_AFTER = 64
-"""Events that come in before some of them are weighed, so that lone ones cost nothing."""
+"""So many events come in before some of them are weighed, so that single ones cost nothing."""
 
 _WEIGH_EACH = 512
-"""One in so many is weighed, and at least the last."""
+"""One of so many events is weighed, and at least the last one."""
 
 
 class OneLane(NamedTuple):
-    """Why all events of a stream take one lane: our key, in words, and the node's ``routing``."""
+    """Why all events of a stream go to one lane: our key, in words, and the node's ``routing``."""
 
     key: str
     routing: str
 
 
 class Outbox:
-    """All lanes of one stream to one cluster, without any node.
+    """All lanes of one stream to one cluster.
 
-    ``put`` and ``extend`` only append; ``frames`` encodes what may leave now. Counts are events:
-    ``pending`` waits here, ``unsettled`` has no verdict yet (pending included). An ``error`` says
-    why nothing leaves any more; a ``warning`` is for the caller that takes it first.
+    ``put`` and ``extend`` only append; ``frames`` encodes events that may leave now. Counts are
+    events: ``pending`` were never sent, ``unsettled`` have no verdict yet (pending included). An
+    ``error`` says why nothing leaves any more; the first caller takes a ``warning``.
     """
 
-    committed = False  # what leaves is part of a commit
+    committed = False  # events leave as part of a commit
 
     def __init__(
         self,
@@ -76,28 +76,28 @@ class Outbox:
         self.types = StreamTypes(stream, types)
         self.refusals = Refusals(stream)
         self.builder = FrameBuilder(stream, producer, self.types, max_frame_events, max_frame_bytes)
-        self.weight = 0.0  # bytes of memory that an event takes which waits, about
+        self.weight = 0.0  # approximate bytes of a waiting event
         self.kept_bytes = 0  # of the frames in all lanes
-        self.taken_out = 0  # events that were pending, and have become part of a frame or cannot
+        self.taken_out = 0  # events that left ``pending``, into a frame or as refusals
         self.error = ""
-        self.repartitioned = False  # that is why
+        self.repartitioned = False  # the reason of the error
         self.warning: OneLane | None = None
         self.answer: wire.Hello | None = None
         self.routing = ""
         self._key = key
         self._router: Router | None = None
         self._only: Lane | None = None
-        self._why_only: OneLane | None = None  # as long as nobody has been told
+        self._why_only: OneLane | None = None  # until the warning was given
         self._incoming: list[Any] = []
-        self._weighed = 0  # so many of these were; negative: others were not, before they had lanes
+        self._weighed = 0  # of the incoming ones; negative: so many went to lanes unweighed
         self._ready_events = 0
         self._turn = 0
         self.lanes: list[Lane] = []
 
-    # -- what the producer calls -------------------------------------------------------------
+    # -- for the producer --------------------------------------------------------------------
 
     def declare_json(self, declaration: TypeDecl) -> None:
-        """Send JsonText from now on, to be read as the node's type ``declaration``."""
+        """Send JsonText from now on, which the node reads as its type ``declaration``."""
         self.types.declare_json(declaration)
         if self.answer is not None:
             self._set_routing(self.answer)
@@ -112,34 +112,34 @@ class Outbox:
 
     @property
     def unrouted(self) -> list[Any]:
-        """Events that wait for the lanes to be known."""
+        """Events that wait until the lanes are known."""
         return list(self._incoming)
 
     @property
     def pending(self) -> int:
-        """Events that have not been sent for the first time."""
+        """The number of events that were never sent."""
         return len(self._incoming) + self._ready_events
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes of memory that those take, about."""
+        """Their approximate bytes of memory."""
         if self._incoming:
             self._weigh(self._incoming)
         return int((len(self._incoming) + self._ready_events) * self.weight)
 
     @property
     def unsettled_bytes(self) -> int:
-        """Bytes of memory that events without a verdict take, about."""
+        """The approximate bytes of memory of events without a verdict."""
         return self.kept_bytes + self.pending_bytes
 
     @property
     def feeds(self) -> bool:
-        """Whether frames may be made, for those that leave, of events that wait."""
+        """True if waiting events may be made into frames."""
         return self.kept_bytes < wire.WINDOW_BYTES
 
     @property
     def in_flight(self) -> int:
-        """Events that were sent and have no verdict."""
+        """The number of events that were sent and have no verdict."""
         events = 0
         for lane in self.lanes:
             events += lane.next_number - lane.upto
@@ -147,19 +147,19 @@ class Outbox:
 
     @property
     def admitted(self) -> int:
-        """Events that the node has processed."""
+        """The number of events that the node has processed."""
         settled = sum(lane.upto - lane.start + len(lane.excepted) for lane in self.lanes)
         return settled - self.refusals.counts["shed"] - self.refusals.counts["refused"]
 
     @property
     def unsettled(self) -> int:
-        """Events without a verdict, sent or not."""
+        """The number of events without a verdict, sent or not."""
         return self.pending + self.in_flight
 
     # -- lanes -------------------------------------------------------------------------------
 
     def open_lanes(self, partitions: int, routing: str) -> None:
-        """Have lanes before any node has answered: the caller routes, with ``extend_lane``."""
+        """Open lanes before a node has answered; the caller routes with ``extend_lane``."""
         self.lanes = [Lane(partition) for partition in range(partitions)]
         self.routing = routing
 
@@ -171,22 +171,22 @@ class Outbox:
         self._weigh(events)
 
     def route(self) -> None:
-        """Sort what has come in into the lanes."""
+        """Sort incoming events into the lanes."""
         if self._incoming and self.lanes:
             self._weigh(self._incoming)
             self._route()
 
     def drop_pending(self) -> None:
-        """Forget all that is in no frame."""
+        """Drop all events that are not in frames."""
         for lane in self.lanes:
             lane.pending.clear()
         self._incoming.clear()
         self._ready_events = self._weighed = 0
 
-    # -- what leaves -------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------------
 
     def sendable(self, lanes: Sequence[Lane]) -> Sendable:
-        """What may leave of these lanes now, with what is to be sent again."""
+        """The events of these lanes that may leave now, including resends."""
         if self._incoming:
             self.route()
         events, with_events, credit, feeds = 0, 0, 0, self.feeds
@@ -212,7 +212,7 @@ class Outbox:
     ) -> list[bytes]:
         """The frames of a lane that may leave now, resends first, up to about ``budget`` bytes.
 
-        ``most_bytes`` is the longest frame that the lane's owner takes; 0 if it did not say.
+        ``most_bytes`` is the longest frame that the lane's owner accepts, 0 if unknown.
         """
         if lane.cursor < len(lane.kept):
             out = lane.resend(budget)
@@ -227,7 +227,7 @@ class Outbox:
             room = lane.limit - lane.next_number
             if room <= 0:
                 break
-            if lane.next_number < lane.known:  # no frame has both what is settled and what is not
+            if lane.next_number < lane.known:  # a frame is settled as a whole or not
                 room = min(room, lane.known - lane.next_number)
             count = min(room, self.builder.max_events)
             data = self._encode(lane, count, now_ms, flags, most_bytes)
@@ -236,35 +236,35 @@ class Outbox:
                 budget -= len(data)
         return out
 
-    # -- what owners say ---------------------------------------------------------------------
+    # -- answers of owners -------------------------------------------------------------------
 
     def take_cuts(self, cuts: Mapping[int, int]) -> None:
-        """Take which cuts owners have made, by partition; they bear on commits only."""
+        """Take the last cuts of owners, by partition; only transactional outboxes use them."""
 
     def take_answer(self, answer: wire.Hello) -> str:
-        """Learn partitions and types from a node's answer; returns what is wrong with it."""
+        """Learn partitions and types from a node's answer; return what is wrong with it, or ""."""
         if not 1 <= answer.partitions <= 4096:
             return f"the node claims {answer.partitions} partitions"
         if self.lanes and len(self.lanes) != answer.partitions:
             self.repartitioned = True
             return (
                 f"stream {self.stream!r} had {len(self.lanes)} partitions and now has "
-                f"{answer.partitions}; events already numbered cannot move: start a new producer; "
-                f"a program opens a new Client or SyncClient"
+                f"{answer.partitions}; numbered events cannot move to other partitions: start a "
+                f"new producer (in a program, open a new Client or SyncClient)"
             )
         self.answer = answer
         takes_any = answer.headers.get(wire.LOG) or self.committed
         self.types.taken = None if takes_any else answer.types
         self.types.renew_json(answer.types)
         if not self.lanes:
-            if not takes_any:  # a class may have become known since the hello
+            if not takes_any:  # classes may have been declared since the hello
                 self.types.reject_unfit(answer.types)
             self.open_lanes(answer.partitions, "")
             self._set_routing(answer)
         return ""
 
     def reject(self, classes: Collection[type], reason: str) -> None:
-        """The node does not take events of these classes: refuse those that wait, and any more."""
+        """Refuse waiting and further events of classes that the node does not accept."""
         self.types.reject(classes, reason)
         rejected = self.types.rejected
         self.route()
@@ -277,7 +277,7 @@ class Outbox:
             lane.pending = kept
 
     def reopen(self, lane: Lane, position: wire.Position, *, again: bool) -> bool:
-        """Have a lane go on where its owner says; False if the outbox has failed."""
+        """Resume a lane at its owner's position; return False if the outbox has failed."""
         if self.error:
             return False
         before = lane.upto
@@ -285,7 +285,7 @@ class Outbox:
         return True
 
     def take_ruling(self, lane: Lane, ruling: wire.Ruling) -> None:
-        """Take what the lane's owner says."""
+        """Take a ruling of the lane's owner."""
         if ruling.exceptions or ruling.shed:
             self._take_exceptions(lane, ruling)
         before = lane.upto
@@ -295,17 +295,16 @@ class Outbox:
             lane.go_back(ruling.expected)
 
     def _settled(self, lane: Lane, before: int, frames: Sequence[Kept]) -> None:  # noqa: ARG002
-        """The lane's owner has ruled on its events from ``before`` to its ``upto``; these frames
-        are kept no longer."""
+        """Drop settled frames; the owner has acknowledged events from ``before`` to ``upto``."""
         for kept in frames:
             self.kept_bytes -= len(kept.data)
 
     def _refused(self, refusal: Refusal) -> None:
-        """Events were not processed, or could not be sent."""
+        """Note events that were refused, or could not be sent."""
         self.refusals.add(refusal)
 
     def _take_exceptions(self, lane: Lane, ruling: wire.Ruling) -> None:
-        """Count what was refused or shed; a node says it again after a reconnect."""
+        """Count refused and shed events once; a node repeats them after a reconnect."""
         for shed, told in ((False, ruling.exceptions), (True, ruling.shed)):
             for first, count, reason in told:
                 new = lane.excepted.add(max(first, lane.upto), min(first + count, lane.next_number))
@@ -324,11 +323,11 @@ class Outbox:
     # -- inside ------------------------------------------------------------------------------
 
     def _set_routing(self, answer: wire.Hello) -> None:
-        """Route as the node does where we can; otherwise by our own key, or round robin.
+        """Route as the node does if possible; otherwise by our own key, or round robin.
 
-        Where the stream has a key that we cannot find, the node sends each event on to its own
-        partition, and only a single lane keeps the order of each key: which of two events with one
-        key came first is known to nobody where they come over two lanes, perhaps to two nodes.
+        If the stream has a key that we cannot find, the node sends each event on to its partition.
+        Then only a single lane keeps the order of each key, because the order between lanes, maybe
+        to different nodes, is unknown.
         """
         self._router, self.routing, self._only, self._why_only = None, "", None, None
         hasher, _, named = answer.routing.rpartition(":")
@@ -343,7 +342,7 @@ class Outbox:
         except GraphError as error:
             self.error = str(error)
             return
-        except ConfigError:  # the node's own hasher, which is not installed here
+        except ConfigError:  # the node's hasher is not installed here
             rule = None
         if named:
             self._only = self.lanes[crc32m(self.producer) % len(self.lanes)]
@@ -351,8 +350,7 @@ class Outbox:
                 self._why_only = OneLane(told_key(self._key), answer.routing)
 
     def _rule(self, answer: wire.Hello, named: str) -> KeyRule | None:
-        """How we find the keys by which to route; None if we cannot find the stream's, or neither
-        it nor we have one."""
+        """The rule to find keys for routing; None if there is no key, or we cannot find it."""
         generic = [kind.name for kind in answer.types] == [GENERIC]
         key, rule = self._key, None
         if key is not None:
@@ -362,7 +360,7 @@ class Outbox:
         if rule is None and named and named[0] not in "@?":
             key = tuple(named.split("+"))
             rule = KeyRule(key, generic=generic)
-            for cls in self.types.given:  # not those of events: they become known at any time
+            for cls in self.types.given:  # classes of events may be declared later
                 if cls is not GenericEvent and not all(hasattr(cls, a) for a in rule.attributes):
                     return None  # the node reads a default there
         if rule is not None and not holds_keys(answer.types, rule.attributes):
@@ -398,9 +396,9 @@ class Outbox:
                 self._refuse(None, reason)
 
     def _weigh(self, events: Sequence[Any]) -> None:
-        """Learn from a few of ``events``, the last to come in, how much those take that wait.
+        """Estimate the memory of a waiting event from a few of ``events``, the latest ones.
 
-        What events hold in lists and dicts is known only from frames.
+        The contents of lists and dicts are known only from frames.
         """
         new = len(self._incoming) - self._weighed
         if not events or (new < _WEIGH_AFTER and self.weight):
@@ -410,7 +408,7 @@ class Outbox:
         if new > _WEIGH_EACH:
             sample = events[-1 : -new - 1 : -_WEIGH_EACH]
             weight = sum(footprint((event,)) for event in sample) / len(sample)
-        part = min(1.0, new / self.pending)  # some of them may have left already
+        part = min(1.0, new / self.pending)  # some may have left already
         self.weight += (max(weight, self.builder.event_bytes) - self.weight) * part
 
     def _refuse(self, lane: Lane | None, reason: str) -> None:
@@ -421,8 +419,7 @@ class Outbox:
     def _encode(
         self, lane: Lane, count: int, now_ms: int, flags: int, most_bytes: int
     ) -> bytes | None:
-        """The lane's next ``count`` events as one kept frame; None if its only one was refused, or
-        an earlier life has settled them."""
+        """Make a frame of the lane's next ``count`` events; None if refused or already settled."""
         build, routing = self.builder.build, self.routing
         built = build(lane, count, routing, now_ms, flags, most_bytes)
         while isinstance(built, NotBuilt):

@@ -1,10 +1,10 @@
-"""The rows of what a task puts on one stream for others: their keys, and what is in them. Pure.
+"""The rows of a task's outgoing events on one stream: their keys and contents. Pure.
 
 Rules
-- Rows belong to a way: their keys begin with what they hold, and its name.
-- A frame is a row, and so is the next number of its lane; what the task has put for itself is rows
-  of frames without a number. With them are the types that they were written with.
-- A way that may be forgotten and made anew has a name of its life beside its rows.
+- Rows belong to a way: a key begins with the kind of row and the name of the way.
+- Each frame is a row, and so is the next number of each lane. Events that the task has put for
+  itself are frames without numbers. Further rows have the types that the frames were written with.
+- A way that may be forgotten and made anew has a row with the name of its life.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Rows = Iterable[tuple[bytes, bytes]]
 
 
 def ways_of(rows: Rows) -> dict[str, list[tuple[bytes, bytes]]]:
-    """Rows by the way that they belong to."""
+    """Group rows by way."""
     found: defaultdict[str, list[tuple[bytes, bytes]]] = defaultdict(list)
     for key, value in rows:
         found[key[1 : key.index(b"\0")].decode()].append((key, value))
@@ -49,18 +49,18 @@ def ways_of(rows: Rows) -> dict[str, list[tuple[bytes, bytes]]]:
 
 
 def life_of(rows: Rows) -> str:
-    """The life of the way that these are rows of; empty if it has only one."""
+    """The life of a way, from its rows; empty if it has only one."""
     return next((value.decode() for key, value in rows if key[:1] == _LIFE), "")
 
 
 def forget(changes: Changes, rows: Rows) -> None:
-    """Have these rows gone with the next commit."""
+    """Delete rows with the next commit."""
     for key, _ in rows:
         changes.put(task_row(OUTBOX, key), None)
 
 
 def weight_of(rows: Rows) -> tuple[int, int]:
-    """How many events are in rows of a way, and the bytes that they take."""
+    """The numbers of events and bytes in the rows of a way."""
     events = size = 0
     for key, value in rows:
         if key[:1] in (_FRAME, _OWN):
@@ -78,23 +78,23 @@ class RowKeys:
         self.life = self._row(_LIFE, b"")
 
     def frame(self, partition: int, first: int, end: int) -> bytes:
-        """Of a frame of the events from ``first`` to ``end``."""
+        """The key of a frame of the events from ``first`` to ``end``."""
         return self._row(_FRAME, _FRAME_AT.pack(partition, first, end - first))
 
     def next_number(self, partition: int) -> bytes:
-        """Of a lane's next number."""
+        """The key of a lane's next number."""
         return self._row(_NEXT, _NEXT_AT.pack(partition))
 
     def own(self, index: int) -> bytes:
-        """Of what the task has put for itself, and a commit has saved where it waits."""
+        """The key of waiting events that the task has put for itself."""
         return self._row(_OWN, _OWN_AT.pack(index))
 
     def spilled(self, index: int) -> bytes:
-        """Of what the task has put for itself, and has no room for."""
+        """The key of spilled events that the task has put for itself."""
         return self._row(_SPILL, _SPILL_AT.pack(index))
 
     def type(self, fingerprint: int) -> bytes:
-        """Of what a type is like that events in the rows are of."""
+        """The key of the declaration of a type in the rows."""
         return self._row(_TYPE, _TYPE_AT.pack(fingerprint))
 
     def _row(self, kind: bytes, at: bytes) -> bytes:
@@ -107,18 +107,17 @@ def number_row(number: int) -> bytes:
 
 
 def lanes_row(partitions: int, routing: str) -> bytes:
-    """The row of what was learned from those who consume the stream."""
+    """The row of a consumer's partitions and routing."""
     return _encode((partitions, routing))
 
 
 def type_row(declared: TypeDecl) -> bytes:
-    """The row of what a type is like."""
+    """The row of the declaration of a type."""
     return _encode(declared)
 
 
 class SpillRows:
-    """Blocks of what was spilled, as rows in the ``changes`` of a task; ``read`` gives one that is
-    written."""
+    """Spilled blocks as rows in the ``changes`` of a task; ``read`` reads a committed one."""
 
     def __init__(
         self, keys: RowKeys, changes: Changes, read: Callable[[bytes], bytes | None]
@@ -127,29 +126,29 @@ class SpillRows:
         self._changes = changes
         self._read = read
         self._indices: deque[int] = deque()
-        self.grew = False  # since somebody has looked
+        self.grew = False  # since it was last reset
 
     def append(self, data: bytes) -> None:
-        """Put a row behind the others."""
+        """Append a row."""
         index = self._indices[-1] + 1 if self._indices else 0
         self._changes.put(self._keys.spilled(index), data)
         self._indices.append(index)
         self.grew = True
 
     def pop(self) -> bytes:
-        """Take the oldest."""
+        """Take the oldest row."""
         row = self._keys.spilled(self._indices.popleft())
         data = self._changes.find(row, None) or self._read(row)
-        assert isinstance(data, bytes), "a row of what was spilled is gone"
+        assert isinstance(data, bytes), "a spilled row is gone"
         self._changes.put(row, None)
         return data
 
     def forget_all(self) -> None:
-        """Know of none: what is written comes again."""
+        """Forget all rows; committed ones are restored later."""
         self._indices.clear()
 
     def restore(self, changes: Changes, indices: Iterable[int]) -> None:
-        """Go on with what is written; ``changes`` are those since."""
+        """Resume with committed rows; ``changes`` are for the next commit."""
         self._changes = changes
         self._indices = deque(indices)
 
@@ -161,12 +160,12 @@ class SavedRows(NamedTuple):
     next_numbers: dict[int, int]
     versions: dict[int, TypeDecl]  # by fingerprint
     own: list[bytes]
-    spilled: list[tuple[int, int]]  # index of a row, and how many events are in it
-    lanes: tuple[int, str] | None  # partitions and routing, where they were learned
+    spilled: list[tuple[int, int]]  # index and number of events of each row
+    lanes: tuple[int, str] | None  # partitions and routing, if known
 
 
 def sort_rows(way: str, rows: Rows) -> SavedRows:
-    """Sort the rows of a way by what they hold."""
+    """Sort the rows of a way by kind."""
     start = 2 + len(way.encode())
     saved = SavedRows(defaultdict(list), {}, {}, [], [], None)
     for key, value in rows:
@@ -188,13 +187,12 @@ def sort_rows(way: str, rows: Rows) -> SavedRows:
 
 
 def fingerprints_in(frames: Iterable[bytes]) -> set[int]:
-    """The types that events of these frames are of."""
+    """The fingerprints of the types in these frames."""
     return {section.fingerprint for data in frames for section in _data_of(data)[0].sections}
 
 
 def decoder_of(types: StreamTypes, versions: Mapping[int, TypeDecl]) -> FrameDecoder:
-    """What reads saved events as those of ``types``; ``versions`` are what they were written as, by
-    fingerprint."""
+    """A decoder of saved events into ``types``; ``versions`` are the written types."""
     kinds = [kind for kind in types.kinds.values() if isinstance(kind, EventType)]
     readers = {kind.fingerprint: kind for kind in kinds}
     by_name = {kind.name: kind for kind in kinds}
@@ -206,7 +204,7 @@ def decoder_of(types: StreamTypes, versions: Mapping[int, TypeDecl]) -> FrameDec
 
 
 def read_events(stream: str, row: bytes, decoder: FrameDecoder) -> list[Any]:
-    """The events of a saved row; raises StateError if one cannot be read any more."""
+    """Decode the events of a saved row; raises StateError if one cannot be read."""
     events, refusals = decoder.decode(*_data_of(row))
     if refusals:
         raise StateError(

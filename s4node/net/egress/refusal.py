@@ -1,9 +1,8 @@
-"""What was not processed of what a producer has put, and why. Pure.
+"""Refusals: events of a producer that were not processed, and why. Pure.
 
 Rules
-- Refusals wait until the caller takes them. There is a most that wait; further ones are only
-  counted.
-- What was shed in a row is one refusal.
+- Refusals wait until the caller takes them. Their number is bounded; further ones are only counted.
+- Consecutive shed events are one refusal.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ MAX_REFUSALS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Events that were not processed, and why: ``count`` of them from ``number`` on.
+    """``count`` events from ``number`` on that were not processed, and why.
 
-    ``number`` is -1 if they could not be sent at all (``unsent``), or are not told one by one.
+    ``number`` is -1 if they could not be sent (``unsent``), or are only counted.
     """
 
     stream: str
@@ -32,8 +31,7 @@ class Refusal:
 
 
 class Refusals:
-    """Those of one outbox. ``counts`` are events, since the start; ``waiting`` is what ``take``
-    would return."""
+    """The refusals of one outbox; ``counts`` are events, ``waiting`` are not taken yet."""
 
     def __init__(self, stream: str) -> None:
         self.counts = {"shed": 0, "refused": 0, "unsent": 0}
@@ -42,12 +40,12 @@ class Refusals:
         self._further: Counter[tuple[bool, bool]] = Counter()  # beyond the list: shed, unsent
 
     def count(self, refusal: Refusal) -> None:
-        """Count events that were not processed."""
+        """Count the events of a refusal."""
         what = "unsent" if refusal.unsent else "shed" if refusal.shed else "refused"
         self.counts[what] += refusal.count
 
     def add(self, refusal: Refusal) -> None:
-        """Count events that were not processed, and keep why until that is taken."""
+        """Count the events of a refusal, and keep it until it is taken."""
         self.count(refusal)
         last = self.waiting[-1] if self.waiting else None
         if last is not None and refusal.shed and _follows(last, refusal):
@@ -58,20 +56,20 @@ class Refusals:
             self._further[refusal.shed, refusal.unsent] += refusal.count
 
     def take(self) -> list[Refusal]:
-        """What was refused or shed since the last call; what was shed in a row is one refusal.
+        """Take the refusals since the last call.
 
-        Of more than ``MAX_REFUSALS`` the last ones only count the others: one for those that were
-        refused, shed, and could not be sent.
+        Beyond ``MAX_REFUSALS``, further events are summed up in one refusal for each kind: refused,
+        shed, unsent.
         """
         taken, self.waiting = self.waiting, []
         for (shed, unsent), count in self._further.items():
-            more = f"{count} further events, which were not kept one by one"
+            more = f"{count} further events, which are only counted"
             taken.append(Refusal(self._stream, -1, -1, more, shed, count, unsent))
         self._further.clear()
         return taken
 
 
 def _follows(last: Refusal, refusal: Refusal) -> bool:
-    """Whether ``refusal`` goes on where ``last`` ends, for the same reason."""
+    """Return True if ``refusal`` continues ``last``, for the same reason."""
     end = replace(last, number=last.number + last.count, count=refusal.count)
     return end == refusal

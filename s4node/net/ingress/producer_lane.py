@@ -1,4 +1,4 @@
-"""A producer's lane as its node sees it: how far its numbers are done, and what it is told. Pure.
+"""A producer's lane in its node: how far its numbers are done, and what it is told. Pure.
 
 Rules
 - A lane's ``safe`` moves when its events are fully processed, shed or refused, never past a hole.
@@ -40,7 +40,7 @@ def origin_of(stream: str, partition: int, producer: str) -> str:
 
 
 class Unprocessed(NamedTuple):
-    """Numbers that were not processed: ``count`` from ``number`` on."""
+    """Numbers that were not processed: ``count`` of them from ``number`` on."""
 
     number: int
     count: int  # type: ignore[assignment]  # nobody counts the fields
@@ -49,20 +49,20 @@ class Unprocessed(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The first number behind them."""
+        """The first number after them."""
         return self.number + self.count
 
     @property
     def told(self) -> tuple[int, int, str]:
-        """As it stands in a ruling."""
+        """The range as in a ruling."""
         return self.number, self.count, self.reason
 
 
 class Untold:
-    """What a producer is yet to be told of, the lowest number first.
+    """The unprocessed numbers that a producer was not told yet, the lowest first.
 
-    Numbers in a row that have one reason are one range. Most come in order, and the last range
-    grows in place; the others are a heap, so a verdict costs what it tells, whatever else waits.
+    Consecutive numbers with the same reason are one range. Most come in order, and extend the last
+    range; the others are in a heap, so the cost of a verdict does not depend on what else waits.
     """
 
     __slots__ = ("_heap", "_last")
@@ -73,7 +73,7 @@ class Untold:
         self._last: Unprocessed | None = None
 
     def add(self, new: Unprocessed) -> None:
-        """Tell the producer of this range, too."""
+        """Add a range."""
         last = self._last
         if last is None:
             self._last = new
@@ -84,7 +84,7 @@ class Untold:
             self._last = new
 
     def take(self, most: int) -> list[Unprocessed]:
-        """The lowest ranges, in order; they are told now."""
+        """Take the lowest ranges, in order, to tell them now."""
         heap, taken = self._heap, list[Unprocessed]()
         if self._last is not None:
             heappush(heap, self._last)
@@ -100,12 +100,12 @@ class Untold:
         return taken
 
     def put_back(self, ranges: Iterable[Unprocessed]) -> None:
-        """They were not told after all."""
+        """Return ranges that could not be told."""
         for one in ranges:
             heappush(self._heap, one)
 
     def forget_from(self, number: int) -> None:
-        """This number and those behind it were undone, and will come again."""
+        """Forget this number and later ones, which were rolled back and will be resent."""
         self._heap = [
             one._replace(count=min(one.end, number) - one.number)
             for one in self
@@ -116,7 +116,7 @@ class Untold:
 
     @property
     def first(self) -> int | None:
-        """The lowest number; None where there is none."""
+        """The lowest number; None if there is none."""
         heap, last = self._heap, self._last
         if last is None:
             return heap[0].number if heap else None
@@ -128,7 +128,7 @@ class Untold:
             yield self._last
 
     def __len__(self) -> int:
-        """How many ranges."""
+        """The number of ranges."""
         return len(self._heap) + (self._last is not None)
 
 
@@ -137,7 +137,7 @@ def _goes_on(last: Unprocessed, new: Unprocessed) -> bool:
 
 
 class LaneOwner(Protocol):
-    """What admits a stream's events, as its lanes know it."""
+    """The admission of a stream, as far as its lanes know it."""
 
     stream: str
     admitted: int
@@ -146,23 +146,23 @@ class LaneOwner(Protocol):
     shed: int
 
     def touched(self, lane: ProducerLane) -> None:
-        """There is something to tell this lane's producer."""
+        """Have the lane's producer told something."""
         ...
 
     def share(self, lane: ProducerLane) -> int:
-        """Events that this lane may have under way."""
+        """The number of events that this lane may have in flight."""
         ...
 
     def withholds(self, lane: ProducerLane) -> bool:
-        """Whether the lane's producer waits for what is processed."""
+        """Return True if the lane's producer waits for processing, rather than for arrival."""
         ...
 
     def new_limit(self, lane: ProducerLane) -> int:
-        """How far the lane may send now."""
+        """The first number that the lane may not send yet."""
         ...
 
     def cuts_of(self, partitions: Iterable[int]) -> list[tuple[int, int]]:
-        """The cuts that the tasks of these partitions have made, in pairs with the numbers."""
+        """The last cuts of the tasks of these partitions, as pairs of partition and number."""
         ...
 
 
@@ -198,20 +198,20 @@ class ProducerLane:
         "weight",
     )
 
-    by_event = False  # its producer hears of whole frames
+    by_event = False  # whole frames are acknowledged
     returns = 0
 
     def __init__(self, admission: LaneOwner, producer: str, partition: int, start: int):
         self.admission = admission
         self.producer = producer
         self.partition = partition
-        self.life = Life()  # the latest that has said hello
-        self.own_id = False  # later lives go on under its id
+        self.life = Life()  # the latest life that said hello
+        self.own_id = False  # later lives of its producer use the same id
         self.expected = start
         self.limit = start
         self._low = LowWatermark(start)
         self.connection: Hashable | None = None
-        self.ended = False  # its producer has said that nothing more comes
+        self.ended = False  # its producer has sent an end of stream
         self.untold = Untold()
         self.unheard: deque[tuple[int, list[Unprocessed]]] | None = None
         self._ruled: list[Unprocessed] = []
@@ -219,7 +219,7 @@ class ProducerLane:
         self.held = False  # a frame was left to the producer for lack of room
         self.weight = 0.0  # bytes an event, lately
         self.period = -1
-        self.gap_first = -1  # where the last frame behind the gap began
+        self.gap_first = -1  # the first number of the last frame after the gap
         self.gap_told = False
         self.gap_untold = False
         self.urgent = False
@@ -231,38 +231,38 @@ class ProducerLane:
 
     @property
     def home(self) -> tuple[str, str, int]:
-        """The stream and the partition that its events were sent to."""
+        """System, stream and partition of its events."""
         return LIVE, self.admission.stream, self.partition
 
     @property
     def origin(self) -> str:
-        """What has its numbers, in words."""
+        """The origin of its numbers, in words."""
         return origin_of(self.admission.stream, self.partition, self.producer)
 
     @property
     def safe(self) -> int:
-        """Everything below has been dealt with."""
+        """Everything below this number is done."""
         return self._low.safe
 
     @property
     def settled(self) -> int:
-        """The producer need not keep anything below."""
+        """The producer need not keep events below this number."""
         return self._low.safe
 
     def complete(self, first: int, end: int) -> None:
-        """The numbers ``first <= n < end`` are done."""
+        """Note that the numbers ``first <= n < end`` are done."""
         if self._low.complete(first, end):
             self.admission.touched(self)
 
     def refuse(self, number: int, count: int, reason: str) -> None:
-        """The producer will be told that these were not processed."""
+        """Report refused events to the producer."""
         self.untold.add(Unprocessed(number, count, shortened(reason)))
         self.admission.refused += count
         self.urgent = True
         self.admission.touched(self)
 
     def shed(self, number: int, count: int, reason: str) -> None:
-        """The producer will be told that these were dropped."""
+        """Report dropped events to the producer."""
         self.untold.add(Unprocessed(number, count, shortened(reason), True))
         self.admission.shed += count
         self.admission.touched(self)
@@ -276,7 +276,7 @@ class ProducerLane:
         *,
         shed: bool,
     ) -> None:
-        """An event of a frame was not processed, or it was dropped."""
+        """Report an event of a frame that was refused or shed."""
         if shed:
             self.shed(number, 1, reason)
         else:
@@ -288,22 +288,22 @@ class ProducerLane:
 
     @property
     def upto(self) -> int:
-        """Everything below is settled, and its refusals have been told."""
+        """Everything below this number is settled, and its refusals were told."""
         first = self.untold.first
         return self.settled if first is None else min(self.settled, first)
 
     def told(self) -> None:
-        """The producer knows ``upto`` and ``limit`` as they are now."""
+        """Note that the producer is told the current ``upto`` and ``limit``."""
         self.told_upto, self.told_limit = self.upto, self.limit
         self.press_at = self.limit - self.admission.share(self) * 3 // 4
 
     @property
     def done(self) -> int:
-        """Credit reaches ahead of this number."""
+        """The number ahead of which credit reaches."""
         return self.safe if self.admission.withholds(self) else self.expected
 
     def ruling(self) -> wire.Ruling:
-        """What the producer is to know now; counts as told."""
+        """Make the ruling to send now; it counts as told."""
         self._before = self.limit, self.told_upto, self.told_limit, self.press_at
         self.urgent = False
         self._ruled = []
@@ -334,7 +334,7 @@ class ProducerLane:
         )
 
     def not_told(self) -> None:
-        """The last ruling could not be sent: the next one says all of it again."""
+        """Take back the last ruling, which could not be sent; the next one repeats all of it."""
         self.limit, self.told_upto, self.told_limit, self.press_at = self._before
         self.urgent = True
         if self._ruled and self.unheard:
@@ -343,24 +343,24 @@ class ProducerLane:
         self.gap_untold = self.gap_told and not self.held
 
     def heard(self, end: int) -> None:
-        """The producer has used credit up to ``end``: it heard what had been told before that."""
+        """Note that the producer used credit up to ``end``, so it got the rulings before that."""
         while self.unheard and end > self.unheard[0][0]:
             self.unheard.popleft()
 
     def left_to_producer(self, number: int) -> None:
-        """What has come from this number on will not be processed here, and has not begun."""
+        """Leave the events from this number on, none of which has begun, to the producer."""
         self.admission.admitted -= self.expected - number
         self.admission.left += self.expected - number
         self.expected = number
 
     def skip(self, start: int) -> None:
-        """Another node, which had the partition before, has dealt with everything below."""
+        """Skip to ``start``: the earlier owner of the partition has done everything below."""
         self._low = LowWatermark(start)
         self.expected = self.limit = self.press_at = start
         self.told_upto = self.told_limit = start
 
     def reopened(self, upto: int) -> None:
-        """The producer is back and has heard everything below ``upto``: tell it the rest again."""
+        """Repeat to a reconnected producer everything from ``upto`` on."""
         told = [
             one._replace(number=max(one.number, upto), count=one.end - max(one.number, upto))
             for _, exceptions in self.unheard or ()
@@ -374,7 +374,7 @@ class ProducerLane:
 
     @property
     def pressing(self) -> bool:
-        """Whether the producer should hear now: it waits, or its window is a quarter used up."""
+        """True if the producer should be told now: it waits, or much of its credit is used."""
         return self.urgent or self.done >= self.press_at or 0 <= self.asked <= self.settled
 
 

@@ -1,11 +1,11 @@
-"""Which life of a producer says hello, and which came before it. Pure.
+"""The lives of a producer: which one says hello, and which is later. Pure.
 
 Rules
-- A task tells its life itself: the fence of its owner, which is higher for each later one.
-- A program is told the life that it has in a lane when it opens that first, and says it when it
-  comes back. A program that says none begins a life.
-- Of two processes that have the same life in a lane, the one that the lane knows goes on.
-- A task that has begun anew without its state has another id: behind the ``#`` stands a later word.
+- The life of a task is the fence of its owner, which rises with each owner.
+- A node numbers the lives of a program in each lane, and tells the program when it first opens the
+  lane; the program repeats the number when it reconnects. A program without a number begins a life.
+- Of two processes with the same life in a lane, the one that the lane knows goes on.
+- A task that has begun anew without its state has another id, with a higher text after the ``#``.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ class Life(NamedTuple):
 
 
 def fence_of(hello: wire.Hello) -> int:
-    """Which owner of a task says hello; 0 where it is not a task's."""
+    """The fence in a task's hello; 0 in others."""
     fence = hello.headers.get(wire.FENCE)
     return fence if isinstance(fence, int) and hello.peer.startswith(wire.TASK) else 0
 
 
 def has_own_id(hello: wire.Hello) -> bool:
-    """Return True if later lives of the producer go on under its id."""
+    """Return True if later lives of the producer use the same id."""
     return hello.peer.startswith(wire.TASK) or bool(hello.headers.get(wire.OWN_ID))
 
 
 def life_of(hello: wire.Hello, told: int, known: Life) -> Life | None:
-    """The life that says hello to a lane; None where a later one is ``known`` there.
+    """The life that says hello to a lane; None if a later one is ``known`` there.
 
-    ``told`` is the life that a program says it has in the lane, 0 for none.
+    ``told`` is the life that the program names for the lane, 0 if none.
     """
     if hello.peer.startswith(wire.TASK):
         fence = fence_of(hello)
@@ -49,7 +49,7 @@ def life_of(hello: wire.Hello, told: int, known: Life) -> Life | None:
 
 
 def task_of(producer: str) -> tuple[str, str]:
-    """A task's id without the word of its state's life, and that word; empty for a program."""
+    """A task's id split at the ``#``: the task, and the life of its state; empty for a program."""
     if not producer.startswith(wire.TASK):
         return "", ""
     task, _, word = producer.partition("#")

@@ -1,9 +1,9 @@
-"""Batches with events of several tasks: the one that gets them sends on what is not its own. Pure.
+"""Batches with events of several tasks, which the receiving task sends on. Pure.
 
 Rules
-- Others' events are put on the way as the task comes past them, in their order among its own. So
-  they are part of the same commit as the position behind them, wherever that commit is taken.
-- They are done with then: the way has them.
+- The events of other tasks are sent on as the task passes them, in their order among its own. So
+  the same commit covers them and the position after them.
+- They are done then: the task's outbox has them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from typing import Any, NamedTuple
 from s4node.events.routing import placed
 
 Send = Callable[[int, list[Any]], None]
-"""Puts events on the way to the task of a partition."""
+"""Sends events to the task of a partition."""
 
 
 class SortedOut(NamedTuple):
-    """The ``events`` that are a task's own, with their ``numbers``; ``strays`` are the others:
-    number, partition and event. ``good`` are the numbers of both. ``seen`` events were sorted."""
+    """A sorted batch: the task's own ``events`` with their ``numbers``, and the ``strays``.
+
+    A stray has number, partition and event. ``good`` are the numbers of both. ``seen`` events were
+    sorted.
+    """
 
     events: list[Any]
     numbers: list[int]
@@ -37,10 +40,12 @@ def sorted_out(
     refuse: Callable[[int, str, Any], None],
     most_refused: int = sys.maxsize,
 ) -> SortedOut:
-    """Sort events by whose they are; one whose key is not found is refused. Stops after
-    ``most_refused`` of those, which take long."""
+    """Sort events by task, and refuse those whose key is not found.
+
+    Refusing is slow, so sorting stops after ``most_refused`` refusals.
+    """
     places, failures = placed(events, partition_of, most_refused)
-    here = list(zip(numbers, places, events, strict=False))  # of those that were looked at
+    here = list(zip(numbers, places, events, strict=False))  # only the events that were sorted
     for index, reason in failures:
         number, _, event = here[index]
         refuse(number, f"{reason} (event {event!r})", event)

@@ -1,11 +1,12 @@
-"""Frames of which no event has begun: a node that stops leaves them to their producers. Pure.
+"""Frames that have not begun: a stopping node leaves them to their producers. Pure.
 
 Rules
-- A producer keeps every event until its verdict, and sends it again to the node that answers next.
-  So an event may be dropped here if its producer is connected, and has not ended its stream.
-- A lane's numbers have no holes: only its last frames can go, back to one of which some event has
-  begun. In front of that frame nothing goes, for what is done behind it would be done twice.
-- Of a frame that is processed in order the events behind the last one that has begun can go, too.
+- A producer keeps every event until its verdict, and resends it to the node that answers next. So
+  an event may be dropped here if its producer is connected and has not ended its stream.
+- A lane's numbers have no holes, so only its last frames can be dropped, back to a frame with an
+  event that has begun. Earlier frames stay, because events after them would be processed twice.
+- If a frame is processed in order, the events after the last one that has begun can be dropped,
+  too.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from s4node.net.ingress.producer_lane import FrameReceipt, ProducerLane
 from s4node.offsets.receipts import BatchReceipt
 
 KeptElsewhere = Callable[[ProducerLane], bool]
-"""Whether a lane's producer keeps what has no verdict, and will send it again."""
+"""Returns True if a lane's producer keeps events without a verdict, and will resend them."""
 
 
 def last_frames(waiting: Iterable[EventBatch], kept: KeptElsewhere) -> set[Any]:
-    """The receipts of the frames that go: ``waiting`` are all batches of which nothing has begun.
+    """The receipts of the frames to drop; ``waiting`` are all batches that have not begun.
 
     Their lanes expect them again.
     """
@@ -46,7 +47,7 @@ def last_frames(waiting: Iterable[EventBatch], kept: KeptElsewhere) -> set[Any]:
 
 
 def cut_off(batch: EventBatch, kept: KeptElsewhere) -> bool:
-    """End a frame in front of its event at hand, if what is behind it is its lane's last."""
+    """Cut a frame before its current event, if the frame is its lane's last; else return False."""
     frame = _frame_of(batch)
     if frame is None or batch.numbers is not None or frame.parts != 1:
         return False
@@ -60,7 +61,7 @@ def cut_off(batch: EventBatch, kept: KeptElsewhere) -> bool:
 
 
 def _frame_of(batch: EventBatch) -> FrameReceipt | None:
-    """The receipt of a batch that is a producer's frame, or shares one with others."""
+    """The receipt of a batch that is a producer's frame, or a part of one."""
     receipt = batch.receipt
     frame = isinstance(receipt, BatchReceipt) and isinstance(receipt.progress, ProducerLane)
     return receipt if frame else None  # type: ignore[return-value]

@@ -510,7 +510,7 @@ async def test_an_error_for_good_that_the_caller_has_had_is_not_raised_again_by_
             await until(lambda: stream._outbox.error)
             with pytest.raises(EventError, match="had 3 partitions and now has 5") as caught:
                 await client.flush()
-            assert str(caught.value).endswith("a program opens a new Client or SyncClient")
+            assert str(caught.value).endswith("(in a program, open a new Client or SyncClient)")
             async with Client(address) as new:
                 await (await new.stream("clicks")).send(Click("ann"))
 

@@ -325,7 +325,7 @@ async def test_the_sync_client_raises_an_error_for_good_once(how: str) -> None:
                 time.sleep(0.01)
             stream.send(Click("bob"))  # only the client's own thread has met the error by now
             if how == "told":
-                with pytest.raises(EventError, match="a program opens a new Client or SyncClient"):
+                with pytest.raises(EventError, match="open a new Client or SyncClient"):
                     stream.flush()
             elif how == "again":  # what is sent behind that is told anew
                 with pytest.raises(EventError):

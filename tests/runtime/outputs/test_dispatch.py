@@ -127,7 +127,7 @@ async def test_an_adapter_whose_key_finder_is_not_used_warns_once_of_both(
             assert (consumer.ports["clicks"].redispatched == 0) == (told is None)
     in_order(seen)
     seen.at_home(4)
-    warned = [line for line in logs if "its node sends each of them on" in line["event"]]
+    warned = [line for line in logs if "whose node sends each of them on" in line["event"]]
     found = [(line["stream"], line["key"], line["input_routing"]) for line in warned]
     assert found == ([] if told is None else [("clicks", *told)])
     assert all("the same name" in line["fix"] for line in warned)
