@@ -277,7 +277,7 @@ async def test_send_ends_in_time_when_the_node_is_gone_amid_its_input(folder: Pa
         assert outcome["admitted"] == 0
         assert outcome["pending"] > 32_768
         last = (await everything(process.stderr)).splitlines()[-1]
-        assert last.startswith(f"s4: stream 'names': nobody answers at {node.address} for 2 s")
+        assert last.startswith(f"s4: stream 'names': no answer from {node.address} for 2 s")
         assert last.endswith("events have no verdict. Send pending events again when it runs")
 
 

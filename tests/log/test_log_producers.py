@@ -76,7 +76,7 @@ async def test_a_program_with_an_id_of_its_own_is_not_forgotten_because_of_time(
         async with log_node(tmp_path, settings=SOON) as node, log_at(node.address) as log:
             await log.create("clicks", 3)
             await send(node.address, clicks)
-            told = "nothing is known of an earlier life" in capsys.readouterr().err
+            told = "no earlier life of this producer" in capsys.readouterr().err
             assert told == (clicks == 100)
             await wait_forgotten(log)
             await send(node.address, clicks)
@@ -94,7 +94,7 @@ async def test_a_program_that_sends_again_and_is_not_known_is_told_so(
         assert "nothing is known" not in capsys.readouterr().err
         await forget(log, "import")
         await send(node.address, 10)
-        assert "nothing is known of an earlier life of this producer" in capsys.readouterr().err
+        assert "no earlier life of this producer is known" in capsys.readouterr().err
         assert await count(log) == 20
 
 

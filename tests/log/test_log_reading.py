@@ -80,7 +80,7 @@ async def test_startpoints_that_mean_nothing_are_refused_with_what_there_is(
             for start, words in (
                 ({1: 2}, r"clicks\[1\] has no offset 2: it has 0 to 1"),
                 ({2: 0}, r"has no partition 2, its partitions are 0 to 1"),
-                (Specific(0), r"has 2 partitions, each with offsets of its own"),
+                (Specific(0), r"has 2 partitions, each with its own offsets"),
             ):
                 with pytest.raises(StartpointError, match=words):
                     async with client.subscribe("clicks", start=start):

@@ -133,7 +133,9 @@ async def test_a_producer_is_told_what_the_log_has_lost_of_what_it_acknowledged(
                     await clicks.send(Click("joe", 1000))
                     assert await clicks.flush() == []
                     assert "acknowledged events are missing from the log" in again.errors
-    told = [line for line in logs if line["event"].startswith("the log has not all that it has")]
+    told = [
+        line for line in logs if line["event"].startswith("the log has lost acknowledged events")
+    ]
     assert [(line["stream"], line["events"]) for line in told] == [("clicks", {0: 1000})]
 
 

@@ -1,14 +1,14 @@
 """The trio client: sends events to a running app.
 
 Rules
-- ``send`` waits only while too many events wait already, or they and what has no verdict take too
-  much memory; otherwise it appends and returns. It lets other trio tasks run every few hundred
-  events, or every MiB of them, so it is not a checkpoint each time.
-- What ``flush`` returns without: every event sent before it has been processed. What was refused
-  or shed is returned.
-- A lost connection is made again and what had no verdict is sent again, so nothing is lost while
+- ``send`` waits only while the queue is full, by events or by bytes; otherwise it appends and
+  returns. It lets other trio tasks run every few hundred events, or every MiB of them, so not every
+  call is a checkpoint.
+- When ``flush`` returns, every event sent before it was processed, except refused and shed ones,
+  which it returns.
+- A lost connection is made again, and events without a verdict are resent, so nothing is lost while
   both processes live. On a durable stream verdicts come with commits, and nothing is lost or
-  doubled when the node dies.
+  counted twice when the node dies.
 """
 
 from __future__ import annotations
@@ -48,11 +48,10 @@ from s4node.offsets.startpoint import Startpoint
 log = get_logger("s4node.net")
 
 _BREATHE = 255
-"""Events that are taken before other tasks run. Odd, so that where large and small ones alternate
-the last, which is weighed, is not always of the same kind."""
-
+"""Events to take before other tasks run. The number is odd, so that if large and small events
+alternate, the last one, which is weighed, is not always of the same kind."""
 _BREATHE_BYTES = 1 << 20
-"""The same, by what they are known to take."""
+"""The same in bytes."""
 
 
 class Client:
@@ -65,16 +64,16 @@ class Client:
             await clicks.send(Click("joe"))
             refused = await clicks.flush()
 
-    ``address`` may be a list, of nodes of one cluster: any of them may be down when the program
-    starts, and the others are heard of from those that answer.
+    ``address`` may be a list of nodes of one cluster. Any of them may be down when the program
+    starts; a node that answers names the others.
 
-    ``producer`` is this producer's id; left out, it is random. Where a program that may die sends
-    to a durable stream, choose one that it keeps for ever, and that no other program has: then it
-    goes on where it stopped (see :meth:`stream`). ``timeout`` bounds connecting and opening a
-    stream, in seconds. ``queue_size`` is how many events may wait to be sent; with those that have
-    no verdict they may take about 64 MiB a stream, however few they are. Leaving the block flushes
-    first. Raises ConfigError for an id that begins with ``~``, as those of tasks do, or has more
-    than 1,024 bytes; streams of a log refuse one that ends in a tab and a number.
+    ``producer`` is this producer's id; by default it is random. If a program sends to a durable
+    stream and may die, give it an id that it keeps for ever and no other program has: then it
+    resumes where it stopped (see :meth:`stream`). ``timeout`` bounds connecting and opening a
+    stream, in seconds. ``queue_size`` events may wait to be sent; together with unacknowledged
+    events they may take about 64 MiB for each stream. Leaving the block flushes first. Raises
+    ConfigError for an id that begins with ``~`` or has more than 1,024 bytes; streams of a log
+    refuse an id that ends in a tab and a number.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class Client:
     ) -> None:
         if producer.startswith(wire.TASK):
             raise ConfigError(
-                f"producer {producer!r}: ids that begin with {wire.TASK} are those of tasks; give "
+                f"producer {producer!r}: ids that begin with {wire.TASK} belong to tasks; give "
                 f"this one another first character"
             )
         if long := wire.too_long(producer):
@@ -137,13 +136,13 @@ class Client:
         finally:
             self._nursery.cancel_scope.cancel()
             self._nursery = None
-            # the block's own error goes on as it is, not inside the nursery's group
+            # the block's own error is raised as it is, not inside the nursery's group
             ours = (kind, value, traceback) if cancelled else (None, None, None)
             handled = await self._nursery_manager.__aexit__(*ours)
         return bool(handled) and cancelled
 
     def abandon(self) -> None:
-        """Leave the block without flushing: what has no verdict is given up."""
+        """Leave the block without flushing; unacknowledged events are given up."""
         self._abandoned = True
 
     async def stream(
@@ -154,21 +153,21 @@ class Client:
         types: Sequence[type] | type = (),
         again: bool = False,
     ) -> ClientStream:
-        """Open the input stream ``name`` of the app; the same object when called again.
+        """Open the input stream ``name`` of the app; further calls return the same object.
 
-        Events are routed by the input's own key where that is attributes. Where it has none they
-        are routed by ``key``, and so they are where it is a KeyFinder and ``key`` has one of the
-        same name. Anything else sends all events to one partition, whose node sends them on; a
-        warning says so.
-        ``types`` need not be given: the node hears of an event type with its first event. Raises
-        ConnectionRefused if the app has no such stream or nobody answers in time.
+        If the input's key is attributes, events are routed by those. If it has no key, or a
+        KeyFinder with the same name as ``key``, events are routed by ``key``. Otherwise all events
+        go to one partition, whose node sends them on; a warning says so.
 
-        With ``again``, and a ``producer`` id that the program has had before, it sends on this
-        durable stream what it has ever sent there, from the first event on and in the same order:
-        what is committed is left out, and each event counts once however often the program dies.
-        Where nothing is known of an earlier life, as at its first, all of it counts as new: a
-        warning says so. Without ``again``, what is sent is new; :meth:`ClientStream.resume_at`
-        tells what went before.
+        ``types`` may be left out: the node is told each event type with its first event. Raises
+        ConnectionRefused if the app has no such stream or no node answers in time.
+
+        With ``again``, and the ``producer`` id of an earlier life, the program sends all events
+        that it has ever sent on this durable stream, from the first one and in the same order.
+        Committed events are not sent, so each event counts once, however often the program dies.
+        If no earlier life is known, as at the first start, all events are new, and a warning says
+        so. Without ``again``, all events are new; :meth:`ClientStream.resume_at` tells how many
+        came before.
         """
         fork_guard.check()
         if self._nursery is None:
@@ -201,8 +200,11 @@ class Client:
         return stream
 
     async def _reach(self) -> None:
-        """See to it that a node is dialled which names the others. Only one is, for two addresses
-        may be of one node, which takes no producer twice."""
+        """Dial one node, which names the others.
+
+        Only one is dialled, because two addresses may belong to the same node, which refuses a
+        second connection of a producer.
+        """
         if self._emitter.connected:
             return
         several = len(self.addresses) > 1
@@ -216,8 +218,8 @@ class Client:
             return f"{within}; {why}"
         return (
             f"{within}, though the node is there. The app may be failing: s4 status and the node's "
-            f"log say why. Or it is starting, or has yet to commit what an earlier life of this "
-            f"producer has sent: try again"
+            f"log say why. Or it is starting, or has yet to commit events of an earlier life of "
+            f"this producer: try again"
         )
 
     def subscribe(
@@ -228,20 +230,20 @@ class Client:
         start: Startpoint | Mapping[int, int] | None = None,
         queue_size: int = 10_000,
     ) -> Subscription:
-        """Read what the app puts on ``stream``, from now on::
+        """Read the events that the app puts on ``stream`` from now on::
 
             async with client.subscribe("results", types=Result) as results:
                 async for result in results:
                     ...
 
         Events of other classes than ``types`` come as GenericEvents. Entering the block raises
-        ConnectionRefused if the app has no such stream. Who reads too slowly misses events; the
+        ConnectionRefused if the app has no such stream. A slow reader misses events; the
         subscription's ``missed`` counts them.
 
         A stream of the node's log can be read from any ``start``: a startpoint such as
         ``Oldest()``, or a dict of offsets by partition, such as an earlier subscription's
-        ``positions``. Nothing of it is missed; where retention was faster than the reader,
-        iterating raises InputLost. Another start than ``Upcoming()`` on a live stream raises
+        ``positions``. No event of it is missed; if retention has deleted the next event, iterating
+        raises InputLost. A live stream with another start than ``Upcoming()`` raises
         StartpointError.
         """
         types = (types,) if isinstance(types, type) else tuple(types)
@@ -250,16 +252,16 @@ class Client:
         )
 
     async def flush(self) -> list[Refusal]:
-        """Wait until every event has its verdict; returns what was refused or shed.
+        """Wait until every event has its verdict; return the refused and shed ones.
 
-        Raises what a stream's ``flush`` raised, but only when the other streams are done, too.
+        Raises the error of a stream's ``flush``, but only after the other streams are done.
         """
         return await self._flush(list(self._streams.values()))
 
     async def _last_flush(self) -> list[Refusal]:
-        """As ``flush``, for who leaves: that a stream is over is not raised again.
+        """As ``flush``, at the end of the block: an error that was raised is not raised again.
 
-        What has no verdict there is told in the log.
+        Unacknowledged events of such a stream are logged.
         """
         open_streams: list[ClientStream] = []
         refusals: list[Refusal] = []
@@ -270,7 +272,7 @@ class Client:
             refusals += stream.take_refusals()
             if stream.counts["pending"]:
                 log.warning(
-                    "events have no verdict, and will have none",
+                    "events stay unacknowledged",
                     stream=stream.name,
                     events=stream.counts["pending"],
                     reason=stream._told,
@@ -300,7 +302,7 @@ class Client:
 
 
 def addresses_of(address: str | Sequence[str]) -> tuple[str, ...]:
-    """One address or several, as several; raises ConfigError for none and for what is none."""
+    """The address or addresses as a tuple; raises ConfigError for a bad one, or none."""
     several = isinstance(address, Iterable) and not isinstance(address, str)
     found: tuple[Any, ...] = tuple(address) if several else (address,)
     for one in found:
@@ -311,11 +313,11 @@ def addresses_of(address: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def warn_of(refusals: list[Refusal]) -> None:
-    """Tell what nobody asked for before the client was left."""
+    """Log refusals that were not collected before the client was left."""
     if refusals:
         events = sum(refusal.count for refusal in refusals)
         log.warning(
-            "events were not processed; call flush() to know which",
+            "events were not processed; call flush() to see which",
             events=events,
             reason=refusals[0].reason,
         )
@@ -335,10 +337,10 @@ class ClientStream:
         self._queue_size = client.queue_size
         self._put = outbox.put
         self._known = outbox.types.known
-        self._told = ""  # why the stream is over, once an error has said so
+        self._told = ""  # the error of the stream, once it was raised
         self._told_new = False
         self._unbreathed = 0
-        self._breath = 1  # the first event tells how much events take
+        self._breath = 1  # the first event is weighed
 
     @property
     def name(self) -> str:
@@ -347,36 +349,36 @@ class ClientStream:
 
     @property
     def partitions(self) -> int:
-        """How many partitions the app has."""
+        """The number of partitions of the app."""
         return len(self._outbox.lanes)
 
     @property
     def types(self) -> tuple[TypeDecl, ...]:
-        """The event types that the app takes on this stream."""
+        """The event types that the app accepts on this stream."""
         return self._outbox.answer.types if self._outbox.answer else ()
 
     @property
     def pressure(self) -> float:
-        """How full the queue is, so that a program can react: from 1 on, ``send`` waits."""
+        """How full the queue is; ``send`` waits from 1 on."""
         outbox = self._outbox
         return max(outbox.pending / self._queue_size, outbox.unsettled_bytes / wire.WINDOW_BYTES)
 
     @property
     def breath(self) -> int:
-        """Events that may be taken before somebody looks whether there is room."""
+        """How many events may be taken before the next check for room."""
         weight = self._outbox.weight or _BREATHE_BYTES
         return _BREATHE if weight * _BREATHE <= _BREATHE_BYTES else int(_BREATHE_BYTES / weight) | 1
 
     @property
     def counts(self) -> dict[str, int]:
-        """Events so far: admitted, shed, refused by the node, unsent (refused here), pending."""
+        """Counts of events: admitted, shed, refused by the node, unsent (refused here), pending."""
         outbox = self._outbox
         return {"admitted": outbox.admitted, **outbox.refusals.counts, "pending": outbox.unsettled}
 
     async def resume_at(self, partition: int = 0) -> int:
-        """How many events earlier lives of this producer have had committed in a partition.
+        """How many events of earlier lives of this producer are committed in a partition.
 
-        Of a durable stream; where nothing is known of an earlier life it is 0.
+        For durable streams; 0 if no earlier life is known.
         """
         lane = self._outbox.lanes[partition]
         while not lane.open:
@@ -385,9 +387,9 @@ class ClientStream:
         return lane.known
 
     async def send(self, event: Any) -> None:
-        """Send one event; waits while the queue is full, by events or by bytes.
+        """Send one event; wait while the queue is full, by events or by bytes.
 
-        If it is cancelled while it waits, the event has been taken all the same.
+        If the call is cancelled while it waits, the event has been taken all the same.
         """
         cls = event.__class__
         if cls not in self._known or cls is GenericEvent:
@@ -400,12 +402,12 @@ class ClientStream:
             await self._breathe()
 
     async def send_many(self, events: Iterable[Any]) -> None:
-        """Send events in order; as send, but one call for all of them.
+        """Send events in order; as ``send``, but one call for all of them.
 
-        It takes all of the events or none: none where one of them is not an event that the stream
-        carries (EventError), where ``events`` itself raises, or where the stream is over. An event
-        that the app refuses or sheds later does not take the others with it; ``flush`` returns it.
-        If it is cancelled while it waits for room, all have been taken.
+        All of the events are taken, or none: none if one is not an event that the stream carries
+        (EventError), if ``events`` itself raises, or if the stream has failed. An event that the
+        app refuses or sheds later does not affect the others; ``flush`` returns it. If the call is
+        cancelled while it waits for room, all have been taken.
         """
         batch = events if isinstance(events, list) else list(events)
         self._admit(batch)
@@ -416,12 +418,11 @@ class ClientStream:
             await self._breathe()
 
     def read_as(self, type_name: str = "") -> None:
-        """Send ``bytes``, each the text of a JSON object, which the node reads as its type of this
-        name.
+        """Send JSON objects as ``bytes``, which the node reads as its type of this name.
 
-        Without a name it is the stream's only type; a log's stream also takes GenericEvents, and
-        as long as it has no type of its own, that is what they are. Raises EventError if there is
-        no such type.
+        Without a name, the stream's only type is used. A stream of a log also accepts
+        GenericEvents, and uses them if it has no other type. Raises EventError if there is no such
+        type.
         """
         types, answer = self.types, self._outbox.answer
         if answer is not None and answer.headers.get(wire.LOG):
@@ -441,29 +442,29 @@ class ClientStream:
         """Send one event, or raise WouldBlock if the queue is full."""
         if self.pressure >= 1:
             raise WouldBlock(
-                f"stream {self.name!r}: {self._outbox.pending} events wait already, and take "
-                f"about {self._outbox.unsettled_bytes} bytes with those that have no verdict"
+                f"stream {self.name!r} is full: {self._outbox.pending} events wait, and with the "
+                f"unacknowledged ones take about {self._outbox.unsettled_bytes} bytes"
             )
         self._admit((event,))
         self._put(event)
         self._emitter.wake()
 
     def take_refusals(self) -> list[Refusal]:
-        """What was refused or shed since the last call, without waiting."""
+        """The events refused or shed since the last call, without waiting."""
         return self._outbox.refusals.take()
 
     def extend_nowait(self, events: list[Any]) -> None:
-        """Take events whether or not there is room; for callers that bound them themselves."""
+        """Take events even if the queue is full; for callers with their own bound."""
         self._admit(events)
         self._outbox.extend(events)
         self._emitter.wake()
 
     async def flush(self) -> list[Refusal]:
-        """Wait until every event sent so far has its verdict; returns what was refused or shed.
+        """Wait until every event sent so far has its verdict; return the refused and shed ones.
 
-        On a durable stream that is until all is committed. Raises EventError if the node turned
-        the stream down meanwhile, and StageBroken if it was away for longer than the client's
-        ``timeout``; what has no verdict is then still kept.
+        On a durable stream, this waits until all events are committed. Raises EventError if the
+        node refused the stream meanwhile, and StageBroken if it was away for longer than the
+        client's ``timeout``; unacknowledged events are then still kept.
         """
         self._check()
         outbox = self._outbox
@@ -482,17 +483,17 @@ class ClientStream:
         return outbox.refusals.take() if outbox.refusals.waiting else []
 
     def end(self) -> None:
-        """Have the nodes forget this producer's id when the client is left: no later life goes on.
+        """Have the nodes forget this producer's id when the client is left.
 
-        A program that starts under it afterwards begins at 0. A producer without an id of its own
-        ends by leaving.
+        A program that starts with the same id later begins at 0. A producer with a random id is
+        forgotten anyway.
         """
         self._routes.over = True
 
     async def wait_room(self) -> None:
-        """Wait while the queue is full, as ``send`` does, but not for a node that is gone.
+        """Wait while the queue is full, as ``send`` does, but not for ever.
 
-        Raises StageBroken if it was away for longer than the client's ``timeout``, as ``flush``.
+        Raises StageBroken, as ``flush``, if the node was away for longer than ``timeout``.
         """
         self._emitter.wake()
         await trio.lowlevel.checkpoint()
@@ -504,7 +505,7 @@ class ClientStream:
             stuck = self._still_stuck(stuck)
 
     def _still_stuck(self, since: float) -> float:
-        """Since when events wait for what cannot be reached, which was ``since``; 0 if none do."""
+        """Since when events have waited for unreachable partitions; 0 if none do."""
         now = trio.current_time()
         since = (since or now) if self._routes.stuck else 0.0
         if since and now - since >= self._client.timeout:
@@ -512,7 +513,7 @@ class ClientStream:
         return since
 
     def _broken(self) -> StageBroken:
-        """Why events have had no verdict for the client's timeout."""
+        """The error if events have had no verdict for the client's timeout."""
         outbox, seconds = self._outbox, f"{self._client.timeout:g} s"
         left = f"{outbox.unsettled} events have no verdict"
         closed = ", ".join(map(str, self._routes.closed))
@@ -521,22 +522,22 @@ class ClientStream:
             what = f"; {stranger}" if stranger else ""
             places = ", ".join(self._client.addresses)
             return StageBroken(
-                f"stream {self.name!r}: nobody answers at {places} for {seconds}{what}; {left}",
+                f"stream {self.name!r}: no answer from {places} for {seconds}{what}; {left}",
                 "Start the node and flush again",
             )
         return StageBroken(
-            f"stream {self.name!r}: a node answers, but nobody takes partition {closed} for "
+            f"stream {self.name!r}: a node answers, but no node takes partition {closed} for "
             f"{seconds}; {left}. The app may be failing: s4 status and the node's log say why. Or "
-            f"it is starting, or has yet to commit what an earlier life of this producer has sent",
+            f"it is starting, or has yet to commit events of an earlier life of this producer",
             "Flush again when it runs",
         )
 
     def _tell_unknown(self) -> None:
-        """A node cannot tell what it has had already: it has forgotten us, or never knew us."""
+        """Log that nodes do not know earlier lives of this producer, and other warnings."""
         if self._routes.all_is_new and not self._told_new:
             self._told_new = True
             log.warning(
-                "nothing is known of an earlier life of this producer: all that it sends is new",
+                "no earlier life of this producer is known: all its events are new",
                 stream=self.name,
                 producer=self._client.producer,
             )
@@ -545,7 +546,7 @@ class ClientStream:
             log.warning(what, stream=self.name, producer=self._client.producer, **facts)
 
     def _admit(self, events: Sequence[Any]) -> None:
-        """Declare new event classes, freeze GenericEvents, complain about what is no event."""
+        """Declare new event classes and freeze GenericEvents; raises for anything but events."""
         self._check()
         for cls in set(map(type, events)):
             if cls not in self._known:
@@ -556,7 +557,7 @@ class ClientStream:
                         event.freeze()
 
     async def _breathe(self) -> None:
-        """Let the link run, and wait for room."""
+        """Let other tasks run, and wait for room."""
         self._unbreathed = 0
         self._emitter.wake()
         await trio.lowlevel.checkpoint()

@@ -1,12 +1,11 @@
 """The dialling side of reading: carries readings and questions to one node, and events back.
 
 Rules
-- At most ``wire.MAX_QUESTIONS`` questions are with the node; further ones wait here for an answer
-  to one of those, and who asks waits longer.
-- A hello for every reading after every connect; a reading says what it is to go on with.
-- Losing the peer is no error: nng dials again. A question that is asked ``again`` is asked again
-  then; another one fails, for nobody knows what became of it.
-- A node that drains is answered with a drain: it waits for that before it closes.
+- At most ``wire.MAX_QUESTIONS`` questions wait for the node's answer; further ones wait here.
+- Each reading sends a hello after every connect, with its positions.
+- A lost connection is not an error: nng dials again. Questions with ``again`` are then repeated;
+  other questions fail, because it is unknown whether they were answered.
+- A drain is answered with a drain, for which the node waits before it closes.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class _Asked:
 class ReaderLink:
     """A connection to the node at ``address`` for any number of readings.
 
-    ``on_news`` is called when something has come, and when the peer has come or gone.
+    ``on_news`` is called when frames have arrived, and when the peer has come or gone.
     """
 
     def __init__(self, address: str, on_news: Callable[[], None]) -> None:
@@ -58,8 +57,8 @@ class ReaderLink:
         self._on_news = on_news
         self._readings: dict[str, Reading] = {}
         self._asked: dict[int, _Asked] = {}
-        self._unsent: deque[int] = deque()  # questions, by number, also some that nobody asks now
-        self._unanswered: set[int] = set()  # those with the node, also some that nobody asks now
+        self._unsent: deque[int] = deque()  # questions, by number, including abandoned ones
+        self._unanswered: set[int] = set()  # those with the node, including abandoned ones
         self._last_id = 0
         self._control: list[bytes] = []
         self._socket: Pipe | None = None
@@ -67,35 +66,34 @@ class ReaderLink:
 
     @property
     def connected(self) -> bool:
-        """Whether the peer is there now."""
+        """True if the peer is connected now."""
         return self._socket is not None and self._socket.connected
 
     def add(self, reading: Reading) -> None:
-        """Carry this reading, too."""
+        """Carry one more reading."""
         self._readings[reading.reader] = reading
         if self.connected:
             self._control.append(reading.hello())
             self.wake()
 
     def remove(self, reading: Reading) -> None:
-        """Carry it no longer."""
+        """Stop carrying a reading."""
         if self._readings.pop(reading.reader, None) is not None and self.connected:
             reading.end()
             self._control += reading.take_said()
             self.wake()
 
     def wake(self) -> None:
-        """There is something to send."""
+        """Have the writer send what waits."""
         self._writes.unpark_all()
 
     async def ask(
         self, question: str, arguments: Mapping[str, Any], timeout: float, *, again: bool = True
     ) -> dict[str, Any]:
-        """The answer to a question; raises what the node answered instead.
+        """Ask the node a question and return its answer; raises the error that it answers.
 
-        It waits for a node that is away. Raises ConnectionRefused if there is no answer within
-        ``timeout`` seconds, and StageBroken where the connection was lost meanwhile and the
-        question is not to be asked ``again``.
+        Raises ConnectionRefused if there is no answer within ``timeout`` seconds, and StageBroken
+        if the connection was lost meanwhile and the question is not to be repeated (``again``).
         """
         self._last_id += 1
         number = self._last_id
@@ -146,8 +144,8 @@ class ReaderLink:
             if asked.sent and not asked.again:
                 asked.finish(
                     StageBroken(
-                        f"the connection to {self.address} was lost before the answer came; look "
-                        f"whether it was done, and ask again if not"
+                        f"the connection to {self.address} was lost before the answer came; check "
+                        f"whether it was done, and repeat it if not"
                     )
                 )
         self._unsent = deque(n for n, asked in self._asked.items() if not asked.done.is_set())
@@ -213,15 +211,14 @@ class ReaderLink:
         elif isinstance(header, wire.Verdict) and header.error:
             log.error("the node refused a frame", address=self.address, reason=header.error)
             self._unanswered.clear()
-            for asked in self._asked.values():  # a node that knows no questions
+            for asked in self._asked.values():  # the node does not know questions
                 if asked.sent:
                     asked.finish(ConnectionRefused(f"{self.address}: {header.error}"))
 
     def _of(self, stream: str, sender: str) -> list[Reading]:
-        """The readings that a frame is for: of a log's stream that of the reader which it names,
-        and of a live one, whose frames name the node, all.
+        """The readings that a frame is for: the named reader, or all readers of a live stream.
 
-        Frames that are in flight to a reader that has gone are dropped.
+        Frames for a reader that has gone are dropped.
         """
         found = self._readings.get(sender)
         if found is not None:
@@ -229,7 +226,7 @@ class ReaderLink:
         return [each for each in self._readings.values() if each.stream == stream and each.live]
 
     def _greeted(self, hello: wire.Hello) -> list[Reading]:
-        """The readings that a hello is for: that of the reader which it names, or all."""
+        """The readings that a hello is for: the named reader, or all of the stream."""
         reader = hello.headers.get(wire.READER)
         if reader is not None:
             found = self._readings.get(str(reader))

@@ -1,13 +1,13 @@
-"""A reading: one reader's share of a connection to a node, for one stream. Pure.
+"""A reading: one reader of one stream on a connection to a node. Pure.
 
 Rules
-- ``hello`` first, after every connect. What an app puts on a stream is read from the hello on, and
-  begins anew with each connection; ``interruptions`` counts that. A log's stream is read from a
-  start, and goes on at its positions whatever happens to connections: each event once, in order.
-- The reader gives credit: a window of events ahead of what it has read, and fewer where they are
-  large. While it is paused it gives none.
-- A partition whose next event is gone is lost: nothing more comes of it, and that is told in its
-  place, behind what came before.
+- ``hello`` goes first, after every connect. A live stream is read from the hello on, anew with each
+  connection; ``interruptions`` counts lost ones. A stream of a log is read from a start, and
+  resumed at its positions after a lost connection: each event comes once, in order.
+- The reader gives credit: a window of events ahead of its position, fewer if they are large. A
+  paused reader gives none.
+- A partition whose next event is gone is lost: no more events come from it, and the error follows
+  the events that came before.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from s4node.net.wire.decoder import FrameDecoder
 from s4node.offsets.startpoint import Oldest, Specific, Startpoint, Timestamp, Upcoming
 
 _UNKNOWN_WEIGHT = 256
-"""Bytes that an event is taken to weigh before any has come."""
+"""The assumed bytes of an event before the first one has come."""
 
 
 class Arrived(NamedTuple):
-    """Events that have come, not yet decoded: of the frame's, those from ``first`` on are new."""
+    """A frame that has come, not yet decoded; its events from ``first`` on are new."""
 
     reading: Reading
     place: Place
@@ -38,22 +38,22 @@ class Arrived(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The number behind the last one."""
+        """The number after the last event."""
         return self.data.first + self.data.count
 
 
 class Lost(NamedTuple):
-    """The partition's next events are gone."""
+    """A partition whose next events are gone."""
 
     place: Place
     error: InputLost
 
 
 class Place:
-    """One partition of a reading: numbers are offsets where the stream is a log's.
+    """One partition of a reading; numbers are offsets if the stream is in a log.
 
-    ``position`` is what the node sends next, ``passed`` what the reader reads next, ``upcoming``
-    what the node's next event will get, as it was last heard.
+    The node sends ``position`` next, the reader reads ``passed`` next, and the node's next event
+    will get the number ``upcoming``, as last told.
     """
 
     __slots__ = ("epoch", "limit", "lost", "partition", "passed", "position", "upcoming")
@@ -62,12 +62,12 @@ class Place:
         self.partition = partition
         self.position = self.passed = self.limit = position
         self.upcoming: int | None = None
-        self.epoch = 0  # that of the position, where the node has told one
+        self.epoch = 0  # of the position, if the node has told one
         self.lost = False
 
 
 def start_header(start: Startpoint | Mapping[int, int]) -> Any:
-    """How a hello says it."""
+    """The header of a hello for a start."""
     match start:
         case Oldest():
             return wire.OLDEST
@@ -79,12 +79,12 @@ def start_header(start: Startpoint | Mapping[int, int]) -> Any:
 
 
 def fault_of(error: str, headers: wire.Headers) -> S4Error:
-    """A node's error as the class of ours that it names."""
+    """A node's error as the exception class that it names."""
     named = getattr(errors, str(headers.get(wire.FAULT)), None)
     if isinstance(named, type) and issubclass(named, S4Error):
         try:
             return named(error)
-        except TypeError:  # one that a message alone does not make
+        except TypeError:  # the class needs more than a message
             pass
     return ConnectionRefused(error)
 
@@ -92,11 +92,10 @@ def fault_of(error: str, headers: wire.Headers) -> S4Error:
 class Reading:
     """Reads ``stream`` as ``reader``, an id that is unique on its connection.
 
-    Events of a class in ``types`` come as objects of it, others, where ``types`` is empty or names
-    GenericEvent or ``others`` is true, as GenericEvents with the fields' names. ``start`` is a
-    startpoint, or offsets by partition; those it does not name are not read. ``window`` counts
-    events, ``window_bytes`` their bytes. ``deliver`` takes what comes, ``on_credit`` is told that
-    there is something to ``say``.
+    Events of a class in ``types`` come as objects of it. If ``types`` is empty or has GenericEvent,
+    or ``others`` is true, other events come as GenericEvents. ``start`` is a startpoint, or offsets
+    by partition; other partitions are not read. ``window`` counts events, ``window_bytes`` their
+    bytes. ``deliver`` takes what arrives; ``on_credit`` is called when there are frames to send.
     """
 
     def __init__(
@@ -140,18 +139,17 @@ class Reading:
 
     @property
     def live(self) -> bool:
-        """Whether it is known to read what an app puts on a stream, which no log keeps."""
+        """True if the stream is known to be live, not in a log."""
         return self.opened and not self.log
 
     @property
     def missed(self) -> int:
-        """Events that were not sent, for reading too slowly or since no frame can hold them; none,
-        where the stream is a log's."""
+        """Events not sent because the reader was slow or no frame can hold them; 0 for a log."""
         return self._missed_before + self._missed
 
     @property
     def window(self) -> int:
-        """Events that the node may send ahead of the reader, as large as they have been lately."""
+        """Events that the node may send ahead of the reader, at their recent size."""
         return max(1, min(self._window, int(self._window_bytes / self._weight)))
 
     # -- out ---------------------------------------------------------------------------------
@@ -185,18 +183,18 @@ class Reading:
         return {wire.EPOCHS: epochs} if epochs else {}
 
     def take_said(self) -> list[bytes]:
-        """What is to be sent."""
+        """Take the frames to send."""
         said, self.said = self.said, []
         return said
 
     def passed(self, place: Place, end: int) -> None:
-        """Everything of the partition below ``end`` has been read: give the credit back."""
-        if self.places.get(place.partition) is place:  # not of an earlier connection
+        """Give credit, as everything of the partition below ``end`` was read."""
+        if self.places.get(place.partition) is place:  # else of an earlier connection
             place.passed = max(place.passed, end)
             self._credit(place)
 
     def pause(self) -> None:
-        """Give no credit until ``resume``; what was given before may still come."""
+        """Give no credit until ``resume``; events within earlier credit may still come."""
         self.paused = True
 
     def resume(self) -> None:
@@ -206,11 +204,11 @@ class Reading:
             self._credit(place)
 
     def end(self) -> None:
-        """Read no more."""
+        """Tell the node that this reader reads no more."""
         self._say(wire.encode_frame(wire.EndOfStream(self.stream, self.reader)))
 
     def _credit(self, place: Place) -> None:
-        """A quarter of the window at a time, for small grants would make small frames."""
+        """Give credit, at least a quarter of the window, as small credit makes small frames."""
         window = self.window
         if self.opened and not self.paused and place.limit - place.passed < window * 3 // 4 + 1:
             place.limit = max(place.limit, place.passed + window)
@@ -227,7 +225,7 @@ class Reading:
     # -- in ----------------------------------------------------------------------------------
 
     def disconnected(self) -> None:
-        """The connection is gone."""
+        """Note that the connection was lost."""
         self.said.clear()
         if self.opened and not self.log:
             self.interruptions += 1
@@ -236,7 +234,7 @@ class Reading:
         self.opened = False
 
     def on_hello(self, answer: wire.Hello) -> None:
-        """The node's answer, or its word that types or owners are others now."""
+        """Take the node's answer to a hello, or its report of new types or owners."""
         if answer.error:
             self.error = fault_of(answer.error, answer.headers)
             return
@@ -250,20 +248,20 @@ class Reading:
             if declared.fingerprint not in self._readers:
                 kind = reader_of(declared, self._known, others=self._others)
                 self._readers[declared.fingerprint] = kind
-        if not answer.partitions:  # a redirector: the nodes that it names are to be asked
+        if not answer.partitions:  # a redirector: ask the nodes that it names
             return
         self._producer = answer.peer
         log = bool(answer.headers.get(wire.LOG))
         if not log and not isinstance(self._start, Upcoming):
             self.error = StartpointError(
-                f"stream {self.stream!r} is a live one: nothing of it is kept, so it can only be "
+                f"stream {self.stream!r} is live: its events are not stored, so it can only be "
                 f"read from now on; leave start out, or read a stream of a log"
             )
             return
         if isinstance(self._start, Specific) and answer.partitions > 1:
             self.error = StartpointError(
-                f"stream {self.stream!r} has {answer.partitions} partitions, each with offsets of "
-                f"its own; give start as a dict: an offset for each partition to read"
+                f"stream {self.stream!r} has {answer.partitions} partitions, each with its own "
+                f"offsets; give start as a dict: an offset for each partition to read"
             )
             return
         self.error = None
@@ -285,7 +283,7 @@ class Reading:
             self._credit(place)
 
     def on_data(self, data: wire.Data, body: memoryview) -> str:
-        """Take events; returns why they are no good, or an empty text."""
+        """Take a data frame; return what is wrong with it, or ""."""
         problem = wire.check_sections(data, body)
         place = self.places.get(data.partition)
         if problem or place is None or not self.opened:
@@ -293,7 +291,7 @@ class Reading:
         end = data.first + data.count
         if data.first > place.position:
             return (
-                f"{data.stream}[{data.partition}] goes on at {data.first}, and {place.position} "
+                f"{data.stream}[{data.partition}] continues at {data.first}, but {place.position} "
                 f"is missing"
             )
         upcoming = data.headers.get(wire.UPCOMING, end)
@@ -305,7 +303,7 @@ class Reading:
         return ""
 
     def on_idle(self, idle: wire.Idle) -> None:
-        """The node tells what was missed, or lost."""
+        """Take the node's report of missed or lost events."""
         missed = idle.headers.get(wire.MISSED)
         if isinstance(missed, int):
             self._missed = missed
@@ -319,9 +317,9 @@ class Reading:
 
 
 def lost_error(stream: str, partition: int, number: int, oldest: int) -> InputLost:
-    """What a reader is told whose next event has been removed."""
+    """The error of a reader whose next event was deleted by retention."""
     return InputLost(
-        f"{stream}[{partition}]: the next event to read was {number}, and the oldest that is still "
-        f"there is {oldest}: retention was faster than the reader. Read on from the oldest, or "
-        f"give the stream a longer retention"
+        f"{stream}[{partition}]: the next event to read was {number}, but the oldest event is "
+        f"{oldest}: retention was faster than the reader. Read on from the oldest, or give the "
+        f"stream a longer retention"
     )

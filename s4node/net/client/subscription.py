@@ -1,13 +1,14 @@
-"""Reads a stream of a running app, from now on, or a stream of a log, from wherever one likes.
+"""A subscription: reads an app's live stream from now on, or a log's stream from anywhere.
 
 Rules
-- Every container that runs the app is asked; what each puts on the stream comes in its own order,
-  and nothing is promised between them. A log's stream comes from its node: each partition in order.
-- Of a live stream, a reader that is too slow misses events, rather than hold the app up; ``missed``
-  counts them, and those that the node cannot send. What comes while a connection is lost is not
-  sent again: ``interruptions`` counts that. A log waits, and goes on where it was: nothing is
-  missed and nothing comes twice.
-- What does not decode raises in its place; iterating goes on behind it.
+- A live stream is read from every container of the app. The events of each container come in order,
+  without an order between containers. A stream of a log comes from its node, each partition in
+  order.
+- A slow reader of a live stream misses events and does not hold up the app; ``missed`` counts
+  those, and events that the node cannot send. Events put while a connection is lost are missed,
+  too, and ``interruptions`` counts that. A log waits for the reader: no event is missed or comes
+  twice.
+- An event that does not decode raises in its place; iterating goes on after it.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ WINDOW_BYTES = 16_777_216
 
 
 class Place(NamedTuple):
-    """Where an event is: its partition, and its offset if the stream is a log's."""
+    """The place of an event: its partition, and its offset if the stream is in a log."""
 
     partition: int
     offset: int
 
 
 def not_open(stream: str) -> StageClosed:
-    """What is raised where a subscription is read before its block is entered, or after it."""
+    """The error of reading a subscription outside its block."""
     return StageClosed(
         f"the subscription to {stream!r} is closed; read it inside of its block, as in "
         f"'with client.subscribe({stream!r}) as events' ('async with' in trio)"
@@ -48,7 +49,7 @@ def not_open(stream: str) -> StageClosed:
 
 
 def _checked(start: Startpoint | Mapping[int, int] | None) -> Startpoint | Mapping[int, int]:
-    """Where to begin; raises StartpointError for what is no such place."""
+    """The start to use; raises StartpointError for a bad one."""
     if start is None:
         return Upcoming()
     if isinstance(start, Mapping):
@@ -60,9 +61,9 @@ def _checked(start: Startpoint | Mapping[int, int] | None) -> Startpoint | Mappi
 class Subscription:
     """A stream to read with ``async for``; get it from ``Client.subscribe``.
 
-    Events of a class in ``types`` come as objects of it, others as GenericEvents with the fields'
-    names. ``queue_size`` is how many events each node may send ahead of the reader. ``on_news`` is
-    called when something has come, and when a connection has come or gone.
+    Events of a class in ``types`` come as objects of it, others as GenericEvents. Each node may
+    send ``queue_size`` events ahead of the reader. ``on_news`` is called when events have arrived,
+    and when a connection has come or gone.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Subscription:
         self._arrived: deque[Arrived | Lost] = deque()
         self._batch: list[Any] = []
         self._at = 0
-        self._of: Arrived | None = None  # whose events are in ``_batch``
+        self._of: Arrived | None = None  # the frame of the events in ``_batch``
         self._reasons: dict[int, str] = {}
         self._sources: dict[str, Reading] = {}
         self._links: list[ReaderLink] = []
@@ -95,31 +96,31 @@ class Subscription:
 
     @property
     def missed(self) -> int:
-        """Events that were not sent to us: we read too slowly, or no frame can hold them."""
+        """Events not sent because the reader was slow, or because no frame can hold them."""
         return sum(source.missed for source in self._sources.values())
 
     @property
     def interruptions(self) -> int:
-        """How often a connection to an app was lost, and with it what came meanwhile."""
+        """How often a connection to an app was lost, and with it the events meanwhile."""
         return sum(source.interruptions for source in self._sources.values())
 
     @property
     def connections(self) -> int:
-        """How many nodes send us now what they put on the stream."""
+        """The number of nodes that send events of the stream now."""
         return sum(source.opened for source in self._sources.values())
 
     @property
     def place(self) -> Place:
-        """Where the event that came last is; with ``place.offset + 1`` one can go on later."""
+        """The place of the last event; resume later at ``place.offset + 1``."""
         if self._of is None:
             raise StageClosed("no event has been read yet; read one first")
         return Place(self._of.place.partition, self._of.first + self._at - 1)
 
     @property
     def positions(self) -> dict[int, int]:
-        """The offset to go on with in each partition, as ``start`` takes it; empty if it is live.
+        """The next offset of each partition, for ``start``; empty for a live stream.
 
-        What has been given by the iteration is behind, everything else is before.
+        Events that the iteration has returned are before it.
         """
         at = {
             place.partition: place.passed
@@ -165,8 +166,11 @@ class Subscription:
         await self._end()
 
     async def _chosen(self) -> str:
-        """The address to begin with; the node there names the others. Only one is asked, for two
-        addresses may be of one node, from which everything would come twice."""
+        """The address to begin with; the node there names the others.
+
+        Only one is asked, because two addresses may belong to the same node, whose events would
+        come twice.
+        """
         if len(self._addresses) == 1:
             return self._addresses[0]
         return await first_answering(self._addresses)
@@ -203,8 +207,7 @@ class Subscription:
         return self._at < len(self._batch)
 
     def take(self) -> Any:
-        """The next of the events that are decoded; raises DecodeError in place of one that is
-        not."""
+        """The next decoded event; raises DecodeError in place of one that does not decode."""
         event = self._batch[self._at]
         self._at += 1
         if event is None:
@@ -212,7 +215,7 @@ class Subscription:
         return event
 
     def _check_decoded(self) -> None:
-        """Raise DecodeError if the event that was taken last did not decode."""
+        """Raise DecodeError if the last event did not decode."""
         if self._at - 1 in self._reasons:
             place = self.place
             raise DecodeError(
@@ -221,13 +224,13 @@ class Subscription:
             )
 
     async def fetch(self) -> None:
-        """Have the next events decoded, once there are any."""
+        """Wait for the next events, and decode them."""
         if self._of is not None and self._at:
             self._of.reading.passed(self._of.place, self._of.end)
         while not self._arrived:
             if self._nursery is None:
                 raise not_open(self.stream)
-            if self._error is not None:  # it does not go on after a reconnect
+            if self._error is not None:  # reading did not go on after a reconnect
                 raise self._error
             await self._news.park()
         arrived = self._arrived.popleft()
@@ -273,5 +276,5 @@ class Subscription:
             for node in source.nodes:
                 self._ask(node)
         self._news.unpark_all()
-        if self._nursery is not None:  # not for what we close ourselves
+        if self._nursery is not None:  # not while closing
             self.on_news()

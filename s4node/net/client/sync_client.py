@@ -1,13 +1,12 @@
-"""The plain synchronous client: the trio client, run in a thread of its own.
+"""The synchronous client: the trio client, run in its own thread.
 
 Rules
-- The calling thread only appends; the client's thread carries. Nobody else's trio is involved, so
-  it works in scripts, notebooks and Spark's Python workers.
+- The calling thread only appends; the client's thread sends. The caller needs no trio, so the
+  client works in scripts, notebooks and Spark's Python workers.
 - A call returns once its events are taken; it blocks while the queue is full, by events or by
   bytes. ``flush`` waits for every verdict.
-- Our errors are raised in the calling thread as if they had come about there: what trio and the
-  client's thread were doing says nothing to who called.
-- A stream may be used from one thread at a time, and not in a process that is forked meanwhile.
+- Errors are raised in the calling thread without the traceback of the client's thread.
+- One thread at a time may use a stream, and a forked process may not.
 """
 
 from __future__ import annotations
@@ -76,11 +75,11 @@ class SyncClient:
             if not self._abandon and self._failure is None:
                 warn_of(self._flush(last=True))
         except BaseException:
-            self._abandon = True  # or the client would wait for the same again
+            self._abandon = True  # else the client would wait for the same again
             raise
         finally:
             thread, self._thread = self._thread, None
-            if thread is not None and not fork_guard.forked:  # its lock may be held for ever
+            if thread is not None and not fork_guard.forked:  # a fork may hold its lock for ever
                 with suppress(trio.RunFinishedError):
                     self._token.run_sync_soon(self._stop.set)
                 thread.join()
@@ -112,8 +111,7 @@ class SyncClient:
         start: Startpoint | Mapping[int, int] | None = None,
         queue_size: int = 10_000,
     ) -> SyncSubscription:
-        """Read what the app puts on ``stream``, with ``with`` and ``for``; see
-        :meth:`s4node.Client.subscribe`."""
+        """Read ``stream`` with ``for`` in ``with``; see :meth:`s4node.Client.subscribe`."""
         return SyncSubscription(self, stream, types, start, queue_size)
 
     def flush(self) -> list[Refusal]:
@@ -123,7 +121,7 @@ class SyncClient:
     def _flush(self, *, last: bool = False) -> list[Refusal]:
         async def flushed() -> list[Refusal]:
             for stream in self._streams.values():
-                with stream._untold():  # the client's flush raises it, behind the other streams
+                with stream._untold():  # the client's flush raises it after the other streams
                     await stream._carry()
             return await (self._client._last_flush() if last else self._client.flush())
 
@@ -137,7 +135,7 @@ class SyncClient:
         try:
             return trio.from_thread.run(function, *arguments, trio_token=self._token)
         except (trio.RunFinishedError, trio.Cancelled):
-            failure: BaseException = StageClosed("the client has stopped; open another")
+            failure: BaseException = StageClosed("the client has stopped; open another one")
             failure, self._failure = self._failure or failure, None
         except (S4Error, BaseExceptionGroup) as error:
             failure = error
@@ -181,7 +179,7 @@ class SyncClient:
 
 
 def _plain(error: BaseException) -> BaseException:
-    """An error of the client's thread; one of ours without what led to it there."""
+    """An error of the client's thread, without its traceback if it is one of ours."""
     found = leaves(error)
     ours = [leaf for leaf in found if isinstance(leaf, S4Error)]
     return ours[0].with_traceback(None) if len(ours) == len(found) else error
@@ -196,20 +194,20 @@ class SyncStream:
         self._known = stream._known
         self._waiting: deque[Any] = deque()
         self._full = False
-        self._hand_over = 1  # so many wait here before the client's thread has to take them
+        self._hand_over = 1  # how many may wait here before a blocking call
 
     @property
     def partitions(self) -> int:
-        """How many partitions the app has."""
+        """The number of partitions of the app."""
         return self._stream.partitions
 
     @property
     def counts(self) -> dict[str, int]:
-        """Events so far; see :attr:`s4node.ClientStream.counts`."""
+        """Counts of events; see :attr:`s4node.ClientStream.counts`."""
         return self._stream.counts
 
     def resume_at(self, partition: int = 0) -> int:
-        """What earlier lives have had committed; see :meth:`s4node.ClientStream.resume_at`."""
+        """The committed events of earlier lives; see :meth:`s4node.ClientStream.resume_at`."""
         found: int = self._client.call(self._stream.resume_at, partition)
         return found
 
@@ -228,8 +226,7 @@ class SyncStream:
             self._client.soon(self._pull)
 
     def send_many(self, events: Iterable[Any]) -> None:
-        """Send events in order; blocks while the queue is full. It takes all of them or none; see
-        :meth:`s4node.ClientStream.send_many`."""
+        """Send events in order, all or none; see :meth:`s4node.ClientStream.send_many`."""
         self._client.call(self._carry, list(events))
 
     def end(self) -> None:
@@ -237,7 +234,7 @@ class SyncStream:
         self._client.call(self._stream.end)
 
     def flush(self) -> list[Refusal]:
-        """Wait until every event sent so far has its verdict; returns what was refused or shed."""
+        """Wait until every event sent so far has its verdict; return the refused and shed ones."""
 
         async def flushed() -> list[Refusal]:
             await self._carry()
@@ -252,12 +249,12 @@ class SyncStream:
 
     def _taken(self) -> list[Any]:
         taken = []
-        while self._waiting:  # until it is empty: the next append then sees that it is the first
+        while self._waiting:  # until it is empty, so that the next append sees that it is the first
             taken.append(self._waiting.popleft())
         return taken
 
     def _pull(self) -> None:
-        """Take what waits, without waiting for room; later calls wait if there is none."""
+        """Take waiting events without waiting for room; later calls wait for it."""
         told = self._stream._told
         try:
             self._stream._check()
@@ -270,8 +267,7 @@ class SyncStream:
 
     @contextmanager
     def _untold(self) -> Iterator[None]:
-        """Keep an error of the stream from the caller, who has yet to be told: at least of what was
-        sent since he was."""
+        """Suppress an error of the stream, and have it raised later if events were sent since."""
         told = "" if self._waiting else self._stream._told
         try:
             yield
@@ -279,8 +275,10 @@ class SyncStream:
             self._stream._told = told
 
     async def _carry(self, more: Sequence[Any] = ()) -> None:
-        """Take what waits and then ``more``, and wait for room; raises if the stream is over, and
-        then there is nothing that waits any more."""
+        """Take waiting events and ``more``, and wait for room.
+
+        Raises if the stream has failed; then no events wait any more.
+        """
         try:
             self._stream._check()
         except S4Error:
@@ -291,16 +289,16 @@ class SyncStream:
         self._look()
 
     def _look(self) -> None:
-        """See whether there is room for more."""
+        """Check for room."""
         self._full = self._stream.pressure >= 1
         self._hand_over = 2 * self._stream.breath
 
 
 class SyncSubscription:
-    """A stream to read with ``for``, inside of ``with``; get it from :meth:`SyncClient.subscribe`.
+    """A stream to read with ``for`` inside ``with``; get it from :meth:`SyncClient.subscribe`.
 
-    Iterating waits for the next event, and never ends by itself; it raises StageClosed once the
-    block or the client's is left.
+    Iterating waits for the next event and never ends by itself; it raises StageClosed after the
+    block, or the client's block, was left.
     """
 
     def __init__(
@@ -324,23 +322,22 @@ class SyncSubscription:
 
     @property
     def missed(self) -> int:
-        """Events that were not sent to us: we read too slowly, or no frame can hold them."""
+        """Events not sent because the reader was slow, or because no frame can hold them."""
         return self._client.call(self._look, "missed")  # type: ignore[no-any-return]
 
     @property
     def interruptions(self) -> int:
-        """How often a connection to an app was lost, and with it what came meanwhile."""
+        """How often a connection to an app was lost, and with it the events meanwhile."""
         return self._client.call(self._look, "interruptions")  # type: ignore[no-any-return]
 
     @property
     def place(self) -> Place:
-        """Where the event that came last is."""
+        """The place of the last event."""
         return self._reader.place
 
     @property
     def positions(self) -> dict[int, int]:
-        """The offset to go on with in each partition, as ``start`` takes it; empty if it is
-        live."""
+        """The next offset of each partition, for ``start``; empty for a live stream."""
         return self._client.call(self._look, "positions")  # type: ignore[no-any-return]
 
     def __enter__(self) -> SyncSubscription:
@@ -348,7 +345,7 @@ class SyncSubscription:
         return self
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:
-        with suppress(StageClosed, trio.RunFinishedError):  # the client has been left before
+        with suppress(StageClosed, trio.RunFinishedError):  # the client was left before
             self._client.soon(self._closed.set)
 
     def __iter__(self) -> Iterator[Any]:
@@ -371,7 +368,7 @@ class SyncSubscription:
             raise failure
 
     async def _hold(self, task_status: trio.TaskStatus[BaseException | None]) -> None:
-        """Have the subscription open, in a task of its own, until the block is left."""
+        """Keep the subscription open, in its own trio task, until the block is left."""
         stream, types, start, queue_size = self._arguments
         opened = False
         try:

@@ -1,22 +1,22 @@
-"""The routes of an outbox: which node owns which partition, and how its frames get there. Pure.
+"""The routes of an outbox: the owners of partitions, and how frames get there. Pure.
 
 Rules
-- There is a route to each node that may own partitions of the stream. A lane leaves by one: that to
-  the node which owns its partition. Who that is comes with the answers to hellos, and may change; a
-  newer word (a higher epoch) wins. Where an app was removed and deployed again its epochs begin
-  anew, in a line of another origin: of two lines that which was heard of later is newer.
-- ``hello`` first: a lane sends nothing before its owner has said where it goes on.
-- The answer to a hello opens the lanes that the node owns, and says who owns the others. A node
-  also says so unasked when owners change; then a new hello opens what has come to it.
-- A node's redirector does not take events: it answers with those who do, and 0 partitions.
-- A verdict is asked for with every quarter of what a producer may have to keep: a node that commits
-  only when it is asked would never hear that nothing more can leave before it does.
-- A node that was dialled by one name may call itself by another: ``alias`` is its own, for as long
-  as it is connected. Then it is looked for by both.
-- What comes by a route concerns its own lanes only: a node that has lost a partition cannot rule
-  on it any more.
-- The lanes of a node that drains stay with it until it gives them up, or the connection ends: its
-  last verdicts may still be on their way when others already say who is next.
+- There is a route to each node that may own partitions. A lane uses the route to the owner of its
+  partition. The answers to hellos name the owners, which may change; the list with the higher epoch
+  wins. If an app was removed and deployed again, its epochs begin anew, with another origin: of two
+  origins, the one heard of later wins.
+- ``hello`` goes first: a lane sends nothing before its owner has answered with a position.
+- The answer to a hello opens the lanes that the node owns, and names the owners of the others. A
+  node also names them unasked when owners change; a new hello then opens lanes that moved to it.
+- A redirector does not take events: it answers with the nodes that do, and 0 partitions.
+- A verdict is requested with every quarter of what a producer may have to keep. Otherwise a node
+  that commits only on request would never learn that the producer waits for it.
+- A node that was dialled by one name may call itself by another: ``alias`` is its own name while it
+  is connected, and both names find it.
+- Answers concern only the lanes of their route: a node that has lost a partition cannot acknowledge
+  its events any more.
+- The lanes of a draining node stay with it until it gives them up, or the connection ends: its last
+  verdicts may still arrive after others have named the next owner.
 """
 
 from __future__ import annotations
@@ -34,34 +34,32 @@ _ENVELOPE_BYTES = 131_072
 _NOTHING = Sendable(0, 0, 0)
 
 _UNKNOWN = (
-    "the node knows this producer no longer: what had no verdict is sent, and counts twice if it "
-    "was committed"
+    "the node no longer knows this producer: unacknowledged events are sent again, and count twice "
+    "if they were committed"
 )
 _LOST = (
-    "the log has not all that it has acknowledged: a power cut took it, an older copy of a file "
-    "was put back, or this producer was forgotten there"
+    "the log has lost acknowledged events: in a power cut, because an older copy of a file was "
+    "restored, or because it has forgotten this producer"
 )
 
 
 class _Ownership:
-    """Who owns a partition, as far as is known."""
+    """The known owner of a partition."""
 
     __slots__ = ("following", "route", "word")
 
     def __init__(self) -> None:
-        self.route: NodeRoute | None = None  # None: nobody is known to own it
-        self.word = (0, -1)  # how new the word is on who owns it
-        self.following: NodeRoute | None = (
-            None  # to who is next, once ``route`` has given the lane up
-        )
+        self.route: NodeRoute | None = None  # None if the owner is unknown
+        self.word = (0, -1)  # origin and epoch of the list that named it
+        self.following: NodeRoute | None = None  # next, once ``route`` has given the lane up
 
 
 class Routes:
     """The routes of ``outbox`` to the nodes of one cluster.
 
-    ``nodes`` are the addresses where the stream's owners can be asked for. A producer that has its
-    ``own_id`` may have had earlier lives; ``again`` tells that it sends what they have sent, too.
-    ``flags`` are those of its data frames.
+    ``nodes`` are addresses that can be asked for the owners. A producer with its ``own_id`` may
+    have had earlier lives; with ``again`` it resends all their events. ``flags`` go with data
+    frames.
     """
 
     def __init__(
@@ -83,18 +81,18 @@ class Routes:
             self.headers[wire.NEW] = True
         self.again = again
         self.flags = flags
-        self.durable = False  # what the nodes settle survives them
-        self.warnings: deque[tuple[str, dict[str, Any]]] = deque()  # what users should know
+        self.durable = False  # settled events survive the nodes
+        self.warnings: deque[tuple[str, dict[str, Any]]] = deque()  # for the user
         self.by_address: dict[str, NodeRoute] = {}
         self.nodes: tuple[str, ...] = ()
-        self.regrouped = False  # routes have come or gone
-        self.over = False  # not even a later life sends anything
+        self.regrouped = False  # routes were added or removed
+        self.over = False  # no later life follows
         self._own_id = own_id
-        self._lines = {"": 0}  # by origin, in the order in which they were heard of
+        self._lines = {"": 0}  # by origin, in the order heard
         self._owners: defaultdict[int, _Ownership] = defaultdict(_Ownership)
 
     def to(self, address: str) -> NodeRoute:
-        """The route to the node at ``address``, made if there is none yet."""
+        """The route to the node at ``address``, made if there is none."""
         for route in self.by_address.values():
             if address in (route.address, route.alias):
                 return route
@@ -103,17 +101,17 @@ class Routes:
         return route
 
     def of(self, lane: Lane) -> NodeRoute | None:
-        """The route by which a lane leaves; None if nobody is known to own its partition."""
+        """The route of a lane; None if the owner of its partition is unknown."""
         return self._owners[lane.partition].route
 
     @property
     def opened(self) -> bool:
-        """Whether some node has answered for the stream."""
+        """True if a node has answered for the stream."""
         return any(route.opened for route in self.by_address.values())
 
     @property
     def stuck(self) -> bool:
-        """Whether events wait for a partition that cannot be reached now."""
+        """True if events wait for a partition that cannot be reached now."""
         if not self.outbox.lanes:
             return bool(self.outbox.pending)
         self.outbox.route()
@@ -121,7 +119,7 @@ class Routes:
 
     @property
     def closed(self) -> list[int]:
-        """The partitions that cannot be reached now, of those for which events wait."""
+        """The unreachable partitions for which events wait."""
         return [
             lane.partition
             for lane in self.outbox.lanes
@@ -130,37 +128,36 @@ class Routes:
 
     @property
     def all_is_new(self) -> bool:
-        """Return True if it sends all of it again, and no node knows of an earlier life."""
+        """True if everything is sent again, and no node knows an earlier life."""
         lanes = self.outbox.lanes
         return self.again and bool(lanes) and all(one.open and not one.known for one in lanes)
 
     @property
     def ends(self) -> bool:
-        """Return True if nodes may forget us when we are gone; else a later life goes on."""
+        """True if nodes may forget this producer when it has gone; else a later life goes on."""
         return self.over or not (self._own_id and self.durable)
 
-    # -- who owns what -----------------------------------------------------------------------
+    # -- ownership ---------------------------------------------------------------------------
 
     def assign(self, owners: Sequence[str], epoch: int, origin: str = "") -> None:
-        """Take the word of ``epoch`` on who owns each partition; ``""`` is nobody."""
+        """Take the list of owners of ``epoch``; ``""`` means no owner."""
         word = self._word(epoch, origin)
         for lane, address in zip(self.outbox.lanes, owners, strict=False):
             if word >= self._owners[lane.partition].word:
                 self._give(lane, self.to(address) if address else None, word)
 
     def owned(self, lane: Lane, route: NodeRoute, epoch: int, origin: str) -> bool:
-        """The node of ``route`` says, by ``epoch``, that it owns a lane; False if that stays
-        elsewhere."""
+        """Take a node's claim of ``epoch`` to a lane; return False if another route keeps it."""
         owner = self._owners[lane.partition]
         if owner.route is route:
             return True
         word = self._word(epoch, origin)
         if word < owner.word:
-            return False  # whom others call the owner has been told so later
+            return False  # a newer list names another owner
         return self._give(lane, route, word)
 
     def given_up(self, lane: Lane, owner: str = "") -> None:
-        """The node rules on a lane no longer; it goes on with the next owner that is known."""
+        """Take a lane from a node that has given it up; it goes to the next known owner."""
         lane.close()
         now = self._owners[lane.partition]
         if now.following is not None:
@@ -169,7 +166,7 @@ class Routes:
             self._move(lane, self.to(owner), now.word)
 
     def merge(self, route: NodeRoute, alias: str) -> None:
-        """The node of ``route`` calls itself ``alias``: what leads to it by other names ends."""
+        """Drop other routes to the node of ``route``, which calls itself ``alias``."""
         for other in [each for each in self.by_address.values() if each is not route]:
             if alias in (other.address, other.alias):
                 for lane in list(other.lanes):
@@ -177,7 +174,7 @@ class Routes:
                 self.drop(other)
 
     def drop(self, route: NodeRoute) -> None:
-        """The route leads nowhere any more; its lanes wait for another owner."""
+        """Drop a route; its lanes wait for another owner."""
         for lane in list(route.lanes):
             self._move(lane, None, self._owners[lane.partition].word)
         for owner in self._owners.values():
@@ -187,12 +184,11 @@ class Routes:
         self.regrouped = True
 
     def _word(self, epoch: int, origin: str) -> tuple[int, int]:
-        """How new a word on owners is: of two the higher one is true."""
+        """The rank of a list of owners; the highest wins."""
         return self._lines.setdefault(origin, len(self._lines)), epoch
 
     def _give(self, lane: Lane, route: NodeRoute | None, word: tuple[int, int]) -> bool:
-        """``route`` leads to the lane's owner; False if that begins only when the one before
-        ends."""
+        """Move a lane to its owner's route; return False if it waits for the draining one."""
         owner = self._owners[lane.partition]
         before = owner.route
         if before is None or before is route or not (before.draining and lane.open):
@@ -202,7 +198,7 @@ class Routes:
         return False
 
     def _move(self, lane: Lane, route: NodeRoute | None, word: tuple[int, int]) -> None:
-        """``route`` leads to the lane's owner."""
+        """Move a lane to its owner's route now."""
         owner = self._owners[lane.partition]
         owner.word, owner.following = word, None
         if owner.route is not route:
@@ -218,7 +214,7 @@ class Routes:
 
 
 class NodeRoute:
-    """The one of ``routes`` that leads to the node at ``address``, with the lanes that it owns."""
+    """The route to the node at ``address``, with the lanes that the node owns."""
 
     __slots__ = (
         "_accepted",
@@ -245,20 +241,20 @@ class NodeRoute:
         self.alias = address
         self.lanes: list[Lane] = []
         self.opened = False
-        self.draining = False  # the node has said that it stops
-        self._asked: deque[tuple[type, ...]] = deque()  # what each hello without answer declared
+        self.draining = False  # the node is stopping
+        self._asked: deque[tuple[type, ...]] = deque()  # the classes in each unanswered hello
         self._accepted: tuple[type, ...] = ()
         self._declared: tuple[type, ...] = ()
         self._wants_hello = False
         self._frame_bytes = 0
-        self._unasked = 0  # bytes of frames since a verdict was asked for
+        self._unasked = 0  # bytes of frames since the last request for a verdict
         self.budget = _ENVELOPE_BYTES
         self._first_lane = 0
 
     # -- out ---------------------------------------------------------------------------------
 
     def hello(self) -> bytes:
-        """The frame that opens the stream on a new connection, or anew on an open one."""
+        """The frame that opens the stream on a connection, or reopens it."""
         box = self.outbox
         self._declared = tuple(box.types.known)
         self._wants_hello = False
@@ -279,13 +275,13 @@ class NodeRoute:
         )
 
     def ask_for_lanes(self) -> None:
-        """Lanes have come to this route: say hello for them, if the connection has one already."""
+        """Say hello again for new lanes of this route, if the connection had a hello."""
         self._wants_hello = self._wants_hello or self.opened
         self.routes.regrouped = True
 
     @property
     def asks(self) -> bool:
-        """Whether a hello is to be sent now."""
+        """True if a hello has to be sent now."""
         box = self.outbox
         return not box.error and (
             self._wants_hello or (self.opened and len(self._declared) != len(box.types.kinds))
@@ -309,7 +305,7 @@ class NodeRoute:
         return [*hello, *data, self.ask()]
 
     def _data_frames(self, budget: int, now_ms: int) -> list[bytes]:
-        """Frames of the lanes in turn; where ``budget`` ends, the next lane begins next time."""
+        """Frames of the lanes in turn; if ``budget`` ends, the next lane begins next time."""
         box, lanes, flags, most = self.outbox, self.lanes, self.routes.flags, self._frame_bytes
         out: list[bytes] = []
         for offset in range(len(lanes)):
@@ -320,13 +316,13 @@ class NodeRoute:
             out += frames
             budget -= sum(map(len, frames))
             if budget <= 0:
-                self._first_lane = (self._first_lane + offset + 1) % len(lanes)  # others' turn
+                self._first_lane = (self._first_lane + offset + 1) % len(lanes)  # others next
                 break
         return out
 
     @property
     def sendable(self) -> Sendable:
-        """What may leave now, with what is to be sent again."""
+        """The events that may leave now, including resends."""
         box = self.outbox
         if not self.opened or box.error:
             return _NOTHING
@@ -338,22 +334,22 @@ class NodeRoute:
         return wire.encode_frame(wire.Idle(box.stream, box.producer, wire.ANSWER_NOW))
 
     def end_of_stream(self) -> bytes:
-        """A frame that says that this producer is done."""
+        """A frame that says that this producer sends no more."""
         return wire.encode_frame(wire.EndOfStream(self.outbox.stream, self.outbox.producer))
 
     # -- in ----------------------------------------------------------------------------------
 
     def disconnected(self) -> None:
-        """The connection is gone: everything without a verdict will be sent again."""
+        """Close the lanes of a lost connection; events without a verdict will be resent."""
         self.opened = self._wants_hello = self.draining = False
-        self.alias = self.address  # who is dialled may be another next time, or nobody
+        self.alias = self.address  # another node may answer there next time
         self._accepted = ()
         self._asked.clear()
         for lane in list(self.lanes):
             self.routes.given_up(lane)
 
     def on_hello(self, answer: wire.Hello) -> None:
-        """The node's answer, or its word that owners have changed."""
+        """Take the node's answer to a hello, or its report of new owners."""
         box, routes = self.outbox, self.routes
         asked = bool(self._asked) and not answer.headers.get(wire.UNASKED)
         declared = self._asked.popleft() if asked else self._accepted
@@ -380,7 +376,7 @@ class NodeRoute:
             if not routes.owned(lane, self, epoch, origin):
                 continue
             if lane.open and not asked:
-                continue  # it sends already, and nobody asked where it goes on
+                continue  # it sends already, and its position was not requested
             if not box.reopen(lane, position, again=routes.again):
                 return
         self.opened = True
@@ -391,19 +387,21 @@ class NodeRoute:
             routes.assign(owners, epoch, origin)
 
     def _take_error(self, answer: wire.Hello, declared: tuple[type, ...]) -> None:
-        """The node has turned a hello down that ``declared`` these classes."""
+        """Take a node's refusal of a hello that ``declared`` these classes."""
         box = self.outbox
         if self._goes_on_without(answer, declared):
             self._declared = ()
-            self._wants_hello = True  # again, with what is left
+            self._wants_hello = True  # with the remaining classes
         elif not any(
             route._hopes for route in self.routes.by_address.values() if route is not self
         ):
             box.error = answer.error
 
     def _goes_on_without(self, answer: wire.Hello, declared: tuple[type, ...]) -> bool:
-        """Reject the classes for which the node has turned a hello down; False if it was not for
-        classes, or for those that were given before there was any event."""
+        """Reject the classes for which the node has refused a hello.
+
+        Return False if the reason is not a class, or a class that was declared before any event.
+        """
         box = self.outbox
         types = box.types
         if box.committed:
@@ -420,12 +418,14 @@ class NodeRoute:
 
     @property
     def _hopes(self) -> bool:
-        """Whether it takes events, or may yet: of two ways to one node it turns the older down, and
-        may say so before it answers on the newer."""
+        """True if the node takes events, or may still answer.
+
+        A node refuses the older of two connections, maybe before it answers on the newer one.
+        """
         return self.opened or self._wants_hello or bool(self._asked)
 
     def on_verdict(self, verdict: wire.Verdict) -> None:
-        """Take the node's rulings."""
+        """Take a verdict of the node."""
         box = self.outbox
         if verdict.error:
             box.error = verdict.error
@@ -453,7 +453,7 @@ class NodeRoute:
             routes.warnings.append((_LOST, {"events": events}))
         self._frame_bytes = _whole(answer.headers.get(wire.MAX_FRAME_BYTES))
         most = _whole(answer.headers.get(wire.MAX_ENVELOPE_BYTES))
-        if most:  # an envelope may be over its budget by a frame
+        if most:  # an envelope may exceed its budget by a frame
             self.budget = most // 2
             self._frame_bytes = min(self._frame_bytes or most, most // 2)
         alias = answer.headers.get(wire.ADDRESS)
@@ -475,7 +475,7 @@ def _origin(answer: wire.Hello) -> str:
 
 
 def _owners(answer: wire.Hello) -> list[str]:
-    """The address of each partition's owner, as an answer tells them; empty if it does not."""
+    """The address of each partition's owner in an answer; empty if it names none."""
     nodes, owners = answer.headers.get(wire.NODES), answer.headers.get(wire.OWNERS)
     if not isinstance(nodes, (list, tuple)) or not isinstance(owners, (list, tuple)):
         return []

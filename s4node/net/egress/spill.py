@@ -1,10 +1,10 @@
-"""The spill: events that must find room when memory has none, in order, encoded in blocks. Pure.
+"""The spill: events beyond the room in memory, in order, encoded in blocks. Pure.
 
 Rules
-- A block is a frame of some hundred events of one partition; the last one of each partition is in
-  memory until it is whole.
-- Where blocks are kept is the matter of others: a file, or rows of a task that commits them.
-- What cannot be encoded stops the app: it would be lost.
+- A block is a frame of some hundred events of one partition. The last block of each partition is in
+  memory until it is full.
+- Callers store the blocks: in a file, or in rows of a task.
+- An event that cannot be encoded stops the app, because it would be lost.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from s4node.net.egress.outbox_rows import decoder_of, read_events
 from s4node.net.egress.stream_types import StreamTypes
 
 _BLOCK = 512
-"""Events in a block, about."""
+"""The approximate number of events in a block."""
 
 
 class Blocks(Protocol):
-    """A queue of bytes that is not in memory."""
+    """A queue of blocks outside memory."""
 
     def append(self, data: bytes) -> None:
-        """Put a block behind the others."""
+        """Append a block."""
         ...
 
     def pop(self) -> bytes:
-        """Take the oldest block; there is one."""
+        """Take the oldest block, which must exist."""
         ...
 
     def forget_all(self) -> None:
-        """They are not needed, or come again."""
+        """Forget all blocks."""
         ...
 
 
 class _Waiting(NamedTuple):
-    """What waits of a partition, as a block or as the last events, which are not one yet."""
+    """A block of a partition, or its last events, which are not a block yet."""
 
     partition: int
     offered_at: float
     size: int
-    events: list[Any]  # empty of a block
+    events: list[Any]  # empty for a block
 
 
 class Spill:
@@ -57,20 +57,19 @@ class Spill:
         self._types = types
         self._blocks = blocks
         self._whole: deque[_Waiting] = deque()
-        self.tails: dict[int, _Waiting] = {}  # what is in no block yet, by partition
+        self.tails: dict[int, _Waiting] = {}  # events that are not in blocks, by partition
         self._versions: dict[int, TypeDecl] = {}
         self._decoder = decoder_of(types, {})
-        self._known = len(types.kinds)  # so many classes are known to it
+        self._known = len(types.kinds)  # how many classes the decoder knows
 
     @property
     def events(self) -> int:
-        """How many wait."""
+        """The number of waiting events."""
         tails = sum(len(tail.events) for tail in self.tails.values())
         return tails + sum(block.size for block in self._whole)
 
     def append(self, batch: EventBatch) -> None:
-        """Put a batch behind the others; raises SpillError if the disk takes it not, or an event
-        cannot be encoded."""
+        """Append a batch; raises SpillError if the disk is full or an event cannot be encoded."""
         tail = self.tails.get(batch.partition)
         if tail is None:
             tail = _Waiting(batch.partition, batch.offered_at, 0, [])
@@ -80,12 +79,12 @@ class Spill:
             self._write(tail)
 
     def flush(self) -> None:
-        """Have all of them in blocks."""
+        """Write all events as blocks."""
         for tail in list(self.tails.values()):
             self._write(tail)
 
     def pop(self) -> EventBatch | None:
-        """The oldest batch, or None; batches that were put one after another may come as one."""
+        """The oldest batch, or None; consecutive batches may come as one."""
         if self._whole:
             found = self._whole.popleft()
             events = self._read(self._blocks.pop())
@@ -99,7 +98,6 @@ class Spill:
         return batch
 
     def clear(self) -> None:
-        """Forget all."""
         self._whole.clear()
         self.tails.clear()
         self._blocks.forget_all()
@@ -107,7 +105,7 @@ class Spill:
     def restore(
         self, partition: int, now: float, counts: Iterable[int], versions: dict[int, TypeDecl]
     ) -> None:
-        """Go on with blocks of an earlier life, of so many events each, by types of then."""
+        """Resume with blocks of an earlier life: their ``counts`` of events, and their types."""
         self._whole.extend(_Waiting(partition, now, count, []) for count in counts)
         self._versions, self._known = versions, -1
 

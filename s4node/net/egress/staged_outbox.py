@@ -1,11 +1,11 @@
-"""An outbox with a stage in front: events leave as the sender's executor lets them. Pure.
+"""An outbox with a stage in front: events leave as the sender's executor allows. Pure.
 
 Rules
-- Events go straight into the lanes as long as the executor lets them leave and nothing waits before
-  them. What waits in the stage leaves in order, when there are tokens.
-- The depth is what waits in the stage and what was not sent for the first time; bytes of the latter
-  are estimated by what some of them weigh.
-- Where the stage has an overflow nothing is dropped: what does not fit waits on disk.
+- Events go straight into the lanes while the executor allows it and no earlier events wait. Events
+  in the stage leave in order, when there are tokens.
+- The depth counts events in the stage and events in lanes that were never sent; the bytes of the
+  latter are estimated from a sample.
+- If the stage has an overflow, nothing is dropped: events that do not fit wait on disk.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from s4node.stages.stage import Stage, StageStatistics
 
 
 class StagedOutbox(Outbox):
-    """An outbox behind ``stage``, made as any outbox."""
+    """An outbox behind ``stage``; the other arguments are those of any outbox."""
 
     def __init__(self, stage: Stage, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -31,63 +31,62 @@ class StagedOutbox(Outbox):
 
     @property
     def capacity(self) -> int:
-        """The most events that are meant to wait."""
+        """The number of events that may wait."""
         return self.stage.capacity
 
     @property
     def max_bytes(self) -> int:
-        """The most bytes that are meant to wait."""
+        """The number of bytes that may wait."""
         return self.stage.max_bytes
 
     @property
     def depth(self) -> int:
-        """Events that have not been sent for the first time."""
+        """The number of events that were never sent."""
         return self.stage.depth + self.pending
 
     @property
     def bytes(self) -> int:
-        """Their bytes in memory, about."""
+        """Their approximate bytes in memory."""
         return self.stage.bytes + self.pending_bytes
 
     @property
     def holds(self) -> bool:
-        """Whether tasks and sources of this process are to wait before they put more."""
+        """True if tasks and sources of this process have to wait before they put more."""
         part = self._executor.waits_from
         return self.depth >= self.capacity * part or self.bytes >= self.max_bytes * part
 
     @property
     def pressure(self) -> float:
-        """How full it is; from 1 on, sources wait, where they are made to wait."""
+        """How full the outbox is; sources wait from 1 on, if the executor makes them wait."""
         part = min(1.0, self._executor.waits_from)
         return max(self.depth / (self.capacity * part), self.bytes / (self.max_bytes * part))
 
     @property
     def unsettled(self) -> int:
-        """Events without a verdict, sent or not."""
+        """The number of events without a verdict, sent or not."""
         return self.stage.depth + super().unsettled
 
     def mark(self) -> Mark:
-        """A mark behind all that has been offered so far."""
+        """A mark after all events offered so far."""
         return Mark(self)
 
     def behind(self, partition: int) -> bool:
-        """Whether events for a partition are still on their way."""
+        """Return True if events for a partition are still on their way."""
         lane = self.lanes[partition]
         return bool(lane.pending or lane.kept or self._staged[partition])
 
     @property
     def full(self) -> bool:
-        """Whether as many events or bytes are here as are meant to wait."""
+        """True if as many events or bytes wait as may."""
         return self.depth >= self.capacity or self.bytes >= self.max_bytes
 
     @property
     def withheld(self) -> bool:
-        """Nobody has credit for it but the app itself, which waits while it is full."""
+        """True while full: only the app itself puts events here, and it waits then."""
         return self.full
 
     def offer(self, events: Sequence[Any], now: float, partition: int = -1) -> int:
-        """Take events for a lane, or without a partition by the routing; returns how many of them
-        were dropped."""
+        """Take events for a partition, or by routing if -1; return how many were dropped."""
         stage, count = self.stage, len(events)
         room = count
         if stage.overflow is None and not self._executor.withholds:
@@ -111,7 +110,7 @@ class StagedOutbox(Outbox):
         return count - room
 
     def pump(self, now: float) -> bool:
-        """Let leave what may; True if something did."""
+        """Move events to the lanes as allowed; return True if any moved."""
         moved = False
         stage = self.stage
         while stage.depth and self.pending < self.capacity:
@@ -133,13 +132,13 @@ class StagedOutbox(Outbox):
         return moved
 
     def due(self, now: float) -> float | None:
-        """When to pump again; None if the outbox must move first, or nothing waits."""
+        """When to pump again; None if nothing waits, or the outbox must send first."""
         if not self.stage.depth or self.pending >= self.capacity:
             return None
         return self._executor.next_at(now)
 
     def statistics(self) -> StageStatistics:
-        """Counts since the start; in flight is what has no verdict yet."""
+        """Counts since the start; events in flight have no verdict yet."""
         return replace(
             self.stage.statistics(),
             depth=self.depth,
@@ -157,7 +156,7 @@ class StagedOutbox(Outbox):
 
 
 class Mark:
-    """A place in what leaves: behind all that had been offered when it was made."""
+    """A mark after all events that had been offered when it was made."""
 
     __slots__ = ("_admitted", "_ends", "_outbox")
 
@@ -168,14 +167,14 @@ class Mark:
 
     @property
     def passed(self) -> bool:
-        """Whether everything before the mark has its verdict."""
+        """True if all events before the mark have their verdict."""
         outbox = self._outbox
         if not outbox.unsettled or outbox.error:
             return True
         if self._ends is None:
             passed = outbox.stage.admitted - outbox.stage.depth
             if passed < self._admitted or not outbox.lanes:
-                return False  # some of it has no lane yet
+                return False  # some events have no lane yet
             outbox.route()
             self._ends = [lane.next_number + len(lane.pending) for lane in outbox.lanes]
         return all(

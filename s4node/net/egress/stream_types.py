@@ -1,12 +1,10 @@
-"""The event types of what a producer puts on a stream. Pure.
+"""The types of the events that a producer puts on a stream. Pure.
 
 Rules
-- Nodes hear of a type before its first event.
-- Where somebody has said which types the stream takes, and takes no others, events of others are
-  rejected, with the same word that the node would use; also those of classes that became known
-  before that was said.
-- As long as there are frames of an earlier life, the types that they were written with are told,
-  too.
+- Nodes are told a type before its first event.
+- If a node has listed the types that the stream accepts, events of other types are rejected with
+  the node's own reason, also if their class was declared before.
+- As long as there are frames of an earlier life, the types of those frames are told, too.
 """
 
 from __future__ import annotations
@@ -20,11 +18,10 @@ from s4node.net.wire import frame as wire
 
 
 class StreamTypes:
-    """Those of ``stream``: ``kinds`` can be encoded, ``rejected`` are not taken, and why not.
+    """The types of ``stream``: ``kinds`` can be encoded; ``rejected`` are refused, with a reason.
 
-    ``given`` are those that were declared before there was any event.
-    ``taken`` are the only ones that the stream takes; None where that is not known, or it takes
-    any. ``versions`` are those of earlier lives, by fingerprint.
+    ``given`` were declared before any event. ``taken`` are the types that the stream accepts; None
+    if unknown, or if it accepts any. ``versions`` are types of earlier lives, by fingerprint.
     """
 
     def __init__(self, stream: str, types: Sequence[type] = ()) -> None:
@@ -43,10 +40,7 @@ class StreamTypes:
         return self.kinds.keys()
 
     def declare(self, cls: type) -> None:
-        """Make ``cls`` known; nodes hear of it before its first event.
-
-        Its events are refused where a node has said that the stream takes others.
-        """
+        """Declare ``cls``; its events are rejected if the stream accepts only other types."""
         if cls in self.kinds or cls in self.rejected:
             return
         kind = EventType(cls)
@@ -57,38 +51,38 @@ class StreamTypes:
             self.kinds[cls] = kind
 
     def declare_json(self, declaration: TypeDecl) -> None:
-        """JsonText is to be read as the node's type ``declaration``."""
+        """Have the node read JsonText as its type ``declaration``."""
         if self.kinds.keys() - {JsonText}:
-            raise EventError(f"stream {self.stream!r} already carries events that are no texts")
+            raise EventError(f"stream {self.stream!r} already carries events that are not texts")
         self.kinds[JsonText] = JsonType(declaration)
 
     def renew_json(self, told: Sequence[TypeDecl]) -> None:
-        """The node may have come back with another version of the type that texts are read as."""
+        """Update the type of texts, of which a restarted node may have another version."""
         if JsonText in self.kinds:
             for declared in told:
                 if declared.name == self.kinds[JsonText].name:
                     self.kinds[JsonText] = JsonType(declared)
 
     def reject_unfit(self, taken: Sequence[TypeDecl]) -> None:
-        """Reject those of events that a node which takes these types cannot read."""
+        """Reject types learned from events that a node which accepts ``taken`` cannot read."""
         for cls in [cls for cls in self.kinds if cls not in self.given]:
             reason = self._misfit(self.kinds[cls], taken)
             if reason:
                 self.reject((cls,), reason)
 
     def unfit(self, classes: Collection[type], taken: Sequence[TypeDecl]) -> list[type]:
-        """Those of ``classes`` that a node which takes these types cannot read."""
+        """The ``classes`` that a node which accepts ``taken`` cannot read."""
         return [cls for cls in classes if self._misfit(self.kinds[cls], taken)]
 
     def reject(self, classes: Collection[type], reason: str) -> None:
-        """The node does not take events of these classes."""
+        """Reject classes that the node does not accept."""
         self.rejected |= dict.fromkeys(classes, reason)
         for cls in classes:
             self.kinds.pop(cls, None)
 
     @property
     def declarations(self) -> tuple[TypeDecl, ...]:
-        """What a node must know to read our events."""
+        """The declarations that a node needs to read our events."""
         ours = {
             kind.fingerprint: kind.declaration
             for kind in self.kinds.values()
@@ -97,7 +91,7 @@ class StreamTypes:
         return tuple((self.versions | ours).values()) if self.versions else tuple(ours.values())
 
     def name_of(self, event: Any) -> str:
-        """What its type is called."""
+        """The name of an event's type."""
         return self.kinds[type(event)].name
 
     def _misfit(self, kind: EventType | JsonType, taken: Sequence[TypeDecl]) -> str:

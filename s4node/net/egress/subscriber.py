@@ -1,11 +1,11 @@
-"""A subscriber, seen from the node: it reads what the app puts on a stream. Pure.
+"""A subscriber in its node: it reads the events that the app puts on a stream. Pure.
 
 Rules
-- It gets what comes from its hello on. The connection is the subscription: nothing is kept for
-  somebody who is gone.
-- A subscriber never holds the app up. What finds its queue full is missed, and so is what no frame
-  can hold; it is told how much.
-- It gives credit as a node does, so a slow one costs its queue and no more.
+- A subscriber gets events from its hello on. The connection is the subscription: nothing is kept
+  for a subscriber that has gone.
+- A subscriber never holds up the app. It misses events when its queue is full, and events that no
+  frame can hold; it is told how many.
+- It gives credit as a node does, so a slow subscriber costs only its queue.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Subscriber:
         self._route.hello()  # the node's answer says the same
         self._route.opened = True
         for position in hello.positions[:1]:
-            self._outbox.lanes[0].reopen(position)  # it keeps nothing yet
+            self._outbox.lanes[0].reopen(position)  # the lane is empty
 
     def offer(self, events: Sequence[Any]) -> None:
-        """The app has put these on the stream."""
+        """Queue events that the app has put on the stream, as far as there is room."""
         room = max(0, self._queue_size - self._outbox.pending)
         if self._outbox.pending_bytes >= wire.WINDOW_BYTES:
             room = 0
@@ -49,25 +49,25 @@ class Subscriber:
         self._no_room += len(events) - len(taken)
 
     def on_verdict(self, verdict: wire.Verdict) -> None:
-        """It has read on, and gives credit."""
+        """Take the subscriber's credit."""
         self._route.on_verdict(verdict)
 
     @property
     def missed(self) -> int:
-        """Events that it has not got and never will: no room for them, or no frame."""
+        """The number of events that the subscriber will never get."""
         return self._no_room + self._outbox.refusals.counts["unsent"]
 
     def take_unsendable(self) -> list[Refusal]:
-        """What no frame could hold since the last call, and why."""
+        """The events since the last call that no frame could hold, and why."""
         return [each for each in self._outbox.refusals.take() if each.unsent]
 
     @property
     def waits(self) -> bool:
-        """Whether there is something to send now."""
+        """True if there is something to send now."""
         return bool(self._route.sendable.events) or self.missed != self._told
 
     def frames(self, budget: int, now_ms: int) -> list[bytes]:
-        """What may leave now."""
+        """The frames that may leave now."""
         out = self._route.frames(budget, now_ms)
         if self.missed != self._told:
             self._told = self.missed

@@ -1,27 +1,27 @@
-"""An outbox that a task releases by its commits: what it puts on one stream for others. Pure.
+"""An outbox that a task releases by its commits: its events on one stream for others. Pure.
 
 Rules
-- Events gather in the lane of their partition. They become a frame when they are enough for one, or
-  when a commit begins. Its bytes are a row of the task's database; so is the lane's next number.
-- A commit holds what had been put when it began. What was not encoded by then is encoded before
-  anything that came later.
-- A frame may leave when a commit that holds it is written. It stays, and so does its row, until the
-  owner of the partition has committed it; the row goes with the sender's next commit.
-- An earlier life's frames are sent as they are, under their numbers, and told of by the types that
-  they were written with. An owner that has seen other numbers is an error: nothing is sent under a
-  number that meant another event.
-- What the task has put for itself waits in its own stage. It is saved with each commit as it is
-  then, and given back after a restart. What finds no room there is spilled into rows at once, and
-  comes back in order.
-- Of a stream that leads to another app nobody knows the partitions before that has answered. They
-  are kept then; what was put before is saved as what the task has put for itself.
-- An outbox that may be forgotten and made anew has a name of its life beside its rows. Rows of
-  another life are never gone on with.
-- Frames bear the cut of the task. What an owner has committed after a later cut than the task's is
-  settled after the task's own cut has begun: see :mod:`s4node.offsets.cuts`. Other apps have other
-  savepoints; nothing of cuts goes to them.
-- An app that consumes the stream and has another number of partitions than before has begun without
-  any state. What it has not committed is put anew, in an outbox of another life.
+- Events gather in the lane of their partition. They become a frame when there are enough of them,
+  or when a commit begins. The frame is a row of the task's database; so is the lane's next number.
+- A commit holds the events put before it began. Those not yet encoded are encoded before later
+  ones.
+- A frame may leave when a commit that holds it is written. The frame and its row stay until the
+  owner of the partition has committed it; the row is deleted with the sender's next commit.
+- Frames of an earlier life are sent unchanged, with their numbers and the types that they were
+  written with. If an owner expects other numbers, that is an error: no number is used for two
+  events.
+- Events that the task has put for itself wait in its own stage. Each commit saves the waiting ones,
+  and a restart gives them back. Events beyond the room of the stage are spilled into rows at once,
+  and come back in order.
+- The partitions of another app's stream are unknown until it has answered, and saved then. Events
+  put before are saved like events that the task has put for itself.
+- An outbox that may be forgotten and made anew has a row with the name of its life; rows of another
+  life are never used.
+- Frames bear the cut of the task. Events that an owner has committed after a later cut than the
+  task's are settled once the task's own cut has begun: see :mod:`s4node.offsets.cuts`. Cuts are not
+  sent to other apps, which have other savepoints.
+- A consuming app with a new number of partitions has begun without state. Events that it has not
+  committed are put again, in an outbox of another life.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ from s4node.state.rows import Changes
 
 
 class TransactionalOutbox(Outbox):
-    """An outbox with its rows in ``changes``, made with the ``options`` of any outbox. ``name`` is
-    that of the rows in the database, of which ``read`` gives one.
+    """An outbox with its rows, under ``name``, in ``changes``; ``options`` are those of any outbox.
 
-    ``partitions`` are those of the stream, 0 if its consumer will tell them; ``home`` is the task's
-    own. ``clock`` gives Unix time in ms. ``life`` is that of an outbox which may be forgotten and
-    made anew, ``app`` is named in errors. Who puts on the stream is held from ``bound`` bytes
-    without a verdict on. ``ask_for_cut`` returns False if the task has made the cut of a number.
+    ``read`` reads a row of the database. ``partitions`` is the stream's number of partitions, 0 if
+    the consumer will tell it; ``home`` is the task's own partition. ``clock`` gives Unix time in
+    ms. ``life`` names an outbox that may be forgotten and made anew; ``app`` is for errors. Tasks
+    that put on the stream are held from ``bound`` unacknowledged bytes on. ``ask_for_cut(number)``
+    returns False if the task has made that cut.
     """
 
     committed = True
@@ -89,7 +89,7 @@ class TransactionalOutbox(Outbox):
         **options: Any,
     ) -> None:
         super().__init__(stream, producer, **options)
-        self.settled = False  # a receiver has committed some of it since somebody has looked
+        self.settled = False  # a receiver has committed events since this was reset
         self.unsent = Unsent()
         self._changes = changes
         self._name = name
@@ -101,27 +101,27 @@ class TransactionalOutbox(Outbox):
         self._spilled = SpillRows(self._keys, changes, read)
         self.spill = Spill(app, self.types, self._spilled)
         self._versions: dict[int, TypeDecl] = {}
-        self._taken: dict[int, int] = {}  # by lane: so many belong to the commit under way
-        self._cut_since: set[int] = set()  # lanes with frames that no written commit holds
-        self.leaving: dict[int, int] = {}  # by lane: where frames end that leave when it is written
+        self._taken: dict[int, int] = {}  # by lane: pending events of the current commit
+        self._cut_since: set[int] = set()  # lanes with frames that are in no commit yet
+        self.leaving: dict[int, int] = {}  # by lane: the end of the current commit's frames
         self._declared: set[int] = set()
         self._own: list[Any] = []
         self._own_at = 0
         self._own_rows = 0
-        self._saved = 0  # of the events that wait for the partitions to be known
-        self._learns = not partitions  # from the answer of who consumes the stream
+        self._saved = 0  # of the events that wait for the partitions
+        self._learns = not partitions  # from the consumer's answer
         self._learned = False
         self._savepoint = 0
         self._ask_for_cut = ask_for_cut
         self._ahead: dict[int, int] = {}  # lanes whose owners are ahead of our cut, by number
-        self._settles: dict[int, int] = {}  # up to where those are settled after our cut
-        self._cuts_commit = False  # frames are being made of what the commit under way holds
+        self._settles: dict[int, int] = {}  # where those are settled after our cut
+        self._cuts_commit = False  # frames are being made for the current commit
         if partitions:
             self.open_lanes(partitions, wire.ROUTED)
 
     @property
     def cut(self) -> int:
-        """The number of the task's cut, which frames bear from here on; 0 before the first."""
+        """The number of the task's last cut, which new frames bear; 0 before the first."""
         return self._savepoint
 
     @cut.setter
@@ -133,7 +133,7 @@ class TransactionalOutbox(Outbox):
     # -- putting -----------------------------------------------------------------------------
 
     def extend(self, events: Iterable[Any]) -> None:
-        """Take events for whichever partitions they belong to."""
+        """Take events, to be routed to their partitions."""
         for cls in set(map(type, events)):
             self.types.declare(cls)
         super().extend(events)
@@ -145,19 +145,19 @@ class TransactionalOutbox(Outbox):
         self._cut_whole(self.lanes[partition])
 
     def open_lanes(self, partitions: int, routing: str) -> None:
-        """Have lanes of which nothing leaves before it is released."""
+        """Open lanes whose frames leave only when released."""
         super().open_lanes(partitions, routing)
         for lane in self.lanes:
             lane.released = 0
 
     def _gather(self) -> None:
-        """Sort what has come in into the lanes, and make the frames that are whole."""
+        """Sort incoming events into the lanes, and make full frames."""
         self.route()
         for lane in self.lanes:
             self._cut_whole(lane)
 
     def _cut_whole(self, lane: Lane) -> None:
-        """Make frames of a lane while there is enough for one."""
+        """Make full frames of a lane's events."""
         most = self.builder.max_events
         if len(lane.pending) < most:
             return
@@ -169,41 +169,38 @@ class TransactionalOutbox(Outbox):
 
     @property
     def feeds(self) -> bool:
-        """Never: frames are made for commits."""
+        """False: frames are made only for commits."""
         return False
 
     @property
     def holds(self) -> bool:
-        """Whether more is not committed at its receivers than there should be."""
+        """True if more bytes than the bound are not committed by the receivers."""
         return self.unsettled_bytes >= self._bound
 
     @property
     def changed(self) -> bool:
-        """Whether a commit would write more than the rows that are in the changes already."""
+        """True if a commit would write more rows than are in the changes."""
         return bool(self._unsaved or self.spill.tails)
 
     @property
     def unreleased(self) -> bool:
-        """Whether something of it can leave once a further commit is written. Before the partitions
-        are known nothing can."""
+        """True if events can leave once a further commit is written, as partitions are known."""
         return bool(self._cut_since or (self.lanes and self.pending))
 
     @property
     def _unsaved(self) -> int:
-        """Events that are in no frame; but for those that a commit has saved as they are, and that
-        wait for the partitions to be known."""
+        """The events in no frame, except saved ones that wait for the partitions."""
         return self.pending - (0 if self.lanes else self._saved)
 
     @property
     def idle(self) -> bool:
-        """Whether all that was put is committed at its receivers."""
+        """True if the receivers have committed all events."""
         return not self.kept_bytes and not self.pending
 
     # -- commits -----------------------------------------------------------------------------
 
     def begin(self, own: Sequence[Any] = ()) -> None:
-        """A commit begins: it holds what has been put until now, and what waits of the task's
-        ``own``."""
+        """Begin a commit of the events put until now, and of the task's waiting ``own`` events."""
         if self._learns:
             self._gather()
             own = self.unrouted
@@ -225,7 +222,7 @@ class TransactionalOutbox(Outbox):
         self._own_at = 0
 
     def encode(self) -> bool:
-        """Encode a part of what the commit under way holds; False if nothing of it is left."""
+        """Encode a part of the current commit; return False if nothing is left."""
         if self._taken:
             at, count = self._taken.popitem()
             self._cut(self.lanes[at], count, of_commit=True)
@@ -239,7 +236,7 @@ class TransactionalOutbox(Outbox):
         return False
 
     def end(self, *, written: bool) -> None:
-        """The commit has been written, and its frames may leave; or it has failed."""
+        """End a commit: release its frames if it was written."""
         self._own = []
         self._settle_after_cut()
         leaving, self.leaving = self.leaving, {}
@@ -253,8 +250,7 @@ class TransactionalOutbox(Outbox):
             self.lanes[at].released = end
 
     def take_refusals(self) -> list[Refusal]:
-        """What others have refused since the last call, and what is to be told of what could not be
-        sent to them."""
+        """The events that receivers refused since the last call, and unsendable ones to report."""
         refused = self.refusals.take() if self.refusals.waiting else []
         return refused + self.unsent.taken()
 
@@ -266,7 +262,7 @@ class TransactionalOutbox(Outbox):
             super()._refused(refusal)
 
     def _cut(self, lane: Lane, count: int, *, of_commit: bool = False) -> None:
-        """Make frames of the next ``count`` events that wait in a lane."""
+        """Make frames of the next ``count`` waiting events of a lane."""
         put = self._changes.add if of_commit else self._changes.put
         at = lane.partition
         self._cuts_commit = of_commit
@@ -299,7 +295,7 @@ class TransactionalOutbox(Outbox):
         self._own_rows = max(self._own_rows, self._own_at)
 
     def _declare(self, put: Callable[[bytes, bytes], None]) -> None:
-        """Keep what the types of our frames are like."""
+        """Save the declarations of the types in our frames."""
         if len(self._declared) == len(self.types.known):
             return
         for declared in self.types.declarations:
@@ -307,28 +303,28 @@ class TransactionalOutbox(Outbox):
                 self._declared.add(declared.fingerprint)
                 put(self._keys.type(declared.fingerprint), type_row(declared))
 
-    # -- what owners say ---------------------------------------------------------------------
+    # -- answers of owners -------------------------------------------------------------------
 
     def take_cuts(self, cuts: Mapping[int, int]) -> None:
-        """Owners have made these cuts, by partition: if ours is behind it is asked for."""
+        """Take the cuts of owners, by partition; if ours is older, request one."""
         for partition, number in cuts.items():
             if 0 <= partition < len(self.lanes) and self._ask_for_cut(number):
                 self._ahead[partition] = number
 
     def take_ruling(self, lane: Lane, ruling: wire.Ruling) -> None:
-        """Take what the lane's owner says."""
+        """Take a ruling of the lane's owner."""
         if lane.partition in self._ahead:
             ruling = replace(ruling, upto=self._settled_now(lane, ruling.upto))
         super().take_ruling(lane, ruling)
 
     def _settled_now(self, lane: Lane, upto: int) -> int:
-        """Up to where a lane is settled before our cut, of what is after."""
+        """Settle a lane only as far as before; the rest follows after our cut."""
         at = lane.partition
         self._settles[at] = max(upto, self._settles.get(at, 0))
         return min(upto, lane.upto)
 
     def _settle_after_cut(self) -> None:
-        """Settle what had to wait for our cut, if that has begun."""
+        """Settle the events that waited for our cut, if it has begun."""
         for at in [at for at, number in self._ahead.items() if not self._ask_for_cut(number)]:
             del self._ahead[at]
             lane, before = self.lanes[at], self.lanes[at].upto
@@ -336,27 +332,27 @@ class TransactionalOutbox(Outbox):
             self._settled(lane, before, lane.settle(max(before, upto)))
 
     def reopen(self, lane: Lane, position: wire.Position, *, again: bool) -> bool:
-        """Have a lane go on where its owner says, if that is where it may."""
+        """Resume a lane at its owner's position, unless the position contradicts ours."""
         self.error = self.error or self._contradicts(lane, position)
         if lane.partition in self._ahead:
             position = replace(position, safe=self._settled_now(lane, position.safe))
         return super().reopen(lane, position, again=again)
 
     def _contradicts(self, lane: Lane, position: wire.Position) -> str:
-        """Why a lane cannot go on where its owner says; empty if it can."""
+        """Why a lane cannot resume at its owner's position; empty if it can."""
         if lane.upto <= position.number <= lane.released:
             return ""
-        where = f"stream {self.stream!r}, partition {lane.partition}: its owner goes on with event"
+        where = f"stream {self.stream!r}, partition {lane.partition}: its owner expects event"
         if position.number > lane.released:
             return (
-                f"{where} {position.number} of producer {self.producer!r}, which has sent "
-                f"{lane.released} so far: the state here is older than what was sent from it; put "
-                f"the newer state back, or begin anew without any"
+                f"{where} {position.number} of producer {self.producer!r}, which has sent only "
+                f"{lane.released}: the state here is older than the events sent from it; restore "
+                f"the newer state, or begin anew without state"
             )
         return (
-            f"{where} {position.number} of producer {self.producer!r}, which it had up to "
-            f"{lane.upto} before: the state there is older than what was taken into it; put the "
-            f"newer state back, or begin anew without any"
+            f"{where} {position.number} of producer {self.producer!r}, but has acknowledged "
+            f"{lane.upto}: the state there is older than the events taken into it; restore the "
+            f"newer state, or begin anew without state"
         )
 
     def _settled(self, lane: Lane, before: int, frames: Sequence[Kept]) -> None:
@@ -365,16 +361,16 @@ class TransactionalOutbox(Outbox):
         self._forget(lane, frames)
 
     def _forget(self, lane: Lane, frames: Sequence[Kept]) -> None:
-        """The rows of frames that are settled go with the next commit."""
+        """Delete the rows of settled frames with the next commit."""
         for kept in frames:
             self._changes.put(self._keys.frame(lane.partition, kept.first, kept.end), None)
 
     # -- after a restart ---------------------------------------------------------------------
 
     def restore(self, rows: Rows, now: float = 0.0) -> list[Any]:
-        """Go on with what an earlier life has committed; returns what it had put for itself.
+        """Resume from the rows of an earlier life; return the events that it had put for itself.
 
-        Raises StateError if that cannot be read any more.
+        Raises StateError if those cannot be read.
         """
         saved = sort_rows(self._name, self._ours(rows))
         self._versions = saved.versions
@@ -391,8 +387,10 @@ class TransactionalOutbox(Outbox):
         return self._given_back(events, len(saved.own))
 
     def go_back(self, changes: Changes, rows: Rows, now: float = 0.0) -> list[Any]:
-        """Forget what no commit holds. Another set of changes begins, and ``rows`` are what is
-        written; returns what the task has put for itself."""
+        """Roll back to the committed ``rows``, with new ``changes``.
+
+        Return the events that the task had put for itself.
+        """
         self._changes = changes
         saved = sort_rows(self._name, self._ours(rows))
         self.unsent.go_back()
@@ -417,8 +415,7 @@ class TransactionalOutbox(Outbox):
         self.spill.restore(self._home, now, counts, saved.versions)
 
     def _given_back(self, events: list[Any], rows: int) -> list[Any]:
-        """What the task had put for itself, of so many rows; or nothing, where that waits for the
-        partitions to be known."""
+        """The events that the task had put for itself; none if they wait for the partitions."""
         self._own_rows = rows
         if self._learns:
             super().extend(events)
@@ -427,7 +424,7 @@ class TransactionalOutbox(Outbox):
         return events
 
     def _ours(self, rows: Rows) -> Rows:
-        """The rows if they are of our life; what an earlier one has left goes."""
+        """The rows if they are of our life; rows of an earlier life are deleted."""
         rows = list(rows)
         if life_of(rows) == self._life:
             return rows
@@ -436,7 +433,7 @@ class TransactionalOutbox(Outbox):
         return ()
 
     def _learn(self, partitions: int, routing: str) -> None:
-        """Have the lanes that were learned in an earlier life."""
+        """Open the lanes that an earlier life had learned."""
         self._learned = True
         problem = self.take_answer(
             wire.Hello("", "", self.stream, partitions=partitions, routing=routing)
@@ -444,8 +441,7 @@ class TransactionalOutbox(Outbox):
         assert not problem, problem
 
     def _know_types(self, versions: dict[int, TypeDecl]) -> None:
-        """Know the classes of events that are saved, also where the stream declares none and has
-        learned them from what was put."""
+        """Declare the classes of saved events, also if the stream itself declares none."""
         known = {EventType(cls).name for cls in self.types.known}
         for declared in versions.values():
             cls = None if declared.name in known else class_of(declared)
@@ -453,7 +449,7 @@ class TransactionalOutbox(Outbox):
                 self.types.declare(cls)
 
     def _keep_versions(self, versions: dict[int, TypeDecl], frames: Sequence[bytes]) -> None:
-        """Know the types of an earlier life for as long as there are frames of them."""
+        """Keep the types of an earlier life as long as there are frames of them."""
         ours = {declared.fingerprint for declared in self.types.declarations}
         self._declared = versions.keys() & ours
         others = versions.keys() - ours
@@ -461,7 +457,7 @@ class TransactionalOutbox(Outbox):
             return
         used = fingerprints_in(frames)
         self.types.versions = {each: versions[each] for each in others & used}
-        if self.spill.events:  # which of them those are of is not known before they are read
+        if self.spill.events:  # their types are unknown until they are read
             return
         for each in others - used:
             self._changes.put(self._keys.type(each), None)
@@ -471,9 +467,9 @@ class TransactionalOutbox(Outbox):
         return [event for row in saved.own for event in read_events(self.stream, row, decoder)]
 
     def unsettled_events(self) -> list[Any]:
-        """The events that are not committed at their receivers; those of one lane in their order.
+        """The events that receivers have not committed, in order for each lane.
 
-        Raises StateError where those of an earlier life cannot be read any more.
+        Raises StateError if events of an earlier life cannot be read.
         """
         decoder = decoder_of(self.types, self._versions)
         events: list[Any] = []
@@ -485,7 +481,7 @@ class TransactionalOutbox(Outbox):
         return events + self.unrouted
 
     def rows(self) -> Iterator[bytes]:
-        """All rows that there may be, to be forgotten."""
+        """All rows that may exist, to delete them."""
         for lane in self.lanes:
             for kept in lane.kept:
                 yield self._keys.frame(lane.partition, kept.first, kept.end)
@@ -506,7 +502,7 @@ class TransactionalOutbox(Outbox):
 
 
 def _encoded(events: list[Any], types: StreamTypes) -> Iterator[bytes | EventError]:
-    """Events as frames, and why one cannot be in any."""
+    """Encode events as frames; yield an error for each event that cannot be encoded."""
     if not events:
         return
     try:

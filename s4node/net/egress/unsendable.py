@@ -1,11 +1,11 @@
-"""What a task has put for others that cannot be sent, and when that is told. Pure.
+"""Unsendable events of a task, and when they are reported. Pure.
 
 Rules
-- It is told when a commit is written that would have held it: not that of a task which goes back,
-  and which puts it again, or not.
-- What a task has put for itself is in its memory though no commit can save it. It is told when it
-  is lost: the task goes back, or another goes on for it.
-- Of many that are told at once it is the first that says why.
+- An event is reported once a commit is written that would have held it. A task that is rolled back
+  may put the event again, so it is not reported before.
+- An event that the task has put for itself stays in memory, though no commit can save it. It is
+  reported when it is lost: by a rollback, or because another container takes the task over.
+- Events that are reported together have the reason of the first one.
 """
 
 from __future__ import annotations
@@ -16,36 +16,34 @@ from s4node.net.egress.refusal import Refusal
 
 
 class Unsent:
-    """Of one task, on one way."""
+    """The unsendable events of one task on one way."""
 
     __slots__ = ("_committing", "_own_committing", "_own_unsaved", "_since", "_told")
 
     def __init__(self) -> None:
-        self._told: list[Refusal] = []  # what is to be told now
-        self._since: Refusal | None = None  # behind the last commit
-        self._committing: Refusal | None = None  # of the one under way
-        self._own_committing: Refusal | None = None  # of the task's own, not saved by that one,
-        self._own_unsaved: Refusal | None = None  # nor by the last one that was written
+        self._told: list[Refusal] = []  # to report now
+        self._since: Refusal | None = None  # since the last commit
+        self._committing: Refusal | None = None  # of the current commit
+        self._own_committing: Refusal | None = None  # own events, not saved by that one
+        self._own_unsaved: Refusal | None = None  # nor by the last one written
 
     def add(self, refusal: Refusal, *, of_commit: bool) -> None:
-        """An event for others could not be sent; ``of_commit`` if the commit under way would have
-        held it."""
+        """Note an unsendable event for others; ``of_commit`` if it belongs to the current commit."""
         if of_commit:
             self._committing = _together(self._committing, refusal)
         else:
             self._since = _together(self._since, refusal)
 
     def add_own(self, refusal: Refusal) -> None:
-        """The commit under way cannot save an event that the task has put for itself."""
+        """Note an own event of the task that the current commit cannot save."""
         self._own_committing = _together(self._own_committing, refusal)
 
     def begin(self) -> None:
-        """A commit begins."""
         self._committing, self._since = self._since, None
         self._own_committing = None
 
     def end(self, *, written: bool) -> None:
-        """It was written, or has failed."""
+        """End the commit; report its events if it was written."""
         if written:
             self._own_unsaved = self._own_committing
             self._tell(self._committing)
@@ -54,17 +52,17 @@ class Unsent:
         self._committing = None
 
     def go_back(self) -> None:
-        """The task goes on from its last commit."""
+        """Roll back to the last commit."""
         self.leave()
         self._since = self._committing = None
 
     def leave(self) -> None:
-        """What is in memory only is lost."""
+        """Report the unsaved own events, which are lost now."""
         self._tell(self._own_unsaved)
         self._own_unsaved = None
 
     def taken(self) -> list[Refusal]:
-        """What is to be told, once."""
+        """Take the refusals to report."""
         told, self._told = self._told, []
         return told
 

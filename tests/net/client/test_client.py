@@ -180,7 +180,7 @@ async def test_a_full_queue_makes_send_wait_and_send_nowait_raise() -> None:
             if sent % 50 == 0:
                 await trio.lowlevel.checkpoint()
         assert 500 <= sent <= 600  # what waits, and the node's credit
-        with pytest.raises(WouldBlock, match="500 events wait already"):
+        with pytest.raises(WouldBlock, match="full: 500 events wait"):
             stream.send_nowait(Click("ann", 0))
 
         async def go_on() -> None:
@@ -218,7 +218,7 @@ async def test_send_waits_when_large_events_take_too_much_memory_and_loses_none(
             await until(lambda: stream.pressure >= 1)
             await wait_all_tasks_blocked(0.05)
             assert MOST - 100 < sent < MOST
-            with pytest.raises(WouldBlock, match=r"wait already, and take about [0-9]{8} bytes"):
+            with pytest.raises(WouldBlock, match=r"take about [0-9]{8} bytes"):
                 stream.send_nowait(Click("ann", 0))
             noted.may_go_on.set()
         assert await stream.flush() == []
@@ -490,9 +490,7 @@ async def test_flush_says_in_time_that_the_node_has_gone_and_keeps_the_events() 
         await stream.send_many(clicks(10, 10))
         with trio.fail_after(DEADLINE), pytest.raises(StageBroken) as caught:
             await stream.flush()
-        assert f"nobody answers at {address} for 0.3 s; 10 events have no verdict" in str(
-            caught.value
-        )
+        assert f"no answer from {address} for 0.3 s; 10 events have no verdict" in str(caught.value)
         async with running(after, address=address):
             await until(lambda: len(after.seen) == 10)
             assert await stream.flush() == []

@@ -85,7 +85,7 @@ def test_a_first_hello_names_the_start_and_a_later_one_the_positions() -> None:
 def test_a_gap_is_not_taken_and_a_repetition_is_trimmed() -> None:
     reading, arrived = a_reading({0: 5})
     reading.on_hello(welcome(wire.Position(0, 5, 105, 20)))
-    assert "goes on at 7, and 5 is missing" in reading.on_data(*data(7, 3))
+    assert "continues at 7, but 5 is missing" in reading.on_data(*data(7, 3))
     assert reading.on_data(*data(3, 4)) == ""
     assert reading.on_data(*data(3, 4)) == ""
     assert reading.on_data(*data(0, 10)) == ""
@@ -102,7 +102,7 @@ def test_a_loss_is_reported_once_after_what_came_before_it() -> None:
     lost = arrived[1]
     assert isinstance(lost, Lost)
     assert isinstance(lost.error, InputLost)
-    assert "was 4, and the oldest that is still there is 40" in str(lost.error)
+    assert "was 4, but the oldest event is 40" in str(lost.error)
     reading.disconnected()
     assert hello(reading).positions == ()
 
@@ -140,7 +140,7 @@ def test_a_live_stream_is_read_from_now_on_only() -> None:
 def test_one_offset_for_several_partitions_is_refused() -> None:
     reading, _ = a_reading(Specific(3))
     reading.on_hello(welcome(wire.Position(0, 3, 103, 9), partitions=4))
-    assert "has 4 partitions, each with offsets of its own" in str(reading.error)
+    assert "has 4 partitions, each with its own offsets" in str(reading.error)
 
 
 # -- set-up ---------------------------------------------------------------------------------------

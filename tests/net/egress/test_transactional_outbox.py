@@ -272,8 +272,8 @@ def test_an_owner_that_has_seen_more_than_was_sent_is_an_error() -> None:
     life.route.hello()
     positions = tuple(wire.Position(p, 7, 99, 7) for p in range(PARTITIONS))
     life.route.on_hello(wire.Hello("there", "1", "digits", partitions=3, positions=positions))
-    assert "goes on with event 7" in life.outbox.error
-    assert "has sent 0 so far: the state here is older" in life.outbox.error
+    assert "its owner expects event 7" in life.outbox.error
+    assert "has sent only 0: the state here is older" in life.outbox.error
 
 
 def test_an_owner_that_has_forgotten_what_it_had_committed_is_an_error() -> None:
@@ -287,7 +287,7 @@ def test_an_owner_that_has_forgotten_what_it_had_committed_is_an_error() -> None
     life.route.hello()
     positions = tuple(wire.Position(p, 2 if p == 0 else 0, 99, 0) for p in range(PARTITIONS))
     life.route.on_hello(wire.Hello("there", "2", "digits", partitions=3, positions=positions))
-    assert "which it had up to 4 before: the state there is older" in life.outbox.error
+    assert "but has acknowledged 4: the state there is older" in life.outbox.error
 
 
 def test_frames_of_an_earlier_version_are_announced_for_as_long_as_they_are_there() -> None:

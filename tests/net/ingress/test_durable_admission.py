@@ -531,7 +531,7 @@ def test_a_producer_that_comes_back_before_it_is_forgotten_is_known() -> None:
 
 def test_a_task_s_later_owner_shuts_out_the_earlier_one_for_ever() -> None:
     node = Node()
-    assert "tells no fence" in node.admission.refusal(node.hello(peer="~t"))
+    assert "has no fence" in node.admission.refusal(node.hello(peer="~t"))
     node.greet(peer="~t", fence=4)
     node.take(0, 3, peer="~t").done()
     for later in (node, Node({0: node.commit(), 1: {}})):  # type: ignore[dict-item]

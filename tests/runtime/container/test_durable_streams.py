@@ -191,7 +191,7 @@ async def test_a_producer_that_waits_for_its_earlier_life_is_told_that_the_node_
             await until(lambda: len(began) == 1)
             client.abandon()
         async with Client(address, producer="clicker", timeout=0.5) as client:
-            with pytest.raises(ConnectionRefused, match="yet to commit what an earlier life"):
+            with pytest.raises(ConnectionRefused, match="yet to commit events of an earlier life"):
                 await client.stream("clicks", again=True)
             may_end.set()
             clicks = await client.stream("clicks", again=True)
@@ -355,7 +355,7 @@ async def test_a_node_that_knows_nothing_takes_the_word_of_its_producers_and_tel
             await clicks.send_many(clicks_of(20, 40))
             await clicks.flush()
     assert processed(app) == 20
-    assert "the node knows this producer no longer" in capsys.readouterr().err
+    assert "the node no longer knows this producer" in capsys.readouterr().err
 
 
 def test_ids_of_tasks_are_not_for_programs() -> None:

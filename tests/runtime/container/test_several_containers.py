@@ -242,7 +242,7 @@ async def test_a_dead_node_s_partitions_are_taken_over_and_senders_go_on(tmp_pat
 
 
 NOBODY_TAKES = (
-    "a node answers, but nobody takes partition .* events have no verdict. "
+    "a node answers, but no node takes partition .* events have no verdict. "
     "The app may be failing: s4 status and the node's log say why"
 )
 
