@@ -28,7 +28,7 @@ class Unsent:
         self._own_unsaved: Refusal | None = None  # nor by the last one written
 
     def add(self, refusal: Refusal, *, of_commit: bool) -> None:
-        """Note an unsendable event for others; ``of_commit`` if it belongs to the current commit."""
+        """Note an unsendable event for others; ``of_commit`` if it is in the current commit."""
         if of_commit:
             self._committing = _together(self._committing, refusal)
         else:
