@@ -4,16 +4,16 @@ An app is a graph of streams and processing elements (PEs); each key has its own
 
 - Write apps with :class:`App`, :class:`AdapterApp`, :class:`ProcessingElement`, :class:`Event`,
   :class:`GenericEvent`, :class:`KeyFinder`.
-- Write tasks in the manner of Apache Samza with :class:`TaskApp`; what a task is given is an
-  :class:`Envelope`, a :class:`Collector` and a :class:`Coordinator`.
+- Write tasks in the manner of Apache Samza with :class:`TaskApp`; a task is given
+  :class:`Envelope`, :class:`Collector` and :class:`Coordinator` objects.
 - Send events to a running app with :class:`Client` (trio) or :class:`SyncClient`.
-- Have effects outside happen once by :func:`event_id`, a stable id of the event at hand.
+- Make effects outside idempotent with :func:`event_id`, a stable id of the current event.
 - Read a stream again with ``client.subscribe`` and a startpoint: :class:`Oldest`,
   :class:`Upcoming`, :class:`Timestamp`, :class:`Specific`; :class:`EmbeddedLog` manages a log.
 - Run an app inside your own trio program with :class:`Container` and :class:`Config`.
-- Choose what a full stage does with an :class:`Executor` of your own.
+- Write your own :class:`Executor` to decide what a full stage does.
 - Test apps in memory with :mod:`s4node.testing`.
-- Every error is an :class:`S4Error`.
+- Every error that s4node raises on purpose is an :class:`S4Error`.
 
 Names are loaded when they are first used, so that the command line starts quickly.
 """

@@ -1,11 +1,11 @@
-"""Files and folders that a power cut leaves as they are: what is written, and waited for.
+"""Files and folders that survive a power cut.
 
 Rules
-- A file is on the disk when it was waited for, and so was the folder that has its name; the same
-  holds for that folder's name.
-- Everything blocks, and raises OSError.
-- A disk that was waited for passes the point ``disk.synced``, also where SQLite or RocksDB has
-  waited by itself: the owners of their files say so.
+- A file is on disk once it was synced, and so were its folder, which has its name, and the folders
+  above that have theirs.
+- Calls block, and raise OSError.
+- Every sync passes the point ``disk.synced``. If SQLite or RocksDB syncs by itself, the owner of
+  the file passes the point.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from s4node.failpoints import passing
 
 
 def sync(*paths: Path) -> None:
-    """Wait until what is in these files, or the names in these folders, is on the disk."""
+    """Wait until these files, or the names in these folders, are on disk."""
     for path in paths:
         fd = os.open(path, os.O_RDONLY)
         try:
@@ -28,7 +28,7 @@ def sync(*paths: Path) -> None:
 
 
 def make_folders(folder: Path) -> None:
-    """Make a folder with all above it that are missing; all of them are on the disk then."""
+    """Create a folder and its missing parents, and wait until they are on disk."""
     missing = []
     above = folder.absolute()
     while not above.exists():
@@ -40,7 +40,7 @@ def make_folders(folder: Path) -> None:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Have a file with this content on the disk: all of it, or what was there before."""
+    """Write a file and wait until it is on disk; after a crash it is the new or the old one."""
     new = path.with_name(f"{path.name}.new")
     new.write_bytes(data)
     sync(new)

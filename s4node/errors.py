@@ -37,7 +37,7 @@ class FrameError(S4Error):
 
 
 class LocalFrameError(FrameError):
-    """We were about to build a bad frame: a bug here, or an event too large to send."""
+    """We were about to build a bad frame: a bug in s4node, or an event too large to send."""
 
 
 class RemoteFrameError(FrameError):
@@ -56,9 +56,9 @@ class ProcessingError(S4Error):
     """A PE's handler raised; ``__cause__`` is the user's own exception.
 
     Attributes name the place: ``app``, ``pe`` (class name), ``key`` (None if no instance was
-    reached) and ``position`` (a text such as ``clicks[0]@spark-1:4711``). ``at`` is the batch that
-    the event is in, and its index there; None if it was not an event. An error that was not raised
-    ``of_event`` cannot be skipped.
+    reached) and ``position`` (a text such as ``clicks[0]@spark-1:4711``). ``at`` has the event's
+    batch and its index there; None if there was no event. An error that is not ``of_event`` cannot
+    be skipped.
     """
 
     at: tuple[object, int] | None = None
@@ -77,8 +77,8 @@ class ProcessingError(S4Error):
         if of_event:
             place = f"event at {position}"
             leave_out = (
-                ", or have s4.stream.<stream>.onError skip such events (which takes grade = "
-                "durable where they come over sockets)"
+                ", or have s4.stream.<stream>.onError skip such events (a live stream also needs "
+                "grade = durable)"
             )
         if isinstance(cause, NotRestorable):  # before any handler was called
             text = f"{cause.fact} (app {app!r}, {place}). The app stops here: {cause.fix}"
@@ -102,18 +102,18 @@ def _fix_of(what: str, cls: str, cause: BaseException) -> str:
     _, undeclared, rest = why.partition(f"{cls!r} object has no attribute '")
     if isinstance(cause, AttributeError) and undeclared and what == "handler":
         name = rest.partition("'")[0]
-        return f"{fix} (what a PE keeps is declared in its class, as '{name}: int = 0')"
+        return f"{fix} (declare the state of a PE in its class, as '{name}: int = 0')"
     _, unannotated, rest = why.partition(f"{cls!r} object attribute '")
     name, _, fact = rest.partition("' is read-only")
     if isinstance(cause, AttributeError) and unannotated and not fact and what == "handler":
         return (
-            f"{fix} (what a PE changes is annotated in its class, as '{name}: int = 0'; without "
-            f"that it is the same for all instances)"
+            f"{fix} (annotate the state of a PE in its class, as '{name}: int = 0'; without the "
+            f"annotation it is the same for all instances)"
         )
     if isinstance(cause, RuntimeError) and "no running event loop" in why:
         return (
-            f"{fix} (a node's loop is trio's, where asyncio's calls fail: use trio's, or have "
-            f"process_async of a task hand the work to a loop of asyncio's in a thread)"
+            f"{fix} (a node's loop is trio's, where calls of asyncio fail: use trio's, or have "
+            f"process_async of a task pass the work to an asyncio loop in a thread)"
         )
     return fix
 
@@ -167,9 +167,9 @@ class CallbackError(S4Error):
 
 
 class EventTimeout(CallbackError, ProcessingError):  # noqa: N818
-    """An event was not ended within ``task.callback.timeout.ms``; ``position`` says which.
+    """An event was not ended within ``task.callback.timeout.ms``; ``position`` names it.
 
-    It is skipped like one at which a handler raises, if ``onError`` says so.
+    If ``onError`` says so it is skipped, like an event on which a handler raises.
     """
 
     def __init__(self, app: str, task: str, position: str, seconds: float) -> None:
@@ -187,12 +187,12 @@ class EventTimeout(CallbackError, ProcessingError):  # noqa: N818
 
 
 class EventKills(S4Error):  # noqa: N818
-    """The process has died at an event three times, and the settings say to stop at that; or was
-    killed at one again and again by an unknown sender."""
+    """The process died three times on an event whose stream does not skip events, or was killed
+    again and again on one by an unknown sender."""
 
 
 class ConnectionRefused(S4Error):  # noqa: N818 - the field's words, not exceptions' grammar
-    """The peer turned this connection down for good; the message carries its reason."""
+    """The peer refused this connection for good; the message has its reason."""
 
 
 class StageClosed(S4Error):  # noqa: N818
@@ -200,9 +200,9 @@ class StageClosed(S4Error):  # noqa: N818
 
 
 class StageBroken(S4Error):  # noqa: N818
-    """What this stage feeds is gone for good; the sender still has what was not admitted.
+    """The receiver of this stage is gone for good; the sender still has all unadmitted events.
 
-    ``fact`` is the message without its last sentence, the ``advice`` to a program.
+    ``fact`` is the message without the ``advice``, its last sentence.
     """
 
     def __init__(self, fact: str, advice: str = "") -> None:
@@ -211,11 +211,11 @@ class StageBroken(S4Error):  # noqa: N818
 
 
 class SpillError(S4Error):
-    """Events that must find room could not be written to disk; the app stops before losing any."""
+    """Events that have to be stored could not be written to disk; the app stops to lose none."""
 
 
 class UnknownStream(S4Error):  # noqa: N818
-    """No system, stream or partition of this name; the message lists those there are."""
+    """No system, stream or partition of this name; the message lists the existing ones."""
 
 
 class StartpointError(S4Error):
@@ -223,20 +223,20 @@ class StartpointError(S4Error):
 
 
 class InputLost(S4Error):  # noqa: N818
-    """Events that were to be read next are gone: retention was faster than the reader."""
+    """The events to be read next were deleted: retention was faster than the reader."""
 
 
 class EventsLost(S4Error):  # noqa: N818
-    """A container has stopped with events that are lost: on output streams without an
-    acknowledgement, or on the app's own streams, and not processed."""
+    """A container has stopped and lost events: unacknowledged ones of output streams, or
+    unprocessed ones of the app's own streams."""
 
 
 class DecodeError(S4Error):
-    """A message of an input does not decode, and the configuration says to stop at that."""
+    """An event of an input does not decode, and the configuration says to stop at that."""
 
 
 class StoreError(S4Error):
-    """Files of a store cannot be used: held by another process, of another format or purpose."""
+    """The files of a store cannot be used: in use by another process, or of another format."""
 
 
 class StoreCorrupt(StoreError):  # noqa: N818
@@ -248,16 +248,16 @@ class CheckpointError(S4Error):
 
 
 class StateError(S4Error):
-    """A key or value that a store cannot hold, or a store that does not exist."""
+    """A key or value does not fit into a store, or a database cannot be used."""
 
 
 class NotSaveable(StateError):  # noqa: N818
-    """The instance of ``pe`` for ``key`` holds a value that cannot be saved, in ``attribute``."""
+    """The instance of ``pe`` for ``key`` cannot be saved because of one of its attributes."""
 
     def __init__(self, pe: str, key: object, attribute: str, cause: BaseException) -> None:
         super().__init__(
-            f"{pe} {key!r} cannot be saved: attribute {attribute!r}: {cause}. Keep there only what "
-            f"can be (docs/state.md)"
+            f"{pe} {key!r} cannot be saved: attribute {attribute!r}: {cause}. Assign only values "
+            f"that can be saved (docs/state.md)"
         )
         self.pe = pe
         self.key = key
@@ -266,8 +266,8 @@ class NotSaveable(StateError):  # noqa: N818
 class NotRestorable(StateError):  # noqa: N818
     """The saved instance of ``pe`` for ``key`` cannot be restored.
 
-    ``fact`` is the message without the ``fix``. If the class's ``migrate`` has
-    raised, ``__cause__`` is the user's own exception.
+    ``fact`` is the message without the ``fix``. If the class's ``migrate`` raised, ``__cause__`` is
+    the user's own exception.
     """
 
     def __init__(self, pe: str, key: object, fact: str, fix: str) -> None:
@@ -279,7 +279,7 @@ class NotRestorable(StateError):  # noqa: N818
 
 
 class ProgressUnwritten(CheckpointError):  # noqa: N818
-    """Progress could not be written for now: nothing has happened, and it can be retried."""
+    """Progress could not be written for now: nothing was written, and it may be retried."""
 
 
 class JobRuns(S4Error):  # noqa: N818
@@ -287,11 +287,11 @@ class JobRuns(S4Error):  # noqa: N818
 
 
 class TaskFenced(S4Error):  # noqa: N818
-    """Another container owns this task by now; what this one does no longer counts."""
+    """Another container now owns this task; what this one does no longer counts."""
 
 
 class LifecycleError(S4Error):
-    """A lifecycle listener, or an app's ``on_close``, raised; that is the cause."""
+    """A lifecycle listener, or an app's ``on_close``, raised; ``__cause__`` is that exception."""
 
 
 class ContainerStopped(S4Error):  # noqa: N818
@@ -312,11 +312,11 @@ class DeployFailed(S4Error):  # noqa: N818
 
 
 class NodeUnreachable(S4Error):  # noqa: N818
-    """A node that is known to live does not answer at its admin socket."""
+    """A living node does not answer at its admin socket."""
 
 
 class CoordinationError(S4Error):
-    """The nodes' shared data cannot be read or written, or does not allow this one to join."""
+    """The data that nodes share cannot be used, or a node or container may not join."""
 
 
 class NoEntry(CoordinationError):  # noqa: N818
@@ -324,7 +324,7 @@ class NoEntry(CoordinationError):  # noqa: N818
 
 
 class EntryExists(CoordinationError):  # noqa: N818
-    """There is an entry at this path already; nothing was written."""
+    """An entry exists at this path already; nothing was written."""
 
 
 class EntryNotEmpty(CoordinationError):  # noqa: N818
@@ -332,15 +332,15 @@ class EntryNotEmpty(CoordinationError):  # noqa: N818
 
 
 class BadVersion(CoordinationError):  # noqa: N818
-    """Somebody else wrote this entry since it was read; nothing was written."""
+    """Another process has changed this entry; nothing was written."""
 
 
 class NameTaken(CoordinationError):  # noqa: N818
-    """A node or member of this name lives already; the message says which."""
+    """A node or member of this name already lives; the message says which."""
 
 
 class SessionLost(CoordinationError):  # noqa: N818
-    """This session is over: what it owned has gone to others, and it may write no more."""
+    """The session has ended: others may own what it owned, and it can write no more."""
 
 
 class PackageError(S4Error):
@@ -348,7 +348,7 @@ class PackageError(S4Error):
 
 
 class ContainerFailed(S4Error):  # noqa: N818
-    """A container process does not run: why, and the traceback of its app's error, if any."""
+    """A container process does not run; has the reason, and the traceback of the app's error."""
 
     def __init__(self, container: str, reason: str, trace: str = "") -> None:
         super().__init__(f"{container} does not run: {reason}")
@@ -357,7 +357,7 @@ class ContainerFailed(S4Error):  # noqa: N818
 
 
 def described(error: BaseException) -> str:
-    """An exception of user code in words: its class, and its message unless that fails."""
+    """An exception of user code in words: its class, and its message if that can be had."""
     try:
         text = str(error)
     except Exception:
@@ -366,24 +366,25 @@ def described(error: BaseException) -> str:
 
 
 def on_one_line(text: str) -> str:
-    """Foreign text, such as a reason, for a line of its own: newlines and other characters that
-    would move a terminal's cursor or change its colours are quoted, as ``\n``."""
+    """Foreign text, such as a reason, on one line: newlines and other characters that would move a
+    terminal's cursor or change its colours are quoted, as ``\n``."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def unspillable(app: str, stream: str, why: EventError) -> SpillError:
-    """The error that stops an app with an event that has to wait on disk and cannot be encoded."""
+    """The error for an event that has to wait on disk and cannot be encoded; stops the app."""
     return SpillError(
-        f"an event of stream {stream!r} of app {app!r} finds no room in memory, for the stream "
-        f"feeds itself, and cannot be written to disk: {why}. Check it where it is put"
+        f"an event of stream {stream!r} of app {app!r} has to wait on disk, because the stream "
+        f"feeds itself and its stage is full, but it cannot be written: {why}. Check events before "
+        f"you put them"
     )
 
 
 def is_signal(error: BaseException) -> bool:
     """Return True if the exception tells code to end; also for groups that contain one.
 
-    Anything else that user code raises is a failure of that code, ``SystemExit``, too: an app's
-    handler does not end a node.
+    Any other exception of user code, even ``SystemExit``, is a failure of that code: an app's
+    handler must not end a node.
     """
     return any(
         isinstance(leaf, (KeyboardInterrupt, GeneratorExit)) or _name(leaf) == "trio.Cancelled"
@@ -392,9 +393,7 @@ def is_signal(error: BaseException) -> bool:
 
 
 def _name(error: BaseException) -> str:
-    return (
-        f"{type(error).__module__}.{type(error).__name__}"  # a caller that asks need not know trio
-    )
+    return f"{type(error).__module__}.{type(error).__name__}"  # compared as text: no import of trio
 
 
 def leaves(error: BaseException) -> list[BaseException]:

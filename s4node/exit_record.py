@@ -1,12 +1,12 @@
-"""How a process has ended, for who takes over its tasks: a small file for each process.
+"""Exit records: how processes ended, for the next owners of their tasks; a small file for each.
 
 Rules
-- A fatal signal (SIGSEGV, SIGABRT, SIGBUS, SIGILL) and ``os._exit`` are written by the process
-  itself, the rest by its supervisor, if it has one: it sees the exit status, and knows what it has
-  killed itself. An end in order removes the file, and so does one that somebody asked for.
-- The sender of a SIGKILL cannot be seen. It says nothing against what was being processed, unless
+- The process itself records fatal signals (SIGSEGV, SIGABRT, SIGBUS, SIGILL) and ``os._exit``.
+  Other ends are recorded by its supervisor, if it has one, which sees the exit status and knows
+  which processes it has killed. An orderly or requested end removes the file.
+- The sender of a SIGKILL is unknown. A SIGKILL does not incriminate the events in flight, unless
   the supervisor sent it for a missed pulse, or the cgroup has counted an out-of-memory kill since.
-- The file is made when the first task that keeps state is taken over; other processes have none.
+- The file is created when the first task with state is taken over; other processes have none.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from s4node import clocks
 from s4node.events.schema import UNREADABLE
 
 SIGKILL = "SIGKILL"
-"""What is written of one of which nobody knows who sent it."""
+"""The record of a SIGKILL from an unknown sender."""
 
 MOST_SECONDS = 1.0
-"""How long a supervisor may take to write how a process has ended."""
+"""How long a supervisor may take to record the end of a process."""
 
 _OOM = "the kernel's out-of-memory killer"
 _KEPT_SECONDS = 90 * 86_400
@@ -51,23 +51,23 @@ class _Process:
     supervised = False
     file: IO[bytes] | None = None
     faults = False
-    """Whether it is to this file that fatal signals are written."""
+    """True if fatal signals are written to this file."""
 
 
 def new_path(state_folder: str) -> str:
     """A path for the record of a process that is about to start."""
-    # Path.expanduser raises where nobody has a home
+    # Path.expanduser raises if the user has no home
     return str(Path(os.path.expanduser(state_folder)).absolute() / ".exits" / uuid.uuid4().hex)  # noqa: PTH111
 
 
 def assign(path: str, *, supervised: bool) -> None:
-    """This process has its record there."""
+    """Set the path of this process's record."""
     _Process.path, _Process.supervised = Path(path), supervised
 
 
 def begin() -> str:
-    """From now on it is written how this process ends; returns the path of the record, which is
-    empty where the process has none. Raises OSError."""
+    """Start to record how this process ends; returns the path of the record, or an empty text if
+    the process has none. Raises OSError."""
     path = _Process.path
     if path is None:
         return ""
@@ -77,7 +77,7 @@ def begin() -> str:
         _Process.file = path.open("wb", buffering=0)
         header = _Header(_Process.supervised, *_oom_kills())
         _Process.file.write(msgspec.json.encode(header) + b"\n")
-        if not faulthandler.is_enabled():  # otherwise somebody wants to see it elsewhere
+        if not faulthandler.is_enabled():  # the user may have enabled it for another file
             faulthandler.enable(_Process.file)
             _Process.faults = True
         os._exit = _exit_of_the_app
@@ -86,7 +86,7 @@ def begin() -> str:
 
 
 def end() -> None:
-    """The process ends in order, or because somebody asked for it."""
+    """Remove the record: the end is orderly, or was requested."""
     if _Process.file is not None and _Process.path is not None:
         _leave()
         with suppress(OSError):
@@ -94,7 +94,7 @@ def end() -> None:
 
 
 def _leave() -> None:
-    """Write nothing more; a forked process is another one."""
+    """Record nothing more; also in a forked child, which is another process."""
     os._exit = _exit
     _Process.file = None
     if _Process.faults:
@@ -103,7 +103,7 @@ def _leave() -> None:
 
 
 def exit_now(status: int) -> NoReturn:
-    """End the process at once, because somebody asked for it."""
+    """End the process at once, on request."""
     end()
     _exit(status)
 
@@ -116,8 +116,8 @@ def _exit_of_the_app(status: int) -> NoReturn:
 
 
 def write(path: str, how: str) -> None:
-    """A process has ended so, as its supervisor has seen it; does nothing where it has no record,
-    or has removed it."""
+    """Record how a process ended, as seen by its supervisor; does nothing if it has no record, or
+    has removed it."""
     with suppress(OSError):
         file = os.open(path, os.O_WRONLY | os.O_APPEND)
         try:
@@ -127,8 +127,8 @@ def write(path: str, how: str) -> None:
 
 
 def read(path: str) -> str:
-    """How a process has ended, in words, where that can be due to what it was processing; empty
-    where nothing says so. Waits for a supervisor that has just seen it."""
+    """How a process ended, in words, if the events in flight may be the cause; else empty. Waits
+    for a supervisor that is about to record it."""
     until = clocks.steady() + MOST_SECONDS
     while True:
         try:
@@ -147,8 +147,8 @@ def read(path: str) -> str:
 
 
 def _oom_kills() -> tuple[str, int]:
-    """The cgroup of this process, and how many processes of it the kernel has killed for memory;
-    empty and 0 where that is not to be seen."""
+    """The cgroup of this process, and how many of its processes the kernel has killed for lack of
+    memory; empty and 0 if that is unknown."""
     with suppress(OSError, ValueError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, place = line.split(":", 2)

@@ -1,15 +1,16 @@
-"""Points at which a process can be told to die, for tests of what remains.
+"""Failpoints: places where a test can have the process die, or a folder copied.
 
 ``S4_FAULT=name`` in the environment kills the process with SIGKILL at that point,
-``S4_FAULT=name:3`` at the third passing. With ``@FILE`` at the end it happens once: the process
-that creates the file dies, and a process that finds the file lives.
+``S4_FAULT=name:3`` when it passes the point for the third time. With ``@FILE`` at the end it
+happens once: the process that creates the file dies, and a process that finds the file lives.
 
-``S4_FAULT=name>FOLDER>COPY`` kills nobody: at each passing COPY becomes a copy of FOLDER. So at
-``disk.synced`` it has what a power cut would leave, of what nothing but that point makes sure.
+``S4_FAULT=name>FOLDER>COPY`` kills no process: whenever the point is passed, COPY becomes a copy of
+FOLDER. So at ``disk.synced`` the copy has what a power cut would leave.
 
 Rules
-- All points are in ``POINTS``, in the order in which they are passed; another name is a mistake.
-- Without ``S4_FAULT`` a point costs one call of an empty function. None is passed once an event.
+- All points are in ``POINTS``, in the order in which they are passed; any other name is a mistake.
+- Without ``S4_FAULT`` a point costs one call of an empty function. No point is passed for each
+  event.
 """
 
 from __future__ import annotations
@@ -62,27 +63,27 @@ POINTS = {
     "startpoint.removed": "the startpoint is removed, and the next commit does not say so yet",
     "log.append": "events have arrived at a log, and are not written",
     "log.appended": "they are written, and not acknowledged",
-    "disk.synced": "something is on the disk, and its writer does not know",
+    "disk.synced": "data is on disk, and its writer does not know it yet",
     "replay.sent": "the event of a dead letter is sent again, and no mark says so",
 }
-"""What has happened when a point is passed, and what has not."""
+"""For each point, what has happened when it is passed, and what has not."""
 
 
 def point(text: str) -> Callable[[str], None]:
-    """What is called at each point, for the value of ``S4_FAULT``; raises ConfigError."""
+    """The function for all points, given the value of ``S4_FAULT``; raises ConfigError."""
     if not text:
         return _pass
     text, copies, folders = text.partition(">")
     text, _, file = text.partition("@")
     name, colon, times = text.partition(":")
     if name not in POINTS:
-        raise ConfigError(f"{VARIABLE}: no point {name!r}; known are {', '.join(POINTS)}")
+        raise ConfigError(f"{VARIABLE}: no point {name!r}; the points are {', '.join(POINTS)}")
     if colon and not (times.isdecimal() and int(times)):
-        raise ConfigError(f"{VARIABLE}: {times!r} is not a number of passings; write {name}:3")
+        raise ConfigError(f"{VARIABLE}: {times!r} is not a positive number; write {name}:3")
     if copies:
         return _copying(name, *map(Path, folders.split(">")))
     last = int(times or 1)
-    count = itertools.count(1)  # one step also for threads
+    count = itertools.count(1)  # atomic for threads
 
     def die(passed: str) -> None:
         if passed == name and next(count) >= last and _first(file):
@@ -92,8 +93,8 @@ def point(text: str) -> Callable[[str], None]:
 
 
 def _copying(name: str, folder: Path, copy: Path) -> Callable[[str], None]:
-    """Copies a folder at each passing; the name is a link to the last copy that is whole. Several
-    processes that have the folder take turns."""
+    """Copies a folder whenever the point is passed; ``copy`` links to the last complete copy. The
+    processes that use the folder take turns."""
     lock = threading.Lock()
     turns = copy.with_suffix(".turns")
 
@@ -103,7 +104,7 @@ def _copying(name: str, folder: Path, copy: Path) -> Callable[[str], None]:
         with lock, turns.open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             last = copy.resolve()
-            for left in copy.parent.glob(f"{copy.name}-*"):  # by who was killed midway
+            for left in copy.parent.glob(f"{copy.name}-*"):  # of a process that was killed midway
                 if left != last:
                     shutil.rmtree(left)
             new, link = copy.with_name(f"{copy.name}-{uuid4()}"), copy.with_suffix(".link")
@@ -112,7 +113,7 @@ def _copying(name: str, folder: Path, copy: Path) -> Callable[[str], None]:
                 try:
                     shutil.copytree(folder, new)
                     break
-                except (shutil.Error, FileNotFoundError):  # its owners remove files meanwhile
+                except (shutil.Error, FileNotFoundError):  # a file was removed meanwhile
                     continue
             link.unlink(missing_ok=True)
             link.symlink_to(new.name)
@@ -122,7 +123,7 @@ def _copying(name: str, folder: Path, copy: Path) -> Callable[[str], None]:
 
 
 def _pass(_: str) -> None:
-    """Go on."""
+    """Do nothing."""
 
 
 def _first(file: str) -> bool:
@@ -136,4 +137,4 @@ def _first(file: str) -> bool:
 
 
 passing = point(os.environ.get(VARIABLE, ""))
-"""Call it with the name of the point."""
+"""Call it with the name of a point."""

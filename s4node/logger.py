@@ -1,13 +1,13 @@
 """The loggers of this package, and the default form of their lines.
 
 Rules
-- If structlog has been configured, by the program or by :mod:`s4node.process.log_setup`, that
-  holds. A library configures nothing globally.
-- Otherwise lines go to stderr, because structlog's default is stdout, which belongs to what a
-  program prints: for people at a terminal, one JSON object a line elsewhere.
+- If the program or :mod:`s4node.process.log_setup` has configured structlog, that holds. As a
+  library, s4node configures nothing globally.
+- Otherwise lines go to stderr, because structlog's default is stdout, which belongs to the
+  program's output. They are for people at a terminal, else one JSON object per line.
 - This is decided for each line, so that a program may configure structlog at any time.
-- A logger is called after the first folder of its module, such as ``s4node.net``. No line shows it;
-  programs whose structlog selects loggers by name can use it.
+- A logger has the name of the first folder of its module, such as ``s4node.net``. No line shows it;
+  programs can select loggers by name.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ def get_logger(name: str) -> Any:
 
 
 class StderrLogger:
-    """Writes a rendered line to the current ``sys.stderr``.
+    """Writes each line to the current ``sys.stderr``.
 
-    structlog's own loggers keep the file of their first use, and so write to one that was closed or
-    replaced meanwhile. A line is written in one piece, so that lines of several threads do not mix.
+    structlog's own loggers keep the file of their first use, which may have been closed or replaced
+    since. A line is written in one piece, so that lines of several threads do not mix.
     """
 
     def __init__(self, *_: object) -> None:
-        """structlog hands on what ``get_logger`` was called with; nothing here depends on it."""
+        """Ignore the arguments of ``get_logger``, which structlog passes on."""
 
     def msg(self, message: str) -> None:
         """Write one line."""
-        if sys.stderr is not None:  # as in a process that was started with it closed
+        if sys.stderr is not None:  # None if the process was started with it closed
             sys.stderr.write(message + "\n")
             sys.stderr.flush()
 
@@ -49,7 +49,7 @@ class StderrLogger:
 
 
 def processors(format: str = "auto") -> list[Processor]:  # noqa: A002 - as the key has it
-    """What makes a line; ``format`` is a value of ``s4.logger_format``."""
+    """The processors that render a line; ``format`` is a value of ``s4.logger_format``."""
     terminal = sys.stderr is not None and sys.stderr.isatty()
     people = format == "console" or (format == "auto" and terminal)
     return [
@@ -83,7 +83,7 @@ def _unconfigured() -> Any:
 
 
 class _Logger:
-    """structlog's logger where that is configured, our own elsewhere."""
+    """structlog's logger if structlog is configured, else our own."""
 
     def __init__(self, name: str) -> None:
         self._configured = structlog.get_logger(name)

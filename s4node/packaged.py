@@ -1,10 +1,10 @@
 """The names of s4node in the pickles of packaged apps: the one module that never moves.
 
 Rules
-- A pickle refers to a class of s4node by ``find(NAME)``, never by the module that defines it now.
-- The functions here make again what :mod:`s4node.deploy.pickling` has taken apart. Packages that
-  were made earlier call them: a name or parameter may be added, but none changes its meaning.
-- A package that was made by an earlier release is in ``tests/golden``, and has to load.
+- A pickle refers to a class of s4node by ``find(NAME)``, never by the module that defines it.
+- The functions here rebuild what :mod:`s4node.deploy.pickling` has taken apart. Old packages call
+  them: names and parameters may be added, but none may change its meaning.
+- A package of an earlier release is in ``tests/golden`` and has to load.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _INNER = {
     "ElementType": ElementType,
     "Prototype": Prototype,
     "StoreSpec": StoreSpec,
-}  # beside the public names
+}  # names that are not public
 
 
 def find(name: str) -> Any:
-    """The class of ours that is called ``name``; raises PackageError."""
+    """The class of s4node that is called ``name``; raises PackageError."""
     try:
         return _INNER.get(name) or getattr(s4node, name)
     except AttributeError:
         raise PackageError(
-            f"the package was made with another s4node: {__version__}, which runs here, "
+            f"the package was made with another s4node: version {__version__}, which runs here, "
             f"has no {name}; package the app again with the s4node of the nodes"
         ) from None
 
@@ -97,7 +97,7 @@ def set_app(
 def element_class(
     metaclass: Any, name: str, bases: tuple[type, ...], module: str, slots: tuple[str, ...]
 ) -> Any:
-    """A PE class with its slots and no members, which cloudpickle adds."""
+    """A PE class with its slots, to which cloudpickle adds the members."""
     return metaclass(name, bases, {"__module__": module, "__slots__": slots})
 
 

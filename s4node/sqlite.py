@@ -1,9 +1,9 @@
-"""A SQLite database as a file of s4node: opening, identity, transactions, and errors.
+"""A SQLite database as a file of s4node: opening, identity, transactions and errors.
 
 Rules
-- Calls block; use a thread where blocking is not allowed. Threads take turns.
-- Every SQLite error is converted by the owner of the file.
-- The owner of the file sets how much of the last writes a power cut may lose.
+- Calls block: make them in threads where blocking is not allowed. Threads take turns.
+- The owner of the file translates every SQLite error.
+- The owner of the file decides how many of the last writes a power cut may lose.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import Any
 from s4node.failpoints import passing
 
 _TRIES, _PAUSE_SECONDS = 50, 0.01
-"""How often, and after which pauses, a file is looked at that another connection changes."""
+"""The tries, and the pause between them, while another connection changes a file."""
 
 
 class Database:
     """One connection to the file at ``path``.
 
-    ``mode`` is rwc to make what is missing, rw, or ro to read alone. For another's lock a call
-    waits ``patience`` seconds.
+    ``mode`` is rwc to create a missing file, rw, or ro to only read. A call waits ``patience``
+    seconds for another connection's lock.
     """
 
     def __init__(self, path: Path, mode: str = "rwc", *, patience: float) -> None:
         self.path = path
         self.waits = False
-        """Each transaction waits for the disk."""
+        """True if each transaction waits for the disk."""
         try:
             self._db = sqlite3.connect(
                 f"{path.absolute().as_uri()}?mode={mode}",
@@ -50,12 +50,12 @@ class Database:
         return error
 
     def unopened(self, error: sqlite3.Error) -> Exception:
-        """The same for a file that cannot be opened."""
+        """The owner's error for a file that cannot be opened."""
         return self.explain(error)
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Convert SQLite errors raised inside."""
+        """Translate SQLite errors raised in the block."""
         try:
             yield
         except sqlite3.Error as error:
@@ -66,7 +66,7 @@ class Database:
 
     @contextmanager
     def transaction(self, *, write: bool = True) -> Iterator[None]:
-        """Do all that happens inside, or nothing."""
+        """Run the block as a transaction."""
         with self.explained():
             self.execute("BEGIN IMMEDIATE" if write else "BEGIN")
             try:
@@ -81,11 +81,11 @@ class Database:
                 raise
 
     def one(self, query: str, values: tuple[object, ...] = ()) -> Any:
-        """The first row that answers; None without one."""
+        """The first row of the result, or None."""
         return self.execute(query, values).fetchone()
 
     def marks(self) -> tuple[int, int]:
-        """The application and the format of the file; twice 0 in a new one."""
+        """The application and the format of the file; both are 0 in a new one."""
         return self.one("PRAGMA application_id")[0], self.one("PRAGMA user_version")[0]
 
     def is_empty(self) -> bool:
@@ -93,16 +93,16 @@ class Database:
         return self.marks() == (0, 0) and not self.one("SELECT 1 FROM sqlite_master LIMIT 1")
 
     def make(self, application: int, version: int, schema: str) -> None:
-        """Mark the file and create its tables, in the current transaction."""
+        """Mark the file and create its tables, within the current transaction."""
         self.execute(f"PRAGMA application_id = {application}")
         self.execute(f"PRAGMA user_version = {version}")
         for statement in schema.split(";"):
             self.execute(statement)
 
     def write_ahead(self) -> None:
-        """Use a write-ahead log, from now on for all who open the file.
+        """Use a write-ahead log, from now on for everyone who opens the file.
 
-        SQLite does not wait for another connection that is about to do the same; this does.
+        Waits for a connection that is doing the same, which SQLite does not.
         """
         for left in range(_TRIES, -1, -1):
             if self.one("PRAGMA journal_mode")[0] == "wal":
@@ -115,5 +115,5 @@ class Database:
                 time.sleep(_PAUSE_SECONDS)
 
     def close(self) -> None:
-        """Let go of the file; a second time does nothing."""
+        """Close the connection; may be called twice."""
         self._db.close()

@@ -1,4 +1,4 @@
-"""How a key-value store of tasks is declared. Pure."""
+"""The declaration of a key-value store. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ V = TypeVar("V")
 
 @dataclass(frozen=True)
 class StoreSpec(Generic[K, V]):
-    """A store as it is declared: its name, the types of keys and values, seconds to live or 0."""
+    """A declared store: its name, the types of keys and values, and seconds to live (0: no end)."""
 
     name: str
     key: type[K]

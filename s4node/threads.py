@@ -1,9 +1,9 @@
 """Calls that may block, such as those of files: in a thread, or inline in a test.
 
 Rules
-- Everything that runs in a container and may block is called here.
-- trio does not know whether a thread works: with ``inline`` nothing is in progress while
-  trio has no task to run, and the order of all calls is that of trio's tasks.
+- Code that runs in a container makes its blocking calls here.
+- trio does not know whether a thread works. With ``inline`` nothing is in progress while trio has
+  no task to run, and the order of all calls is that of trio's tasks.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ import trio
 R = TypeVar("R")
 
 run_sync = trio.to_thread.run_sync
-"""Call a function in a thread, as trio.to_thread.run_sync does."""
+"""Call a function in a thread, as ``trio.to_thread.run_sync`` does."""
 
 here: Callable[[], int] = threading.get_ident
-"""Which thread this is; another one than any where a test's app does not run."""
+"""The current thread; in a test's app, a number that no other thread has."""
 
 
 async def inline(
     function: Callable[..., R],
     *arguments: Any,
-    abandon_on_cancel: bool = False,  # noqa: ARG001 - it ends at once
+    abandon_on_cancel: bool = False,  # noqa: ARG001 - the call ends before it can be cancelled
     limiter: trio.CapacityLimiter | None = None,
 ) -> R:
-    """Call it in this thread, with the same limits."""
+    """Call the function in this thread, with the same limits."""
     if limiter is None:
         await trio.lowlevel.checkpoint()
         return contextvars.copy_context().run(function, *arguments)
@@ -41,7 +41,7 @@ async def inline(
 
 @contextmanager
 def replaced_by_inline() -> Iterator[None]:
-    """Call everything inline inside of the block."""
+    """Call everything inline during the block."""
     global run_sync, here
     before: Any = run_sync
     other: Any = inline

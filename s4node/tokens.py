@@ -9,17 +9,17 @@ from contextlib import contextmanager
 from s4node import clocks
 
 fresh: Callable[[int], str] = secrets.token_hex
-"""So many bytes as hexadecimal digits, by chance; in a test by its seed."""
+"""Random bytes as hexadecimal digits, given their number; in a test they depend on its seed."""
 
 
 def later() -> str:
-    """A name that sorts behind those that were made before, by the clock."""
+    """A name that sorts after earlier ones, by the clock."""
     return f"{int(clocks.wall() * 1000):011x}{fresh(2)}"
 
 
 @contextmanager
 def replaced(other: Callable[[int], str]) -> Iterator[None]:
-    """Have names from elsewhere inside of the block."""
+    """Take names from ``other`` during the block."""
     global fresh
     before, fresh = fresh, other
     try:

@@ -96,9 +96,9 @@ async def append_all(log: EmbeddedLog, appended: trio.Event) -> None:
 
 
 def test_a_point_that_is_not_there_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"S4_FAULT: no point 'commit\.wrote'; known are startp"):
+    with pytest.raises(ConfigError, match=r"S4_FAULT: no point 'commit\.wrote'; the points are s"):
         point("commit.wrote")
-    with pytest.raises(ConfigError, match=r"'0' is not a number of passings; write commit\.w"):
+    with pytest.raises(ConfigError, match=r"'0' is not a positive number; write commit\.w"):
         point("commit.write:0")
 
 

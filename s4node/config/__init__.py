@@ -1,4 +1,4 @@
-"""Configuration: every key with its kind, its default and its text; checked and rendered.
+"""Configuration: every key with its kind, its default and its text, checked and rendered.
 
 ``settings`` is the list of all keys, ``key`` the form of an entry. ``kinds`` has the kinds of
 values, ``properties`` reads files of ``key = value``, ``config`` checks them and holds the values.

@@ -1,12 +1,11 @@
 """A configuration: a checked value for every key, from files and the command line.
 
 Rules
-- Mistakes are collected, not raised one by one: one :class:`ConfigError` has all of them, in the
-  order files first, command line last.
-- Later files override earlier ones, and the command line overrides files; an overridden value is
-  checked all the same.
-- Keys and values are UTF-8 without NUL characters, wherever they come from: they travel to other
-  processes, into databases, and to the system as paths.
+- Mistakes are collected: one :class:`ConfigError` has all of them, files first, command line last.
+- Later files override earlier ones, and the command line overrides files. An overridden value is
+  checked, too.
+- Keys and values are UTF-8 without NUL characters, wherever they come from, because they are passed
+  to other processes, into databases, and to the system as paths.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _PATTERNS = tuple(key for key in KEYS if isinstance(key, Pattern))
 
 
 class Entry(NamedTuple):
-    """The value of one key as written and as parsed, and who wrote it."""
+    """The value of one key, as text and parsed, and its origin."""
 
     name: str
     text: str
@@ -46,7 +45,7 @@ def _defaults() -> dict[str, Entry]:
 
 @dataclass(frozen=True, eq=False)
 class Config:
-    """A checked value for every key. Make one with :meth:`load` or :meth:`of`."""
+    """A checked value for every key. Create one with :meth:`load` or :meth:`of`."""
 
     _entries: Mapping[str, Entry] = field(default_factory=_defaults)
 
@@ -58,8 +57,7 @@ class Config:
         *,
         settings: Sequence[str] = (),
     ) -> Config:
-        """Read the files in order, then the command line: ``settings``, each as ``KEY=VALUE``, and
-        overrides.
+        """Read the files in order, then ``settings``, each as ``KEY=VALUE``, and ``overrides``.
 
         Raises ConfigError with every mistake.
         """
@@ -73,31 +71,31 @@ class Config:
         return cls().with_(values)
 
     def with_(self, values: Mapping[str, str]) -> Config:
-        """A copy with these changed; the values are texts as in a file."""
+        """A copy with these values changed; they are texts as in a file."""
         return self._changed(_given("code", values))
 
     def __getitem__(self, setting: Setting[T]) -> T:
         return cast("T", self._entries[setting.name].value)
 
     def matching(self, pattern: Pattern[T]) -> dict[str, T]:
-        """The values of a family of keys, by the text in the placeholder's place."""
+        """The values of a family of keys, by the text in place of the placeholder."""
         found = ((pattern.placeholder_of(entry.name), entry.value) for entry in self._members)
         return {placeholder: value for placeholder, value in found if placeholder is not None}
 
     def origin(self, setting: Setting[Any] | str) -> str:
-        """Who set it: ``file:line``, ``command line``, ``code`` or ``default``.
+        """The origin of a value: ``file:line``, ``command line``, ``code`` or ``default``.
 
-        Name a member of a family in full; KeyError if nobody set it.
+        Name a member of a family in full; raises KeyError if it is not set.
         """
         return self._entries[setting if isinstance(setting, str) else setting.name].origin
 
     def items(self) -> Iterator[Entry]:
-        """Every setting in the order of the list, then the members of families as they came."""
+        """Every setting in the order of the list, then the members of families as they were set."""
         return iter(self._entries.values())
 
     @cached_property
     def _members(self) -> list[Entry]:
-        """Those of families: the names of other settings are in no family."""
+        """The members of families; a setting of the list belongs to none."""
         return [entry for name, entry in self._entries.items() if name not in _SETTINGS]
 
     def _changed(self, lines: Sequence[Line | Problem]) -> Config:
@@ -112,7 +110,7 @@ class Config:
 # --- checking ------------------------------------------------------------------------------------
 
 COMMAND_LINE = "command line"
-"""The origin of what is set there."""
+"""The origin of values from the command line."""
 
 
 def _written(setting: str) -> Line | Problem:
@@ -143,10 +141,10 @@ def _checked(line: Line) -> Entry | Problem:
 
 
 def _unwritable(text: str) -> str:
-    """Why a text cannot be in files and messages; empty if it can."""
+    """Why a text cannot be written to files and messages; empty if it can."""
     if not kinds.is_unicode(text):
         return "is not UTF-8; write it in UTF-8"
-    return "has a NUL character in it; remove that" if "\0" in text else ""
+    return "has a NUL character; remove it" if "\0" in text else ""
 
 
 def _key_of(name: str) -> ConfigKey[Any] | None:
@@ -156,20 +154,20 @@ def _key_of(name: str) -> ConfigKey[Any] | None:
 
 def _advice(name: str) -> str:
     likeness, nearest = max(_guess(name, key) for key in KEYS)
-    if likeness < 0.7:  # below, what two keys share is little more than "s4." and an ending
+    if likeness < 0.7:  # such keys share little more than "s4." and an ending
         return "default.s4.comm.properties lists every key"
-    if nearest == name:  # copied out of the documentation as it stands there
-        return "write a name in the place of the placeholder"
+    if nearest == name:  # copied from the documentation
+        return "write a name in place of the placeholder"
     return f"did you mean {nearest!r}?"
 
 
 def _guess(name: str, key: ConfigKey[Any]) -> tuple[float, str]:
-    """The similarity of ``name`` and ``key``, and the key that would be meant."""
-    from difflib import SequenceMatcher  # costs a start of every program, and only mistakes use it
+    """The similarity of ``name`` and ``key``, and the key that was probably meant."""
+    from difflib import SequenceMatcher  # slow to import, and only mistakes need it
 
     compared, fixed, meant = name, key.name, key.name
     if isinstance(key, Pattern):
-        # The placeholder's text is free, so only what stands around it is compared.
+        # the placeholder's text is free, so only the text around it is compared
         before, after = key.ends
         fixed = before.removesuffix(".") + after
         parts = name.split(".")

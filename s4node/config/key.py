@@ -1,4 +1,4 @@
-"""A key of the configuration: its name, its default or example, its check and its documentation."""
+"""A key of the configuration: its name, default or example, check and documentation. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class ConfigKey(Generic[T]):
-    """One entry of the list: a :class:`Setting`, or a :class:`Pattern` for a family of keys.
+    """A key in the list: a :class:`Setting`, or a :class:`Pattern` for a family of keys.
 
-    ``text`` is a value as it is written in a file: a setting's default, a pattern's example.
+    ``text`` is a value as in a file: the default of a setting, the example of a pattern.
     """
 
     section: str
@@ -25,7 +25,7 @@ class ConfigKey(Generic[T]):
     doc: str
 
     def parse(self, text: str) -> T:
-        """The value that ``text`` means; raises ValueError with the mistake."""
+        """The value of ``text``; raises ValueError with the mistake."""
         return self.kind.parse(text)
 
 
@@ -51,7 +51,7 @@ class Pattern(ConfigKey[T]):
         return before, rest.partition(">")[2]
 
     def placeholder_of(self, name: str) -> str | None:
-        """The text in the placeholder's place; None if ``name`` is not of this family."""
+        """The text in place of the placeholder; None if ``name`` is not in this family."""
         before, after = self.ends
         if not name.startswith(before):
             return None

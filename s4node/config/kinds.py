@@ -1,8 +1,8 @@
-"""The kinds of values that configuration keys take.
+"""The kinds of values that configuration keys take. Pure.
 
 Rules
-- A parser raises ValueError with what follows ``key = 'text'`` in a message.
-- Milliseconds outside, seconds inside.
+- A parser raises ValueError with the text that follows ``key = 'text'`` in a message.
+- Texts have milliseconds, values have seconds.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _MOST_OF_A_FILE_NAME = 200
-"""Bytes; file systems take 255, and names get endings."""
+"""In bytes: file systems allow 255, and endings are added to names."""
 
 PART_BYTES = 255
-"""The most that a file system takes between two slashes."""
+"""The most bytes of a part of a path."""
 _FOLDER_BYTES = 3072
-"""What Linux takes, less what is put below a folder."""
+"""The most bytes of a folder's path: Linux's limit, less what is added below a folder."""
 
 
 @dataclass(frozen=True)
 class Kind(Generic[T]):
-    """A kind of value: ``word`` describes it to people, ``parse`` checks and converts."""
+    """A kind of value: ``word`` describes it for people, ``parse`` checks and converts a text."""
 
     word: str
     parse: Callable[[str], T]
 
 
 def whole(least: int, most: int | None = None, what: str = "whole number") -> Kind[int]:
-    """Whole numbers from ``least`` to ``most``, both included."""
+    """Whole numbers from ``least`` to ``most``, inclusive."""
     bounds = f"{least} or more" if most is None else f"{least} to {most}"
 
     def parse(text: str) -> int:
@@ -57,14 +57,14 @@ def size(least: int, most: int) -> Kind[int]:
 
 
 def milliseconds(least: float) -> Kind[float]:
-    """A number of milliseconds, fractions allowed, which becomes seconds."""
+    """A number of milliseconds, with fractions, which is converted to seconds."""
 
     def parse(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
             value = math.nan
-        if not math.isfinite(value):  # "inf" would be a deadline that no clock can hold
+        if not math.isfinite(value):  # no clock can hold a deadline of "inf"
             raise ValueError("is not a number of milliseconds")
         if value < least:
             raise ValueError(f"is out of bounds ({least:g} or more)")
@@ -74,18 +74,18 @@ def milliseconds(least: float) -> Kind[float]:
 
 
 def choice(*choices: str) -> Kind[str]:
-    """One of these words."""
+    """One of several words."""
 
     def parse(text: str) -> str:
         if text not in choices:
-            raise ValueError(f"is none of {', '.join(choices)}")
+            raise ValueError(f"is not one of {', '.join(choices)}")
         return text
 
     return Kind(f"one of {', '.join(choices)}", parse)
 
 
 def is_unicode(text: str) -> bool:
-    """Return True if a text can be encoded; bytes of the command line that are not UTF-8 cannot."""
+    """Return True if a text can be encoded, unlike arguments that are not UTF-8."""
     return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
@@ -93,21 +93,21 @@ def _parse_folder(text: str) -> str:
     for part in text.split("/"):
         if len(part.encode()) > PART_BYTES:
             raise ValueError(
-                f"has a part of {len(part.encode())} bytes, which no file system takes: "
-                f"{PART_BYTES} at most"
+                f"has a part of {len(part.encode())} bytes, but a file system allows at most "
+                f"{PART_BYTES}"
             )
     if len(text.encode()) > _FOLDER_BYTES:
-        raise ValueError(f"has {len(text.encode())} bytes: {_FOLDER_BYTES} at most")
+        raise ValueError(f"has {len(text.encode())} bytes, but at most {_FOLDER_BYTES} are allowed")
     return text
 
 
 def is_name(text: str) -> bool:
-    """Return True for a name inside a key and a comma list; its dotted parts are not empty."""
+    """Return True for a name that can be in a key and a comma list; its dotted parts have text."""
     return re.fullmatch(r"[^\s,=<>.]+(\.[^\s,=<>.]+)*", text) is not None
 
 
 def is_file_name(text: str) -> bool:
-    """Return True for a name that is also a safe file name: without a path, and not too long.
+    """Return True for a name that is also a safe file name: not a path, and not too long.
 
     The letters of any alphabet are allowed, with their marks.
     """
@@ -135,7 +135,7 @@ def _parse_names(text: str) -> tuple[str, ...]:
 
 
 def own(*words: str, example: str = "package.module:Class") -> Kind[str]:
-    """One of these words, or something of the app author's own, by its import path."""
+    """One of these words, or the import path of the app author's own class."""
 
     def parse(text: str) -> str:
         module, _, name = text.partition(":")
@@ -149,7 +149,7 @@ def own(*words: str, example: str = "package.module:Class") -> Kind[str]:
 
 
 def each(kind: Kind[T]) -> Kind[tuple[T, ...]]:
-    """A comma-separated list of values of a kind, each once; it may be empty."""
+    """A comma-separated list of values of a kind, each once; may be empty."""
 
     def parse(text: str) -> tuple[T, ...]:
         words = [word.strip() for word in text.split(",")] if text else []
@@ -168,12 +168,12 @@ def each(kind: Kind[T]) -> Kind[tuple[T, ...]]:
 
 
 def optional(kind: Kind[str]) -> Kind[str]:
-    """A value of a kind, or nothing."""
+    """A value of a kind, or empty."""
     return Kind(f"{kind.word}, or empty", lambda text: kind.parse(text) if text else "")
 
 
 class PartitionRange(NamedTuple):
-    """Partitions ``first`` to ``last``, both included, of a stream of a system."""
+    """Partitions ``first`` to ``last``, inclusive, of a stream of a system."""
 
     system: str
     stream: str
@@ -211,7 +211,7 @@ def _parse_switch(text: str) -> bool:
 
 
 def address(least_port: int) -> Kind[str]:
-    """An address ``tcp://host:port``; ``least_port`` 0 allows any free port."""
+    """An address ``tcp://host:port``; with ``least_port`` 0, port 0 means any free port."""
     shape = re.compile(r"tcp://(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+):([0-9]{1,5})", re.ASCII)
 
     def parse(text: str) -> str:
@@ -235,7 +235,7 @@ def _parse_classes(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",")) if text else ()
     for name in names:
         if name != "*" and not all(part.isidentifier() for part in name.split(".")):
-            raise ValueError(f"has {name!r} in it, which names no class")
+            raise ValueError(f"has {name!r} in it, which is not the name of a class")
     return names
 
 

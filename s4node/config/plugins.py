@@ -1,7 +1,7 @@
-"""The author's own parts: what a setting names as ``package.module:Class``. Pure.
+"""Plugins: the author's own classes, which a setting names as ``package.module:Class``. Pure.
 
 Rules
-- An error of importing or making one says which setting named it, and why.
+- An error of importing or calling a plugin says which setting named it, and why.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from s4node.errors import ConfigError, described, is_signal
 
 
 def found(named: str, setting: str, what: str) -> Any:
-    """The object that ``named`` means; ``what`` describes it in messages. Raises ConfigError if
-    there is none."""
+    """Import what ``named`` means; ``what`` describes it in messages. Raises ConfigError if that
+    fails."""
     module, _, name = named.partition(":")
     try:
         return getattr(import_module(module), name)
@@ -28,8 +28,7 @@ def found(named: str, setting: str, what: str) -> Any:
 
 
 def made(named: str, setting: str, what: str, *arguments: Any) -> Any:
-    """The result of calling ``named`` with ``arguments``; raises ConfigError if it is missing or
-    raises."""
+    """Import ``named`` and call it with ``arguments``; raises ConfigError if that fails."""
     maker = found(named, setting, what)
     try:
         return maker(*arguments)
@@ -38,13 +37,13 @@ def made(named: str, setting: str, what: str, *arguments: Any) -> Any:
             raise
         given = ", ".join(type(argument).__name__ for argument in arguments) or "nothing"
         raise ConfigError(
-            f"{what} {named!r} of {setting} cannot be made: {described(error)}; it is "
+            f"{what} {named!r} of {setting} cannot be created: {described(error)}; it is "
             f"called with {given}"
         ) from error
 
 
 def lacking(part: object, methods: tuple[str, ...], named: str, setting: str, what: str) -> None:
-    """Raise ConfigError if ``part`` has not all of these methods."""
+    """Raise ConfigError if ``part`` lacks any of these methods."""
     missing = [name for name in methods if not callable(getattr(part, name, None))]
     if missing:
         raise ConfigError(

@@ -1,11 +1,11 @@
-r"""Properties files: lines ``key = value``, as they are written.
+r"""Properties files: parses lines ``key = value``.
 
 Rules
-- A properties file is UTF-8 lines ``key = value``; ``#`` and ``!`` open a comment line; a ``\`` at
-  the end of a line joins the next one to it. There are no other escapes, and ``:`` separates
-  nothing, because values hold addresses.
-- Mistakes are in line with the parsed values, so that all come out in order.
-- Which keys there are, and which values they take, is not this module's concern.
+- A file is UTF-8 lines ``key = value``. A line that begins with ``#`` or ``!`` is a comment; a
+  ``\`` at the end of a line joins the next one to it. There are no other escapes, and ``:`` does
+  not separate, because values contain addresses.
+- Mistakes are returned among the lines, so that all come out in order.
+- This module does not know which keys there are, and which values they take.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake: where it is (with ``line`` and ``key`` if known), and what to do."""
+    """A mistake: where it is (with ``line`` and ``key`` if known), and what to do."""
 
     file: str
     line: int | None
@@ -33,7 +33,7 @@ class Problem:
 
 
 class Line(NamedTuple):
-    """One ``key = value`` of a file or of the command line, not yet checked."""
+    """A ``key = value`` of a file or of the command line, not yet checked."""
 
     file: str
     number: int | None
@@ -50,7 +50,7 @@ class Line(NamedTuple):
 
 
 def read(path: Path) -> Iterator[Line | Problem]:
-    """The lines of a file; one that cannot be read is a single problem."""
+    """The lines of a file; a file that cannot be read is a single problem."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -58,7 +58,7 @@ def read(path: Path) -> Iterator[Line | Problem]:
         yield Problem(str(path), None, None, f"cannot be read ({reason}); name a readable file")
         return
     try:
-        text = data.decode("utf-8-sig")  # some editors open a file with a byte order mark
+        text = data.decode("utf-8-sig")  # some editors begin a file with a byte order mark
     except UnicodeDecodeError as error:
         number = data.count(b"\n", 0, error.start) + 1
         yield Problem(str(path), number, None, "is not UTF-8 text; save the file as UTF-8")
@@ -67,7 +67,7 @@ def read(path: Path) -> Iterator[Line | Problem]:
 
 
 def parse(file: str, text: str) -> Iterator[Line | Problem]:
-    """The lines of ``text``, which messages call ``file``."""
+    """The lines of ``text``; messages call it ``file``."""
     seen: dict[str, int] = {}
     for number, line in _joined_lines(text):
         name, equals, value = (part.strip() for part in line.partition("="))
@@ -80,19 +80,19 @@ def parse(file: str, text: str) -> Iterator[Line | Problem]:
         else:
             yield Line(file, number, name, value)
         if name in seen:
-            problem = f"{name} is set on line {seen[name]} already; keep one of the two"
+            problem = f"{name} is already set on line {seen[name]}; remove one of the two"
             yield Problem(file, number, name, problem)
         elif equals and name:
             seen[name] = number
 
 
 def _joined_lines(text: str) -> Iterator[tuple[int, str]]:
-    """The lines that are neither blank nor comments, with the first line's number, continuations
-    joined.
+    """The lines that are neither blank nor comments, with the number of their first line, and
+    continuations joined.
 
-    A backslash is left at the end only where the file ends with it.
+    A backslash remains at the end only if the file ends with it.
     """
-    # Not splitlines(): that one also breaks at characters which editors do not count as line ends.
+    # not splitlines(), which also splits at characters that are not line ends to editors
     numbered = enumerate(text.removesuffix("\n").split("\n"), 1)
     for number, physical in numbered:
         line = physical.strip()

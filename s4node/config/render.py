@@ -1,4 +1,4 @@
-"""The list of keys as text: ``default.s4.comm.properties``, which documents them."""
+"""Renders the list of keys as ``default.s4.comm.properties``, which documents them. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HEADING = """\
 # own files need only the keys that differ. A later file wins over an earlier
 # one, and -p key=value wins over files.
 #
-# Lines are key = value; a line that opens with # or ! is a comment, and \\ at
+# Lines are key = value; a line that begins with # or ! is a comment, and \\ at
 # the end of a line joins the next one to it.
 """
 

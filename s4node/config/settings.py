@@ -1,10 +1,10 @@
-"""The list of all keys of the configuration, in the order in which they are documented.
+"""The settings: the list of all keys of the configuration, in the order of the documentation.
 
 Rules
-- A key exists because it is declared here; any other key is a mistake. This list is all that the
-  code, the documentation and ``default.s4.comm.properties`` know.
-- A key that counts milliseconds gives a ``float`` of seconds, which is what trio's clocks take. The
-  constants keep the keys' own names (``WATCHDOG_MS``).
+- A key exists because it is declared here; any other key is a mistake. The code, the documentation
+  and ``default.s4.comm.properties`` know nothing else.
+- A key in milliseconds gives a ``float`` of seconds, as trio's clocks take. The constants have the
+  keys' own names (``WATCHDOG_MS``).
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from s4node.config.key import ConfigKey, Pattern, Setting
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-# One key is one block here: place, name, value, kind; then its documentation.
+# A key is one block: section, name, value and kind, then its documentation.
 # fmt: off
 
 _CLUSTER = "Clusters and streams"
 
 CLUSTER_NAME = Setting(
     _CLUSTER, "s4.cluster.name", "default", kinds.NAME,
-    "The cluster that this node belongs to. Other clusters name it in their list of consumers.",
+    "The cluster that this node belongs to. Other clusters list it among their consumers.",
 )
 CLUSTER_PARTITIONS = Setting(
     _CLUSTER, "s4.cluster.partitions", "1", kinds.whole(1, 4096),
-    "How many partition tasks share the keys of an app. Fixed when the app first starts: more "
-    "tasks spread over more nodes, and each costs memory and a commit of its own.",
+    "The number of partition tasks that share the keys of an app. Fixed when the app first starts. "
+    "More tasks can spread over more nodes, and each costs memory and a commit of its own.",
 )
 CLUSTER_ADDRESS = Pattern(
     _CLUSTER, "s4.cluster.<cluster>.address", "tcp://127.0.0.1:12001", kinds.address(1),
-    "Where a node of another cluster listens. One line for each cluster that consumes an output "
+    "The address of a node of another cluster. One line for each cluster that consumes an output "
     "stream of this one.",
     "s4.cluster.east.address",
 )
@@ -60,7 +60,7 @@ HASHER = Setting(
 CLUSTER_GATHER_TIMEOUT = Setting(
     _CLUSTER, "s4.cluster.gatherTimeout", "10000", kinds.milliseconds(0),
     "How long the first containers of an app wait for the other expected ones, before they share "
-    "the partitions. A later one is a spare.",
+    "the partitions. A container that joins later is a spare.",
 )
 
 _COORDINATION = "Coordination: how nodes find each other"
@@ -72,16 +72,16 @@ COORDINATION_FOLDER = Setting(
 )
 SESSION_TIMEOUT = Setting(
     _COORDINATION, "s4.session.timeout", "10000", kinds.milliseconds(1000),
-    "After how long without a sign of life the partitions of a process go to others. This is for "
-    "processes that hang or are stopped; one that dies is noticed at once.",
+    "The partitions of a process that sends no sign of life for this long go to others. This is "
+    "for processes that hang or are stopped; a process that dies is noticed at once.",
 )
 
-_LISTENER = "Listener: what comes in"
+_LISTENER = "Listener: connections from peers"
 
 LISTENER_ADDRESS = Setting(
     _LISTENER, "s4.listener.address", "tcp://127.0.0.1:12000", kinds.address(0),
-    "Where the node listens for its peers; only programs of the same machine reach the default. "
-    "Peers are not authenticated, so open it to trusted networks only. Port 0 takes a free port.",
+    "The address on which the node listens; only programs on the same machine reach the default. "
+    "Peers are not authenticated, so open it to trusted networks only. Port 0 means any free port.",
 )
 LISTENER_ADVERTISE = Setting(
     _LISTENER, "s4.listener.advertise", "", kinds.HOST,
@@ -91,17 +91,17 @@ LISTENER_ADVERTISE = Setting(
 )
 LISTENER_MAX_ENVELOPE_BYTES = Setting(
     _LISTENER, "s4.listener.maxEnvelopeBytes", "16777216", kinds.size(1024, 2**31 - 1),
-    "The longest envelope that is read. A longer one closes its connection. This bounds the "
+    "The longest envelope that is accepted. A longer one closes its connection. This bounds the "
     "memory that one peer can take.",
 )
 LISTENER_MAX_FRAME_BYTES = Setting(
     _LISTENER, "s4.listener.maxFrameBytes", "1048576", kinds.size(1024, 2**31 - 1),
     "The longest frame that is accepted. A longer one is refused with an answer to its producer, "
-    "and the connection stays.",
+    "and the connection stays open.",
 )
 LISTENER_MAX_CONNECTIONS = Setting(
     _LISTENER, "s4.listener.maxConnections", "1024", kinds.whole(1),
-    "How many peers may be connected at a time; further ones are turned away. Each takes a file "
+    "The most peers that may be connected at a time; more are refused. Each takes a file "
     "descriptor.",
 )
 
@@ -133,26 +133,26 @@ def _stage_keys(stage: str) -> dict[str, tuple[Setting[Any], Pattern[Any]]]:
     rows: list[tuple[str, str, kinds.Kind[Any], str]] = [
         ("executor", executor, kinds.EXECUTOR, (
             f"What happens when the stage of {of} is full: block makes senders wait, shed drops "
-            "the newest, throttle lets only maxRate leave and drops the newest that producers "
-            "send beyond a full queue; package.module:Class is your own.")),
+            "the newest events, throttle lets only maxRate leave and drops the newest events that "
+            "producers send beyond a full queue; package.module:Class is your own.")),
         ("workQueueSize", events, kinds.whole(1), (
-            f"How many events the stage of {of} holds, and at most {_STAGE_BEYOND[stage]} beyond. "
-            "It bounds credit. More absorbs longer bursts, for memory and latency.")),
+            f"The events that the stage of {of} holds, and at most {_STAGE_BEYOND[stage]} beyond. "
+            "It bounds credit. More absorbs longer bursts, at the cost of memory and latency.")),
         ("workQueueBytes", size, kinds.size(1024, 2**53), (
-            f"How many bytes the stage of {of} holds. It bounds the memory that overload can "
+            f"The bytes that the stage of {of} holds. It bounds the memory that overload can "
             "take.")),
         ("maxRate", "200000", kinds.whole(1), (
-            f"How many events a second leave the stage of {of} if its executor throttles.")),
+            f"The events per second that leave the stage of {of} if its executor throttles.")),
     ]
     if stage == "stream":
         rows.append(("parallelism", "0", kinds.whole(0, 1024), (
-            "How many handlers of a keyed stream may run at a time in a partition, each key in "
-            "order. 0 leaves it to the app's set_parallelism(), with 1 as its default.")))
+            "The handlers of a keyed stream that may run at a time in a partition, each key in "
+            "order. 0 leaves it to the app's set_parallelism(), whose default is 1.")))
     return {
         word: (
             Setting(_QUEUES, f"s4.{stage}.{word}", text, kind, doc),
             Pattern(_QUEUES, f"s4.{stage}.<stream>.{word}", text, kind,
-                    f"The same for one stream, which wins over s4.{stage}.{word}.",
+                    f"The same for one stream, which overrides s4.{stage}.{word}.",
                     f"s4.{stage}.clicks.{word}"),
         )
         for word, text, kind, doc in rows
@@ -168,14 +168,14 @@ STREAM_KEYS = (
 SENDER_WORK_QUEUE_SIZE: Setting[int] = STAGE_KEYS["remoteSender"]["workQueueSize"][0]
 SPILL_FOLDER = Setting(
     _QUEUES, "s4.spill.folder", "", kinds.FOLDER,
-    "Where events of streams that feed themselves, and of timers, wait on disk for a full stage. "
-    "The default is the folder for temporary files. The files have no names and end with their "
-    "process.",
+    "The folder where events of streams that feed themselves, and of timers, wait for a full "
+    "stage. The default is the folder for temporary files. The files have no names and are gone "
+    "when their process ends.",
 )
 SENDER_MAX_FRAME_EVENTS = Setting(
     _QUEUES, "s4.sender.maxFrameEvents", "2048", kinds.whole(1),
     "The most events that the sender puts into one frame. Larger frames cost less per event, and "
-    "hold up other streams for longer.",
+    "delay other streams for longer.",
 )
 SENDER_MAX_FRAME_BYTES = Setting(
     _QUEUES, "s4.sender.maxFrameBytes", "262144", kinds.size(1024, 2**31 - 1),
@@ -187,32 +187,32 @@ _COMM = "Connections"
 
 COMM_TIMEOUT = Setting(
     _COMM, "s4.comm.timeout", "1000", kinds.milliseconds(1),
-    "How long connecting to a peer, with the handshake, may take. A short time finds a dead peer "
+    "The longest time for connecting to a peer, with the handshake. A short time finds a dead peer "
     "early, a long one suits slow networks.",
 )
 COMM_VERDICT_DELAY = Setting(
     _COMM, "s4.comm.verdictDelay", "200", kinds.milliseconds(0),
     "How long a verdict may wait to be sent with others. A verdict that a producer waits for, or "
-    "that returns a quarter of its credit, never waits. Longer costs less; producers keep their "
-    "events longer.",
+    "that returns a quarter of its credit, never waits. A longer delay costs less, but producers "
+    "keep their events longer.",
 )
 PRODUCER_EXPIRY = Setting(
     _COMM, "s4.producer.expiry", "3600000", kinds.milliseconds(1),
-    "A program without a producer id of its own is forgotten when it was away for so long, while "
-    "the node runs. What it resends afterwards is no longer known as a repetition, so stay "
-    "above the longest break that a connection may take. A program with an id of its own is not "
-    "forgotten because of time where what is settled survives the node, nor is a task.",
+    "A program without a producer id of its own is forgotten after being away for this long, while "
+    "the node runs. What it resends after that is not recognised as a repetition, so stay above "
+    "the longest break of a connection. A task, or a program with an id of its own, does not "
+    "expire if the node saves which of its events are settled.",
 )
 
 _APP = "The app"
 
 ADAPTER_OUTPUT_STREAM = Setting(
     _APP, "s4.adapter.output.stream", "", kinds.TEXT,
-    "The remote stream that an AdapterApp feeds. Empty for apps that are not adapters.",
+    "The remote stream that an AdapterApp feeds. Empty for other apps.",
 )
 APP_PARAMETER = Pattern(
     _APP, "s4.app.<parameter>", "42", kinds.TEXT,
-    "A parameter of the app: text in app.parameters, under its name without s4.app.",
+    "A parameter of the app: a text in app.parameters, under its name without s4.app.",
     "s4.app.threshold",
 )
 
@@ -221,21 +221,22 @@ _TASKS = "Tasks: which there are, and what they read"
 BROADCAST_INPUTS = Setting(
     _TASKS, "task.broadcast.inputs", "", kinds.PARTITIONS,
     "Partitions that every task reads, each with its own progress, such as log.rules#[0-1], "
-    "log.a.b#2. The first dot ends the system's name. An input that is also named here is "
-    "broadcast.",
+    "log.a.b#2. The first dot ends the system's name. An input that is listed here is broadcast, "
+    "even if it is also an input otherwise.",
 )
 GROUPER = Setting(
     _TASKS, "job.systemstreampartition.grouper.factory", "by-partition",
     kinds.own("by-partition", "by-ssp"),
     "How partitions are grouped into tasks: by-partition makes one task of partition 3 of all "
-    "inputs, by-ssp one of each partition of each input. All but by-partition are for tasks that "
-    "read only replayable inputs without keys. It cannot change once there is progress.",
+    "inputs, by-ssp makes one of each partition of each input. All groupers but by-partition are "
+    "for tasks that read only replayable inputs without keys. It cannot change once there is "
+    "progress.",
 )
 CONTAINER_COUNT = Setting(
     _TASKS, "job.container.count", "0", kinds.whole(0),
-    "How many containers share the tasks, at most one a task: s4 run starts so many, and on a "
-    "cluster further ones are spares. With 0, s4 run is one process, and a cluster uses all "
-    "containers.",
+    "The number of containers that share the tasks, at most one per task: s4 run starts that many, "
+    "and further ones in a cluster are spares. With 0, s4 run is one process, and a cluster uses "
+    "all containers.",
 )
 CHOOSER = Setting(
     _TASKS, "task.chooser.class", "round-robin", kinds.own("round-robin"),
@@ -243,14 +244,14 @@ CHOOSER = Setting(
 )
 BATCH_SIZE = Setting(
     _TASKS, "task.consumer.batch.size", "0", kinds.whole(0),
-    "How many events of an input are processed, if there are so many, before another input has "
-    "its turn. 0 is one step: s4.step.maxEvents events or s4.step.maxMs, or what came at once.",
+    "The events of an input that are processed, if there are that many, before another input has "
+    "its turn. 0 means one step: s4.step.maxEvents events or s4.step.maxMs, or what has arrived.",
 )
 STREAM_PRIORITY = Pattern(
     _TASKS, "streams.<stream>.samza.priority", "1", kinds.whole(0),
-    "While an input of higher priority has events, the others wait. It waits for at most one step "
+    "While an input of higher priority has events, the others wait. It waits at most for one step "
     "of theirs, s4.step.maxEvents events or s4.step.maxMs. The default is 0; an input that "
-    "bootstraps is above all.",
+    "bootstraps is above all others.",
     "streams.clicks.samza.priority",
 )
 STREAM_BOOTSTRAP = Pattern(
@@ -263,50 +264,51 @@ _TASK_RUN = "Tasks: how they run"
 
 TASK_MAX_CONCURRENCY = Setting(
     _TASK_RUN, "task.max.concurrency", "1", kinds.whole(1, 100_000),
-    "How many events of one task may be in flight: begun, and not yet done. With 1 each event is "
-    "done before the next begins. More overlaps what tasks wait for; see task.order.",
+    "The events of one task that may be in flight: begun, and not yet done. With 1 each event is "
+    "done before the next begins. More overlaps the waiting of tasks; see task.order.",
 )
 TASK_ORDER = Setting(
     _TASK_RUN, "task.order", "arrival", kinds.choice("arrival", "key"),
-    "The order of a task's events when several may be in flight: with arrival they begin as they "
-    "came and overlap, with key those of one key never overlap. Events without a key count as one "
-    "key.",
+    "The order of a task's events if several may be in flight: with arrival they begin in the "
+    "order of arrival and overlap, with key events of one key never overlap. Events without a key "
+    "count as one key.",
 )
 THREAD_POOL_SIZE = Setting(
     _TASK_RUN, "job.container.thread.pool.size", "0", kinds.whole(0, 1024),
-    "How many threads of a container run plain tasks (process, window and timers) that wait for "
+    "The threads of a container that run plain tasks (process, window and timers) which wait for "
     "something without being async. 0 runs them on the event loop, which costs least.",
 )
 TASK_WINDOW_MS = Setting(
     _TASK_RUN, "task.window.ms", "0", kinds.milliseconds(0),
-    "How often a task's window() is called, while none of its events is in flight. 0 is never.",
+    "The interval at which a task's window() is called, while none of its events is in flight. 0 "
+    "means never.",
 )
 TASK_COMMIT_MS = Setting(
     _TASK_RUN, "task.commit.ms", "60000", kinds.milliseconds(0),
     "The longest time between commits of a task that has changed. A commit begins as soon as "
     "others wait for it (producers of durable streams that flush, and tasks, logs and other apps "
-    "for events that leave with it; within a second for producers that do not flush), as long as "
-    "that takes less than a tenth of the task's time, and all tasks of a container less than a "
-    "quarter of a process, or a fiftieth while it works at full speed. With 0 a task commits only "
-    "when it or a producer asks for it, when events that it has put for others wait, and at the "
-    "end.",
+    "that wait for its events; within a second for producers that do not flush), as long as "
+    "commits take less than a tenth of the task's time, and those of all tasks of a container less "
+    "than a quarter of a process, or a fiftieth while it works at full speed. With 0 a task "
+    "commits only on request of the task or a producer, when its events for others wait, and at "
+    "the end.",
 )
 TASK_ASYNC_COMMIT = Setting(
     _TASK_RUN, "task.async.commit", "false", kinds.SWITCH,
-    "A task's events may be in flight, and begin, while its progress is taken. A commit never "
-    "covers more than what is done.",
+    "A task's events may be in flight, and begin, while its progress is taken for a commit. A "
+    "commit never covers more than the events that are done.",
 )
 TASK_CALLBACK_TIMEOUT_MS = Setting(
     _TASK_RUN, "task.callback.timeout.ms", "0", kinds.milliseconds(0),
-    "How long an event of a task that is awaited, in a thread, or ended by a callback may take; "
-    "and an event of PEs whose stream has parallel handlers. One that takes longer counts as "
-    "failed: it stops the container, or is skipped if s4.stream.<stream>.onError says so. 0 is "
-    "for ever.",
+    "The longest time for an event of a task that is awaited, runs in a thread, or ends by a "
+    "callback, and for an event of PEs whose stream has parallel handlers. An event that takes "
+    "longer has failed: it stops the container, or is skipped if s4.stream.<stream>.onError says "
+    "so. 0 means no limit.",
 )
 TASK_IGNORED_EXCEPTIONS = Setting(
     _TASK_RUN, "task.ignored.exceptions", "", kinds.CLASSES,
-    "Exceptions of a task's process, window and timers that are only counted, by class: names of "
-    "classes, with or without their module, subclasses included, or * for all.",
+    "Exceptions of a task's process, window and timers that are only counted: names of classes, "
+    "with or without their module, subclasses included, or * for all.",
 )
 
 _INPUTS = "Replayable inputs"
@@ -319,19 +321,19 @@ SYSTEM_TYPE = Pattern(
 )
 SYSTEM_ADDRESS = Pattern(
     _INPUTS, "systems.<system>.address", "tcp://127.0.0.1:12000", kinds.TEXT,
-    "The address of the system; for a log, where its node listens. The system log needs none if "
+    "The address of the system; for a log, the address of its node. The system log needs none if "
     "this process has the log itself.",
     "systems.archive.address",
 )
 TASK_INPUTS = Setting(
     _INPUTS, "task.inputs", "", kinds.NAMES,
-    "The inputs, each system.stream; the first dot ends the system's name. It overrides the app "
+    "The inputs, each as system.stream; the first dot ends the system's name. It overrides the app "
     "for the streams that it names. Empty leaves all to the app.",
 )
 OFFSET_DEFAULT = Pattern(
     _INPUTS, "streams.<stream>.samza.offset.default", "oldest", kinds.OFFSET,
-    "Where an input without progress begins: at the oldest event that is there, at the newest, or "
-    "with the upcoming one, which is the default.",
+    "Where an input without progress begins: at the oldest event that still exists, at the newest, "
+    "or with the upcoming one, which is the default.",
     "streams.clicks.samza.offset.default",
 )
 SYSTEM_OFFSET_DEFAULT = Pattern(
@@ -342,80 +344,81 @@ SYSTEM_OFFSET_DEFAULT = Pattern(
 RESET_OFFSET = Pattern(
     _INPUTS, "streams.<stream>.samza.reset.offset", "true", kinds.SWITCH,
     "Begin at samza.offset.default at every start of the app, whatever progress there is. A "
-    "container that takes a task over while others run resumes from its progress.",
+    "container that takes over a task while others run resumes from its progress.",
     "streams.clicks.samza.reset.offset",
 )
 ON_LOST = Pattern(
     _INPUTS, "streams.<stream>.onLost", "oldest", kinds.choice("fail", "oldest"),
-    "What happens if retention has removed events that were to be read next: fail, the default, "
-    "stops the container; oldest continues with what is left, and the loss is counted and logged.",
+    "What happens if retention has deleted the events to be read next: fail, the default, stops "
+    "the container; oldest continues with what is left, and the loss is counted and logged.",
     "streams.clicks.onLost",
 )
 DROP_UNDECODED = Setting(
     _INPUTS, "task.drop.deserialization.errors", "false", kinds.SWITCH,
-    "Drop and count events of an input that do not decode or have no key. Otherwise the first one "
-    "stops the container, unless there is a task.dead.letter.stream.",
+    "Drop and count events of an input that do not decode or have no key. Otherwise the first such "
+    "event stops the container, unless task.dead.letter.stream is set.",
 )
 DEAD_LETTERS = Setting(
     _INPUTS, "task.dead.letter.stream", "", kinds.optional(kinds.NAME),
     "The stream of dead letters (events that do not decode, have no key, or are skipped with "
     "onError = dead-letter): one of the app's output streams, or system.stream. Each dead letter "
-    "is a GenericEvent with the event's place, reason and bytes. The input goes on; its progress "
-    "waits until the dead letter is stored.",
+    "is a GenericEvent with the event's place, reason and bytes. The input continues, but its "
+    "progress waits until the dead letter is stored.",
 )
 ON_ERROR = Pattern(
     _INPUTS, "s4.stream.<stream>.onError", "skip", kinds.choice("fail", "skip", "dead-letter"),
-    "What becomes of an event at which a handler fails, or the process dies three times: "
+    "What happens to an event on which a handler fails, or the process dies three times: "
     "fail, the default, stops the container; skip skips the event; dead-letter also stores it in "
-    "task.dead.letter.stream. A skipped event leaves neither state nor output: its task goes back "
-    "to its last commit. So the tasks must keep state.",
+    "task.dead.letter.stream. A skipped event leaves neither state nor output, because its task "
+    "rolls back to its last commit. So the tasks must have state.",
     "s4.stream.clicks.onError",
 )
 MONITOR_PARTITIONS = Setting(
     _INPUTS, "job.coordinator.monitor-partition-change.frequency.ms", "300000",
     kinds.milliseconds(10),
-    "How often the inputs are asked for their number of partitions. A change stops the container, "
-    "because it moves keys.",
+    "The interval at which inputs are asked for their number of partitions. A change stops the "
+    "container, because it moves keys.",
 )
 
 _PROGRESS = "Progress"
 
 STATE_FOLDER = Setting(
     _PROGRESS, "s4.state.folder", "~/.s4node/state", kinds.FOLDER,
-    "The folder of the tasks' state, of all clusters and apps of this machine. It must be on a "
+    "The folder for the state of tasks, of all clusters and apps of this machine. It must be on a "
     "disk of this machine, and yours alone.",
 )
 STATE_URL = Setting(
     _PROGRESS, "s4.state.url", "", kinds.TEXT,
-    "Where state is shipped, beside s4.state.folder, for nodes that share no folder: a URL that "
+    "Where state is shipped to, beside s4.state.folder, for nodes that share no folder: a URL that "
     "fsspec knows, such as s3://bucket/s4 or file:///mnt/shared. A commit counts only once it is "
-    "there; a node without a task's folder fetches it from there.",
+    "shipped; a node without a task's folder fetches the state from there.",
 )
 STATE_ADOPT = Setting(
     _PROGRESS, "s4.state.adopt", "false", kinds.SWITCH,
-    "Whether a start of the app makes what its tasks have in s4.state.folder, or at s4.state.url, "
-    "the state of the app, though the coordination knows another one. Without it a container that "
-    "has not the app's state gets no tasks.",
+    "With true, a start of the app makes the state in s4.state.folder, or at s4.state.url, the "
+    "state of the app, even if the coordination knows another one. Otherwise a container without "
+    "the app's state gets no tasks.",
 )
 STATE_SYNC = Setting(
     _PROGRESS, "s4.state.sync", "normal", kinds.choice("normal", "full"),
-    "What a power cut may lose of the state: with full nothing that was committed, for a wait for "
-    "the disk at every commit; with normal the last commits, after which inputs are replayed. A "
-    "process that dies loses nothing with either.",
+    "What a power cut may lose of the state: with full nothing that was committed, at the cost of "
+    "a wait for the disk at every commit; with normal the last commits, whose inputs are then "
+    "replayed. The death of a process loses nothing with either.",
 )
 STATE_CHECKPOINT_INTERVAL = Setting(
     _PROGRESS, "s4.state.checkpointInterval", "600000", kinds.milliseconds(0),
-    "How often, in milliseconds, a task makes a checkpoint of its database, to go back to if that "
-    "is damaged. The two share all files that have not changed since. 0 makes none.",
+    "The interval, in milliseconds, at which a task makes a checkpoint of its database, which is "
+    "used if the database is damaged. The two share all files that have not changed since. 0 makes "
+    "none.",
 )
 STATE_CHECKPOINTS = Setting(
     _PROGRESS, "s4.state.checkpoints", "3", kinds.whole(1),
-    "How many checkpoints of a task are kept.",
+    "The number of checkpoints that are kept of each task.",
 )
 STATE_CHECKPOINT_AGE = Setting(
     _PROGRESS, "s4.state.checkpointAge", "86400000", kinds.milliseconds(0),
-    "How long checkpoints are kept, in milliseconds; the newest is kept for ever, and with 0 all "
-    "are.",
+    "How long checkpoints are kept, in milliseconds; the newest is always kept, and with 0 all are "
+    "kept.",
 )
 STATE_CHANGES_BYTES = Setting(
     _PROGRESS, "s4.state.changesBytes", "67108864", kinds.whole(1024),
@@ -424,37 +427,37 @@ STATE_CHANGES_BYTES = Setting(
 )
 COMMIT_TIMEOUT = Setting(
     _PROGRESS, "task.commit.timeout.ms", "1800000", kinds.milliseconds(0),
-    "How long commits of a task may fail one after another before the container stops. Until then "
-    "they are retried, and nothing is lost; a crash meanwhile replays as much.",
+    "How long commits of a task may keep failing before the container stops. Until then they are "
+    "retried, and nothing is lost; a crash meanwhile replays all events since the last commit.",
 )
 
 _STEPS = "Steps, and stopping"
 
 STEP_MAX_EVENTS = Setting(
     _STEPS, "s4.step.maxEvents", "2048", kinds.whole(1),
-    "After how many events a task yields to timers, sockets and other tasks. Fewer is more "
-    "responsive, more is faster.",
+    "The number of events after which a task yields to timers, sockets and other tasks. Fewer is "
+    "more responsive, more is faster.",
 )
 STEP_MAX_MS = Setting(
     _STEPS, "s4.step.maxMs", "5", kinds.milliseconds(0.1),
-    "After how much time a task yields, if that comes before s4.step.maxEvents.",
+    "The time after which a task yields, if that comes before s4.step.maxEvents.",
 )
 WATCHDOG_MS = Setting(
     _STEPS, "s4.watchdog.ms", "100", kinds.milliseconds(0),
-    "A step that takes longer is reported with its stack: a handler blocks or computes too long. "
-    "0 turns the watchdog off.",
+    "A step that takes longer is reported with its stack, because a handler blocks or computes too "
+    "long. 0 turns the watchdog off.",
 )
 TASK_SHUTDOWN_MS = Setting(
     _STEPS, "task.shutdown.ms", "30000", kinds.milliseconds(0),
-    "How long a stopping node goes on processing what it has begun, or no other node has; the "
-    "rest goes back to its producers. What is left then is dropped here; durable streams replay "
-    "it after the start. Events of output streams that no consumer has acknowledged, and no task "
-    "has saved, are reported, and the exit status is 1.",
+    "How long a stopping node continues to process events that it has begun, or that no other node "
+    "has; the rest goes back to its producers. What is left then is dropped here; durable streams "
+    "replay it after the start. Events of output streams that no consumer has acknowledged, and no "
+    "task has saved, are reported, and the exit status is 1.",
 )
 GC_THRESHOLD = Setting(
     _STEPS, "s4.gc.threshold", "100000", kinds.whole(0, 2**31 - 1),
-    "How many net allocations make Python collect its youngest generation. Higher means fewer "
-    "pauses, and garbage in cycles that lives longer. 0 keeps Python's own setting.",
+    "The number of net allocations after which Python collects its youngest generation. Higher "
+    "means fewer pauses, but garbage in cycles lives longer. 0 keeps Python's own setting.",
 )
 
 _CONTAINERS = "Container processes"
@@ -462,12 +465,12 @@ _CONTAINERS = "Container processes"
 CONTAINER_START_TIMEOUT = Setting(
     _CONTAINERS, "s4.container.startTimeout", "60000", kinds.milliseconds(1),
     "How long a container process may take from its start until it is ready: importing the app, "
-    "on_init and on_start. One that takes longer is killed and started again.",
+    "on_init and on_start. A process that takes longer is killed and restarted.",
 )
 CONTAINER_PULSE_TIMEOUT = Setting(
     _CONTAINERS, "s4.container.pulseTimeout", "10000", kinds.milliseconds(100),
-    "After how long without a sign of life a container process is considered stuck, killed and "
-    "started again. Stay above the longest time that a plain handler computes.",
+    "A container process that sends no sign of life for this long is considered stuck, killed and "
+    "restarted. Stay above the longest time that a plain handler computes.",
 )
 CONTAINER_END_TIMEOUT = Setting(
     _CONTAINERS, "s4.container.endTimeout", "5000", kinds.milliseconds(0),
@@ -476,49 +479,49 @@ CONTAINER_END_TIMEOUT = Setting(
 )
 CONTAINER_RESTART_DELAY = Setting(
     _CONTAINERS, "s4.container.restartDelay", "200", kinds.milliseconds(1),
-    "The pause before a container process that has crashed is started again. Each further crash "
+    "The pause before a container process that has crashed is restarted. Each further crash "
     "doubles it, up to s4.container.maxRestartDelay.",
 )
 CONTAINER_MAX_RESTART_DELAY = Setting(
     _CONTAINERS, "s4.container.maxRestartDelay", "30000", kinds.milliseconds(1),
-    "The longest pause between two starts of a container process that crashes. One that has run "
-    "for twice as long begins with the shortest pause again.",
+    "The longest pause between two starts of a container process that crashes. After a run of "
+    "twice this time the pause is short again.",
 )
 LIFECYCLE_LISTENERS = Setting(
     _CONTAINERS, "container.lifecycle.listeners", "", kinds.each(kinds.own()),
-    "Classes of yours that are called at each step of a container's start, and at its end, such "
-    "as package.module:Class.",
+    "Your classes that are called at each step of a container's start, and at its end, such as "
+    "package.module:Class.",
 )
 
 _LOG = "The embedded log"
 
 LOG_FOLDER = Setting(
     _LOG, "s4.log.folder", "", kinds.FOLDER,
-    "The folder of the embedded log's files; it is created if missing. Empty: this process has no "
-    "log. One process uses a folder at a time, and it must be on a disk of this machine.",
+    "The folder of the embedded log's files; it is created if missing. If empty, this process has "
+    "no log. One process uses a folder at a time, and it must be on a disk of this machine.",
 )
 LOG_RETENTION_MS = Setting(
     _LOG, "s4.log.retention.ms", "604800000", kinds.milliseconds(0),
-    "How long a frame is kept after it was appended. 0 keeps it for ever. A stream may have its "
-    "own time.",
+    "How long a frame is retained after it was appended. 0 retains it for ever. A stream may have "
+    "its own time.",
 )
 LOG_RETENTION_BYTES = Setting(
     _LOG, "s4.log.retention.bytes", "0", kinds.size(0, 2**53),
-    "How many bytes of frames a partition keeps: beyond it the oldest are deleted. 0 has no "
+    "How many bytes of frames a partition retains: beyond that the oldest are deleted. 0 means no "
     "bound. A stream may have its own size.",
 )
 LOG_QUOTA_BYTES = Setting(
     _LOG, "s4.log.quotaBytes", "0", kinds.size(0, 2**53),
     "How many bytes the files of the log may take, all streams together, except files that were "
     "given up or cannot be opened because of damage. It deletes nothing early: appending waits. 0 "
-    "has no bound.",
+    "means no bound.",
 )
 LOG_SYNC = Setting(
     _LOG, "s4.log.sync", "normal", kinds.choice("none", "normal", "full"),
-    "What a power cut may lose: with full nothing that was acknowledged, for a wait for the disk "
-    "at every commit; with normal the last commits, some MiB a partition, while the files stay "
-    "sound. With none it may damage the files. A process that dies loses nothing with any of "
-    "them.",
+    "What a power cut may lose: with full nothing that was acknowledged, at the cost of a wait for "
+    "the disk at every commit; with normal the last commits, some MiB per partition, while the "
+    "files stay sound. With none it may damage the files. The death of a process loses nothing "
+    "with any of them.",
 )
 
 
@@ -526,8 +529,8 @@ _METRICS = "Metrics"
 
 METRICS_REPORTERS = Setting(
     _METRICS, "metrics.reporters", "", kinds.each(kinds.own("console", "jsonl")),
-    "The reporters that get the metrics of a container: console prints a table, jsonl writes a "
-    "JSON object a line for the container and each of its tasks. Empty is none.",
+    "The reporters that get the metrics of a container: console prints a table, jsonl writes one "
+    "JSON object per line for the container and each of its tasks. Empty means none.",
 )
 METRICS_INTERVAL = Setting(
     _METRICS, "metrics.reporter.interval", "60000", kinds.milliseconds(1),
@@ -535,19 +538,19 @@ METRICS_INTERVAL = Setting(
 )
 METRICS_FILE = Setting(
     _METRICS, "metrics.reporter.jsonl.file", "", kinds.TEXT,
-    "The file that jsonl appends to; containers may share it. Empty is stderr.",
+    "The file that jsonl appends to; containers may share it. Empty means stderr.",
 )
 
 _LOGGER = "Logging"
 
 LOGGER_LEVEL = Setting(
     _LOGGER, "s4.logger_level", "info", kinds.choice("debug", "info", "warning", "error"),
-    "The least severe messages that are logged.",
+    "The least severe level that is logged.",
 )
 LOGGER_FORMAT = Setting(
     _LOGGER, "s4.logger_format", "auto", kinds.choice("auto", "console", "json"),
-    "console is for people, json is one JSON object a line. auto is console where stderr is a "
-    "terminal, and json elsewhere.",
+    "console is for people, json is one JSON object per line. auto is console if stderr is a "
+    "terminal, and json otherwise.",
 )
 
 # fmt: on
@@ -564,4 +567,4 @@ def _declared(values: Iterable[Any]) -> Iterator[ConfigKey[Any]]:
 
 
 KEYS: tuple[ConfigKey[Any], ...] = tuple(dict.fromkeys(_declared(list(globals().values()))))
-"""Every key, in the order above; read from the module, so that none can be missing."""
+"""Every key, in the order above; collected from the module, so that none can be missing."""

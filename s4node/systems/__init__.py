@@ -1,7 +1,7 @@
-"""The systems that inputs are read from and outputs written to, made by name.
+"""Systems: where inputs are read from and outputs are written to, found by name.
 
 The contract is ``offsets.system``. ``memory`` implements it for tests, ``embedded_log`` over the
-sockets of a node that has a log. ``live`` stands for sockets, which cannot be read again.
+sockets of a node with a log. ``live`` stands for sockets, which cannot be read again.
 
 It may touch ``net.client``, ``net.transport``, ``net.wire``, ``offsets``, ``events``, ``config``
 and ``errors``, and the world: sockets, clocks and trio.

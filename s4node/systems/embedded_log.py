@@ -1,11 +1,11 @@
-"""The embedded log as a system: streams of a node's log, over its sockets.
+"""The embedded log as a system: reads and writes streams of a node's log over its sockets.
 
 Rules
-- All reads at an address share one connection. It is made again whenever it is lost, and everything
-  resumes: nothing is missed or repeated.
+- All reads at an address share one connection. A lost connection is made again, and all reads
+  resume: nothing is missed or repeated.
 - A reader fetches a window of events ahead of its position; they are decoded right before they are
   processed.
-- An append has a producer number for each frame, so that what is sent again is there once.
+- An append numbers its frames, so that a frame that is sent again is appended once.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ from s4node.offsets.system import (
 )
 
 WINDOW = 16_384
-"""Events that a reader has fetched ahead, at most; fewer where they are large."""
+"""The most events that a reader has fetched ahead; fewer if they are large."""
 
 WINDOW_BYTES = 4 << 20
-"""The same in bytes, about."""
+"""The approximate bytes that a reader has fetched ahead, at most."""
 
 _APPEND_EVENTS = 1024
 _APPEND_BYTES = 262_144
 
 
 class EmbeddedLog:
-    """The log of the node at ``address``, by the name ``name``. See the contract, ``System``.
+    """The log of the node at ``address``, as the system ``name``. See the contract, ``System``.
 
-    Its methods wait for a node that is away, or, with ``timeout``, raise ConnectionRefused after so
-    many seconds.
+    Its methods wait for a node that cannot be reached; with ``timeout`` they raise
+    ConnectionRefused after that many seconds.
     """
 
     def __init__(self, name: str, address: str, *, timeout: float = math.inf) -> None:
@@ -83,7 +83,7 @@ class EmbeddedLog:
                 reader.end()
 
     async def wait_reachable(self, wanted: bool = True) -> None:
-        """Return once the node is connected, or with False, once it is not."""
+        """Return once the node is connected, or with ``wanted=False`` once it is not."""
         await trio.lowlevel.checkpoint()
         while self._link.connected != wanted:
             await self._news.park()
@@ -94,8 +94,8 @@ class EmbeddedLog:
         return len((await self.describe(stream))["partitions"])
 
     async def bounds(self, ssp: SystemStreamPartition) -> Bounds:
-        """The oldest and the upcoming offset as of now; raises StoreCorrupt if the node cannot open
-        the partition's file."""
+        """The current bounds of a partition; raises StoreCorrupt if the node cannot open its
+        file."""
         partitions = (await self.describe(ssp.stream))["partitions"]
         if not 0 <= ssp.partition < len(partitions):
             raise UnknownStream(
@@ -131,8 +131,8 @@ class EmbeddedLog:
         bounds = await self.bounds(ssp)
         if offset > bounds.upcoming:
             raise StartpointError(
-                f"{ssp} ends at {bounds.upcoming}, before offset {offset}; begin there at the "
-                f"latest"
+                f"{ssp} ends at {bounds.upcoming}, before offset {offset}; start at the end or "
+                f"before it"
             )
         self._last += 1
         name = f"{self._me}-{self._last}"
@@ -148,11 +148,13 @@ class EmbeddedLog:
     ) -> int:
         """Append events durably; returns the offset of the first.
 
-        A call that is cancelled may have appended. What is too much for a frame is appended in
-        several, and others may come in between.
+        A cancelled call may have appended. Events that do not fit into one frame are appended in
+        several, and events of others may come in between.
         """
         if not events:
-            raise EventError(f"nothing to append to {self.name}.{stream}[{partition}]")
+            raise EventError(
+                f"no events to append to {self.name}.{stream}[{partition}]; give at least one"
+            )
         place = stream, partition
         offsets = []
         async with self._turns.setdefault(place, trio.Lock()):
@@ -164,7 +166,7 @@ class EmbeddedLog:
                     count //= 2
                     body = self._encoded(left[:count])
                 first = self._numbers.get(place, 0)
-                self._numbers[place] = first + count  # whatever becomes of it
+                self._numbers[place] = first + count  # even if the append fails
                 asked = {
                     "stream": stream,
                     "partition": partition,
@@ -179,7 +181,7 @@ class EmbeddedLog:
         return offsets[0]
 
     async def append_once(self, stream: str, partition: int, event: object, name: str) -> bool:
-        """Append an event at most once under this name; returns True if it was not there before."""
+        """Append an event at most once under this name; returns True if it was appended."""
         return await self.append_encoded(stream, partition, self._encoded([event]), name)
 
     async def append_encoded(
@@ -191,9 +193,9 @@ class EmbeddedLog:
         *,
         kept: bool = False,
     ) -> bool:
-        """The same for an event as it goes over the wire: its types, sections and body.
+        """As ``append_once``, for an event in its wire form: types, sections and body.
 
-        A name that is ``kept`` is known until it is forgotten, others for a while.
+        A name that is ``kept`` is known until it is forgotten; others expire.
         """
         asked = {
             "stream": stream,
@@ -224,7 +226,8 @@ class EmbeddedLog:
     # -- the log itself ------------------------------------------------------------------------
 
     async def streams(self) -> dict[str, Any]:
-        """All streams, each as from ``describe``, and ``trouble``: why appending waits, if so."""
+        """All streams, each as from ``describe``, and ``trouble``: why appending waits, or
+        empty."""
         return await self.ask("list", {})
 
     async def describe(self, stream: str) -> dict[str, Any]:
@@ -240,9 +243,9 @@ class EmbeddedLog:
         retention_ms: int | None = None,
         retention_bytes: int | None = None,
     ) -> dict[str, Any]:
-        """Create a stream; an existing one with the same settings is fine.
+        """Create a stream, or find the one with these settings.
 
-        Retention that is None is the log's own. Raises StoreError for invalid settings.
+        If a retention is None, the node's setting applies. Raises StoreError for invalid settings.
         """
         asked = {
             "stream": stream,
@@ -261,8 +264,8 @@ class EmbeddedLog:
         offset: int | None = None,
         before_ms: int | None = None,
     ) -> dict[int, int]:
-        """Delete what lies before an offset of one partition, or was appended before a time (Unix
-        time, ms); returns the oldest offset then, by partition."""
+        """Delete the events before an offset of one partition, or those appended before a time
+        (Unix time, ms); returns the oldest offset left, by partition."""
         asked = {
             "stream": stream,
             "partition": partition,
@@ -273,17 +276,17 @@ class EmbeddedLog:
         return {int(number): oldest for number, oldest in found["oldest"].items()}
 
     async def forget(self, producer: str, stream: str = "") -> dict[str, list[int]]:
-        """Forget the numbers of a producer that is not connected, on one stream or all; returns
-        the partitions that knew it, by stream.
+        """Forget the numbers of a disconnected producer, on one stream or all; returns the
+        partitions that knew it, by stream.
 
-        What it sends again afterwards is appended again. A task may be named without what stands
-        behind the ``#``. Raises StoreError for a producer that is connected, or not known.
+        What it sends again is then appended again. The id of a task may lack the ``#`` and what
+        follows it. Raises StoreError if the producer is connected or unknown.
         """
         found = await self.ask("forget", {"producer": producer, "stream": stream})
         return {name: list(numbers) for name, numbers in found["forgotten"].items()}
 
     async def ask(self, question: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The node's answer to a question that may be asked again without harm."""
+        """The node's answer to a query, which has to be harmless to repeat."""
         return await self._link.ask(question, arguments, self._timeout)
 
     # -- inside --------------------------------------------------------------------------------
@@ -302,7 +305,7 @@ class EmbeddedLog:
 
 
 class _Batch(InputBatch):
-    """Events as they came, not yet decoded."""
+    """Events in the frame that they came in, not yet decoded."""
 
     __slots__ = ("_arrived",)
 
@@ -315,7 +318,7 @@ class _Batch(InputBatch):
         self._arrived: Arrived | None = arrived
 
     def load(self) -> None:
-        """Decode; what does not decode is reported as ``undecoded``."""
+        """Decode the events; those that do not decode are ``undecoded``."""
         arrived, self._arrived = self._arrived, None
         assert arrived is not None, "a batch is loaded once"
         data = arrived.data
@@ -374,7 +377,7 @@ class _Reader:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the partition as of which ``position`` is known; 0 before any is."""
+        """The epoch of the partition that ``position`` belongs to; 0 while that is unknown."""
         place = self.reading.places.get(self.ssp.partition)
         return 0 if place is None else place.epoch
 
@@ -382,7 +385,7 @@ class _Reader:
         await trio.lowlevel.checkpoint()
         while not self._arrived:
             if self._ended:
-                raise StageClosed(f"{self.ssp} is not being read any more; open it again")
+                raise StageClosed(f"the reader of {self.ssp} is closed; open another one")
             if self.reading.error is not None:
                 raise self._refused(self.reading.error)
             await self._news.park()
@@ -395,13 +398,13 @@ class _Reader:
         return _Batch(self.ssp, arrived)
 
     def _refused(self, error: S4Error) -> S4Error:
-        """Why the node refuses the reader; for an unknown stream with advice."""
+        """The error for a reader that the node refuses; an unknown stream has advice."""
         if not isinstance(error, ConnectionRefused):
             return error
         return UnknownStream(
-            f"{self.ssp} cannot be read at {self._log.address} any more, from offset "
-            f"{self.position} on: {error}. Start that node with the log's own folder, or create "
-            f"the stream anew and begin without the progress in the one before"
+            f"{self.ssp} can no longer be read at {self._log.address}, from offset "
+            f"{self.position}: {error}. Start that node with the log's own folder, or create the "
+            f"stream again and start without the progress in the former one"
         )
 
     def pause(self) -> None:
@@ -416,12 +419,12 @@ class _Reader:
         self._log._closed(self)
 
     def heard(self) -> None:
-        """Something may have arrived."""
+        """Wake a waiting ``read``."""
         if self._arrived or self.reading.error is not None:
             self._news.unpark_all()
 
     def end(self) -> None:
-        """Nothing more will come."""
+        """End the reader: ``read`` raises from now on."""
         self._ended = True
         self._arrived.clear()
         self._news.unpark_all()

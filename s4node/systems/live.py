@@ -1,8 +1,8 @@
 """Live sockets as a source: streams of producers, which cannot be read again.
 
 Rules
-- Every live stream has as many partitions as the app has tasks: producers find the right one.
-- Only the upcoming startpoint is possible. What a producer still keeps it sends again by itself.
+- Every live stream has as many partitions as the app has tasks; producers choose the right one.
+- Only the upcoming startpoint is possible. Producers send again what they still keep.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from s4node.offsets.system import SystemStreamPartition
 
 @dataclass(eq=False, repr=False)
 class LiveSource:
-    """The input ``streams`` of an app of ``partitions`` tasks that come over its sockets."""
+    """The live input ``streams`` of an app with ``partitions`` tasks."""
 
     name = LIVE
 
@@ -32,11 +32,11 @@ class LiveSource:
         return self._partitions
 
     async def resolve(self, ssp: SystemStreamPartition, startpoint: Startpoint) -> int:
-        """0, the upcoming event; raises StartpointError for any other startpoint."""
+        """Return 0 for the upcoming event; raises StartpointError for any other startpoint."""
         await self.partitions(ssp.stream)
         if isinstance(startpoint, Upcoming):
             return 0
         raise StartpointError(
-            f"{ssp}: {startpoint} cannot be found on live sockets, which keep nothing; begin with "
-            f"what is upcoming, or read the stream from a log"
+            f"{ssp}: {startpoint} cannot be found on live sockets, which keep no events; begin "
+            f"with the upcoming event, or read the stream from a log"
         )

@@ -1,10 +1,10 @@
-"""A system in the memory of this process: what tests read from and write to.
+"""A system in the memory of this process, for tests.
 
 Rules
-- Events are stored as on a disk: encoded, with the declaration of their type. So they are read as
+- Events are stored as on disk: encoded, with the declaration of their type. So they can be read as
   any version of their type, and may be undecodable.
-- What a test does to it (trim, end, go away) looks to readers as from a server.
-- It is a place, not a connection: what was appended stays when it is run again.
+- What a test does to the system (trim, end, go away) looks to readers as if a server did it.
+- The system is a place, not a connection: events stay when it is run again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BATCH_EVENTS = 100
 
 
 class _Kept(NamedTuple):
-    """One event: the declaration of its type, when it came, and a msgpack array of just it."""
+    """An event: the declaration of its type, its time, and a msgpack array with only this event."""
 
     declaration: TypeDecl
     created_ms: int
@@ -53,19 +53,19 @@ class _Partition:
 
 
 class MemorySystem:
-    """Streams in memory. ``reads`` counts what readers got, by partition."""
+    """Streams in memory. ``reads`` counts the events that readers got, by partition."""
 
     def __init__(self, name: str = "memory", address: str = "") -> None:
         self.name = name
         self.address = address
         self.reads: dict[SystemStreamPartition, int] = {}
         self._streams: dict[str, list[_Partition]] = {}
-        self._names: set[tuple[str, int, str]] = set()  # of what is to be there once
+        self._names: set[tuple[str, int, str]] = set()  # of append_once
         self._away = False
         self._changed = trio.lowlevel.ParkingLot()
         self._types: dict[type, EventType] = {}
 
-    # -- what a test does to it ----------------------------------------------------------------
+    # -- for tests -----------------------------------------------------------------------------
 
     def create(self, stream: str, partitions: int) -> None:
         """Create a stream, or change the number of partitions of an existing one."""
@@ -92,14 +92,14 @@ class MemorySystem:
         return first
 
     def put_raw(self, stream: str, partition: int, raw: bytes, like: type = GenericEvent) -> int:
-        """Append bytes that claim to be an event of type ``like``."""
+        """Append bytes as an event of type ``like``, whether they decode or not."""
         home = self._streams[stream][partition]
         home.kept.append(_Kept(self._kind(like).declaration, int(clocks.wall() * 1000), raw))
         self._changed.unpark_all()
         return home.upcoming - 1
 
     def trim(self, stream: str, partition: int, below: int) -> None:
-        """Retention: remove what is below this offset."""
+        """Remove the events below an offset, as retention does."""
         home = self._streams[stream][partition]
         gone = min(max(0, below - home.oldest), len(home.kept))
         del home.kept[:gone]
@@ -113,12 +113,12 @@ class MemorySystem:
         self._changed.unpark_all()
 
     def routed(self, stream: str, routing: str) -> None:
-        """Declare that a stream's events are in the partitions of their keys by this rule."""
+        """Declare that this rule has put a stream's events into the partitions of their keys."""
         for home in self._streams[stream]:
             home.routing = routing
 
     def go_away(self) -> None:
-        """Be out of reach until :meth:`come_back`."""
+        """Become unreachable until :meth:`come_back`."""
         self._away = True
         self._changed.unpark_all()
 
@@ -133,7 +133,7 @@ class MemorySystem:
         await trio.sleep_forever()
 
     async def wait_reachable(self, wanted: bool = True) -> None:
-        """Return once it can be reached, or cannot."""
+        """Return once the system can be reached, or with ``wanted=False`` once it cannot."""
         await trio.lowlevel.checkpoint()
         while self._away == wanted:
             await self._changed.park()
@@ -160,8 +160,8 @@ class MemorySystem:
                 if home.oldest <= offset <= home.upcoming:
                     return offset
                 raise StartpointError(
-                    f"{ssp} has no offset {offset}: it holds {home.oldest} to {home.upcoming - 1}; "
-                    f"choose one of those, or {home.upcoming} for what comes next"
+                    f"{ssp} has no offset {offset}: it has {home.oldest} to {home.upcoming - 1}; "
+                    f"choose one of these, or {home.upcoming} for the next event"
                 )
         return home.upcoming
 
@@ -170,7 +170,8 @@ class MemorySystem:
         home = self.home(ssp)
         if offset > home.upcoming:
             raise StartpointError(
-                f"{ssp} ends at {home.upcoming}, before offset {offset}; begin there at the latest"
+                f"{ssp} ends at {home.upcoming}, before offset {offset}; start at the end or "
+                f"before it"
             )
         return _Reader(self, ssp, offset, types)
 
@@ -192,7 +193,7 @@ class MemorySystem:
     # -- inside --------------------------------------------------------------------------------
 
     def home(self, ssp: SystemStreamPartition) -> _Partition:
-        """The partition itself; raises UnknownStream."""
+        """The partition; raises UnknownStream."""
         known = self._stream(ssp.stream)
         if ssp.partition >= len(known):
             raise UnknownStream(
@@ -225,7 +226,7 @@ class MemorySystem:
 
 
 class _Batch(InputBatch):
-    """Kept events, not yet decoded."""
+    """Stored events, not yet decoded."""
 
     __slots__ = ("_decoders", "_kept")
 
@@ -239,14 +240,14 @@ class _Batch(InputBatch):
         self._decoders = decoders
 
     def load(self) -> None:
-        """Decode what decodes."""
+        """Decode the events; those that do not decode are ``undecoded``."""
         undecoded = []
         numbers = []
         for number, (declaration, _, body) in enumerate(self._kept, self.first):
             try:
                 self.events += self._decoders.of(declaration)(body)
                 numbers.append(number)
-            except Exception as error:  # whatever an event class that checks itself may raise
+            except Exception as error:  # event classes that check themselves may raise anything
                 undecoded.append((number, f"{declaration.name} does not decode: {error}", body))
         if undecoded:
             self.numbers = numbers
@@ -255,7 +256,7 @@ class _Batch(InputBatch):
 
 
 class _Decoders:
-    """How a reader reads the types that it meets."""
+    """The decoders of a reader, by type."""
 
     def __init__(self, types: Sequence[type]) -> None:
         self._kinds = {kind.name: kind for kind in map(EventType, types)}
@@ -263,7 +264,7 @@ class _Decoders:
         self._known: dict[int, TypeReader] = {}
 
     def of(self, declaration: TypeDecl) -> Callable[[bytes], list[Any]]:
-        """The decoder of a type as it was written; it raises if none of ours reads it."""
+        """The decoder for a type as it was written; it raises if no type of the reader fits."""
         found = self._known.get(declaration.fingerprint)
         if found is None:
             found = reader_of(declaration, self._kinds, others=self._generic)
@@ -295,7 +296,7 @@ class _Reader:
             home = self._system.home(self.ssp)
             if self.position < home.oldest:
                 raise InputLost(
-                    f"{self.ssp}: offset {self.position} is gone, the oldest that is there is "
+                    f"{self.ssp}: offset {self.position} was deleted, the oldest is "
                     f"{home.oldest}: retention was faster than the reader"
                 )
             if self.position < home.upcoming and not self._paused:

@@ -1,9 +1,9 @@
-"""The configured systems, made by name.
+"""The systems of a configuration, created by name.
 
 Rules
-- ``live`` always exists and cannot be read again; ``log`` exists without settings if this process
+- ``live`` always exists and cannot be read again. ``log`` exists without settings if this process
   has a log or knows where one is.
-- A system is made once, when an input or an output names it.
+- A system is created once, when an input or an output names it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _provided: Callable[[str], System] | None = None
 
 @contextmanager
 def replaced(provided: Callable[[str], System]) -> Iterator[None]:
-    """Use these systems by name inside the block, whatever is configured."""
+    """Use these systems during the block, whatever is configured."""
     global _provided
     before, _provided = _provided, provided
     try:
@@ -36,7 +36,8 @@ def replaced(provided: Callable[[str], System]) -> Iterator[None]:
 
 
 class Systems:
-    """Makes the systems that ``config`` names; ``own_log`` is where this process's log listens."""
+    """Creates the systems that ``config`` names; ``own_log`` is the address of this process's
+    log."""
 
     def __init__(self, config: Config, own_log: str = "") -> None:
         self._types = config.matching(settings.SYSTEM_TYPE)
@@ -49,13 +50,13 @@ class Systems:
         for name in (*self._types, *self._addresses):
             if "." in name or name == LIVE:
                 raise ConfigError(
-                    f"systems.{name}.type: {name!r} is not a name for a system; leave the dots out"
-                    + (", and live to the sockets" if name == LIVE else "")
+                    f"systems.{name}.type: {name!r} is not a name for a system; use a name "
+                    + ("other than live, which is the sockets" if name == LIVE else "without dots")
                 )
         for name in self._addresses:
             if name not in self._types:
                 raise ConfigError(
-                    f"systems.{name}.address is set and systems.{name}.type is not; set it, too"
+                    f"systems.{name}.address is set but systems.{name}.type is not; set it, too"
                 )
 
     @property
@@ -64,16 +65,17 @@ class Systems:
         return [LIVE, *self._types]
 
     def __getitem__(self, name: str) -> System:
-        """The system; raises UnknownStream with the names of all."""
+        """The system; raises UnknownStream, which lists the known ones."""
         if name not in self._made and _provided is not None:
             self._made[name] = _provided(name)
         if name not in self._made:
             kind = self._types.get(name)
             if kind is None:
                 known = ", ".join(self.names)
-                what = "address to where its node listens" if name == LOG else "type"
+                what = "address to the address of its node" if name == LOG else "type"
                 raise UnknownStream(
-                    f"no system {name!r}; known are {known}. Set systems.{name}.{what} to have it"
+                    f"no system {name!r}; known systems: {known}. To add it, set "
+                    f"systems.{name}.{what}"
                 )
             self._made[name] = _make(kind, name, self._addresses.get(name, ""))
         return self._made[name]
@@ -86,10 +88,10 @@ def _make(kind: str, name: str, address: str) -> System:
     if kind == LOG:
         if not address:
             raise ConfigError(
-                f"system {name!r} is a log somewhere else; set systems.{name}.address to where its "
-                f"node listens"
+                f"system {name!r} is a log of another process; set systems.{name}.address to the "
+                f"address of its node"
             )
-        kind = "s4node.systems.embedded_log:EmbeddedLog"  # brings sockets along
+        kind = "s4node.systems.embedded_log:EmbeddedLog"  # imported late, as it brings sockets
     made: System = plugins.made(kind, f"systems.{name}.type", "system", name, address)
     plugins.lacking(made, _METHODS, kind, f"systems.{name}.type", "system")
     return made

@@ -783,8 +783,8 @@ async def test_a_folder_that_no_file_system_can_have_is_refused(
 ) -> None:
     *words, last = command
     for path, what in (
-        (f"up/{'x' * 300}/below", "has a part of 300 bytes, which no file system takes"),
-        ("/".join("x" * 200 for _ in range(20)), "has 4019 bytes: 3072 at most"),
+        (f"up/{'x' * 300}/below", "has a part of 300 bytes, but a file system allows"),
+        ("/".join("x" * 200 for _ in range(20)), "has 4019 bytes, but at most 3072 are allowed"),
     ):
         given = (*words, last + path) if last.endswith("=") else (*command, path)
         done = await run_s4(*given, cwd=folder)
@@ -794,14 +794,14 @@ async def test_a_folder_that_no_file_system_can_have_is_refused(
 
 
 LONG = "x" * 300
-LOOPS = "cannot be looked at (Too many levels of symbolic links); "
-NOWHERE = "= '~nobody-at-all/x' is nowhere (there is no such home); write its full path"
+LOOPS = "cannot be read (Too many levels of symbolic links); "
+NOWHERE = "= '~nobody-at-all/x' has no full path (there is no such home); write its full path"
 
 
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (f"run {LONG}.py", f"s4: {LONG}.py cannot be looked at (File name too long); give a"),
+        (f"run {LONG}.py", f"s4: {LONG}.py cannot be read (File name too long); give a"),
         ("run loop/hello.py", f"s4: loop/hello.py {LOOPS}give a readable Python file, or"),
         ("graph loop/hello.py", f"s4: loop/hello.py {LOOPS}give a readable Python file"),
         ("deploy loop/hello.py", f"s4: loop/hello.py {LOOPS}give a readable Python file"),
@@ -845,11 +845,17 @@ async def test_a_path_that_cannot_be_looked_at_is_told_in_a_line_with_the_fix(
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("node shop --folder x", "s4: s4.coordination.folder = 'x' is nowhere (No such file or"),
-        ("status --folder x", "s4: s4.coordination.folder = 'x' is nowhere (No such file or"),
-        ("state scan x -p s4.state.folder=x", "s4: s4.state.folder = 'x' is nowhere (No such file"),
-        ("run {folder}/hello.py -p s4.log.folder=x", "s4: s4.log.folder = 'x' is nowhere (No such"),
-        ("run ../hello.py", "s4: ../hello.py cannot be looked at (No such file or directory)"),
+        ("node shop --folder x", "s4: s4.coordination.folder = 'x' has no full path (No such"),
+        ("status --folder x", "s4: s4.coordination.folder = 'x' has no full path (No such"),
+        (
+            "state scan x -p s4.state.folder=x",
+            "s4: s4.state.folder = 'x' has no full path (No",
+        ),
+        (
+            "run {folder}/hello.py -p s4.log.folder=x",
+            "s4: s4.log.folder = 'x' has no full path",
+        ),
+        ("run ../hello.py", "s4: ../hello.py cannot be read (No such file or directory)"),
     ],
 )
 async def test_from_a_folder_that_has_gone_a_path_leads_nowhere(
@@ -877,9 +883,9 @@ async def test_from_a_folder_that_has_gone_a_path_leads_nowhere(
         ("status --folder x", "s4.coordination.folder = 'x' is '{home}/x', which is not UTF-8"),
         ("state scan x", "s4.state.folder = '~/.s4node/state' is '{home}/.s4node/state', which"),
         ("run hello.py -p s4.log.folder=x", "s4.log.folder = 'x' is '{home}/x', which is not"),
-        ("deploy hello.py", "'{home}/hello.py' is not UTF-8, and other processes are told it"),
-        ("deploy ../utf/other.py", "'sources/beside/\\udce9.txt' is not UTF-8, and other"),
-        ("run ../la\udce9/hello.py --nodes 2", "'../la\\udce9/hello.py' is not UTF-8, and"),
+        ("deploy hello.py", "'{home}/hello.py' is not UTF-8, so it cannot be passed to other"),
+        ("deploy ../utf/other.py", "'sources/beside/\\udce9.txt' is not UTF-8, so it"),
+        ("run ../la\udce9/hello.py --nodes 2", "'../la\\udce9/hello.py' is not UTF-8, so"),
     ],
 )
 async def test_what_is_shared_with_other_processes_has_a_path_in_utf_8(

@@ -129,7 +129,7 @@ def test_all_mistakes_are_told_together_in_the_order_of_files_and_lines(tmp_path
         f"{first}:2: s4.sender.workQueueSize = 'ten' is not a whole number; write e.g. 10000",
         f"{first}:3: 's4.hasher: crc32m' has no '='; write key = value",
         f"{first}:4: s4.cluster.partitions = '5000' is out of bounds (1 to 4096); write e.g. 1",
-        f"{first}:5: s4.logger_format = 'xml' is none of auto, console, json; write e.g. auto",
+        f"{first}:5: s4.logger_format = 'xml' is not one of auto, console, json; write e.g. auto",
         f"{missing}: cannot be read (No such file or directory); name a readable file",
         f"{last}:1: '= 5' has no key; write key = value",
         "command line: s4.comm.timeout = 'soon' is not a number of milliseconds; write e.g. 1000",
@@ -151,7 +151,7 @@ def test_a_mistake_is_told_even_where_another_value_wins(tmp_path: Path) -> None
 
 def test_a_key_set_twice_in_one_file_names_both_lines(tmp_path: Path) -> None:
     assert problems_of(tmp_path, "s4.hasher = s4\n\ns4.hasher = crc32m\n") == [
-        "3: s4.hasher is set on line 1 already; keep one of the two"
+        "3: s4.hasher is already set on line 1; remove one of the two"
     ]
 
 
@@ -203,7 +203,7 @@ def test_a_key_that_is_like_no_other_points_to_the_list(key: str) -> None:
 @pytest.mark.parametrize(
     ("key", "advice"),
     [
-        ("s4.cluster.<cluster>.address", "write a name in the place of the placeholder"),
+        ("s4.cluster.<cluster>.address", "write a name in place of the placeholder"),
         ("s4.cluster..address", "did you mean 's4.cluster.<cluster>.address'?"),
         ("s4.app.", "did you mean 's4.app.<parameter>'?"),
     ],
@@ -228,7 +228,7 @@ def test_a_placeholder_must_be_filled_in(key: str, advice: str) -> None:
         ("s4.comm.timeout", "inf", "is not a number of milliseconds"),
         ("s4.comm.timeout", "nan", "is not a number of milliseconds"),
         ("s4.step.maxMs", "0", "is out of bounds (0.1 or more)"),
-        ("s4.logger_level", "INFO", "is none of debug, info, warning, error"),
+        ("s4.logger_level", "INFO", "is not one of debug, info, warning, error"),
         ("s4.stream.clicks.consumers", "east,,west", "has '' in it, which is not a name"),
         ("s4.stream.clicks.consumers", "east, west, east", "names 'east' twice"),
     ],
@@ -253,9 +253,9 @@ def test_a_key_or_value_that_is_no_utf_8_is_refused(key: str, text: str, what: s
 
 def test_a_nul_character_is_told_with_its_line(tmp_path: Path) -> None:
     assert problems_of(tmp_path, "s4.log.folder = a\0b\ns4.app.\0 = x\ns4.app.x = \0 y\n") == [
-        "1: s4.log.folder = 'a\\x00b' has a NUL character in it; remove that",
-        "2: the key 's4.app.\\x00' has a NUL character in it; remove that",
-        "3: s4.app.x = '\\x00 y' has a NUL character in it; remove that",
+        "1: s4.log.folder = 'a\\x00b' has a NUL character; remove it",
+        "2: the key 's4.app.\\x00' has a NUL character; remove it",
+        "3: s4.app.x = '\\x00 y' has a NUL character; remove it",
     ]
 
 

@@ -29,12 +29,12 @@ def test_every_setting_stands_in_the_rendered_file_itself() -> None:
 def test_a_key_is_rendered_with_its_documentation_and_unit() -> None:
     assert render().endswith(
         """
-# The least severe messages that are logged.
+# The least severe level that is logged.
 # Value: one of debug, info, warning, error.
 s4.logger_level = info
 
-# console is for people, json is one JSON object a line. auto is console where
-# stderr is a terminal, and json elsewhere.
+# console is for people, json is one JSON object per line. auto is console if
+# stderr is a terminal, and json otherwise.
 # Value: one of auto, console, json.
 s4.logger_format = auto
 """

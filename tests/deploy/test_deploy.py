@@ -629,7 +629,7 @@ async def test_a_node_that_finds_its_folder_in_another_format_says_so_and_stops(
     [
         (ExceptionGroup("", [trio.BrokenResourceError()]), "ended while it was asked"),
         (ExceptionGroup("", [S4Error("out of order")]), "out of order"),
-        (OSError("no room"), "could not do it: OSError: no room; see its log"),
+        (OSError("no room"), "could not do this: OSError: no room; see its log"),
     ],
     ids=["asker gone", "refused", "unforeseen"],
 )

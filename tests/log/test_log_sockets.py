@@ -222,7 +222,7 @@ async def test_a_stream_that_is_gone_when_its_node_comes_back_is_told_with_its_p
             reader = await log.open(SystemStreamPartition("log", "clicks", 0), 0, [Click])
             await reader.read()
         async with log_node(tmp_path / "another", address=address):
-            told = r"clicks\[0\] cannot be read at tcp.* any more, from offset 5 on: .*'clicks'"
+            told = r"clicks\[0\] can no longer be read at tcp.*, from offset 5: .*'clicks'"
             with trio.fail_after(10), pytest.raises(UnknownStream, match=told):
                 await reader.read()
 

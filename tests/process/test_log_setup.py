@@ -103,8 +103,11 @@ def test_an_unknown_level_and_format_are_refused_together() -> None:
     with pytest.raises(ConfigError) as caught:
         configure("chatty", "xml")
     assert str(caught.value).split("\n") == [
-        "code: s4.logger_level = 'chatty' is none of debug, info, warning, error; write e.g. info",
-        "code: s4.logger_format = 'xml' is none of auto, console, json; write e.g. auto",
+        (
+            "code: s4.logger_level = 'chatty' is not one of debug, info, warning, error; "
+            "write e.g. info"
+        ),
+        "code: s4.logger_format = 'xml' is not one of auto, console, json; write e.g. auto",
     ]
 
 

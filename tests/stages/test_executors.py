@@ -181,7 +181,7 @@ def test_an_own_executor_is_named_by_module_and_class() -> None:
         ("no.such.module:Class", "cannot be imported: ModuleNotFoundError"),
         (f"{__name__}:Missing", "cannot be imported: AttributeError"),
         (f"{__name__}:NOT_AN_EXECUTOR", "is not a subclass of s4node.Executor"),
-        (f"{__name__}:Broken", "cannot be made: RuntimeError: no"),
+        (f"{__name__}:Broken", "cannot be created: RuntimeError: no"),
     ],
 )
 def test_an_executor_that_cannot_be_had_is_named(name: str, message: str) -> None:

@@ -106,15 +106,15 @@ async def test_live_sockets_begin_with_what_is_upcoming_and_nowhere_else() -> No
     assert await source.partitions("clicks") == 4
     assert await source.resolve(ssp, Upcoming()) == 0
     for startpoint in (Oldest(), Timestamp(0)):
-        with pytest.raises(StartpointError, match="live sockets, which keep nothing"):
+        with pytest.raises(StartpointError, match="live sockets, which keep no events"):
             await source.resolve(ssp, startpoint)
 
 
 def test_an_unknown_system_is_an_error_that_names_those_there_are() -> None:
     systems = Systems(Config.of({"systems.old.type": "log", "systems.old.address": "tcp://h:1"}))
-    with pytest.raises(UnknownStream, match=r"no system 'log'; .*Set systems\.log\.address to "):
+    with pytest.raises(UnknownStream, match=r"no system 'log'; .*set systems\.log\.address to "):
         systems["log"]
-    with pytest.raises(UnknownStream, match=r"'archive'; known are live, old.*systems\.archive"):
+    with pytest.raises(UnknownStream, match=r"'archive'; known .*: live, old.*systems\.archive"):
         systems["archive"]
 
 
@@ -136,8 +136,8 @@ def test_a_system_of_one_s_own_is_called_with_its_name_and_address_once() -> Non
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"systems.a.b.type": "log"}, "leave the dots out"),
-        ({"systems.live.type": "log"}, "live to the sockets"),
+        ({"systems.a.b.type": "log"}, "use a name without dots"),
+        ({"systems.live.type": "log"}, "use a name other than live, which is the sockets"),
         ({"systems.a.address": "tcp://h:1"}, "systems.a.type is not; set it"),
         ({"systems.a.type": "nowhere:Nothing"}, "cannot be imported"),
         ({"systems.a.type": "s4node.systems.live:LiveSource"}, "has no run, wait_reachable"),

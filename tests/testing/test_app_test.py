@@ -541,7 +541,7 @@ def test_setting_what_the_class_does_not_declare_is_answered_with_how_to() -> No
         def on_create(self) -> None:
             self.total = 0
 
-    told = r"fix the handler \(.* is declared in its class, as 'total: int = 0'\), catch"
+    told = r"fix the handler \(declare the state of a PE in its class, as 'total: int = 0'\), catch"
     with AppTest(counting(cls=Undeclared)) as test, pytest.raises(ProcessingError, match=told):
         test.send("clicks", Click("joe"))
 
@@ -563,7 +563,7 @@ def test_setting_what_the_class_has_without_an_annotation_is_answered_with_how_t
             pe.given = 0  # type: ignore[attr-defined]
             self.create_input_stream("clicks", pe, key="user")
 
-    told = rf"fix the handler \(.* is annotated in its class, as '{name}: int = 0'; .*\), catch"
+    told = rf"fix the handler \(annotate the state of a PE .*, as '{name}: int = 0'; .*\), catch"
     with AppTest(Given) as test, pytest.raises(ProcessingError, match=told):
         test.send("clicks", Click("joe"))
 

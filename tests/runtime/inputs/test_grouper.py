@@ -155,7 +155,7 @@ def test_one_s_own_grouper_is_named_in_the_configuration() -> None:
         ("Raising", "raised RuntimeError: no idea; it must return a mapping"),
         ("Wordless", "raised AttributeError: 'int' object has no attribute 'items'"),
         ("NoGrouper", "has no group; it needs group"),
-        ("Unmade", "cannot be made: RuntimeError: not today; it is called with nothing"),
+        ("Unmade", "cannot be created: RuntimeError: not today; it is called with nothing"),
         ("Missing", "cannot be imported: AttributeError"),
     ],
 )

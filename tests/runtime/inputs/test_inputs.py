@@ -213,7 +213,7 @@ async def test_a_checkpoint_beyond_the_end_of_its_input_is_refused(
 
 async def test_a_live_input_cannot_begin_at_the_oldest(settings: dict[str, str]) -> None:
     oldest = {**settings, "streams.clicks.samza.offset.default": "oldest"}
-    with dies(StartpointError, match="live sockets, which keep nothing"):
+    with dies(StartpointError, match="live sockets, which keep no events"):
         async with running(clicks_app(system="live"), oldest):
             raise AssertionError("it runs")
 
@@ -228,7 +228,7 @@ async def test_unknown_systems_and_streams_stop_the_start_with_what_there_is(
     with dies(UnknownStream, match=r"no stream 'clicks'; it has: views"):
         async with running(clicks_app(), settings):
             raise AssertionError("it runs")
-    with dies(UnknownStream, match=r"no system 'archive'; known are live, memory"):
+    with dies(UnknownStream, match=r"no system 'archive'; known systems: live, memory"):
         async with running(clicks_app(system="archive"), settings):
             raise AssertionError("it runs")
 

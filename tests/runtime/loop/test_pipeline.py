@@ -939,9 +939,9 @@ def test_an_event_that_cannot_be_kept_on_disk_is_named_with_its_stream_and_app()
     with pytest.raises(SpillError) as caught:
         spill.append(EventBatch("clicks", 0, events))
     assert str(caught.value) == (
-        "an event of stream 'clicks' of app 'app' finds no room in memory, for the stream feeds "
-        "itself, and cannot be written to disk: a Click cannot be encoded: can't serialize ints < "
-        "-2**63 or > 2**64 - 1. Check it where it is put"
+        "an event of stream 'clicks' of app 'app' has to wait on disk, because the stream "
+        "feeds itself and its stage is full, but it cannot be written: a Click cannot be "
+        "encoded: can't serialize ints < -2**63 or > 2**64 - 1. Check events before you put them"
     )
     file.close()
 
