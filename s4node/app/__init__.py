@@ -1,4 +1,4 @@
-"""What authors declare (apps, streams, PEs and tasks), and the dispatch plan compiled from it.
+"""The declarations of authors (apps, streams, PEs, tasks), and the plan compiled from them.
 
 A handler puts events on a stream. An app does not know its process: parameters, clock and nursery
 are given to it. ``graph`` checks an app and compiles the loop that brings events to its handlers.

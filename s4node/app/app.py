@@ -40,16 +40,16 @@ class App:
     """
 
     name: str
-    """Shown in logs and errors; the class's name unless given."""
+    """The name in logs and errors; by default the class's name."""
 
     parameters: Mapping[str, str]
-    """The ``s4.app.*`` settings, by what follows that."""
+    """The ``s4.app.*`` settings, by the part after that prefix."""
 
     partitions: int
-    """How many tasks the app is shared out among."""
+    """The number of the app's tasks."""
 
     clock: Callable[[], float]
-    """The time in seconds, by which timers and triggers go."""
+    """The clock of timers and triggers, in seconds."""
 
     streams: dict[str, Stream]
     prototypes: dict[str, tuple[Prototype, ProcessingElement]]
@@ -61,8 +61,10 @@ class App:
     """True if the streams lead to tasks instead of PEs."""
 
     def __new__(cls, *_arguments: Any, **_named: Any) -> Self:
-        """Make a complete object: a subclass's ``__init__`` need not call this class's, and may
-        declare the graph before it does."""
+        """Make a complete object.
+
+        So a subclass's ``__init__`` need not call this class's, and may declare the graph first.
+        """
         self = super().__new__(cls)
         self.name = cls.__name__
         self.parameters = {}
@@ -85,10 +87,10 @@ class App:
         """Declare streams and PEs. ``self.parameters`` holds the ``s4.app.*`` settings."""
 
     def on_start(self) -> Any:
-        """The app runs: start sources with :meth:`start_soon`."""
+        """Start the app's sources with :meth:`start_soon`; called when the app runs."""
 
     def on_close(self) -> Any:
-        """The app stops: it has drained, or has failed after its start began."""
+        """Release resources; called after the drain, or after a failure once it has started."""
 
     # -- the author calls --------------------------------------------------------------------
 
@@ -113,7 +115,7 @@ class App:
         types: Sequence[type] | type = (),
         broadcast: bool = False,
     ) -> Stream:
-        """A stream inside the app: events that PEs put on it come to ``pes``.
+        """A stream inside the app: events that PEs put on it go to ``pes``.
 
         ``key`` is an attribute's name, several names, a KeyFinder, or a function of the event. A
         key of several parts is a tuple; a tuple or list of one part is that part. ``types`` are its
@@ -147,8 +149,8 @@ class App:
     def start_soon(self, function: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
         """Run an async function beside the app until it ends or the app stops.
 
-        It is cancelled when the app begins to stop. An exception that leaves it stops the app, with
-        a SourceError that names it.
+        The function is cancelled when the app begins to stop. If it raises, the app stops with a
+        SourceError that names it.
         """
         if self.spawn is None:
             raise GraphError(f"app {self.name!r} has not started; use start_soon in on_start")

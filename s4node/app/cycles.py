@@ -2,7 +2,7 @@
 
 Rules
 - A graph maps each stream to the streams that its handlers put on.
-- Everything is sorted where order could show, so that two runs say the same.
+- Results are sorted, so that two runs report the same.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def describe(cycle: Iterable[str]) -> str:
 
 
 def _strongly_connected(edges: Mapping[str, AbstractSet[str]]) -> Iterator[list[str]]:
-    """Tarjan's algorithm without recursion, so that a long chain of streams is no problem."""
+    """Tarjan's algorithm without recursion, for long chains of streams."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []

@@ -5,9 +5,9 @@ Rules
   attributes (also inside lists, dicts, objects and closures), and streams that the code of the
   handlers, and of the functions named there, reads from globals, closures or the app.
 - The walk is bounded, and objects that raise when inspected are skipped.
-- There may be an extra edge (a stream held but never put on) or a missing one (a name that is put
-  together at run time). A caller that relies on edges adds those that it sees at run time.
-- Everything is sorted where order could show, so that two runs give the same result.
+- There may be an extra edge (a stream held but never put on) or a missing one (a name computed at
+  run time). A caller that relies on edges adds those that it sees at run time.
+- Results are sorted, so that two runs give the same result.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from s4node.app.stream import Stream
 
 _LIBRARY = inspect.__file__.rpartition("/")[0]
 _MOST = 100_000
-"""How many values are walked for one PE. Who holds more in a prototype holds data, not streams."""
+"""The values to walk for one PE. A prototype with more holds data, not streams."""
 
 _OURS = (App, AdapterApp, ProcessingElement, object)
 _OPAQUE = (App, ProcessingElement, Prototype, type, ModuleType, str, bytes, int, float, complex)
@@ -144,7 +144,7 @@ class _Reach:
             yield from self._behind_app(names, texts)
 
     def _behind_app(self, names: set[str], texts: set[str]) -> Iterator[Any]:
-        """What code that names the app reads from it."""
+        """The values that code naming the app reads from it."""
         for name in names & vars(self._app).keys() - {"streams", "prototypes"}:
             yield vars(self._app)[name]
         if "streams" in names:
@@ -177,7 +177,7 @@ def _attributes(value: Any) -> Iterator[Any]:
 
 
 def _members(classes: Iterable[type], names: set[str]) -> Iterator[Any]:
-    """What the names mean as members of the first class that has them; of all, for ``super()``."""
+    """The members of these names in the first class that has each; in all, for ``super()``."""
     met: set[str] = set()
     for cls in classes:
         here = {name for name in names - met if name in vars(cls)}

@@ -47,8 +47,10 @@ _NEVER_RUNS = "contains yield, so calling it would not run it; remove the yield"
 
 
 def _generators(hooks: Iterable[tuple[str, object]]) -> list[str]:
-    """The names of the hooks that are generator functions: calling them runs nothing, and the event
-    would count as processed."""
+    """The names of hooks that are generator functions.
+
+    Calling one runs none of its code, and the event would count as processed.
+    """
     return [name for name, hook in hooks if is_generator(hook)]
 
 
@@ -65,8 +67,10 @@ def check_hooks(app: App) -> None:
 
 
 def check_task(app: str, task: object, hooks: Iterable[str]) -> None:
-    """Raise one GraphError with every method of a task that would never run, and with containers
-    that all tasks of a process would share unless the author says so."""
+    """Raise one GraphError with every mistake in a task's class.
+
+    Mistakes are methods that would never run, and mutable class attributes that are not ClassVar.
+    """
     names = _generators((name, getattr(task, name, None)) for name in hooks)
     send = "collector.send(stream, event)"
     what = type(task).__name__
@@ -102,7 +106,7 @@ def _store_problems(spec: StoreSpec[Any, Any]) -> Iterable[str]:
     try:
         msgspec.msgpack.Decoder(spec.value)
     except (TypeError, ValueError, NameError) as error:
-        yield f"{where} has values {spec.value!r}, which cannot be kept: {error}"
+        yield f"{where} has values {spec.value!r}, which cannot be saved: {error}"
 
 
 def check_kept(app: App) -> None:
@@ -179,7 +183,7 @@ def rule_of(stream: Stream) -> KeyRule | None:
 
 
 def finder_of(stream: Stream) -> Callable[[Any], Any]:
-    """What finds the key of one event of a keyed stream."""
+    """The function that finds the key of an event of a keyed stream."""
     rule = rule_of(stream)
     assert rule is not None
     return rule.finder()
@@ -366,7 +370,7 @@ def _only_handler(stream: Stream, table: HandlerTable) -> Any:
 
 
 _PLAN_FILE = "<s4node run>"
-_KEY_LINE = "_key_line"  # where a plan that has a key says at which of its lines that is found
+_KEY_LINE = "_key_line"  # the global of a plan with the number of the line that finds the key
 
 
 def _frames(error: BaseException) -> list[FrameType]:

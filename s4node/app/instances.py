@@ -3,10 +3,10 @@
 Rules
 - Reading a key makes its instance; that is all that the dispatch loop does.
 - Bounds are applied between batches, never while a handler runs, so an instance never vanishes
-  under its own handler. Where handlers overlap for long, the size is held beside them, by letting
-  go of others than theirs; many at a time, for finding the oldest takes its time.
-- Instances that are saved in a store leave memory beyond a cache's size without being removed;
-  ``on_remove`` is for what is gone for good.
+  under its own handler. If handlers overlap for long, the size is bounded beside them by evicting
+  other instances, many at a time, because finding the oldest is slow.
+- Saved instances beyond a cache's size leave memory without being removed; ``on_remove`` is only
+  for removed ones.
 - ``on_create`` that is ``async`` is awaited before the instance's first event; ``on_remove`` that
   is ``async`` is awaited at the end of the batch.
 """
@@ -24,22 +24,22 @@ from s4node.events.keys import Key, identity
 
 PE = ProcessingElement
 
-_BEYOND = 64  # instances, or an eighth of the size, before the size is held beside handlers
+_BEYOND = 64  # excess instances (or an eighth of the size) before eviction beside handlers
 
 
 class Keeper(Protocol):
-    """Where instances are saved, if anywhere."""
+    """Saves the instances of a prototype."""
 
     def touch(self, keys: Iterable[Key | None]) -> None:
-        """Those of these that are in memory are about to change."""
+        """Mark the instances in memory of these keys as changing."""
         ...
 
     def evict(self, key: Key | None) -> None:
-        """The key's instance is about to leave memory."""
+        """Save the key's instance, which is about to leave memory."""
         ...
 
     def forget(self, key: Key | None) -> None:
-        """The key's instance is about to be gone for good."""
+        """Forget the key's instance, which is about to be removed."""
         ...
 
 
@@ -64,7 +64,7 @@ class Instances(dict[Any, PE]):
         self.leaving: list[PE] = []
         self.gone: Callable[[Any], None] | None = None
         self.keeper: Keeper | None = None
-        self.fetch: Callable[[], None] | None = None  # puts in what is saved of the coming events
+        self.fetch: Callable[[], None] | None = None  # loads the saved instances of coming events
         self._async_create = inspect.iscoroutinefunction(prototype.on_create)
         self._async_remove = inspect.iscoroutinefunction(prototype.on_remove)
 
@@ -80,12 +80,12 @@ class Instances(dict[Any, PE]):
             assert not self._async_create, "async on_create goes through obtain()"
             prototype.on_create(instance)
         self[key] = instance
-        if self.keeper is not None:  # the one before it may have been removed in this very slice
+        if self.keeper is not None:  # an earlier one may have been removed in this slice
             self.keeper.touch((instance.key,))
         return instance
 
     async def obtain(self, key: Key) -> PE:
-        """The key's instance where ``on_create`` is async."""
+        """The key's instance, if ``on_create`` is async."""
         if key in self:
             return self[key]
         checked = identity(key)
@@ -122,7 +122,7 @@ class Instances(dict[Any, PE]):
             self.prototype.on_remove(instance)
 
     async def finish_leaving(self) -> None:
-        """Await the ``on_remove`` of what was removed."""
+        """Await ``on_remove`` of removed instances."""
         on_remove = self.prototype.on_remove
         assert on_remove is not None
         while self.leaving:
@@ -132,11 +132,11 @@ class Instances(dict[Any, PE]):
         """Apply the bounds; an unbounded map has none."""
 
     def shrink(self, in_use: Collection[Any]) -> None:
-        """Apply the bound of the size to instances that are not in use."""
+        """Apply the size bound to instances that are not in use."""
 
     @property
     def next_expiry(self) -> float | None:
-        """When the first instance may have been idle for too long; None if none ever is."""
+        """When the first instance may expire; None if none ever does."""
         return None
 
 
@@ -186,7 +186,7 @@ class BoundedInstances(Instances):
                 self._evict(self.keeper, instance)
 
     def crowded(self, in_use: int) -> bool:
-        """Return True if ``shrink`` is due with so many in use."""
+        """Return True if ``shrink`` is due while ``in_use`` keys are in use."""
         size = self.prototype.cache_size
         return 0 < size < len(self) - in_use - max(_BEYOND, size // 8)
 
@@ -206,7 +206,7 @@ class BoundedInstances(Instances):
 
     @property
     def next_expiry(self) -> float | None:
-        """When the instance unused for longest is due."""
+        """When the least recently used instance expires."""
         if not self.prototype.cache_idle:
             return None
         oldest = next(iter(self._used.values()), None)  # a thread may just have the only one out

@@ -169,8 +169,8 @@ class ElementCodec:
             declared = dict(self.fields)[name]
             raise self._unread(
                 key,
-                f"attribute {name!r} is declared {declared}, and held something else ({error})",
-                "declare what it holds, and have the class's migrate(saved) read what is there",
+                f"attribute {name!r} is declared {declared}, but held something else ({error})",
+                "declare its real type, and convert saved values in the class's migrate(saved)",
             ) from error
 
     def _unread(self, key: Any, why: str, fix: str = _DAMAGED) -> NotRestorable:
@@ -183,7 +183,7 @@ class ElementCodec:
             if name not in own:
                 reason = f"saved state has an attribute {name}: {kind}, which it no longer has"
             elif own[name] != kind:
-                reason = f"attribute {name} is {own[name]}, and was saved as {kind}"
+                reason = f"attribute {name} is {own[name]}, but was saved as {kind}"
             else:
                 continue
             raise StateError(
@@ -193,7 +193,7 @@ class ElementCodec:
 
 
 def _types_of(cls: type[ProcessingElement]) -> dict[str, Any]:
-    """The state's attributes with their types; an attribute whose default was changed keeps its."""
+    """The attributes of the state with their types; a changed default keeps the type."""
     types: dict[str, Any] = dict.fromkeys(cls._state, Any)
     for base in reversed(cls.__mro__):
         module = sys.modules.get(base.__module__)
@@ -217,15 +217,17 @@ def _resolved(cls: type, name: str, kind: Any, known: dict[str, Any]) -> Any:
 
 
 def check_defaults(cls: type[ProcessingElement], defaults: Mapping[str, Any]) -> None:
-    """Refuse a default that would come back as another type, and so fail only after a restart;
-    ``defaults`` are those of the class, or of its prototype."""
+    """Refuse a default that would be restored as another type, and so fail only after a restart.
+
+    ``defaults`` are those of the class, or of its prototype.
+    """
     for name, default in defaults.items():
         for plain in (dict, list, set):
             if isinstance(default, plain) and type(default) is not plain:
                 raise GraphError(
-                    f"PE class {cls.__name__}: attribute {name} is a {type(default).__name__}, and "
-                    f"would come back from its state as a plain {plain.__name__}; give it a "
-                    f"{plain.__name__} as its default"
+                    f"PE class {cls.__name__}: attribute {name} is a {type(default).__name__}, but "
+                    f"would be restored as a plain {plain.__name__}; give it a {plain.__name__} as "
+                    f"its default"
                 )
 
 

@@ -96,7 +96,7 @@ def _annotations(namespace: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class AppFacts(Protocol):
-    """What a PE knows of its app without knowing the app's class; see :class:`s4node.App`."""
+    """The app, as far as its PEs know it; see :class:`s4node.App`."""
 
     name: str
     parameters: Mapping[str, str]
@@ -167,9 +167,9 @@ class ProcessingElement(metaclass=ElementType):
     key: Key | None
 
     _home: Home
-    _mark: object  # when it was touched last, where it is saved,
-    _row: bytes  # and where that is, once it was,
-    _group: list[ProcessingElement]  # and where it is noted for the next commit
+    _mark: object  # the mark of the last touch, for saved instances
+    _row: bytes  # the key of its row, once saved
+    _group: list[ProcessingElement]  # the list that notes it for the next commit
 
     @property
     def partition(self) -> int:
@@ -198,10 +198,10 @@ class ProcessingElement(metaclass=ElementType):
     def set_pe_cache(self, max_size: int = 0, idle_seconds: float = 0) -> None:
         """Keep at most ``max_size`` instances in a partition, and none unused for longer.
 
-        Give one of them or both; a bound of 0 is left out. They are applied between batches.
-        Instances beyond them are removed, and their ``on_remove`` is called. Where state is kept,
-        the least recently used beyond ``max_size`` only leave memory, and an instance that is not
-        in memory is never idle.
+        Give one bound or both; 0 means none. They are applied between batches. Instances beyond
+        them are removed, and their ``on_remove`` is called. If tasks keep state, the least recently
+        used instances beyond ``max_size`` only leave memory, and an instance that is not in memory
+        never expires.
         """
         self._prototype.set_cache(max_size, idle_seconds)
 

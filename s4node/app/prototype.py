@@ -100,13 +100,13 @@ class Prototype:
         self.on_create = _plain_hook(cls, "on_create")
         self.on_remove = _plain_hook(cls, "on_remove")
         self.cls = self._bound(cls, ())
-        # a base outside of this house may have brought a dict along
+        # a foreign base class may have a __dict__
         self._element_cls = self._bound(cls, () if cls.__dictoffset__ else ("__dict__",))
         self.make: Callable[[Any, Home | None], ProcessingElement] = _not_started
-        """``make(key, home)`` is a new instance; its ``on_create`` is the caller's business."""
+        """``make(key, home)`` makes an instance; the caller calls its ``on_create``."""
 
     def _bound(self, cls: type[P], slots: tuple[str, ...]) -> type[P]:
-        options: PrototypeOptions = self  # so that it is checked to be one: the body is untyped
+        options: PrototypeOptions = self  # a type check, because the body is untyped
         body = {
             "__module__": cls.__module__,
             "__qualname__": cls.__qualname__,
@@ -209,7 +209,7 @@ class Prototype:
             setattr(self.cls, name, staticmethod(value) if inspect.isfunction(value) else value)
         state = {name: getattr(element, name) for name in self.cls._state}
         copied = {
-            name: self._copied(name, value)  # once here, where it can still be refused
+            name: self._copied(name, value)  # once now, so that a failure is reported
             for name, value in state.items()
             if not _is_fixed(value)
         }
@@ -258,8 +258,10 @@ def can_change(value: Any) -> bool:
 
 
 def shared_containers(cls: type) -> dict[str, tuple[type, Any]]:
-    """The containers that all objects of a class share without a ClassVar: by name, the class that
-    has it, and the container."""
+    """The containers that all objects of a class share without a ClassVar.
+
+    By name: the class that has it, and the container.
+    """
     meant = {*class_variables(cls), *getattr(cls, "_state", ()), "_state"}
     found = {n: (base, value) for base in reversed(cls.__mro__) for n, value in vars(base).items()}
     return {
@@ -355,7 +357,7 @@ def _is_event_type(kind: object) -> TypeGuard[type]:
 
 
 def _instead(kind: object) -> str:
-    """What to write for an event type with parameters, which its events do not have."""
+    """The hint for an event type with parameters, which its events do not have."""
     origin = typing.get_origin(kind)
     if not _is_event_type(origin):
         return ""
@@ -367,7 +369,7 @@ def _instead(kind: object) -> str:
 
 
 def _resolved(annotation: str, cls: type, function: Any) -> Any:
-    """What the text of one annotation of a method names; the others may be anything."""
+    """Resolve one annotation of a method, without the others."""
 
     def only() -> None: ...
 

@@ -1,4 +1,4 @@
-"""Streams: where PEs put events, and what brings events to PEs.
+"""Streams: PEs put events on them, and get events from them.
 
 Rules
 - ``put`` is for handlers: it checks the event's type and appends; nothing waits. The task delivers
@@ -21,11 +21,11 @@ from s4node.events.keys import KeySpec
 from s4node.events.schema import EventType
 
 emitted: ContextVar[list[list[Any]]] = ContextVar("emitted")
-"""What the running task has put on each stream since its last batch, by the stream's index."""
+"""The events that the running task has put since its last batch, by the stream's index."""
 
 
 def begin_put(put: list[list[Any]]) -> Token[list[list[Any]]]:
-    """Collect what runs from now on puts, in lists by the stream's index, until ``end_put``."""
+    """Collect puts in lists by the stream's index, until ``end_put``."""
     return emitted.set(put.copy())
 
 
@@ -39,16 +39,16 @@ class Carrier(Protocol):
     """Takes events that come from outside any handler."""
 
     async def send(self, events: Sequence[Any]) -> int:
-        """Take the events as soon as there is room; returns how many were dropped."""
+        """Take the events as soon as there is room; return how many were dropped."""
         ...
 
     def send_nowait(self, events: Sequence[Any]) -> int:
-        """As send; raise WouldBlock, and take none, if there is no room."""
+        """As ``send``, but raises WouldBlock, and takes none, if there is no room."""
         ...
 
     @property
     def pressure(self) -> float:
-        """How full the way out is: 0 is empty, 1 or more means that senders wait."""
+        """How full the queue is: 0 is empty; from 1 on, senders wait."""
         ...
 
 
@@ -133,11 +133,11 @@ class Stream:
         except LookupError:
             raise S4Error(
                 f"put() on stream {self.name!r} outside of a handler, or after its end; await in "
-                f"the handler whatever puts, or use 'await stream.send()'"
+                f"the handler the code that puts, or use 'await stream.send()'"
             ) from None
 
     def put_into(self, put: list[list[Any]], event: Any) -> None:
-        """As put, where the running task is known; from any thread."""
+        """As ``put``, into the lists of a known task; from any thread."""
         if event.__class__ not in self._accepts:
             self._check(event)
         put[self._index].append(event)
@@ -145,26 +145,26 @@ class Stream:
     async def send(self, event: Any) -> int:
         """Send an event from a source, waiting while the stream is full.
 
-        Returns how many events at least one consumer will not get: 0, or 1 if the stage by which it
-        leaves sheds and is full. Raises EventError for a type that the stream does not carry,
-        S4Error before the app has started. So do send_many and send_nowait.
+        Returns how many events at least one consumer will not get: 0, or 1 if the stream's stage
+        sheds and is full. Raises EventError for a type that the stream does not carry, and S4Error
+        before the app has started, as do ``send_many`` and ``send_nowait``.
         """
         return await self.send_many((event,))
 
     async def send_many(self, events: Iterable[Any]) -> int:
         """Send events from a source, in order, waiting while the stream is full.
 
-        Where the stage sheds, the newest of them are dropped.
+        If the stage sheds, the newest events are dropped.
         """
         return await self._carrier().send(self._checked(events))
 
     def send_nowait(self, event: Any) -> int:
-        """As send, but raises WouldBlock where send would wait."""
+        """As ``send``, but raises WouldBlock if ``send`` would wait."""
         return self._carrier().send_nowait(self._checked((event,)))
 
     @property
     def pressure(self) -> float:
-        """How full the way out is, so that a source can react: from 1 on, ``send`` waits."""
+        """How full the queue is, so that a source can react; ``send`` waits from 1 on."""
         return self._carrier().pressure
 
     def _carrier(self) -> Carrier:

@@ -61,8 +61,10 @@ class Coordinator(Protocol):
         ...
 
     def shutdown(self, *, all_tasks: bool = False) -> None:
-        """Say that this task is done; when all tasks have, the container stops. ``all_tasks``
-        stops it at once, in order."""
+        """Declare this task done; once all tasks are, the container stops.
+
+        ``all_tasks`` stops it at once, in order.
+        """
         ...
 
 
@@ -70,12 +72,15 @@ class Callback(Protocol):
     """Ends one asynchronous event; from any thread, exactly once."""
 
     def complete(self) -> None:
-        """The event is fully processed."""
+        """End the event as processed."""
         ...
 
     def failure(self, error: BaseException) -> None:
-        """The event cannot be processed. The container stops, unless the stream's ``onError`` skips
-        such events, or ``task.ignored.exceptions`` names the exception."""
+        """End the event as failed.
+
+        The container stops, unless the stream's ``onError`` skips such events, or
+        ``task.ignored.exceptions`` names the exception.
+        """
         ...
 
 
@@ -120,15 +125,19 @@ class TaskContext(Protocol):
         ...
 
     def schedule(self, seconds: float, callback: Callable[..., Any]) -> None:
-        """Call ``callback(collector, coordinator)`` once, after ``seconds`` of processing time,
-        while no event of the task is in flight. It may be ``async``. A restart forgets it."""
+        """Call ``callback(collector, coordinator)`` once, after ``seconds`` of processing time.
+
+        No event of the task is in flight then. The callback may be ``async``. A restart forgets it.
+        """
         ...
 
     def set_starting_offset(self, ssp: tuple[str, str, int], offset: Any) -> None:
-        """Begin to read an input at an offset, or another Startpoint, when the app starts, whatever
-        was saved; in ``init`` only. A container that takes the task over while the app runs ignores
-        it. ``ssp`` (system, stream, partition) is one of ``system_stream_partitions``, ``offset``
-        an int or a Startpoint; an impossible one is an error after ``init``."""
+        """Start reading an input at an offset or Startpoint, instead of the saved offset.
+
+        Call this in ``init`` only. A container that takes the task over while the app runs ignores
+        it. ``ssp`` (system, stream, partition) is one of ``system_stream_partitions``; ``offset``
+        is an int or a Startpoint. An impossible one is an error after ``init``.
+        """
         ...
 
 
@@ -201,9 +210,9 @@ class TaskApp(App):
     ) -> None:
         """Give each task a key-value store, which it finds with ``context.store(name)``.
 
-        ``key`` is str, int, bytes or tuple; ``value`` any type that msgspec knows. With a ``ttl``
-        what was put is gone after so many seconds. Raises GraphError for a name that is taken, and
-        once the app has started.
+        ``key`` is str, int, bytes or tuple; ``value`` any type that msgspec knows. Values expire
+        after ``ttl`` seconds, unless it is 0. Raises GraphError for a name that is taken, and once
+        the app has started.
         """
         self._declaring()
         if name in self.stores:

@@ -1,4 +1,4 @@
-"""Events: what they are, their types on the wire, their keys, and the partitions of keys.
+"""Events, their types on the wire, their keys, and the partitions of keys.
 
 Events travel in batches. ``schema`` encodes and decodes a whole batch in one call, ``routing``
 finds the partitions of a whole batch in one compiled loop.

@@ -97,7 +97,7 @@ class GenericEvent:
             ) from None
 
     def __getattr__(self, name: str) -> Any:
-        if name in GenericEvent.__slots__:  # not initialised yet, while it is being unpickled
+        if name in GenericEvent.__slots__:  # not initialised yet, during unpickling
             raise AttributeError(name)
         try:
             return self._attributes[name]
@@ -158,7 +158,7 @@ class Receipt(Protocol):
 
     @property
     def origin(self) -> str:
-        """What the events' numbers count in, in words."""
+        """The origin of the events' numbers, in words."""
         ...
 
     def describe(self, number: int) -> str:
@@ -247,17 +247,16 @@ Handled: TypeAlias = tuple[str, EventBatch, Any, int]
 iterator, the index of the one event."""
 
 handled: ContextVar[Handled | None] = ContextVar("handled", default=None)
-"""What the running handler is given."""
+"""The event, or the events, that the running handler processes."""
 
 
 def event_id() -> str:
     """A text that identifies the event being handled, the same whenever it is replayed.
 
-    For handlers only. After a crash an uncommitted event is handled again, under the same id: give
-    it to whatever your handler calls outside, as the key by which the other side recognises a
-    repetition. Several handlers of an event, and several calls in one, need something of their own
-    beside it. Raises S4Error without such an event: in timers and windows, and for an event that
-    the task itself has put.
+    For handlers only. After a crash an uncommitted event is handled again with the same id: pass
+    the id to external systems, so that they recognise a repetition. If several handlers of an
+    event, or several calls in one, use it, add something to tell them apart. Raises S4Error in
+    timers and windows, and for an event that the task itself has put.
     """
     now = handled.get()
     if now is None:
@@ -267,8 +266,8 @@ def event_id() -> str:
         index = batch.at + index - length_hint(it) - 1
     if batch.receipt is None:
         raise S4Error(
-            f"an event of stream {batch.stream!r} was put by its own task, and has no id of its "
-            f"own; put one into it, made of the event_id() of the event that led to it"
+            f"an event of stream {batch.stream!r} was put by its own task, so it has no id; put "
+            f"one into it, made of the event_id() of the event that led to it"
         )
     return f"{task}/{batch.receipt.origin}:{batch.number(index)}"
 
@@ -277,9 +276,8 @@ def created_ms() -> int:
     """When the event being handled was sent, or appended to its log: ms since 1970.
 
     It is the time of the event's frame, by the clock of the machine that made the frame. An event
-    that another task passes on has that task's time; one that the task has put itself has 0, and so
-    has one of a producer that gives no time. For handlers only, as event_id: raises S4Error without
-    an event.
+    from another task has that task's time. An event that the task itself has put has 0, as has one
+    of a producer that gives no time. For handlers only: raises S4Error without an event.
     """
     now = handled.get()
     if now is None:
@@ -288,7 +286,7 @@ def created_ms() -> int:
 
 
 def footprint(events: Sequence[Any]) -> int:
-    """About how many bytes of memory the events take: that of the first, times their number."""
+    """The approximate bytes of memory of events: those of the first, times their number."""
     if not events:
         return 0
     first = events[0]

@@ -42,7 +42,7 @@ def are_objects(text: bytes, lines: int) -> bool:
     line: most of them may be objects all the same.
     """
     if not (text[:1] == b"{" and text[-1:] == b"}" and text.count(b"}\n{") == lines - 1):
-        return False  # so no line's end is within an object: there no brace follows another
+        return False  # else no newline is within an object, where "}\n{" cannot occur
     try:
         if not text.isascii():
             text.decode()
@@ -71,8 +71,11 @@ def generic_events(body: bytes | memoryview) -> list[GenericEvent]:
 
 
 class JsonObjects:
-    """Reads JSON objects as events of the class ``cls``. All methods raise what msgspec raises,
-    EventError for what cannot be saved, and what the class itself may raise."""
+    """Reads JSON objects as events of the class ``cls``.
+
+    All methods raise the errors of msgspec and of the class itself, and EventError for a value that
+    cannot be saved.
+    """
 
     __slots__ = ("_all", "_cls", "_doubtful", "_made", "_one")
 
@@ -80,7 +83,7 @@ class JsonObjects:
         info = inspect.type_info(cls)
         assert isinstance(info, inspect.StructType)
         bounded: dict[str, Any] = {}
-        self._doubtful = False  # it may hold what cannot be saved
+        self._doubtful = False  # it may hold unsaveable values
         for field in info.fields:
             if field.type == _INT:
                 bounded[field.name] = _Bounded

@@ -10,10 +10,10 @@ from msgspec import inspect
 from s4node.errors import EventError
 
 _DEPTH = 100
-"""Levels that stay free below the interpreter's limit, for whatever an event is saved in."""
+"""Levels that stay free below the interpreter's limit, for containers of saved events."""
 
 _SHALLOW = 400
-"""Bytes of events that cannot nest so deeply that it matters."""
+"""Events of fewer bytes cannot nest too deeply."""
 
 _BELOW = b"\x91" * _DEPTH  # arrays of one
 
@@ -21,7 +21,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class DeepDecoder:
-    """A decoder of a type that nests as deeply as what it reads, with levels to spare."""
+    """A decoder of a type that may nest deeply; it leaves levels to spare."""
 
     __slots__ = ("_below", "_plain")
 
@@ -32,7 +32,7 @@ class DeepDecoder:
         self._below: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(kind)
 
     def decode(self, body: bytes | memoryview) -> Any:
-        """Decode; raises RecursionError for what is nested too deeply."""
+        """Decode; raises RecursionError for a value that is nested too deeply."""
         if len(body) <= _SHALLOW:
             return self._plain.decode(body)
         try:
@@ -52,7 +52,7 @@ def check(value: Any, raw: Any) -> None:
     try:
         _encoder.encode(value)
     except (ValueError, OverflowError, RecursionError) as error:
-        raise EventError(f"it holds a value that cannot be kept: {error}") from error
+        raise EventError(f"it holds a value that cannot be saved: {error}") from error
 
 
 _FIRST_DAY, _LAST_DAY = b"0001-01-01", b"9999-12-31"
@@ -65,12 +65,12 @@ def check_dates(events: Any, body: Any) -> None:
         try:
             _encoder.encode(events)
         except OverflowError as error:
-            raise EventError(f"it holds a time that cannot be kept: {error}") from error
+            raise EventError(f"it holds a time that cannot be saved: {error}") from error
 
 
 _Kinds: TypeAlias = frozenset[type[inspect.Type]]
 
-_RECURSIVE = inspect.Type  # stands for a type that holds values of its own
+_RECURSIVE = inspect.Type  # stands for a type that contains itself
 _DEEP = {inspect.AnyType, _RECURSIVE}
 
 

@@ -1,4 +1,4 @@
-"""Keys: what distinguishes PE instances, and assigns them to partitions.
+"""Keys: they distinguish PE instances, and assign them to partitions.
 
 Rules
 - A key is a ``str``, an ``int``, ``bytes``, or a tuple of those. Nothing else: ``True == 1 == 1.0``
@@ -24,10 +24,10 @@ import msgspec
 from s4node.errors import ConfigError, KeyFinderError
 
 KEY_GROUPS = 4096
-"""How many slices the key space has; the largest number of partitions of an app."""
+"""The number of slices of the key space; the largest number of partitions of an app."""
 
 MULTIPLIER = 2_654_435_761
-"""Of ``crc32m``: a prime near 2**32 / the golden ratio."""
+"""The multiplier of ``crc32m``: a prime near 2**32 / the golden ratio."""
 
 Key: TypeAlias = str | int | bytes | tuple[str | int | bytes, ...]
 """A text, a whole number of 64 bits, bytes, or a tuple of at least two of those."""
@@ -60,8 +60,7 @@ KeySpec: TypeAlias = str | Sequence[str] | KeyFinder | Callable[[Any], Any]
 
 
 def check_key(key: Any) -> Key:
-    """``key`` as a :data:`Key`, lists made tuples; raises :class:`KeyFinderError` if it is not a
-    key."""
+    """``key`` as a :data:`Key`, with lists made tuples; raises :class:`KeyFinderError` if bad."""
     if type(key) in _PART_TYPES:
         return key  # type: ignore[no-any-return]
     if isinstance(key, (list, tuple)):
@@ -105,8 +104,10 @@ class Hasher(Protocol):
 
 
 def crc32m(key: Key) -> int:
-    """The default hasher: the upper 12 bits of CRC-32 (IEEE 802.3) of the key's bytes, multiplied
-    by 2654435761 modulo 2**32. 0 <= hash < 4096."""
+    """The default hasher: CRC-32 (IEEE 802.3) of the key's bytes, spread by a multiplication.
+
+    It returns the upper 12 bits of CRC * 2654435761 modulo 2**32: 0 <= hash < 4096.
+    """
     return zlib.crc32(key_bytes(key)) * MULTIPLIER >> 20 & 0xFFF
 
 
@@ -159,7 +160,7 @@ def hasher_named(name: str) -> Hasher:
 
 
 class Partitioner:
-    """Where each key lives, among ``partitions`` (1 to 4096) partitions."""
+    """Maps keys to ``partitions`` (1 to 4096) partitions."""
 
     __slots__ = ("_memo", "hasher", "partitions")
 
@@ -172,7 +173,7 @@ class Partitioner:
 
     @property
     def memo(self) -> dict[Key, int]:
-        """``memo[key]`` is the key's partition: a dict lookup for the keys seen lately."""
+        """``memo[key]`` is the key's partition: a dict lookup for recently seen keys."""
         return self._memo
 
     def partition_of(self, key: Key) -> int:
@@ -189,7 +190,7 @@ class _Memo(dict[Key, int]):
 
     def __missing__(self, key: Key) -> int:
         partition = self._partitioner.partition_of(key)
-        if len(self) >= _MEMO_LIMIT:  # hot keys come back at once; cold ones were no use
+        if len(self) >= _MEMO_LIMIT:  # hot keys return at once
             self.clear()
         self[key] = partition
         return partition

@@ -1,8 +1,8 @@
-"""Routing compiled to loops: from a KeySpec to the key of an event, and from events to partitions.
+"""Routing compiled to loops: from a key spec to the keys of events, and to their partitions.
 
 Rules
-- A key spec is compiled once; what runs per event is an attribute read, a memo lookup and an
-  append, in one loop a batch.
+- A key spec is compiled once. Each event costs an attribute read, a memo lookup and an append, in
+  one loop for each batch.
 - A key spec made of attribute names has a name that both sides can compare ("origin+dest");
   functions have none, KeyFinder objects have one if they say so.
 - The names in generated code come only from this module and from attribute names that are checked
@@ -133,8 +133,10 @@ def router(rule: KeyRule, partitioner: Partitioner) -> Router:
 def route(
     run: Router, events: Sequence[Any], partitions: int, most_failures: int = sys.maxsize
 ) -> tuple[list[list[Any]], list[tuple[int, str]]]:
-    """Events by partition, and ``(index, reason)`` of those without a key. Stops after
-    ``most_failures`` of those, which take long."""
+    """Events by partition, and ``(index, reason)`` of those without a key.
+
+    Failures are slow, so routing stops after ``most_failures`` of them.
+    """
     lanes: list[list[Any]] = [[] for _ in range(partitions)]
     appends = [lane.append for lane in lanes]
     failures: list[tuple[int, str]] = []
@@ -156,14 +158,15 @@ def placed(
 ) -> tuple[list[int], list[tuple[int, str]]]:
     """The partition of each event's key, -1 if it is not found, with the reasons by index.
 
-    For events that need their numbers, one by one. Stops after ``most_failures``, which take long.
+    For events that need their numbers, one by one. Failures are slow, so it stops after
+    ``most_failures`` of them.
     """
     places: list[int] = []
     failures: list[tuple[int, str]] = []
     for event in events:
         try:
             places.append(partition_of(event))
-        except BaseException as error:  # a KeyFinder of the app's may raise anything
+        except BaseException as error:  # the app's KeyFinder may raise anything
             if is_signal(error):
                 raise
             failures.append((len(places), key_failure(error)))

@@ -118,7 +118,7 @@ def refusal_of(reader: TypeDecl, writer: TypeDecl) -> str | None:
 
 
 def misfit(stream: str, taken: Mapping[str, TypeDecl], sent: TypeDecl) -> str:
-    """Why a stream that takes these types, by name, does not take ``sent``; empty if it does."""
+    """Why a stream that accepts these types, by name, refuses ``sent``; empty if it accepts it."""
     ours = taken.get(sent.name)
     if ours is None:
         return (
@@ -163,7 +163,7 @@ class EventType:
 
     @property
     def fingerprint(self) -> int:
-        """Tells this version of this type apart from every other."""
+        """The fingerprint of this version of this type."""
         return self.declaration.fingerprint
 
     def refusal_of(self, other: TypeDecl) -> str | None:
@@ -171,7 +171,7 @@ class EventType:
         return refusal_of(self.declaration, other)
 
     def encode(self, events: Sequence[Any]) -> bytes:
-        """The events as one msgpack array; raises EventError for what msgpack cannot hold."""
+        """Encode events as one msgpack array; raises EventError if msgpack cannot encode one."""
         try:
             if self.cls is GenericEvent:
                 return _encoder.encode([event._attributes for event in events])
@@ -212,7 +212,7 @@ class EventType:
             raise EventError(self._naming_field(str(error))) from error
 
     def _naming_field(self, why: str) -> str:
-        """msgspec counts the fields of an array; the event's author knows them by name."""
+        """Replace msgspec's index of a field by its name, which the author knows."""
         config = self.cls.__struct_config__  # type: ignore[attr-defined]
         names = [] if config.tag is None else [config.tag_field]
         names += [name for name, _, _ in self.declaration.fields]
@@ -234,7 +234,7 @@ class EventType:
 
 
 class OpenType:
-    """A type that is only known by its declaration: its events are read as GenericEvents."""
+    """A type known only by its declaration; its events are read as GenericEvents."""
 
     __slots__ = ("_required", "_texts", "declaration", "name", "names")
 
@@ -343,13 +343,15 @@ class UnreadableType:
 
 
 TypeReader: TypeAlias = EventType | OpenType | NamedType | UnreadableType
-"""What decodes the events of one fingerprint."""
+"""A decoder of the events of one fingerprint."""
 
 
 def reader_of(declared: TypeDecl, known: Mapping[str, EventType], *, others: bool) -> TypeReader:
-    """How events of a declared type are read: as our class of its name, or, with ``others``, as
-    GenericEvents where there is none. GenericEvents are read as our class where there is but one:
-    what was appended as JSON has no other type."""
+    """The reader of a declared type: our class of its name, or, with ``others``, GenericEvents.
+
+    GenericEvents are read as our class if there is only one, because events appended as JSON have
+    no other type.
+    """
     ours = known.get(declared.name)
     if ours is not None:
         reason = ours.refusal_of(declared)
@@ -365,8 +367,7 @@ def reader_of(declared: TypeDecl, known: Mapping[str, EventType], *, others: boo
 
 
 def class_of(declared: TypeDecl) -> type | None:
-    """The class of this process whose events are of a declared type, or are read as such; None
-    where no module that has one is loaded."""
+    """The class of this process for a declared type; None if no loaded module has one."""
     if declared.name == GENERIC:
         return GenericEvent
     classes: list[type] = [Event]
@@ -393,7 +394,7 @@ def each(
     for index, raw in enumerate(raws):
         try:
             events.append(decode(raw))
-        except Exception as error:  # an event class that checks itself may raise anything
+        except Exception as error:  # an event class may raise anything
             events.append(None)
             refusals.append((index, f"{name} does not decode: {error}"))
     return events, refusals
@@ -402,7 +403,7 @@ def each(
 def each_text(
     name: str, texts: Sequence[Any], decode: Callable[[Any], Any]
 ) -> tuple[list[Any], Refusals]:
-    """As each, for JSON: the reason has the beginning of the text, by which its sender finds it."""
+    """As ``each``, for JSON; the reason quotes the beginning of the text, for its sender."""
     events, refusals = each(name, texts, decode)
     return events, [(index, f"{why}, in {_begun(texts[index])}") for index, why in refusals]
 
@@ -445,7 +446,7 @@ def _check_defaults(cls: type) -> None:
                 fix = "write `| None` after its type" if field.default is None else "fix either"
                 raise EventError(
                     f"event type {cls.__name__}: field {field.name!r} has the default "
-                    f"{field.default!r}, which is not of its type, so nobody could read the event: "
+                    f"{field.default!r}, which is not of its type, so the event would not decode: "
                     f"{error}; {fix}"
                 ) from error
 

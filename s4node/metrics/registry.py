@@ -1,7 +1,7 @@
 """An author's metrics: counters, gauges and timers of a task.
 
 Rules
-- A metric is made where it is first asked for; asking again gives the same one. One name is one
+- A metric is made on the first request; further requests return the same one. A name belongs to one
   kind of metric.
 - Counting is safe from any thread. It costs a lock, so count per event, not per comparison.
 - Nothing is sent or computed when something is counted: values are read when they are reported.
@@ -21,7 +21,7 @@ from s4node.metrics.snapshot import MetricsSnapshot, Value
 M = TypeVar("M", "Counter", "Gauge", "Timer")
 
 GROUP = "app"
-"""The group of metrics for which none is named."""
+"""The default group of metrics."""
 
 
 class Counter:
@@ -77,10 +77,9 @@ class Gauge:
 
 
 class Timer:
-    """How often something was done, and how long that took.
+    """The number of calls since the start, and their time.
 
-    It is reported as ``<name>`` (nanoseconds in the mean), ``<name>-max`` and ``<name>-count``,
-    since the start.
+    A timer is reported as ``<name>`` (mean nanoseconds), ``<name>-max`` and ``<name>-count``.
     """
 
     def __init__(self) -> None:

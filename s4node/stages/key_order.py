@@ -1,4 +1,4 @@
-"""Which events of a parallel stream may begin: several at a time, each key in order. Pure.
+"""The order of a parallel stream: several events run at a time, each key in order. Pure.
 
 Rules
 - At most ``limit`` events are in flight, never two of one key.
@@ -25,7 +25,7 @@ class KeyOrder(Generic[E]):
         self.outstanding = 0
         self.waiting = 0
         self._fresh: deque[tuple[Hashable, E]] = deque()
-        self._behind: dict[Hashable, deque[E]] = {}  # of each key that has an event in flight
+        self._behind: dict[Hashable, deque[E]] = {}  # waiting events of each key in flight
         self._freed: deque[Hashable] = deque()
 
     @property
@@ -40,7 +40,7 @@ class KeyOrder(Generic[E]):
 
     @property
     def ready(self) -> bool:
-        """Return True if an event may begin now."""
+        """True if an event may begin now."""
         if self.outstanding >= self.limit:
             return False
         while not self._freed and self._fresh and (key := self._fresh[0][0]) in self._behind:
@@ -69,7 +69,7 @@ class KeyOrder(Generic[E]):
         return event
 
     def end(self, key: Hashable) -> None:
-        """The key's event has ended."""
+        """End the key's event."""
         self.outstanding -= 1
         if self._behind[key]:
             self._freed.append(key)

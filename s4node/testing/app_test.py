@@ -1,8 +1,8 @@
 """AppTest: an app in memory, on a clock that the test moves.
 
 Rules
-- Every call returns when the app is idle: everything is processed except what waits for time, for
-  room, or for the world outside.
+- Every call returns when the app is idle: all events are processed, except those that wait for
+  time, for room, or for the world outside.
 - An error that stops a node's app is raised by the current call.
 - An unknown name is an error with the known ones.
 """
@@ -44,10 +44,10 @@ class AppTest(Generic[A]):
             test.advance(seconds=10)
             assert test.output("results") == [Result("joe", 1)]
 
-    ``app`` is an App or its class. ``parameters`` are what the app finds in ``app.parameters``;
-    ``settings`` are any others, by their keys and as texts. An App that declares its graph in
-    ``on_init`` can be run once; give the class, or a new object for each test. Leaving the ``with``
-    block stops the app in order: it processes what waits, then ``on_close`` is called.
+    ``app`` is an App or its class. ``parameters`` become ``app.parameters``; ``settings`` are other
+    settings, by key and as text. An App that declares its graph in ``on_init`` can be run once:
+    give the class, or a new object for each test. Leaving the ``with`` block stops the app in
+    order: it processes waiting events, then ``on_close`` is called.
     """
 
     def __init__(
@@ -101,10 +101,10 @@ class AppTest(Generic[A]):
     def send(self, stream: str, *events: Any, partition: int | None = None) -> None:
         """Send events from outside to an input stream, or right to an internal one, in order.
 
-        They go to the ``partition``, or to that of their key, or in turn to each. An input from a
-        system has as many partitions as the app, each numbered from 0. Events that the app refuses
-        are in :attr:`refused`; those for which a blocking stage has no room stay in
-        :meth:`waiting`. Raises EventError for a type that the stream does not carry.
+        They go to ``partition``, or to the partition of their key, or to each partition in turn. An
+        input from a system has as many partitions as the app, numbered from 0. Refused events are
+        in :attr:`refused`; events for which a blocking stage has no room stay in :meth:`waiting`.
+        Raises EventError for a type that the stream does not carry.
         """
         self._running()
         self._sender(stream).send(events, partition)
@@ -122,7 +122,7 @@ class AppTest(Generic[A]):
         """Move the clock, and run what falls due on the way, in the order of its time."""
         self._running()
         if seconds < 0:
-            raise ValueError(f"{seconds} seconds; time does not go back")
+            raise ValueError(f"advance({seconds}): time does not go back; give 0 or more seconds")
         self._runtime.advance(seconds)
 
     def overflow(self, stream: str) -> None:
@@ -159,7 +159,7 @@ class AppTest(Generic[A]):
         self._runtime.crash()
 
     def wait(self, condition: Callable[[], object], seconds: float = 10) -> None:
-        """Wait in real time for what the world outside does to the app, such as a socket's peer."""
+        """Wait in real time for the world outside, such as a socket's peer."""
         self._running()
         deadline = time.monotonic() + seconds
         self._runtime.settle()
@@ -167,7 +167,7 @@ class AppTest(Generic[A]):
             self._runtime.world.give_time(_PATIENCE)
             self._runtime.settle()
             if time.monotonic() > deadline:
-                raise S4Error(f"it did not happen within {seconds:g} s of real time")
+                raise S4Error(f"the condition did not become true within {seconds:g} s")
 
     # -- what a test looks at ----------------------------------------------------------------
 
@@ -202,11 +202,11 @@ class AppTest(Generic[A]):
         *,
         partition: int | None = None,
     ) -> Any:
-        """The PE's instance of ``key``; looking does not count as a use in the PE's cache. The
-        state of an instance that is not in memory is a copy.
+        """The PE's instance of ``key``, or a copy of the saved one if it is not in memory.
 
         Name the PE by its class, or by its name if several have that class. A singleton has the key
-        None and an instance in each partition. Raises LookupError if there is none.
+        None and an instance in each partition. This does not count as a use in the PE's cache.
+        Raises LookupError if there is no instance.
         """
         prototype = self._prototype(pe)
         for task in self._runtime.tasks:
@@ -219,20 +219,22 @@ class AppTest(Generic[A]):
         raise LookupError(f"{prototype.name} has no instance of key {key!r}{where}; known: {known}")
 
     def task(self, partition: int = 0) -> Any:
-        """The object that the factory of a TaskApp has made for a partition."""
+        """The task that the factory of a TaskApp has made for a partition."""
         processor = self._runtime.tasks[partition].processor
         if not isinstance(processor, StreamTaskProcessor):
             raise S4Error(f"app {self.app.name!r} is not a TaskApp; look at its PEs with state()")
         return processor.task
 
     def committed(self, stream: str, partition: int = 0) -> int | None:
-        """The offset at which a restart would resume an input from a system; None before the first
-        commit of the partition's task."""
+        """The offset at which a restart would resume an input from a system.
+
+        None before the first commit of the partition's task.
+        """
         return self._input(stream).progress(partition).committed
 
     @property
     def asked_to_stop(self) -> bool:
-        """Return True if the tasks have asked for the end, or all their inputs have ended."""
+        """True if the tasks have asked for the end, or all their inputs have ended."""
         return self._runtime.container.parts.loop.stopped_itself
 
     @property

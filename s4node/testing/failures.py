@@ -3,7 +3,7 @@
 Rules
 - The handlers of the app's prototypes are wrapped while the test runs and put back at its end, so
   an app at the top of a module is as it was.
-- A wrapped handler stays plain or ``async`` as it is, for dispatch plans tell one from the other.
+- A wrapped handler stays plain or ``async``, because dispatch plans depend on it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from s4node.events.keys import Key
 
 
 class Failures:
-    """What the instances of an app's PEs are to raise next."""
+    """The errors that instances of an app's PEs raise next."""
 
     def __init__(self) -> None:
         self._planned: dict[tuple[str, Key | None], deque[Exception]] = {}

@@ -23,7 +23,7 @@ from s4node.errors import StageBroken
 from s4node.net.transport.pair_socket import host_and_port
 
 host: ContextVar[str] = ContextVar("host", default="")
-"""The host at which the code runs that dials."""
+"""The host of the code that dials."""
 
 _MOST_ENVELOPES = 16
 _REDIAL_SECONDS = 0.05
@@ -31,13 +31,13 @@ _REDIAL_MOST_SECONDS = 1.0
 
 
 class MemoryNetwork:
-    """``delay()`` says how many seconds something takes from one host to another."""
+    """A network in memory; ``delay()`` gives the seconds from one host to another."""
 
     def __init__(self, delay: Callable[[], float] = lambda: 0.0) -> None:
         self.delay = delay
         self.cut_off: set[str] = set()
         self.trace: list[tuple[float, str, str, int]] = []
-        """Every envelope that has arrived: when, from which host, at which, and its size."""
+        """Every envelope that has arrived: time, sending host, receiving host, size."""
         self._ports = itertools.count(1)
         self._places: dict[tuple[str, int], MemoryPlace] = {}
         self._ends: dict[_End, None] = {}
@@ -68,7 +68,7 @@ class MemoryNetwork:
     # -- the contract ------------------------------------------------------------------------
 
     async def listen(self, name: str, port: int) -> list[MemoryPlace]:
-        """Listen there; raises OSError."""
+        """Listen on a host; raises OSError."""
         await trio.lowlevel.checkpoint()
         port = port or next(self._ports)
         if (name, port) in self._places:
@@ -77,17 +77,17 @@ class MemoryNetwork:
         return [place]
 
     def dial(self, address: str, max_bytes: int, on_change: Callable[[bool], None]) -> _End:
-        """A connection that is made now, and again whenever it is lost."""
-        del max_bytes  # what is sent here is checked where it is read
+        """Connect now, and reconnect whenever the connection is lost."""
+        del max_bytes  # the reader checks sizes
         end = _End(self, host.get(), on_change)
         end.dials(*host_and_port(address))
         return end
 
     async def probe(self, address: str, seconds: float) -> str:
-        """The problem of what listens at ``address``; raises OSError if nothing does."""
+        """What is wrong at ``address``: nothing; raises OSError if nothing listens there."""
         await trio.lowlevel.checkpoint()
         if self.place(host.get(), *host_and_port(address)) is None:
-            raise ConnectionRefusedError(111, f"nobody at {address} within {seconds:g} s")
+            raise ConnectionRefusedError(111, f"no listener at {address} within {seconds:g} s")
         return ""
 
     # -- inside ------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class MemoryNetwork:
         self._news.unpark()
 
     def made(self, end: _End) -> None:
-        """An end of a pipe was made, or closed if it is known already."""
+        """Note a new end of a pipe, or the close of a known one."""
         if end in self._ends:
             del self._ends[end]
         else:
@@ -189,7 +189,7 @@ class _End:
     # -- coming and going --------------------------------------------------------------------
 
     def dials(self, there: str, port: int) -> None:
-        """Connect, and again whenever it is lost."""
+        """Connect, and reconnect whenever the connection is lost."""
         self.far, self._target = there, (there, port)
         self._after(self._arrive)
 
@@ -225,7 +225,7 @@ class _End:
             self._on_change(True)
 
     def lose(self) -> None:
-        """The connection breaks, for both."""
+        """Break the connection, for both ends."""
         peer, self._peer = self._peer, None
         if peer is None:
             return
@@ -252,7 +252,7 @@ class _End:
         await trio.lowlevel.cancel_shielded_checkpoint()
 
     def _after(self, action: Callable[[], None]) -> None:
-        """Run ``action`` when what was sent before has arrived."""
+        """Run ``action`` when everything sent before has arrived."""
         self._next_at = max(self._next_at, trio.current_time() + self._network.delay())
         self._network.after(self._next_at, action)
 
@@ -269,7 +269,7 @@ class _End:
         return data
 
     def send_nowait(self, data: bytes) -> bool:
-        """Send an envelope; False, and nothing sent, while it cannot be taken."""
+        """Send an envelope; return False, without sending, while it cannot be accepted."""
         peer = self._peer
         if self.closed or peer is None or not self.connected or self._sent >= _MOST_ENVELOPES:
             return False
@@ -286,11 +286,11 @@ class _End:
         return True
 
     def answered(self) -> None:
-        """The peer has answered: dial again at once if the connection is lost."""
+        """Note a good frame: if this connection is lost, dial again at once."""
         self._tries = 0
 
     async def wait_readable(self) -> None:
-        """Return once an envelope may have arrived; ClosedResourceError when it is closed."""
+        """Wait until an envelope may have arrived; raises ClosedResourceError when closed."""
         await trio.lowlevel.checkpoint()
         while not self._inbox:
             self._check()
@@ -298,7 +298,7 @@ class _End:
         self._check()
 
     async def wait_writable(self) -> None:
-        """Return once an envelope may be taken; ClosedResourceError when it is closed."""
+        """Wait until an envelope may be accepted; raises ClosedResourceError when closed."""
         await trio.lowlevel.checkpoint()
         self._check()
         while not self.connected or self._sent >= _MOST_ENVELOPES:

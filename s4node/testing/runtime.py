@@ -1,10 +1,10 @@
 """An app's container during a test, and the programs that send to it.
 
 Rules
-- The container is a node's, unchanged, at starts, stops and after crashes. Only its time, its
-  threads and its network differ; see ``world``.
+- The container is the real one, also at starts, stops and after crashes. Only its time, its threads
+  and its network differ; see ``world``.
 - A call returns when nothing more happens at this time.
-- The app has no consumers: what it puts on any stream is kept in ``put``.
+- The app has no consumers: all events that it puts on any stream are kept in ``put``.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from s4node.testing.world import World
 _ADDRESS = "tcp://app:1"
 _DEFAULTS = {
     "s4.listener.address": _ADDRESS,
-    "s4.watchdog.ms": "0",  # nothing takes time
-    "job.container.thread.pool.size": "0",  # and nothing runs in threads
+    "s4.watchdog.ms": "0",  # time stands still during a step
+    "job.container.thread.pool.size": "0",  # threads are not used
 }
 _SHARED = "/dev/shm"  # noqa: S108 - a folder of its own is made there
 _RECONNECT_SECONDS = 10.0
 _DRAIN_SECONDS = 10.0
-"""How much longer than task.shutdown.ms the whole end of a container may take."""
+"""The time for the whole end of a container, beyond task.shutdown.ms."""
 
 
 class Runtime:
-    """Runs an app that ``make`` makes; every call returns when the app is idle.
+    """Runs an app made by ``make``; every call returns when the app is idle.
 
     An error that stops a node's app is raised by the current call.
     """
@@ -112,7 +112,7 @@ class Runtime:
             self.ended = True
 
     def stop(self) -> None:
-        """Stop in order, as a node does, when everything that was sent is done."""
+        """Stop in order, as a node does, once all events that were sent are done."""
         for name in list(self.overflowing):
             self.relieve(name)
         grace = self.config[settings.TASK_SHUTDOWN_MS]
@@ -125,8 +125,8 @@ class Runtime:
             self.advance(grace + _DRAIN_SECONDS, lambda: self.ended)
         if stuck:
             raise S4Error(
-                "the app has handlers that have not ended by themselves within task.shutdown.ms; "
-                "give them what they wait for before the test ends"
+                "the app has handlers that have not ended within task.shutdown.ms; give them what "
+                "they wait for before the test ends"
             )
 
     def crash(self) -> None:
@@ -150,7 +150,7 @@ class Runtime:
 
     @property
     def _busy(self) -> bool:
-        """Return True if something waits to be processed, or some handler has not ended."""
+        """True if events wait, or a handler has not ended."""
         return any(sender.busy for sender in self.senders.values()) or not (
             self.container.parts.loop.idle and not self.container.parts.partitions.waiting
         )
@@ -237,13 +237,13 @@ def _stages(task: Task, name: str) -> list[Any]:
 
 
 class _Listener:
-    """Called when the parts of the container exist, and no task has been started."""
+    """Observes streams from when the container's parts exist, before a task starts."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
     def on_step(self, step: str) -> None:
-        """Watch what tasks and sources put."""
+        """Observe the events that tasks and sources put."""
         if step != "readers":
             return
         runtime = self._runtime
@@ -257,7 +257,7 @@ class _Listener:
 
 
 class _Onlooker:
-    """Keeps what tasks put on a stream."""
+    """Keeps the events that tasks put on a stream."""
 
     waits = False
 
@@ -266,7 +266,7 @@ class _Onlooker:
         self._kept = kept
 
     def offer(self, events: Sequence[Any]) -> None:
-        """The app has put these."""
+        """Keep events that the app has put."""
         if isinstance(self._stream, OutputStream):
             check(self._stream, events)
         self._kept += events
@@ -279,7 +279,7 @@ def check(stream: Stream, events: Sequence[Any]) -> None:
 
 
 class _Carrier:
-    """Passes on what the app's sources send, and keeps it."""
+    """Passes on the events of the app's sources, and keeps them."""
 
     def __init__(self, runtime: Runtime, stream: Stream, carrier: Carrier) -> None:
         self._runtime = runtime

@@ -1,9 +1,9 @@
-"""What a test sends: over the network to live inputs, to systems, and right to internal streams.
+"""The senders of a test: to live inputs, to systems, and right to internal streams.
 
 Rules
-- Events go through their wire format, so what cannot be encoded fails here as with a real node.
-- The events of a stream go to the partition that the test names, or to that of their key, or in
-  turn to each.
+- Events are encoded as on the wire, so an event that cannot be encoded fails as with a real node.
+- The events of a stream go to the partition that the test names, or to the partition of their key,
+  or to each partition in turn.
 - Events for a stage that a test has made overflow wait here, as with a producer without credit.
 """
 
@@ -51,7 +51,7 @@ class Running(Protocol):
 
 
 class Sender:
-    """One stream of the app, as the test sends to it."""
+    """Sends events of a test to one stream of the app."""
 
     def __init__(self, runtime: Running, name: str) -> None:
         self.name = name
@@ -75,12 +75,12 @@ class Sender:
 
     @property
     def busy(self) -> bool:
-        """Return True if something that was sent is not processed."""
+        """True if events that were sent are not processed."""
         return bool(self._held)
 
     @property
     def connected(self) -> bool:
-        """Return True if what is sent can arrive."""
+        """True if events can arrive."""
         return True
 
     @property
@@ -92,7 +92,7 @@ class Sender:
         """Ask for verdicts."""
 
     def send(self, events: Sequence[Any], partition: int | None = None) -> None:
-        """Send events, in order; raises EventError for what the stream does not carry."""
+        """Send events in order; raises EventError for a type that the stream does not carry."""
         stream = self.stream
         checked = stream._checked(events)
         for kind in stream.types:
@@ -101,7 +101,7 @@ class Sender:
         self.go_on()
 
     def go_on(self) -> None:
-        """Send what waits, if there is room."""
+        """Send waiting events, if there is room."""
         if self._held and self.name not in self._runtime.overflowing:
             held, self._held = self._held, []
             self._runtime.world.run(lambda: self._hand_over(held))
@@ -161,7 +161,7 @@ class LiveSender(Sender):
 
     @property
     def busy(self) -> bool:
-        """Return True if something that was sent is not processed, or not committed."""
+        """True if events that were sent are not processed, or not committed."""
         return bool(self._held or (self._opened is not None and self._opened._outbox.unsettled))
 
     @property
@@ -220,7 +220,7 @@ class InputSender(Sender):
 
 
 class OwnSender(Sender):
-    """What the test puts on an internal stream."""
+    """Puts events on an internal stream."""
 
     async def _hand_over(self, placed: list[tuple[int, Any]]) -> None:
         await trio.lowlevel.checkpoint()

@@ -1,8 +1,8 @@
-"""What an app runs in during a test: its time, its threads, its network, and a trio run.
+"""The world of an app during a test: its time, its threads, its network, and a trio run.
 
 Rules
-- It runs in the test's own thread, and only while the test waits for it; so a debugger, ``capsys``
-  and tracebacks work as usual. A test may be async: its own loop stands still meanwhile.
+- The world runs in the test's own thread, and only while the test waits for it; so a debugger,
+  ``capsys`` and tracebacks work as usual. A test may be async: its own loop stands still meanwhile.
 - Calls that may block are inline, and connections in memory. So when trio has no task to run, and
   nothing is in transit at this time, nothing happens before time moves or the world outside acts.
 - The clocks, threads, names and connections of the whole process are the test's while it waits: no
@@ -34,13 +34,13 @@ from s4node.testing.memory_network import MemoryNetwork
 T = TypeVar("T")
 
 scheduler: Any = trio._core._run
-"""Trio has no public way to nest a run, nor to repeat one: what hypothesis sets there, too."""
+"""Trio has no public way to nest a run or to repeat one; hypothesis uses the same attributes."""
 
 _REAL_SECONDS = 60.0
-"""How long a call may take in real time before it is said to hang."""
+"""A call that takes longer in real time is reported as hanging."""
 
 _MOMENT = 1e-6
-"""Seconds by which time moves where something is due that is a rounding error away."""
+"""Seconds by which time moves to something that is due within a rounding error."""
 
 _EPOCH = 1_700_000_000.0
 """Unix time when a test begins."""
@@ -49,8 +49,8 @@ _EPOCH = 1_700_000_000.0
 class World:
     """Runs async functions while the test waits; ``now`` is the time in seconds.
 
-    ``delay(random)`` is how many seconds something takes in the network. The ``seed`` decides
-    everything random, trio's order of tasks too.
+    ``delay(random)`` gives the seconds that an envelope takes in the network. The ``seed`` decides
+    everything random, including trio's order of tasks.
     """
 
     def __init__(self, delay: Callable[[Random], float] = lambda _: 0.0, seed: int = 0) -> None:
@@ -76,7 +76,7 @@ class World:
         self._pump(lambda: self._nursery is not None)
 
     def run(self, function: Callable[[], Awaitable[T]]) -> T:
-        """Run an async function to its end; returns its result or raises its exception."""
+        """Run an async function to its end; return its result or raise its exception."""
         results: list[T] = []
         errors: list[BaseException] = []
 
@@ -95,7 +95,7 @@ class World:
         return results[0]
 
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a plain function inside the run; returns its result or raises its exception."""
+        """Call a plain function inside the run; return its result or raise its exception."""
 
         async def called() -> T:
             return function(*arguments)
@@ -117,16 +117,15 @@ class World:
         self._soon(job)
 
     def settle(self) -> None:
-        """Return when nothing happens before time moves, or the world outside acts."""
+        """Wait until nothing happens before time moves, or the world outside acts."""
         self.run(self._rest)
 
     def advance(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
-        """Move the time on, from one due moment to the next; stop early if ``until`` is true after
-        a ``settle``."""
+        """Move the time from one due moment to the next; stop early once ``until`` is true."""
         self.run(lambda: self._advance(self.now + seconds, until))
 
     def give_time(self, seconds: float) -> None:
-        """Let sockets and threads run for so many real seconds, or until something happens."""
+        """Let sockets and threads run for real ``seconds``, or until something happens."""
         with self._inside():
             try:
                 call = self._calls.get(timeout=seconds)
@@ -225,5 +224,5 @@ class _Clock(trio.abc.Clock):
         return self._world.now
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
-        """Without real time: 0 if due, else for ever."""
+        """0 if due, else for ever, because time moves only between calls."""
         return 0.0 if deadline <= self._world.now else math.inf

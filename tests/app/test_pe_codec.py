@@ -134,7 +134,7 @@ def test_an_attribute_of_another_type_is_refused_by_name() -> None:
 
         def on_event(self, event: GenericEvent) -> None: ...
 
-    with pytest.raises(StateError, match="PE class New: attribute count is str, and was saved as"):
+    with pytest.raises(StateError, match="PE class New: attribute count is str, but was saved as"):
         ElementCodec(New, [OLD])
 
 
@@ -271,7 +271,7 @@ def test_a_default_that_would_come_back_as_another_type_is_refused_at_the_start(
     }
     cls = type(ProcessingElement)("Lossy", (ProcessingElement,), body)
     name = type(default).__name__
-    said = f"PE class Lossy: attribute seen is a {name}, and would come back .* as a plain {plain};"
+    said = f"PE class Lossy: attribute seen is a {name}, but would be restored as a plain {plain};"
     with pytest.raises(GraphError, match=f"{said} give it a {plain} as its default"):
         ElementCodec(cls)
 

@@ -54,7 +54,7 @@ async def test_an_upgrade_does_not_wait_for_full_queues(folder: Path, grade: str
     [
         (
             ("clicks: int = 0", "clicks: str = ''"),
-            "attribute clicks is str, and was saved as int; keep it, or give the class a static",
+            "attribute clicks is str, but was saved as int; keep it, or give the class a static",
         ),
         (
             ("clicks: int = 0", RENAMED),

@@ -41,7 +41,7 @@ def test_an_event_has_the_id_of_its_task_its_input_and_its_place_there() -> None
 
 def test_an_event_that_the_task_has_put_itself_has_no_id() -> None:
     def has_none(_pe: Any, click: Click) -> None:
-        with pytest.raises(S4Error, match="was put by its own task, and has no id"):
+        with pytest.raises(S4Error, match="was put by its own task, so it has no id"):
             event_id()
         app.seen.append((click.user, ""))
 

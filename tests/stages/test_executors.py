@@ -208,7 +208,7 @@ def test_an_own_executor_that_fails_is_named() -> None:
         failing.room(loaded("block", 0, 0), 10, 0, 0.0)
     with pytest.raises(S4Error, match=f"room {named} raised RuntimeError: no room"):
         failing.room_for_put(loaded("block", 0, 0), 10, 0, 0.0)
-    with pytest.raises(S4Error, match=f"next_at {named} gave 'soon'; it has to give a time"):
+    with pytest.raises(S4Error, match=f"next_at {named} returned 'soon'; it has to return a time"):
         failing.next_at(0.0)
     assert failing.allowance(0.0) == UNLIMITED
 
@@ -259,9 +259,9 @@ def test_what_an_own_executor_answers_is_taken_for_what_it_is_whoever_decorates_
     assert (found.next_at(1.0), found.next_at(0.0)) == (1.5, 2.0)
     named = f"of executor '{__name__}:Decorated' of s4.stream.executor"
     for wrong in (1.5, math.nan, -math.inf):
-        with pytest.raises(S4Error, match=f"room {named} gave {wrong}; .* a number of events"):
+        with pytest.raises(S4Error, match=f"room {named} returned {wrong}; .* a number of events"):
             found.room(load, 10, 0, wrong)
-    with pytest.raises(S4Error, match=f"allowance {named} gave 'some'; .* a number of events"):
+    with pytest.raises(S4Error, match=f"allowance {named} returned 'some'; .* a number of events"):
         found.allowance(0.0)
 
 

@@ -640,7 +640,7 @@ def test_an_app_test_is_used_once_and_only_inside_of_its_with_block() -> None:
 
 
 def test_waiting_for_what_does_not_happen_ends() -> None:
-    with AppTest(Hooked) as test, pytest.raises(S4Error, match="it did not happen"):
+    with AppTest(Hooked) as test, pytest.raises(S4Error, match="the condition did not become true"):
         test.wait(lambda: False, seconds=0.05)
 
 

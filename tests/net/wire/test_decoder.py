@@ -34,8 +34,8 @@ def test_a_frame_of_json_is_decoded_in_one_call() -> None:
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
-        (b'{"user":"b","n":18446744073709551616}', "it holds a value that cannot be kept"),
-        (b'{"user":"b","n":-9223372036854775809}', "it holds a value that cannot be kept"),
+        (b'{"user":"b","n":18446744073709551616}', "it holds a value that cannot be saved"),
+        (b'{"user":"b","n":-9223372036854775809}', "it holds a value that cannot be saved"),
         (b'{"user":"b","m":1}', "unknown field `m`"),
         (b'{"n":1}', "missing required field `user`"),
         (b'["b",1]', "Expected `object`, got `array`"),

@@ -68,7 +68,7 @@ async def test_an_integer_beyond_64_bits_is_refused_on_arrival_and_ends_no_app(
             await clicks.send(JsonText(b'{"user": "a", "n": 18446744073709551615}'))
             refused = await clicks.flush()
         assert [one.number for one in refused] == [0, 1]
-        assert all("it holds a value that cannot be kept" in one.reason for one in refused)
+        assert all("it holds a value that cannot be saved" in one.reason for one in refused)
 
 
 class Lives:
@@ -274,7 +274,7 @@ async def test_what_drops_events_is_refused_on_a_durable_stream(settings: dict[s
     for stage in ("stream", "deserializer"):
         bad = settings | {f"s4.{stage}.executor": "shed"}
         with dies(
-            ConfigError, match=f"'clicks' is durable, and the executor 'shed' of its {stage}"
+            ConfigError, match=f"'clicks' is durable, but the executor 'shed' of its {stage}"
         ):
             async with running(CountingApp(), bad):
                 pass
