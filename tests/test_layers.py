@@ -60,7 +60,7 @@ COMMON_NAMES = 52
 PURE_MODULES = {
     "": "errors packaged store_spec version",
     "config": "config key kinds plugins properties render settings",
-    "metrics": "registry snapshot",
+    "metrics": "registry snapshot statistics",
     "events": "event json_objects keepable keys routing schema type_words",
     "app": (
         "app cycles dataflow graph instances pe_codec processing_element prototype stream "
@@ -85,11 +85,11 @@ PURE_MODULES = {
     "net.client": "reading",
     "log": "ledger partition_rows retention split",
     "cluster.coordination": "assignment contract view",
-    "cluster.node": "restart_policy supervisor_protocol",
+    "cluster.node": "container_status restart_policy supervisor_protocol",
     "runtime.task.poison": "dead_letter isolation poison_events suspects unsaveable_search",
     "runtime.task": (
         "actions backlog chooser failures gate in_flight pace pe_processor "
-        "pe_state processor settings statistics stream_task_processor task task_context timers"
+        "pe_state processor settings stream_task_processor task task_context timers"
     ),
     "runtime.loop": "coordinator_requests",
     "runtime.outputs": "dispatch",

@@ -41,7 +41,6 @@ from s4node.config.paths import full_path
 from s4node.deploy import deploy as deploying
 from s4node.deploy.cluster_snapshot import (
     AppRow,
-    Container,
     NodeRow,
     Snapshot,
     bottleneck_of,
@@ -359,10 +358,10 @@ def _snapshot(
     apps: list[AppRow],
 ) -> Snapshot:
     told = [
-        (each.app, each.levels, each.statistics)
+        each
         for answer in answers.values()
         if isinstance(answer, admin.NodeStatus)
-        for each in answer.containers
+        for each in answer.statistics
     ]
     rows = rows_of(told)
     return Snapshot(
@@ -388,21 +387,6 @@ async def _ask(name: str, node: NodeInfo, answers: dict[str, admin.NodeStatus | 
 
 
 def _node(node: NodeInfo, answer: admin.NodeStatus | str) -> NodeRow:
-    containers = []
-    problem = answer if isinstance(answer, str) else ""
-    if isinstance(answer, admin.NodeStatus):
-        containers = [
-            Container(
-                each.app,
-                node.name,
-                each.version,
-                each.phase,
-                each.pid,
-                each.address,
-                each.starts,
-                each.failure,
-                each.failed_ms,
-            )
-            for each in answer.containers
-        ]
+    told = (answer, []) if isinstance(answer, str) else ("", answer.containers)
+    problem, containers = told
     return NodeRow(node.name, node.address, node.pid, node.host, containers, problem)

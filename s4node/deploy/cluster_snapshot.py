@@ -12,10 +12,14 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any, TypeAlias
+from collections import Counter
+from collections.abc import Collection, Iterable
+from typing import TypeAlias
 
 import msgspec
+
+from s4node.cluster.node.container_status import ContainerStatus
+from s4node.metrics.statistics import ContainerStatistics, StageStatistics
 
 _DOWNSTREAM = ("deserializer", "stream", "sender", "remoteSender", "subscriber")
 """The stages in the order in which events pass them."""
@@ -53,6 +57,22 @@ class Row(msgspec.Struct):
     rate: float | None = None
     """Events admitted per second; None without an earlier snapshot."""
 
+    def add(self, stage: StageStatistics) -> None:
+        """Add what one container counts of it in one partition."""
+        self.executor = stage.executor
+        self.depth += stage.depth
+        self.capacity += stage.capacity
+        self.bytes += stage.bytes
+        self.in_flight += stage.in_flight
+        self.admitted += stage.admitted
+        self.shed = dict(Counter(self.shed) + Counter(stage.shed))
+        self.waited = max(self.waited, stage.waited_last)
+        self.fullest = max(
+            self.fullest,
+            stage.depth / (stage.capacity or 1),
+            stage.bytes / stage.max_bytes if stage.max_bytes else 0.0,
+        )
+
 
 class OutboxRow(msgspec.Struct):
     """Uncommitted events that an app's tasks have put on a stream for others: how many, and about
@@ -65,21 +85,6 @@ class OutboxRow(msgspec.Struct):
     bytes: int = 0
 
 
-class Container(msgspec.Struct, frozen=True):
-    """A container process; ``failure`` is the reason of its last failure, and ``failed_ms`` its
-    time (ms since 1970; 0 if it has not failed)."""
-
-    app: str
-    node: str
-    version: str
-    phase: str
-    pid: int | None
-    address: str
-    starts: int
-    failure: str
-    failed_ms: int = 0
-
-
 class NodeRow(msgspec.Struct, frozen=True):
     """A living node; ``problem`` is why it does not answer, or empty."""
 
@@ -87,7 +92,7 @@ class NodeRow(msgspec.Struct, frozen=True):
     address: str
     pid: int
     host: str
-    containers: list[Container]
+    containers: list[ContainerStatus]
     problem: str = ""
 
 
@@ -134,31 +139,31 @@ def no_node(cluster: str, others: Collection[str]) -> str:
     return f"no node of cluster {cluster!r} lives; {start}"
 
 
-Told: TypeAlias = tuple[str, Mapping[str, int], Mapping[str, Any]]
-"""A container's report: its app, the levels of the app's streams, and its statistics."""
+Rows: TypeAlias = dict[tuple[str, str, str], Row]
 
 
-def rows_of(told: Iterable[Told]) -> list[Row]:
-    """The rows of the stages in these reports."""
-    rows: dict[tuple[str, str, str], Row] = {}
-    for app, levels, statistics in told:
-        for stage in statistics.get("stages", ()):
-            key = app, stage["stage"], stage["stream"]
-            row = rows.setdefault(key, Row(*key, level=levels.get(key[2], 0)))
-            row.grade = statistics.get("grades", {}).get(key[2], row.grade)
-            _add(row, stage)
-        for stream, count in statistics.get("inputs", {}).items():
-            decoded = rows.get((app, "deserializer", stream))
-            if decoded is not None:
-                decoded.admitted -= count["forwarded"]
-        for stream, count in (statistics.get("replay") or {}).get("left_out", {}).items():
-            key = app, "stream", stream
-            rows.setdefault(key, Row(*key, level=levels.get(stream, 0))).left_out += count
-        for place, streams in statistics.get("unsendable", {}).items():
+def rows_of(reports: Iterable[ContainerStatistics]) -> list[Row]:
+    """The rows of what containers report."""
+    rows: Rows = {}
+    for report in reports:
+        for stage in report.stages:
+            row = _row(rows, report, stage.stage, stage.stream)
+            row.grade = report.grades.get(row.stream, row.grade)
+            row.add(stage)
+        for stream, counts in report.inputs.items():
+            if decoded := rows.get((report.app, "deserializer", stream)):
+                decoded.admitted -= counts.forwarded
+        for stream, count in report.replay.left_out.items():
+            _row(rows, report, "stream", stream).left_out += count
+        for place, streams in report.unsendable.items():
             for stream, count in streams.items():
-                key = app, place, stream
-                rows.setdefault(key, Row(*key, level=levels.get(stream, 0))).unsendable += count
+                _row(rows, report, place, stream).unsendable += count
     return sorted(rows.values(), key=lambda row: (row.app, _rank(row), row.stream))
+
+
+def _row(rows: Rows, report: ContainerStatistics, stage: str, stream: str) -> Row:
+    key = report.app, stage, stream
+    return rows.setdefault(key, Row(*key, level=report.levels.get(stream, 0)))
 
 
 _DOING = {
@@ -183,30 +188,16 @@ def state_of(wanted: str, phases: Collection[str], members: Collection[str]) -> 
     return next((doing for phase, doing in _DOING.items() if phase in phases), "not running")
 
 
-def outboxes_of(told: Iterable[Told]) -> list[OutboxRow]:
+def outboxes_of(reports: Iterable[ContainerStatistics]) -> list[OutboxRow]:
     """The outboxes that are not empty."""
     rows: dict[tuple[str, str, str], OutboxRow] = {}
-    for app, _, statistics in told:
-        for each in statistics.get("outboxes", ()):
-            key = app, each["stream"], each["consumer"]
+    for report in reports:
+        for each in report.outboxes:
+            key = report.app, each.stream, each.consumer
             row = rows.setdefault(key, OutboxRow(*key))
-            row.depth += each["depth"]
-            row.bytes += each["bytes"]
+            row.depth += each.depth
+            row.bytes += each.bytes
     return [row for _, row in sorted(rows.items()) if row.depth]
-
-
-def _add(row: Row, stage: Mapping[str, Any]) -> None:
-    row.executor = stage.get("executor", row.executor)
-    for name in ("depth", "capacity", "bytes", "in_flight", "admitted"):
-        setattr(row, name, getattr(row, name) + stage.get(name, 0))
-    for reason, count in stage.get("shed", {}).items():
-        row.shed = {**row.shed, reason: row.shed.get(reason, 0) + count}
-    row.waited = max(row.waited, stage.get("waited_last", 0.0))
-    shares = [
-        stage.get("depth", 0) / (stage.get("capacity") or 1),
-        stage.get("bytes", 0) / (stage.get("max_bytes") or 1) if stage.get("max_bytes") else 0.0,
-    ]
-    row.fullest = max(row.fullest, *shares)
 
 
 def _rank(row: Row) -> tuple[int, int]:

@@ -4,7 +4,8 @@
 at an interval; ``reporter`` writes them to the console or a file, or is a class of the user's.
 
 It may touch ``config``, ``logger``, ``version`` and ``errors``, and the world: files, clocks,
-threads and trio. ``registry`` and ``snapshot`` are pure, except the lock and the clock of counting.
+threads and trio. All but ``process``, ``reporter`` and ``reporting`` are pure, except the lock and
+the clock of ``registry``.
 
-Begin with ``snapshot``: it is what a report consists of.
+Begin with ``statistics``, what a container counts, and ``snapshot``, what a report consists of.
 """

@@ -14,13 +14,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 
-import msgspec
 import trio
 
-from s4node.app import dataflow
 from s4node.app.app import App
 from s4node.app.stream import InputStream, OutputStream
 from s4node.cluster.node import admin
+from s4node.cluster.node.container_status import ContainerStatus
 from s4node.cluster.node.restart_policy import Phase
 from s4node.cluster.node.running import Running, running_entry
 from s4node.cluster.node.supervisor_protocol import Begin, handed_on
@@ -35,12 +34,6 @@ def streams_of(app: App) -> tuple[list[str], list[str]]:
     inputs = [s.name for s in app.streams.values() if isinstance(s, InputStream) and s.is_live]
     outputs = [s.name for s in app.streams.values() if isinstance(s, OutputStream)]
     return inputs, outputs
-
-
-def levels_of(app: App) -> dict[str, int]:
-    """By stream, the number of streams before it on the way from an input."""
-    starts = [stream.name for stream in app.streams.values() if isinstance(stream, InputStream)]
-    return dataflow.levels(dataflow.edges(app), starts)
 
 
 @asynccontextmanager
@@ -96,18 +89,16 @@ async def _answer(
             f"{app.name!r} runs alone and takes no other apps; start a node: s4 node {cluster}"
         )
     ready = container.ready.is_set()
-    statistics = msgspec.to_builtins(container.statistics(), str_keys=True) if ready else {}
-    one = admin.ContainerStatus(
+    one = ContainerStatus(
         app=app.name,
+        node=container.node,
         version="",
         phase=(Phase.RUNNING if ready else Phase.STARTING).value,
         pid=os.getpid(),
         address=container.address if ready else "",
         starts=1,
-        failure="",
-        levels=levels_of(app) if ready else {},
-        statistics=statistics,
     )
+    counted = [container.statistics()] if ready else []
     await conversation.say(
-        admin.NodeStatus(container.node, cluster, os.getpid(), one.address, [one])
+        admin.NodeStatus(container.node, cluster, os.getpid(), one.address, [one], counted)
     )

@@ -27,7 +27,6 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
-import msgspec
 import trio
 
 from s4node import exit_record
@@ -42,8 +41,9 @@ from s4node.deploy import pack
 from s4node.deploy.load_app import load_app
 from s4node.deploy.tracebacks import cause_trace, others_trace
 from s4node.errors import ConfigError, EventsLost, GraphError, S4Error, described, leaves
+from s4node.metrics.statistics import ContainerStatistics
 from s4node.process import log_setup, stdio
-from s4node.process.container_entry import levels_of, listed, streams_of
+from s4node.process.container_entry import listed, streams_of
 from s4node.process.serve import tune_gc
 from s4node.runtime.container.container import Container
 
@@ -93,14 +93,14 @@ class Line:
         self._unsent += supervisor_protocol.encode(message)
         self._send()
 
-    def pulse(self, statistics: dict[str, object]) -> None:
-        """Send a pulse, unless the last one is still unsent; without statistics if they are too
-        large for a line."""
+    def pulse(self, statistics: ContainerStatistics | None) -> None:
+        """Send a pulse, unless the last one has not been sent yet; without its statistics if they
+        are larger than a line may be."""
         if self._unsent:
             return
         line = supervisor_protocol.encode(supervisor_protocol.Pulse(statistics))
         if len(line) > supervisor_protocol.MAX_LINE_BYTES:
-            line = supervisor_protocol.encode(supervisor_protocol.Pulse({}))
+            line = supervisor_protocol.encode(supervisor_protocol.Pulse())
         self._unsent = line
         self._send()
 
@@ -252,7 +252,7 @@ async def _run(line: Line, begin: supervisor_protocol.Begin, app: App, config: C
             await container.prepare()
             if begin.hold and not stopping.is_set():
                 await container.check_kept()
-            line.say(supervisor_protocol.Prepared(app.name, *streams_of(app), levels_of(app)))
+            line.say(supervisor_protocol.Prepared(app.name, *streams_of(app)))
             if begin.hold:
                 async with trio.open_nursery() as either:
                     for event in (line.go, stopping):
@@ -318,8 +318,7 @@ async def _announce(line: Line, container: Container) -> None:
 
 async def _pulses(line: Line, container: Container, seconds: float) -> None:
     while True:
-        ready = container.ready.is_set()
-        line.pulse(msgspec.to_builtins(container.statistics(), str_keys=True) if ready else {})
+        line.pulse(container.statistics() if container.ready.is_set() else None)
         await trio.sleep(seconds)
 
 

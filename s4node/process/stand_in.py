@@ -106,8 +106,6 @@ class StandIn:
         if not isinstance(ask, admin.AskStatus):
             raise DeployFailed(f"{self._holder} takes no other apps; start a node: s4 node CLUSTER")
         container = msgspec.structs.replace(process.status(), app=self._app)
-        await conversation.say(
-            admin.NodeStatus(
-                process.begin.member, self._cluster, os.getpid(), self._address, [container]
-            )
-        )
+        counted = [process.statistics] if process.statistics is not None else []
+        me = process.begin.member, self._cluster, os.getpid(), self._address
+        await conversation.say(admin.NodeStatus(*me, [container], counted))

@@ -14,37 +14,11 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from s4node.events.event import EventBatch
+from s4node.metrics.statistics import StageStatistics
 from s4node.stages.executors import Executor, StageSettings, executor_of
-
-
-@dataclass(frozen=True)
-class StageStatistics:
-    """The counts of a stage.
-
-    Counts are events. ``depth`` is what is in the stage now, ``in_flight`` the part that is being
-    processed, ``spilled`` the part that waits on disk. ``waited_last`` is how many seconds the last
-    batch to be taken had waited. ``partition`` is None for a stage of a whole container. ``shed``
-    counts by reason.
-    """
-
-    stage: str
-    stream: str
-    partition: int | None
-    executor: str
-    depth: int
-    bytes: int
-    capacity: int
-    max_bytes: int
-    highest: int
-    admitted: int
-    shed: dict[str, int]
-    in_flight: int
-    spilled: int
-    waited_last: float
 
 
 class Overflow(Protocol):

@@ -17,14 +17,21 @@ from s4node.deploy.cluster_snapshot import (
     state_of,
     with_rates,
 )
+from s4node.metrics.statistics import (
+    ContainerStatistics,
+    InputStatistics,
+    OutboxStatistics,
+    ReplayStatistics,
+    StageStatistics,
+)
 
 
-def stage(stage: str, stream: str, depth: int = 0, **more: Any) -> dict[str, Any]:
-    return {"stage": stage, "stream": stream, "depth": depth, "capacity": 100, **more}
+def stage(stage: str, stream: str, depth: int = 0, **more: Any) -> StageStatistics:
+    return StageStatistics(stage, stream, depth=depth, capacity=100, **more)
 
 
-def told(*stages: dict[str, Any], app: str = "shop") -> tuple[str, dict[str, int], dict[str, Any]]:
-    return app, {"clicks": 0, "words": 1}, {"stages": list(stages)}
+def told(*stages: StageStatistics, **more: Any) -> ContainerStatistics:
+    return ContainerStatistics("shop", levels={"clicks": 0, "words": 1}, stages=stages, **more)
 
 
 def test_a_stage_of_several_partitions_and_containers_is_one_row() -> None:
@@ -54,22 +61,22 @@ def test_a_stage_of_several_partitions_and_containers_is_one_row() -> None:
 
 
 def test_a_row_tells_what_is_promised_for_its_stream() -> None:
-    app, levels, statistics = told(stage("stream", "clicks"), stage("stream", "words"))
-    rows = rows_of([(app, levels, {**statistics, "grades": {"clicks": "durable"}})])
+    stages = stage("stream", "clicks"), stage("stream", "words")
+    rows = rows_of([told(*stages, grades={"clicks": "durable"})])
     assert [(row.stream, row.grade) for row in rows] == [("clicks", "durable"), ("words", "")]
 
 
 def test_events_that_were_left_out_stand_in_the_row_of_their_stream() -> None:
-    app, levels, statistics = told(stage("stream", "clicks"), stage("sender", "clicks"))
-    twice = [(app, levels, {**statistics, "replay": {"left_out": {"clicks": 2}}})] * 2
-    rows = rows_of([*twice, (app, levels, {**statistics, "replay": None})])
+    stages = stage("stream", "clicks"), stage("sender", "clicks")
+    one = told(*stages, replay=ReplayStatistics(left_out={"clicks": 2}))
+    rows = rows_of([one, one, told(*stages)])
     assert [(row.stage, row.left_out) for row in rows] == [("stream", 4), ("sender", 0)]
 
 
 def test_events_that_could_not_leave_stand_in_the_row_of_their_stage_or_make_one() -> None:
-    app, levels, statistics = told(stage("sender", "words", admitted=5), stage("stream", "words"))
     lost = {"sender": {"words": 2}, "subscriber": {"words": 1}}
-    rows = rows_of([(app, levels, {**statistics, "unsendable": lost})] * 2)
+    stages = stage("sender", "words", admitted=5), stage("stream", "words")
+    rows = rows_of([told(*stages, unsendable=lost)] * 2)
     assert [(row.stage, row.admitted, row.unsendable) for row in rows] == [
         ("stream", 0, 0),
         ("sender", 10, 4),
@@ -78,20 +85,22 @@ def test_events_that_could_not_leave_stand_in_the_row_of_their_stage_or_make_one
 
 
 def test_outboxes_of_all_tasks_are_one_row_for_each_receiver_that_something_waits_for() -> None:
-    def outbox(stream: str, consumer: str, depth: int) -> dict[str, Any]:
-        return {"stream": stream, "consumer": consumer, "depth": depth, "bytes": 10 * depth}
+    def outbox(stream: str, consumer: str, depth: int) -> OutboxStatistics:
+        return OutboxStatistics("t", stream, consumer, depth, bytes=10 * depth)
 
-    one = [outbox("words", "", 3), outbox("copies", "shop", 1), outbox("copies", "log", 0)]
-    two = [outbox("words", "", 4), outbox("copies", "log", 0)]
-    rows = outboxes_of([("a", {}, {"outboxes": one}), ("a", {}, {"outboxes": two}), ("b", {}, {})])
-    assert rows == [OutboxRow("a", "copies", "shop", 1, 10), OutboxRow("a", "words", "", 7, 70)]
+    one = outbox("words", "", 3), outbox("copies", "shop", 1), outbox("copies", "log", 0)
+    two = outbox("words", "", 4), outbox("copies", "log", 0)
+    reports = [ContainerStatistics("a", outboxes=each) for each in (one, two)]
+    assert outboxes_of([*reports, ContainerStatistics("b")]) == [
+        OutboxRow("a", "copies", "shop", 1, 10),
+        OutboxRow("a", "words", "", 7, 70),
+    ]
 
 
 def test_an_event_that_one_container_passes_on_to_another_has_come_in_once() -> None:
-    def container(came: int, forwarded: int) -> tuple[str, dict[str, int], dict[str, Any]]:
-        inputs = {"clicks": {"admitted": came, "forwarded": forwarded}}
-        app, levels, statistics = told(stage("deserializer", "clicks", admitted=came))
-        return app, levels, {**statistics, "inputs": inputs}
+    def container(came: int, forwarded: int) -> ContainerStatistics:
+        inputs = {"clicks": InputStatistics(admitted=came, forwarded=forwarded)}
+        return told(stage("deserializer", "clicks", admitted=came), inputs=inputs)
 
     (row,) = rows_of([container(1000, 0), container(600, 600)])
     assert row.admitted == 1000
@@ -113,10 +122,6 @@ def test_an_app_is_in_the_state_that_is_true_of_it_and_not_in_the_one_that_is_wa
     wanted: str, phases: list[str], members: list[str], state: str
 ) -> None:
     assert state_of(wanted, phases, members) == state
-
-
-def test_a_container_that_has_told_nothing_yet_makes_no_row() -> None:
-    assert rows_of([("shop", {}, {})]) == []
 
 
 def test_a_stage_is_as_full_as_its_events_or_its_bytes() -> None:
@@ -141,7 +146,7 @@ def test_a_stage_is_as_full_as_its_events_or_its_bytes() -> None:
     ],
 )
 def test_the_bottleneck_is_the_full_blocking_stage_furthest_downstream_or_else_one_that_drops(
-    stages: list[dict[str, Any]], words: str
+    stages: list[StageStatistics], words: str
 ) -> None:
     found = bottleneck_of(rows_of([told(*stages)]))
     assert words in found

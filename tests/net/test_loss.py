@@ -35,7 +35,7 @@ async def test_a_connection_cut_at_random_loses_and_doubles_nothing(
         assert await stream.flush() == []
         assert stream.counts["admitted"] == 10_000
         assert between.cuts >= 10
-        assert node.statistics().admitted == {"clicks": 10_000}
+        assert node.statistics().inputs["clicks"].admitted == 10_000
     assert app.by_user == expected(USERS, 10_000)
 
 
@@ -191,8 +191,8 @@ async def test_a_node_ten_times_too_slow_holds_its_sender_back_and_loses_nothing
             await stream.send(Click("ann", n))
             deepest = max(deepest, n - len(seen))
         assert await stream.flush() == []
-        (task,) = node.statistics().tasks
-        assert task.stages["clicks"].highest <= 400
+        (stage,) = (one for one in node.statistics().stages if one.stage == "stream")
+        assert stage.highest <= 400
     assert seen == list(range(5000))
     assert deepest <= 400 + 400 + 256  # the node's queue, the client's, and its breath
 

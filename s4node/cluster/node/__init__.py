@@ -6,8 +6,8 @@ tells programs outside the cluster which containers run an app. ``running`` list
 and single apps on this machine.
 
 It may touch ``cluster.coordination``, ``net.ingress``, ``net.wire``, ``events``, ``config``,
-``logger`` and ``errors``, and the world: processes, sockets, files and trio. ``restart_policy`` and
-``supervisor_protocol`` are pure.
+``metrics``, ``logger`` and ``errors``, and the world: processes, sockets, files and trio.
+``container_status``, ``restart_policy`` and ``supervisor_protocol`` are pure.
 
 Begin with ``node``: it follows the registry. Then read ``restart_policy``, which is a table.
 """

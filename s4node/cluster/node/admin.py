@@ -20,15 +20,17 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import trio
 
 from s4node.cluster.node import package
+from s4node.cluster.node.container_status import ContainerStatus
 from s4node.errors import NodeUnreachable, S4Error, described, leaves
 from s4node.events.schema import UNREADABLE
 from s4node.logger import get_logger
+from s4node.metrics.statistics import ContainerStatistics
 
 log = get_logger("s4node.cluster")
 
@@ -57,30 +59,15 @@ class AskDeploy(msgspec.Struct, tag="deploy", tag_field="ask", frozen=True):
 Ask = AskStatus | AskDeploy
 
 
-class ContainerStatus(msgspec.Struct, frozen=True):
-    """A container process on a node. ``failure`` is the reason of its last failure, and
-    ``failed_ms`` its time (ms since 1970; 0 if it has not failed)."""
-
-    app: str
-    version: str
-    phase: str
-    pid: int | None
-    address: str
-    starts: int
-    failure: str
-    levels: dict[str, int]
-    statistics: dict[str, Any]
-    failed_ms: int = 0
-
-
 class NodeStatus(msgspec.Struct, tag="status", tag_field="answer", frozen=True):
-    """The status of a node."""
+    """What a node says of itself; ``statistics`` are those of its containers that are ready."""
 
     name: str
     cluster: str
     pid: int
     address: str
     containers: list[ContainerStatus]
+    statistics: list[ContainerStatistics]
 
 
 class Prepared(msgspec.Struct, tag="prepared", tag_field="answer", frozen=True):

@@ -474,13 +474,15 @@ class Node:
         nursery.cancel_scope.cancel()
 
     def status(self) -> admin.NodeStatus:
-        """The status of this node."""
+        """What this node runs."""
+        processes = self._supervisor.processes
         return admin.NodeStatus(
             self.name,
             self.cluster,
             os.getpid(),
             self.address,
-            [process.status() for process in self._supervisor.processes],
+            [each.status() for each in processes],
+            [each.statistics for each in processes if each.statistics is not None],
         )
 
 

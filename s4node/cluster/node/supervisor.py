@@ -21,19 +21,20 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import trio
 
 from s4node import exit_record
-from s4node.cluster.node import admin, supervisor_protocol
+from s4node.cluster.node import supervisor_protocol
+from s4node.cluster.node.container_status import ContainerStatus
 from s4node.cluster.node.restart_policy import LOOK_SECONDS, Action, Limits, Phase, Restarts
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import ContainerFailed
 from s4node.events.schema import UNREADABLE
 from s4node.logger import get_logger
+from s4node.metrics.statistics import ContainerStatistics
 
 log = get_logger("s4node.cluster")
 
@@ -70,7 +71,7 @@ class ContainerProcess:
         self.address = ""
         """The address on which it listens; empty while it is not ready."""
         self.prepared: supervisor_protocol.Prepared | None = None
-        self.statistics: dict[str, Any] = {}
+        self.statistics: ContainerStatistics | None = None
         self.failure: supervisor_protocol.Failed | None = None
         self.ended_because = ""
         """The reason of its last failure."""
@@ -99,19 +100,18 @@ class ContainerProcess:
         """The number of its starts."""
         return self._life.starts
 
-    def status(self) -> admin.ContainerStatus:
-        """The status for clients."""
+    def status(self) -> ContainerStatus:
+        """What is told of it to who asks."""
         waits = self.begin.hold and self.phase is Phase.RUNNING
-        return admin.ContainerStatus(
+        return ContainerStatus(
             app=self.begin.app,
+            node=self.begin.node,
             version=self.begin.version,
             phase="prepared" if waits else self.phase.value,
             pid=self.pid,
             address=self.address,
             starts=self.starts,
             failure=self.ended_because,
-            levels=self.prepared.levels if self.prepared is not None else {},
-            statistics=self.statistics,
             failed_ms=self._failed_ms,
         )
 
@@ -191,7 +191,7 @@ class ContainerProcess:
                 self._line = self._process = None
                 self.address = ""
                 self.prepared = None
-                self.statistics = {}
+                self.statistics = None
         self._exited(process.returncode)
 
     async def _open(self) -> tuple[socket.socket, trio.Process]:

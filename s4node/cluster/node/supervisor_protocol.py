@@ -9,12 +9,11 @@ Rules
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from s4node.config import settings
 from s4node.config.config import Config
+from s4node.metrics.statistics import ContainerStatistics
 
 MAX_LINE_BYTES = 8 << 20
 """The longest valid line."""
@@ -90,8 +89,6 @@ class Prepared(Message, tag="prepared", frozen=True):
     app: str
     inputs: list[str]
     outputs: list[str]
-    levels: dict[str, int] = {}
-    """By stream, the number of streams before it on the way from an input."""
 
 
 class Ready(Message, tag="ready", frozen=True):
@@ -120,9 +117,9 @@ class Done(Message, tag="done", frozen=True):
 
 
 class Pulse(Message, tag="pulse", frozen=True):
-    """From a container, regularly: it lives, and has these statistics."""
+    """From a container, again and again: it lives; with its statistics once it is ready."""
 
-    statistics: dict[str, Any]
+    statistics: ContainerStatistics | None = None
 
 
 FromContainer = Prepared | Ready | Failed | Done | Pulse

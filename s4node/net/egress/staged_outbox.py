@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
+from msgspec.structs import replace
+
 from s4node.events.event import EventBatch, footprint
+from s4node.metrics.statistics import StageStatistics
 from s4node.net.egress.outbox import Outbox
-from s4node.stages.stage import Stage, StageStatistics
+from s4node.stages.stage import Stage
 
 
 class StagedOutbox(Outbox):

@@ -12,20 +12,21 @@ from collections.abc import Iterator
 import trio
 
 from s4node import clocks
+from s4node.app import dataflow
 from s4node.app.app import App
+from s4node.app.stream import InputStream
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.metrics.process import ProcessUse
 from s4node.metrics.reporter import reporters_of
 from s4node.metrics.reporting import Reporting
 from s4node.metrics.snapshot import MetricsSnapshot
+from s4node.metrics.statistics import ContainerStatistics, ReplayStatistics, StageStatistics
 from s4node.net.ingress.listener import Listener
 from s4node.runtime.container.durable_parts import DurableParts
 from s4node.runtime.container.metrics import snapshots_of
 from s4node.runtime.container.wiring import Parts
 from s4node.runtime.inputs.binding import grades_of
-from s4node.runtime.task.statistics import ContainerStatistics
-from s4node.stages.stage import StageStatistics
 
 
 class Accounts:
@@ -38,12 +39,19 @@ class Accounts:
         self._process = ProcessUse()
         self._made_at = clocks.steady()
         self._started_after = 0.0
+        self._job: str
+        self._levels: dict[str, int]
+        self._grades: dict[str, str]
         self._parts: Parts
         self._replay: DurableParts | None
 
-    def made(self, parts: Parts, replay: DurableParts | None) -> None:
-        """Take the parts to ask, which have just been made."""
-        self._parts, self._replay = parts, replay
+    def made(self, job: str, parts: Parts, replay: DurableParts | None) -> None:
+        """The parts are made, which are asked from now on."""
+        self._job, self._parts, self._replay = job, parts, replay
+        edges = dataflow.edges(self._app)
+        inputs = [name for name, each in self._app.streams.items() if isinstance(each, InputStream)]
+        self._levels = dataflow.levels(edges, inputs)
+        self._grades = grades_of(self._app, self._config)
 
     def started(self) -> None:
         """Note that the container has started."""
@@ -65,25 +73,24 @@ class Accounts:
     def statistics(self) -> ContainerStatistics:
         """Counts since the start."""
         parts, replay = self._parts, self._replay
-        members, ports = parts.members, parts.inputs.ports
-        inputs = parts.inputs.statistics(members.passed_on() if members is not None else {})
+        members, senders = parts.members, parts.outputs.senders
         return ContainerStatistics(
-            tuple(task.statistics() for task in self._parts.partitions.tasks.values()),
-            {name: inputs[name].admitted for name in ports},
-            {name: inputs[name].refused for name in ports},
-            {name: sender.sent for name, sender in self._parts.outputs.senders.items()},
-            dict(self._listener.counts),
-            tuple(self._stages()),
-            inputs,
-            replay=replay.statistics() if replay is not None else None,
+            app=self._job,
+            levels=self._levels,
+            grades=self._grades,
+            tasks=tuple(task.statistics() for task in parts.partitions.tasks.values()),
+            stages=tuple(self._stages()),
+            inputs=parts.inputs.statistics(members.passed_on() if members is not None else {}),
+            replay=replay.statistics() if replay is not None else ReplayStatistics(),
             outboxes=tuple(replay.exchange.statistics()) if replay is not None else (),
+            sent={name: sender.sent for name, sender in senders.items()},
+            dropped={name: sender.dropped for name, sender in senders.items()},
+            unsendable={stage: dict(each) for stage, each in parts.refusals.unsendable.items()},
+            peers=dict(self._listener.counts),
             turns=parts.loop.turns,
             utilization=parts.loop.utilization,
             started_after=self._started_after,
             threads=self._config[settings.THREAD_POOL_SIZE],
-            grades=grades_of(self._app, self._config),
-            unsendable={stage: dict(each) for stage, each in parts.refusals.unsendable.items()},
-            dropped={name: sender.dropped for name, sender in parts.outputs.senders.items()},
         )
 
     def metrics(self) -> list[MetricsSnapshot]:

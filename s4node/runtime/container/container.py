@@ -41,6 +41,7 @@ from s4node.config.config import Config
 from s4node.events.keys import Partitioner, hasher_named
 from s4node.logger import get_logger
 from s4node.metrics.snapshot import MetricsSnapshot
+from s4node.metrics.statistics import ContainerStatistics
 from s4node.offsets.checkpoint import JobGuard
 from s4node.runtime.commit import recovery
 from s4node.runtime.container import hooks
@@ -57,7 +58,6 @@ from s4node.runtime.inputs.ports import close
 from s4node.runtime.loop.watchdog import Watchdog
 from s4node.runtime.outputs.remote_sender import RemoteSender
 from s4node.runtime.task.chooser import ChooserSettings
-from s4node.runtime.task.statistics import ContainerStatistics
 from s4node.runtime.task.task import Task
 
 log = get_logger("s4node.runtime")
@@ -279,7 +279,7 @@ class Container:
         self.tasks = parts.partitions.tasks
         self.ports = parts.inputs.ports
         self.senders = parts.outputs.senders
-        self.accounts.made(parts, self.replay)
+        self.accounts.made(self._job_name, parts, self.replay)
         self._drain = parts.drain
         self._lifecycle.closes("files", parts.pipeline.close)
         if self.replay is not None:

@@ -31,6 +31,7 @@ from s4node.errors import ConfigError, UnknownStream
 from s4node.events.event import LIVE, GenericEvent
 from s4node.events.keys import Partitioner, hasher_named
 from s4node.logger import get_logger
+from s4node.metrics.statistics import ReplayStatistics
 from s4node.offsets.checkpoint import JobGuard
 from s4node.offsets.cuts import Cuts
 from s4node.offsets.job_lock import JobLock
@@ -52,7 +53,6 @@ from s4node.runtime.inputs.system_consumers import SystemConsumers, watch
 from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.outputs.exchange import Exchange
 from s4node.runtime.outputs.output_streams import OutputStreams
-from s4node.runtime.task.statistics import ReplayStatistics
 from s4node.runtime.task.task import Task
 from s4node.state.job import elsewhere, identity_of
 from s4node.state.remote_job import depot_of

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from s4node.metrics.snapshot import MetricsSnapshot, Value
-from s4node.runtime.task.statistics import (
+from s4node.metrics.statistics import (
     ContainerStatistics,
     OutboxStatistics,
     ProgressStatistics,
@@ -47,9 +47,8 @@ def snapshots_of(
         OFFSETS: _offsets(statistics),
     }
     yield MetricsSnapshot(container, groups)
-    progress = statistics.replay.progress if statistics.replay is not None else ()
     for task in statistics.tasks:
-        mine = [each for each in progress if each.task == task.name]
+        mine = [each for each in statistics.replay.progress if each.task == task.name]
         yield MetricsSnapshot(
             source_of(task.name),
             {
@@ -96,14 +95,13 @@ def _task(
     progress: Iterable[ProgressStatistics],
     outboxes: Iterable[OutboxStatistics],
 ) -> dict[str, Value]:
-    waiting = sum(stage.depth for stage in task.stages.values())
     ignored = sum(task.ignored.values())
     return {
         **dict(_called(task.calls, task.seconds)),
         "messages-actually-processed": task.processed - task.refused - ignored,
         "messages-refused": task.refused,
         "send-calls": task.sent,
-        "pending-messages": waiting,
+        "pending-messages": task.pending,
         "messages-in-flight": task.in_flight,
         "outbox-messages": sum(each.depth for each in outboxes if each.task == task.name),
         "keys": sum(task.instances.values()),
@@ -124,19 +122,19 @@ def _consumers(statistics: ContainerStatistics) -> dict[str, Value]:
         values[f"live-{name}-messages-refused"] = stream.refused
         values[f"live-{name}-duplicates"] = stream.duplicates
     replay = statistics.replay
-    values["deserialization error"] = sum(replay.rejected.values()) if replay is not None else 0
-    values["messages-lost"] = sum(replay.lost.values()) if replay is not None else 0
-    left_out = replay.left_out if replay is not None else {}
-    values["messages-left-out"] = sum(left_out.values())
-    values |= {f"{stream}-messages-left-out": count for stream, count in left_out.items()}
-    for each in replay.progress if replay is not None else ():
+    values["deserialization error"] = sum(replay.rejected.values())
+    values["messages-lost"] = sum(replay.lost.values())
+    values["messages-left-out"] = sum(replay.left_out.values())
+    values |= {f"{stream}-messages-left-out": count for stream, count in replay.left_out.items()}
+    for each in replay.progress:
         if each.lag is not None:
             values[f"{_place(each)}-messages-behind-high-watermark"] = each.lag
     return values
 
 
 def _producers(statistics: ContainerStatistics) -> dict[str, Value]:
-    depths = dict.fromkeys(statistics.sent if statistics.replay is not None else (), 0)
+    durable = [each for each in statistics.sent if statistics.grades.get(each) == "durable"]
+    depths = dict.fromkeys(durable, 0)
     for each in statistics.outboxes:
         depths[each.stream] = depths.get(each.stream, 0) + each.depth
     unsendable = Counter(dict.fromkeys([*statistics.sent, *depths], 0))
@@ -171,10 +169,9 @@ def _chooser(tasks: Iterable[TaskStatistics]) -> dict[str, Value]:
 
 
 def _offsets(statistics: ContainerStatistics) -> dict[str, Value]:
-    replay = statistics.replay
     return {
-        "commits-written": replay.commits if replay is not None else 0,
-        "commit-exceptions": replay.failures if replay is not None else 0,
+        "commits-written": statistics.replay.commits,
+        "commit-exceptions": statistics.replay.failures,
     }
 
 

@@ -23,6 +23,7 @@ from s4node.config.config import Config
 from s4node.events.event import EventBatch
 from s4node.events.keys import Partitioner
 from s4node.logger import get_logger
+from s4node.metrics.statistics import InputStatistics, StageStatistics
 from s4node.net.egress.forwarder import PassedOn
 from s4node.net.ingress.durable_admission import DurableAdmission
 from s4node.net.ingress.listener import Connection
@@ -30,8 +31,7 @@ from s4node.net.ingress.producer_lane import ProducerLane
 from s4node.net.wire import frame as wire
 from s4node.offsets.cuts import Cuts
 from s4node.runtime.inputs.port import InputPort
-from s4node.runtime.task.statistics import InputStatistics
-from s4node.stages.stage import Gauge, Stage, StageStatistics
+from s4node.stages.stage import Gauge, Stage
 
 log = get_logger("s4node.runtime")
 

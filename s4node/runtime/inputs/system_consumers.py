@@ -24,6 +24,7 @@ from s4node.config.config import Config
 from s4node.errors import S4Error
 from s4node.events.keys import Partitioner
 from s4node.logger import get_logger
+from s4node.metrics.statistics import ProgressStatistics
 from s4node.offsets.checkpoint import Checkpoint
 from s4node.offsets.input_progress import InputProgress, InputReceipt
 from s4node.offsets.startpoint import Startpoint
@@ -33,7 +34,6 @@ from s4node.runtime.commit.dead_letter_queue import DeadLetterQueue
 from s4node.runtime.inputs.partition_feed import FedTasks, Keyed, PartitionFeed, Taker
 from s4node.runtime.inputs.starting_offsets import Known, StartingOffsets
 from s4node.runtime.task.chooser import Bootstrap
-from s4node.runtime.task.statistics import ProgressStatistics
 from s4node.runtime.task.task import Task
 from s4node.systems.registry import Systems
 

@@ -34,6 +34,7 @@ from s4node.errors import EventError, S4Error
 from s4node.events.event import EventBatch, footprint
 from s4node.failpoints import passing
 from s4node.logger import get_logger
+from s4node.metrics.statistics import OutboxStatistics
 from s4node.net.egress.emitter import Emitter
 from s4node.net.egress.lane import Lane
 from s4node.net.egress.outbox_rows import Rows, forget, life_of, ways_of, weight_of
@@ -45,7 +46,6 @@ from s4node.offsets.task_claims import now_ms
 from s4node.runtime.loop.pipeline import Pipeline
 from s4node.runtime.outputs.output_streams import OutputStreams, outbox_options
 from s4node.runtime.outputs.refusals import Refusals
-from s4node.runtime.task.statistics import OutboxStatistics
 from s4node.runtime.task.task import Task
 from s4node.stages.executors import REMOTE_SENDER, SENDER
 from s4node.stages.stage import Overflow

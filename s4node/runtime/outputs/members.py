@@ -11,10 +11,10 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import replace
 from typing import Any, Protocol
 
 import trio
+from msgspec.structs import replace
 
 from s4node.app.app import App
 from s4node.app.stream import InputStream, OutputStream
@@ -23,6 +23,7 @@ from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import S4Error
 from s4node.events.event import EventBatch
+from s4node.metrics.statistics import StageStatistics
 from s4node.net.egress.emitter import Emitter
 from s4node.net.egress.forwarder import Forwarder, PassedOn
 from s4node.net.egress.routes import Routes
@@ -33,7 +34,6 @@ from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.outputs.output_streams import outbox_options
 from s4node.runtime.outputs.refusals import Refusals
 from s4node.stages.executors import SENDER
-from s4node.stages.stage import StageStatistics
 
 _CARRIER = "carrier"
 """The suffix of producers that forward the events of other producers."""

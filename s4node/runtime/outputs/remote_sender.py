@@ -15,18 +15,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import trio
+from msgspec.structs import replace
 
 from s4node.errors import EventError, WouldBlock
+from s4node.metrics.statistics import StageStatistics
 from s4node.net.egress.emitter import Emitter
 from s4node.net.egress.routes import Routes
 from s4node.net.egress.staged_outbox import Mark, StagedOutbox
 from s4node.runtime.outputs.refusals import Refusals
 from s4node.stages.executors import REMOTE_SENDER
-from s4node.stages.stage import StageStatistics
 
 _GONE = "its consumer has gone"
 

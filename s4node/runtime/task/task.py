@@ -23,6 +23,7 @@ from s4node.app.stream import InputStream, OutputStream
 from s4node.errors import ProcessingError
 from s4node.events.event import EventBatch
 from s4node.metrics.registry import MetricsRegistry
+from s4node.metrics.statistics import TaskStatistics
 from s4node.net.ingress.unbegun import KeptElsewhere
 from s4node.runtime.task.actions import NONE, Actions, Ask, EndTold, HandOn
 from s4node.runtime.task.backlog import Backlog
@@ -34,7 +35,6 @@ from s4node.runtime.task.pace import Pace
 from s4node.runtime.task.pe_processor import PeProcessor
 from s4node.runtime.task.processor import Mode, Processor
 from s4node.runtime.task.settings import TaskSettings
-from s4node.runtime.task.statistics import TaskStatistics
 from s4node.runtime.task.timers import CommitBudget, Timers
 from s4node.stages.executors import Executor
 from s4node.stages.stage import Stage
@@ -453,19 +453,19 @@ class Task:
             for cls, count in instances.prototype.on_event.unhandled.items():
                 unhandled[f"{instances.prototype.name}:{cls.__name__}"] = count
         return TaskStatistics(
-            self.partition,
-            self.processed,
-            self.processor.refused,
-            {str(source): stage.statistics() for source, stage in backlog.stages.items()},
-            {name: len(instances) for name, instances in self.instances.items()},
-            unhandled,
             name=self.name,
+            partition=self.partition,
+            processed=self.processed,
+            refused=self.processor.refused,
             sent=self.sent,
+            pending=sum(stage.depth for stage in backlog.stages.values()),
             in_flight=self.gate.in_flight,
             buffered=backlog.buffered,
             batch_resets=backlog.batch_resets,
+            instances={name: len(instances) for name, instances in self.instances.items()},
+            unhandled=unhandled,
+            ignored=dict(self.processor.ignored),
             calls=dict(self._calls) | {Op.PROCESS.value: self.processed},
             seconds=dict(self._seconds) | {Op.PROCESS.value: self.pace.seconds},
-            ignored=dict(self.processor.ignored),
             lagging=backlog.lagging,
         )

@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 
 from s4node.cli.render.dashboard import rendered
-from s4node.deploy.cluster_snapshot import AppRow, Container, NodeRow, Row, Snapshot
+from s4node.cluster.node.container_status import ContainerStatus
+from s4node.deploy.cluster_snapshot import AppRow, NodeRow, Row, Snapshot
 
 
 @pytest.mark.parametrize("width", [50, 60, 80, 120])
@@ -100,7 +101,7 @@ ENDED = "counter on one ended at 2001-09-09 03:46:40 because: "
 def snapshot(failure: str = FAILURE, node: str = "one") -> Snapshot:
     owners = [f"node-{number % 3}" for number in range(30)]
     where = dict.fromkeys(owners, "tcp://127.0.0.1:44003")
-    counter = Container(
+    counter = ContainerStatus(
         "counter", "one", "3a9bfea1b829", "waiting", None, "tcp://127.0.0.1:44003", 12, failure, AT
     )
     return Snapshot(

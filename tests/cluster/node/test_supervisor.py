@@ -22,6 +22,7 @@ from s4node.cluster.node.restart_policy import Limits, Phase
 from s4node.cluster.node.supervisor import ContainerProcess, Supervisor, supervising
 from s4node.cluster.node.supervisor_protocol import Begin
 from s4node.errors import ContainerFailed
+from s4node.metrics.statistics import ContainerStatistics
 from s4node.process.container_process import Line
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ async def test_a_container_process_takes_events_and_sends_its_statistics(folder:
     async with supervised() as supervisor:
         process = supervisor.start(begin(folder / "hello.py"))
         await greet(process)
-        await until(lambda: process.statistics.get("admitted") == {"names": 1})
+        await until(lambda: (told := process.statistics) and told.inputs["names"].admitted == 1)
         assert process.prepared is not None
         assert process.prepared.inputs == ["names"]
         pid = process.pid
@@ -87,8 +88,8 @@ async def test_statistics_over_the_length_of_a_line_are_left_out_and_the_pulse_c
     end = trio.SocketStream(trio.socket.from_stdlib_socket(near))
     async with end, trio.open_nursery() as nursery:
         nursery.start_soon(line.carry)
-        for size in (supervisor_protocol.MAX_LINE_BYTES, supervisor_protocol.MAX_LINE_BYTES - 100):
-            line.pulse({"text": "x" * size})
+        for size in (supervisor_protocol.MAX_LINE_BYTES, supervisor_protocol.MAX_LINE_BYTES - 999):
+            line.pulse(ContainerStatistics("x" * size))
             line.say(supervisor_protocol.Done())
             with trio.fail_after(DEADLINE):
                 while not heard or not isinstance(heard[-1], supervisor_protocol.Done):

@@ -285,7 +285,7 @@ async def test_a_cancelled_block_is_left_at_once_and_nothing_waits_for_a_verdict
         with trio.CancelScope() as scope:
             async with Client(node.address) as client:
                 await (await client.stream("clicks")).send_many(clicks(10))
-                await until(lambda: node.statistics().admitted["clicks"] == 10)
+                await until(lambda: node.statistics().inputs["clicks"].admitted == 10)
                 scope.cancel()
                 await trio.sleep_forever()
         assert scope.cancelled_caught

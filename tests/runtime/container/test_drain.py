@@ -53,7 +53,7 @@ async def test_a_stopping_node_ends_although_a_client_goes_on_sending() -> None:
             client = await nursery.start(run_client, node.address)
             nursery.start_soon(feed, await client.stream("clicks"), sent)
             await until(lambda: len(seen) > 10_000)
-        assert node.statistics().admitted == {"clicks": len(seen)}
+        assert node.statistics().inputs["clicks"].admitted == len(seen)
         assert seen == list(range(len(seen)))
         nursery.cancel_scope.cancel()
 
@@ -83,7 +83,7 @@ async def test_a_client_that_goes_on_over_a_restart_in_order_loses_and_doubles_n
                         nursery.start_soon(feed, stream, sent)
                     enough = len(seen) + 5000
                     await until(lambda enough=enough: len(seen) > enough)
-                assert node.statistics().admitted["clicks"] == node.statistics().processed
+                assert node.statistics().inputs["clicks"].admitted == node.statistics().processed
             nursery.cancel_scope.cancel()
         async with running(noting(seen), address=address, partitions=partitions):
             assert await stream.flush() == []
@@ -112,7 +112,7 @@ async def test_what_was_admitted_is_processed_before_on_close_even_if_it_takes_a
     async with running(Chain(), partitions=3) as node, raw_peer(node.address) as peer:
         await peer.open("clicks", "raw", Click)
         await peer.send_frames(data_frame("clicks", "raw", 0, [Click("a", n) for n in range(2000)]))
-        await until(lambda: node.statistics().admitted["clicks"] == 2000)
+        await until(lambda: node.statistics().inputs["clicks"].admitted == 2000)
         assert len(story) < 2000
     assert sorted(story[:-1]) == list(range(2000))
     assert story[-1] == "on_close"
@@ -164,7 +164,7 @@ async def test_what_waits_when_a_node_stops_goes_back_to_its_producer(
             await clicks.send_many([Click(f"u{n % 50}", n) for n in range(8000)])
             await until(lambda: len(first) > 10)
         told = node.statistics()
-        assert told.admitted["clicks"] == told.processed == len(first) < most
+        assert told.inputs["clicks"].admitted == told.processed == len(first) < most
         app = slow(second, key, 0.0, parallel=parallel)
         async with running(app, settings, address=address, partitions=partitions):
             assert await clicks.flush() == []
@@ -178,7 +178,7 @@ async def test_what_was_sent_by_a_producer_that_has_gone_is_processed() -> None:
             await peer.open("clicks", "raw", Click)
             clicks = [Click("a", n) for n in range(800)]
             await peer.send_frames(data_frame("clicks", "raw", 0, clicks))
-            await until(lambda: node.statistics().admitted["clicks"] == 800)
+            await until(lambda: node.statistics().inputs["clicks"].admitted == 800)
         await until(lambda: not node.listener.connections)
     assert seen == list(range(800))
 
@@ -191,7 +191,7 @@ async def test_what_comes_before_the_end_of_a_stream_is_processed() -> None:
         clicks = [Click("a", n) for n in range(800)]
         end = wire.EndOfStream("clicks", "raw")
         await peer.send_frames(data_frame("clicks", "raw", 0, clicks), end)
-        await until(lambda: node.statistics().admitted["clicks"] == 800)
+        await until(lambda: node.statistics().inputs["clicks"].admitted == 800)
         assert len(seen) < 800
         node.stop()
 
@@ -242,7 +242,7 @@ async def test_a_draining_node_says_so_and_admits_nothing_more() -> None:
     async with running(app) as node, raw_peer(node.address) as peer:
         await peer.open("clicks", "raw", Click)
         await peer.send_frames(data_frame("clicks", "raw", 0, [Click("a", 1)]))
-        await until(lambda: node.statistics().admitted["clicks"] == 1)
+        await until(lambda: node.statistics().inputs["clicks"].admitted == 1)
         node.stop()
         drain = await peer.receive_until(lambda frame: isinstance(frame, wire.Drain))
         assert "is stopping" in drain.reason
@@ -251,7 +251,7 @@ async def test_a_draining_node_says_so_and_admits_nothing_more() -> None:
             await trio.open_tcp_stream("127.0.0.1", int(node.address.rsplit(":", 1)[1]))
         await peer.open("clicks", "raw", Click)  # an answer shows that the frame has been read
         app.may_go_on.set()
-    assert node.statistics().admitted == {"clicks": 1}
+    assert node.statistics().inputs["clicks"].admitted == 1
     assert app.seen == [Click("a", 1)]
 
 

@@ -745,7 +745,7 @@ async def test_an_event_that_a_task_sends_on_counts_as_admitted_where_it_is_proc
         await until(lambda: container.parts.exchange.idle)  # type: ignore[union-attr]
         assert container.ports["clicks"].redispatched
         assert container.processed == 100
-        assert container.statistics().admitted == {"clicks": 100}
+        assert container.statistics().inputs["clicks"].admitted == 100
         (whole, *_) = container.metrics()
         assert whole.groups["SystemConsumersMetrics"]["live-clicks-messages-admitted"] == 100
 

@@ -101,7 +101,7 @@ async def test_an_event_that_is_passed_on_counts_as_admitted_where_its_partition
             assert await stream.flush() == []
         assert any(one.statistics().inputs["clicks"].forwarded for one in both)
         assert [live_metrics(one, "clicks") for one in both] == [(one.processed, 0) for one in both]
-        assert [one.statistics().admitted["clicks"] for one in both] == [
+        assert [one.statistics().inputs["clicks"].admitted for one in both] == [
             one.processed for one in both
         ]
         assert sum(one.processed for one in both) == 1000
@@ -577,7 +577,7 @@ async def test_who_takes_over_from_a_stopping_container_gets_nothing_that_was_pr
             stream = await client.stream("raw")
             await until(lambda: all(one.senders["clicks"].consumers for one in both))
             await stream.send_many([Click(user) for user in USERS * 20])
-            await until(lambda: sum(one.statistics().admitted["raw"] for one in both) == 800)
+            await until(lambda: sum(one.statistics().inputs["raw"].admitted for one in both) == 800)
             leaving.stop()
             await until(lambda: leaving.ports["raw"].closed)
             may_go.set()

@@ -21,13 +21,13 @@ from s4node.bench.process import resident_mb
 from s4node.config.config import Config
 from s4node.errors import GraphError, ProcessingError, SpillError
 from s4node.events.event import EventBatch
+from s4node.metrics.statistics import InputStatistics
 from s4node.net.egress.spill import Spill
 from s4node.net.egress.stream_types import StreamTypes
 from s4node.net.wire import frame as wire
 from s4node.runtime.container.container import Container
 from s4node.runtime.loop.pipeline import Pipeline
 from s4node.runtime.loop.spill_file import SpillFile
-from s4node.runtime.task.statistics import InputStatistics
 from s4node.stages.stage import StageStatistics
 
 if TYPE_CHECKING:

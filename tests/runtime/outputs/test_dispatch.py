@@ -254,7 +254,7 @@ async def test_a_key_finder_that_raises_or_finds_nothing_refuses_that_event_alon
         await clicks.send_many([Click("ann", n) for n in range(1000)])
         refused = await clicks.flush()
         assert clicks.counts["admitted"] == 800
-        assert node.statistics().refused == {"clicks": 200}
+        assert node.statistics().inputs["clicks"].refused == 200
     assert app.numbers == [n for n in range(1000) if n % 10 not in (3, 7)]
     assert sorted(r.number for r in refused) == [n for n in range(1000) if n % 10 in (3, 7)]
     reasons = {r.number % 10: r.reason for r in refused}

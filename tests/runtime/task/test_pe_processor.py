@@ -1051,7 +1051,7 @@ async def test_a_value_that_is_no_key_refuses_its_event_alone(cache: int) -> Non
         await things.send_many(events)
         refused = await things.flush()
         assert things.counts == {"admitted": 5, "shed": 0, "refused": 7, "unsent": 0, "pending": 0}
-        assert node.statistics().refused == {"things": 7}
+        assert node.statistics().inputs["things"].refused == 7
     assert app.seen == [1, "1", b"1", ("a", 2), "last"]
     assert [refusal.number for refusal in refused] == [3, 4, 5, 6, 8, 9, 10]
     assert "KeyError" in refused[0].reason

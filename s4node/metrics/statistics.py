@@ -1,0 +1,162 @@
+"""The statistics of a container, its tasks, inputs and outputs. Pure.
+
+Rules
+- Each statistic is defined here once. Metrics, ``s4 status`` and ``s4 top`` map it once, from here.
+- Values are frozen and hold plain data, so that they travel to other processes as they are.
+- Counts are events since the start, unless a field says otherwise.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class StageStatistics(msgspec.Struct, frozen=True):
+    """The counts of a stage.
+
+    ``depth`` is what is in the stage now, ``in_flight`` the part that is being processed,
+    ``spilled`` the part that waits on disk. ``waited_last`` is how many seconds the last batch to
+    be taken had waited. ``partition`` is None for a stage of a whole container. ``shed`` counts by
+    reason.
+    """
+
+    stage: str
+    stream: str
+    partition: int | None = None
+    executor: str = "block"
+    depth: int = 0
+    bytes: int = 0
+    capacity: int = 0
+    max_bytes: int = 0
+    highest: int = 0
+    admitted: int = 0
+    shed: dict[str, int] = {}
+    in_flight: int = 0
+    spilled: int = 0
+    waited_last: float = 0.0
+
+
+class TaskStatistics(msgspec.Struct, frozen=True):
+    """The counts of one task, in events.
+
+    ``sent`` were put on streams, ``pending`` wait in its stages, ``buffered`` are at the heads of
+    them, ``in_flight`` are being processed. ``calls`` and ``seconds`` are by kind of call: commit,
+    window, timer, end of stream, process. ``ignored`` counts exceptions by class; ``lagging``
+    counts, by input, the partitions that a bootstrap still has to read.
+    """
+
+    name: str
+    partition: int
+    processed: int
+    refused: int
+    sent: int
+    pending: int
+    in_flight: int
+    buffered: int
+    batch_resets: int
+    instances: dict[str, int]
+    unhandled: dict[str, int]
+    ignored: dict[str, int]
+    calls: dict[str, int]
+    seconds: dict[str, float]
+    lagging: dict[str, int]
+
+
+class InputStatistics(msgspec.Struct, frozen=True):
+    """The counts of one input stream, in events; ``gaps`` and ``over_credit`` in dropped frames.
+
+    ``left`` were left to their producers for lack of room, ``redispatched`` came to the wrong
+    partition. ``forwarded`` came by way of another container of the app, or another task. Events
+    passed on to the owner of their partition are counted by the owner as ``admitted``, ``refused``
+    or ``shed``, and not here.
+    """
+
+    admitted: int = 0
+    refused: int = 0
+    shed: int = 0
+    left: int = 0
+    duplicates: int = 0
+    gaps: int = 0
+    over_credit: int = 0
+    redispatched: int = 0
+    forwarded: int = 0
+
+
+class ProgressStatistics(msgspec.Struct, frozen=True):
+    """How far a task is in a partition of an input.
+
+    Everything below ``offset`` is done. ``committed`` is where a restart would resume (None before
+    the first commit). ``lag`` is the number of events not read yet (None while unknown).
+    """
+
+    task: str
+    system: str
+    stream: str
+    partition: int
+    offset: int
+    committed: int | None
+    lag: int | None
+
+
+class OutboxStatistics(msgspec.Struct, frozen=True):
+    """The unacknowledged events that a task has put on a stream.
+
+    ``consumer`` is the receiving app, empty for tasks of the same app. ``depth`` counts events,
+    ``bytes`` is approximate.
+    """
+
+    task: str
+    stream: str
+    consumer: str
+    depth: int
+    bytes: int
+
+
+class ReplayStatistics(msgspec.Struct, frozen=True):
+    """The counts of replayable inputs and commits.
+
+    ``commits`` were written; ``failures`` could not be written and were tried again. By
+    ``system.stream``, ``rejected`` counts events that could not be decoded, and ``lost`` events
+    that retention deleted before they were read. By stream, ``left_out`` counts poison events.
+    """
+
+    progress: tuple[ProgressStatistics, ...] = ()
+    commits: int = 0
+    failures: int = 0
+    rejected: dict[str, int] = {}
+    lost: dict[str, int] = {}
+    left_out: dict[str, int] = {}
+
+
+class ContainerStatistics(msgspec.Struct, frozen=True):
+    """The counts of a container of ``app`` since its start.
+
+    ``levels`` says of each stream how many others come before it on the way from an input,
+    ``grades`` whether it is fast or durable. ``replay`` and ``outboxes`` are empty if tasks keep no
+    state. By output stream, ``sent`` counts events that were put on it, ``dropped`` those that its
+    stages dropped. ``unsendable`` counts events that could not be sent, by stage and stream.
+    ``utilization`` is the part of the time in which its loop was busy, from 0 to 1.
+    ``started_after`` is how many seconds the start took, 0 until it ends.
+    """
+
+    app: str
+    levels: dict[str, int] = {}
+    grades: dict[str, str] = {}
+    tasks: tuple[TaskStatistics, ...] = ()
+    stages: tuple[StageStatistics, ...] = ()
+    inputs: dict[str, InputStatistics] = {}
+    replay: ReplayStatistics = ReplayStatistics()
+    outboxes: tuple[OutboxStatistics, ...] = ()
+    sent: dict[str, int] = {}
+    dropped: dict[str, int] = {}
+    unsendable: dict[str, dict[str, int]] = {}
+    peers: dict[str, int] = {}
+    turns: int = 0
+    utilization: float = 0.0
+    started_after: float = 0.0
+    threads: int = 0
+
+    @property
+    def processed(self) -> int:
+        """The number of events processed by all tasks."""
+        return sum(task.processed for task in self.tasks)
