@@ -22,7 +22,6 @@ Rules
     /locks/<cluster>/<what>                      the holder of the lock, ephemeral
     /streams/<stream>/<role>/<cluster>/<app>     empty; role is producers or consumers
     /startpoints/<state>                         Requests for the job whose state has this identity
-    /metadata/<key>                              any bytes
 """
 
 from __future__ import annotations
@@ -430,39 +429,6 @@ class Registry:
         for cluster in await self._names(base):
             found += [AppId(cluster, app) for app in await self._names(_below(base, cluster))]
         return found
-
-    # --- metadata --------------------------------------------------------------------------------
-
-    async def metadata(self, key: str) -> tuple[bytes, int] | None:
-        """The data under ``key`` and its version, or None."""
-        entry = await self.session.get(_path("metadata", key))
-        return (entry.data, entry.version) if entry else None
-
-    async def set_metadata(self, key: str, data: bytes, version: int | None = None) -> int:
-        """Write ``data`` under ``key`` and return its version.
-
-        With ``version``, only over that version (BadVersion, NoEntry); -1 means that there must not
-        be any (EntryExists).
-        """
-        path = _path("metadata", key)
-        if version is not None and version >= 0:
-            return await self.session.set(path, data, version)
-        while True:
-            try:
-                await self.session.create(path, data)
-            except EntryExists:
-                if version is not None:
-                    raise
-            else:
-                return 0
-            try:
-                return await self.session.set(path, data)
-            except NoEntry:  # deleted in between
-                continue
-
-    async def delete_metadata(self, key: str, version: int | None = None) -> None:
-        """Delete the data under ``key``; raises NoEntry, BadVersion."""
-        await self.session.delete(_path("metadata", key), version)
 
     # --- watching: the paths that wait_change takes ----------------------------------------------
 

@@ -368,7 +368,7 @@ async def test_while_nothing_can_be_written_the_last_view_holds(tmp_path: Path) 
             await a.membership.registry.session.lost.wait()
         assert (a.owners, len(a.view.members)) == ("aaaa", 2)
         with pytest.raises(CoordinationError, match="was locked by another process"):
-            await a.membership.registry.set_metadata("x", b"y")
+            await a.membership.registry.session.create("/x", b"y")
         other.execute("ROLLBACK")
         other.close()
         await until(lambda: a.view.members == ("tcp://a",))

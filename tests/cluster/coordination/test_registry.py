@@ -19,7 +19,7 @@ from s4node.cluster.coordination.registry import (
     NodeInfo,
     Registry,
 )
-from s4node.errors import BadVersion, CoordinationError, EntryExists, NameTaken, NoEntry
+from s4node.errors import BadVersion, CoordinationError, EntryExists, NameTaken
 
 COUNT = AppId("east", "count")
 ODD_NAMES = ["a/b", "..", ".", "a b", "ü/%2F", "日本", "x" * 60]
@@ -260,29 +260,6 @@ async def test_the_consumers_of_a_stream_are_known_after_their_sessions(tmp_path
         assert await two.stream_users("words", "consumers") == [COUNT]
 
 
-# --- metadata ------------------------------------------------------------------------------------
-
-
-async def test_metadata_is_bytes_with_versions(tmp_path: Path) -> None:
-    async with registry(tmp_path) as one:
-        assert await one.metadata("limits") is None
-        with pytest.raises(NoEntry):
-            await one.set_metadata("limits", b"x", 0)
-        assert await one.set_metadata("limits", b"\x00\xff", -1) == 0
-        with pytest.raises(EntryExists):
-            await one.set_metadata("limits", b"y", -1)
-        assert await one.set_metadata("limits", b"2") == 1
-        assert await one.set_metadata("limits", b"3", 1) == 2
-        with pytest.raises(BadVersion):
-            await one.set_metadata("limits", b"4", 1)
-        assert await one.metadata("limits") == (b"3", 2)
-        with pytest.raises(BadVersion):
-            await one.delete_metadata("limits", 0)
-        await one.delete_metadata("limits", 2)
-        with pytest.raises(NoEntry):
-            await one.delete_metadata("limits")
-
-
 # --- names and broken entries --------------------------------------------------------------------
 
 
@@ -293,13 +270,11 @@ async def test_any_text_can_be_a_name(tmp_path: Path, name: str) -> None:
         await one.join_node(name, node(name))
         await one.join_member(AppId(name, name), member(name))
         await one.add_stream_user(name, "producers", AppId(name, name))
-        await one.set_metadata(name, b"x")
         assert await one.cluster(name) == ClusterInfo(name, 1)
         assert list(await one.nodes(name)) == [name]
         assert list(await one.members(AppId(name, name))) == [name]
         assert await one.streams() == [name]
         assert await one.stream_users(name, "producers") == [AppId(name, name)]
-        assert await one.metadata(name) == (b"x", 0)
 
 
 @pytest.mark.parametrize("data", [b'{"name": 7}', b'{"name": "\xff"}', b"[" * 100_000])
