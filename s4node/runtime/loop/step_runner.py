@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -71,6 +71,16 @@ class Loop(Protocol):
         ...
 
 
+def at_once(step: Coroutine[Any, Any, R]) -> R:
+    """Run a step that awaits nothing, as all do but those of the mode AWAIT."""
+    try:
+        step.send(None)
+    except StopIteration as ended:
+        return ended.value  # type: ignore[no-any-return]
+    step.close()
+    raise AssertionError("a step waits, and was to be done at once")
+
+
 class StepRunner:
     """Takes the steps of tasks for ``loop``; at most ``threads`` of them run in threads."""
 
@@ -111,7 +121,7 @@ class StepRunner:
             return 0
         if op is Op.PROCESS:
             try:
-                done = task.run(op, limit)
+                done = at_once(task.run(op, limit))
             except ProcessingError as error:
                 self._carry_out(task, task.failed(error))
                 return 0
@@ -124,7 +134,7 @@ class StepRunner:
         if op is Op.COMMIT:
             self._carry_out(task, task.finish(op, self._loop.commit(task)))
         else:
-            self._finish(task, op, task.run(op, limit))
+            self._finish(task, op, at_once(task.run(op, limit)))
         self._took(task, op, limit, clocks.steady() - began)
         return limit if op is Op.TIMER else 1
 
@@ -139,7 +149,7 @@ class StepRunner:
                 threads = self._limiter(None, self._threads)
                 result = await self._in_thread(threads, task.run, op, limit)
             else:
-                result = await task.run_async(op, limit)
+                result = await task.run(op, limit)
         except ProcessingError as error:
             if op is not Op.PROCESS:
                 raise
@@ -222,7 +232,7 @@ class StepRunner:
                 if task.settings.callback_timeout:
                     await self._in_time(task, entry)
                 elif task.processor.style(entry.batch.stream) is Mode.AWAIT:
-                    await task.processor.process_one_async(entry)
+                    await task.processor.process_one(entry)
                 else:
                     await self._in_thread(
                         self._limiter_of(task, entry), task.processor.process_one, entry
@@ -253,7 +263,7 @@ class StepRunner:
         if task.processor.style(entry.batch.stream) is Mode.AWAIT:
             with trio.CancelScope() as scope:
                 entry.cancel = scope.cancel
-                await task.processor.process_one_async(entry)
+                await task.processor.process_one(entry)
             return
         began, entry.began = entry.began, math.inf
         async with self._limiter_of(task, entry):
@@ -271,11 +281,12 @@ class StepRunner:
     async def _in_thread(
         self,
         limiter: trio.CapacityLimiter,
-        function: Callable[..., R],
+        step: Callable[..., Coroutine[Any, Any, R]],
         *arguments: Any,
         entry: InFlightEvent | None = None,
     ) -> R:
-        """Call ``function`` in a thread; a cancelled call still ends, unless ``entry`` is over."""
+        """Run a step in a thread; where that is cancelled, it still comes to its end, unless it is
+        of a ``entry`` that is over."""
         await trio.lowlevel.checkpoint_if_cancelled()
         with trio.CancelScope(shield=True, deadline=self._give_up_at) as scope:
             self._in_threads.add(scope)
@@ -283,7 +294,7 @@ class StepRunner:
                 entry.cancel = scope.cancel
             try:
                 return await threads.run_sync(
-                    function, *arguments, abandon_on_cancel=True, limiter=limiter
+                    lambda: at_once(step(*arguments)), abandon_on_cancel=True, limiter=limiter
                 )
             finally:
                 self._in_threads.discard(scope)

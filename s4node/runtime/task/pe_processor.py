@@ -148,9 +148,10 @@ class PeProcessor:
         if self._kept is not None:
             self._kept.check(stream, event)
 
-    def process(self, batch: EventBatch, events: list[Any]) -> int:
-        """Process these events, from ``batch.at`` on; return how many were processed."""
-        run = self._plans[batch.stream].run
+    async def process(self, batch: EventBatch, events: list[Any]) -> int:
+        """Process these events, from ``batch.at`` on; returns how many it did."""
+        plan = self._plans[batch.stream]
+        run, waits = plan.run, plan.is_async
         if self._kept is not None:
             self._kept.before(batch.stream, events)
         token = begin_put(self.put)
@@ -159,38 +160,20 @@ class PeProcessor:
             handled.set((self._name, batch, it, len(events)))
             while True:
                 try:
-                    run(it)
+                    if waits:
+                        await run(it)
+                    else:
+                        run(it)
                     break
                 except BaseException as error:
                     if is_signal(error):
                         raise
                     self.failed(batch, error, batch.at + failed_at(it, len(events)))
             handled.set(None)
-            self._trim(self._trimmed)
-        finally:
-            handled.set(None)
-            end_put(token)
-        return len(events)
-
-    async def process_async(self, batch: EventBatch, events: list[Any]) -> int:
-        """As ``process``, for plans with ``async`` handlers."""
-        run = self._plans[batch.stream].run
-        if self._kept is not None:
-            self._kept.before(batch.stream, events)
-        token = begin_put(self.put)
-        try:
-            it = iter(events)
-            handled.set((self._name, batch, it, len(events)))
-            while True:
-                try:
-                    await run(it)
-                    break
-                except BaseException as error:
-                    if is_signal(error):
-                        raise
-                    self.failed(batch, error, batch.at + failed_at(it, len(events)))
-            handled.set(None)
-            await self.tidy()
+            if waits:
+                await self.tidy()
+            else:
+                self._trim(self._trimmed)
         finally:
             handled.set(None)
             end_put(token)
@@ -296,14 +279,13 @@ class PeProcessor:
         if self._kept is not None:
             self._kept.before_one(entry.batch.stream, entry.event)
 
-    def process_one(self, entry: InFlightEvent) -> None:
+    async def process_one(self, entry: InFlightEvent) -> None:
+        """Process one event."""
         handled.set((self._name, entry.batch, None, entry.index))
-        self._plans[entry.batch.stream].run(iter([entry.event]))
-
-    async def process_one_async(self, entry: InFlightEvent) -> None:
-        """As ``process_one``, for plans with ``async`` handlers."""
-        handled.set((self._name, entry.batch, None, entry.index))
-        await self._plans[entry.batch.stream].run(iter([entry.event]))
+        plan = self._plans[entry.batch.stream]
+        ran = plan.run(iter([entry.event]))
+        if plan.is_async:
+            await ran
 
     def begin_one(self, entry: InFlightEvent, end_event: EndEvent) -> None:
         """Never called: PEs have no callbacks."""
@@ -320,41 +302,21 @@ class PeProcessor:
         due += [at for i in self._bounded if (at := i.next_expiry) is not None]
         return min(due, default=None)
 
-    def run(self, op: Op, limit: int) -> bool:
-        """Call ``on_time`` of up to ``limit`` instances; return True once all have been called.
+    async def run(self, op: Op, limit: int) -> bool:
+        """Call ``on_time`` of up to ``limit`` instances; True when all have been called.
 
         Expired instances are removed at the end of a round.
         """
         if op is not Op.TIMER:
             return True
-        token = begin_put(self.put)
-        self._step_began = self._clock()
-        try:
-            for timer, instance in self._take_timed(limit):
-                try:
-                    timer.on_time(instance)
-                except BaseException as error:
-                    if is_signal(error):
-                        raise
-                    raise self._hook_failed("on_time", error, instance) from error
-            if self._timing is None:
-                self._trim(self._trimmed)
-        finally:
-            self._timed_for = self._spent
-            end_put(token)
-        return self._timing is None
-
-    async def run_async(self, op: Op, limit: int) -> bool:
-        """As ``run``, if some ``on_time`` or ``on_remove`` is ``async``."""
-        if op is not Op.TIMER:
-            return True
+        waits = self._timer_mode is Mode.AWAIT
         token = begin_put(self.put)
         self._step_began = self._clock()
         try:
             for timer, instance in self._take_timed(limit):
                 try:
                     result = timer.on_time(instance)
-                    if inspect.isawaitable(result):
+                    if waits and inspect.isawaitable(result):
                         await result
                 except BaseException as error:
                     if is_signal(error):

@@ -1,9 +1,10 @@
 """The processor of a task: runs the PEs of an app, or a user's task, on events. Pure.
 
 Rules
-- A task decides what runs next and counts it; its processor runs it. A processor runs one thing at
-  a time, except events that are in flight together.
-- ``run`` may be called in a thread, so it touches only what belongs to the processor.
+- A task decides what runs next, and counts what has; its processor runs it. Nothing of a processor
+  runs beside anything else of it, but for events that are outstanding together.
+- ``process`` and ``run`` touch nothing but the processor's own, for they may run in a thread. They
+  await something in the mode AWAIT only; in others they are run at once.
 """
 
 from __future__ import annotations
@@ -144,23 +145,15 @@ class Processor(Protocol):
         """Raise NotSaveable if the state that an event of ``stream`` belongs to cannot be saved."""
         ...
 
-    def process(self, batch: EventBatch, events: list[Any]) -> int:
-        """Process these events, from ``batch.at`` on; return how many were processed."""
+    async def process(self, batch: EventBatch, events: list[Any]) -> int:
+        """Process these events, from ``batch.at`` on; returns how many it did."""
         ...
 
-    async def process_async(self, batch: EventBatch, events: list[Any]) -> int:
-        """As ``process``, with async handlers."""
+    async def run(self, op: Op, limit: int, /) -> bool:
+        """Run a window, timers or the end of stream; False if timers are left for a next step."""
         ...
 
-    def run(self, op: Op, limit: int, /) -> bool:
-        """Run a window, timers or the end of stream; return False if timers are left."""
-        ...
-
-    async def run_async(self, op: Op, limit: int, /) -> bool:
-        """As ``run``, with async handlers."""
-        ...
-
-    # -- events in flight together
+    # -- events that are outstanding together
 
     def limit(self, stream: str, /) -> int:
         """How many events of a stream may be in flight."""
@@ -190,12 +183,8 @@ class Processor(Protocol):
         """How single events of a stream are run: AWAIT, THREAD or CALLBACK."""
         ...
 
-    def process_one(self, entry: InFlightEvent) -> None:
+    async def process_one(self, entry: InFlightEvent) -> None:
         """Process one event."""
-        ...
-
-    async def process_one_async(self, entry: InFlightEvent) -> None:
-        """As ``process_one``, with async handlers."""
         ...
 
     def begin_one(self, entry: InFlightEvent, end_event: EndEvent) -> None:

@@ -166,9 +166,9 @@ class StreamTaskProcessor:
     def check(self, _stream: str, _event: Any) -> None:
         """Nothing to do: stores refuse unsaveable values at once."""
 
-    def process(self, batch: EventBatch, events: list[Any]) -> int:
-        """Process these events up to the first at which a request is made."""
-        process, asked = self._process, self.asked
+    async def process(self, batch: EventBatch, events: list[Any]) -> int:
+        """Process these events up to the first at which something is asked for."""
+        process, asked, waits = self._process, self.asked, self._awaits
         assert process is not None
         envelopes = self._envelopes(batch, events)
         if envelopes is None:
@@ -182,38 +182,10 @@ class StreamTaskProcessor:
                 try:
                     for envelope in it:
                         result = process(envelope, collector, asked)
-                        if result is not None:
+                        if waits:
+                            await result
+                        elif result is not None:
                             self._check(result)
-                        if asked.any:
-                            break
-                    break
-                except BaseException as error:
-                    if is_signal(error):
-                        raise
-                    self.failed(batch, error, batch.at + _behind(it, envelopes) - 1)
-                    if asked.any:
-                        break
-        finally:
-            handled.set(None)
-            end_put(token)
-        return _behind(it, envelopes)
-
-    async def process_async(self, batch: EventBatch, events: list[Any]) -> int:
-        """As ``process``, for an ``async`` one."""
-        process, asked = self._process, self.asked
-        assert process is not None
-        envelopes = self._envelopes(batch, events)
-        if envelopes is None:
-            return 1
-        it = iter(envelopes)
-        handled.set((self._name, batch, it, len(envelopes)))
-        token = begin_put(self.put)
-        collector = self._collector()
-        try:
-            while True:
-                try:
-                    for envelope in it:
-                        await process(envelope, collector, asked)
                         if asked.any:
                             break
                     break
@@ -332,18 +304,16 @@ class StreamTaskProcessor:
             *_place(batch), batch.number(entry.index), entry.key, entry.event, batch.created_ms
         )
 
-    def process_one(self, entry: InFlightEvent) -> None:
+    async def process_one(self, entry: InFlightEvent) -> None:
+        """Process one event."""
         assert self._process is not None
         collector = StreamCollector(self._app, entry.put)
         handled.set((self._name, entry.batch, None, entry.index))
-        self._check(self._process(self._envelope(entry), collector, entry.asked))
-
-    async def process_one_async(self, entry: InFlightEvent) -> None:
-        """As ``process_one``, for an ``async`` ``process``."""
-        assert self._process is not None
-        collector = StreamCollector(self._app, entry.put)
-        handled.set((self._name, entry.batch, None, entry.index))
-        await self._process(self._envelope(entry), collector, entry.asked)
+        result = self._process(self._envelope(entry), collector, entry.asked)
+        if self._awaits:
+            await result
+        else:
+            self._check(result)
 
     def begins(self, entry: InFlightEvent) -> None:
         """Nothing to do: stores note their own changes."""
@@ -388,26 +358,16 @@ class StreamTaskProcessor:
         timers = self._timers
         return timers[0][0] if timers else None
 
-    def run(self, op: Op, _limit: int) -> bool:
-        """Call a hook of the task, or one timer; return False if further timers are due."""
+    async def run(self, op: Op, _limit: int) -> bool:
+        """Call a hook of the task, or one timer; False if further timers are due."""
         for name, hook in self._hook(op):
             token = begin_put(self.put)
             try:
-                self._check(hook(self._collector(), self.asked))
-            except BaseException as error:
-                if is_signal(error):
-                    raise
-                self._hook_failed(op, name, error)
-            finally:
-                end_put(token)
-        return op is not Op.TIMER or not self._timer_is_due()
-
-    async def run_async(self, op: Op, _limit: int) -> bool:
-        """As ``run``, for an ``async`` hook."""
-        for name, hook in self._hook(op):
-            token = begin_put(self.put)
-            try:
-                await hook(self._collector(), self.asked)
+                result = hook(self._collector(), self.asked)
+                if inspect.iscoroutinefunction(hook):
+                    await result
+                else:
+                    self._check(result)
             except BaseException as error:
                 if is_signal(error):
                     raise

@@ -251,23 +251,16 @@ class Task:
             self.timetable.event_begins()
         self._slicing = op is Op.PROCESS and mode in _SLICES
 
-    def run(self, op: Op, limit: int) -> int:
-        """Process up to ``limit`` events of the current batch, or run another step.
+    async def run(self, op: Op, limit: int) -> int:
+        """Process up to ``limit`` events of the batch at hand, or do what runs alone.
 
         Return how many events were processed; for other steps, whether the step is complete. The
         loop itself takes commits.
         """
         if op is Op.PROCESS:
-            done = self.processor.process(*self._slice(limit))
+            done = await self.processor.process(*self._slice(limit))
             return done if self.failures.isolation is None else self._looked_at(done)
-        return self.processor.run(op, limit)
-
-    async def run_async(self, op: Op, limit: int) -> int:
-        """As ``run``, with async handlers."""
-        if op is Op.PROCESS:
-            done = await self.processor.process_async(*self._slice(limit))
-            return done if self.failures.isolation is None else self._looked_at(done)
-        return await self.processor.run_async(op, limit)
+        return await self.processor.run(op, limit)
 
     def _slice(self, limit: int) -> tuple[EventBatch, list[Any]]:
         batch, isolation = self.backlog.at_hand, self.failures.isolation

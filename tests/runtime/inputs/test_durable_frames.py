@@ -21,6 +21,7 @@ from s4node.events.schema import EventType
 from s4node.net.ingress.durable_admission import DurableAdmission, DurableLane
 from s4node.net.wire import frame as wire
 from s4node.runtime.inputs.port import InputPort
+from s4node.runtime.loop.step_runner import at_once
 from s4node.runtime.task.backlog import Backlog
 from s4node.runtime.task.gate import Op
 from s4node.runtime.task.poison.isolation import is_covered
@@ -190,7 +191,9 @@ class Node:
             self.processor.begin_one(entry, self.task.in_flight.end_soon)
         else:
             self.task.begin(op, Mode.LOOP)
-            self.task.finish(op, self._commit() if op is Op.COMMIT else self.task.run(op, 100))
+            self.task.finish(
+                op, self._commit() if op is Op.COMMIT else at_once(self.task.run(op, 100))
+            )
         return True
 
     def land(self, pick: int) -> None:

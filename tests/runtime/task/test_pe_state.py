@@ -10,6 +10,7 @@ import pytest
 
 from s4node import App, Event, ProcessingElement
 from s4node.events.event import EventBatch
+from s4node.runtime.loop.step_runner import at_once
 from s4node.runtime.task.pe_processor import PeProcessor
 
 
@@ -142,7 +143,7 @@ class Life:
 
     def send(self, *users: str) -> None:
         events = [Click(user) for user in users]
-        self.elements.process(EventBatch("clicks", 0, events), events)
+        at_once(self.elements.process(EventBatch("clicks", 0, events), events))
 
     def evict(self, user: str) -> None:
         """Something else takes the place of the instance in memory."""

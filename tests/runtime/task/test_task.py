@@ -15,6 +15,7 @@ from s4node.offsets.input_progress import InputProgress
 from s4node.offsets.receipts import BatchReceipt
 from s4node.offsets.system import InputBatch, SystemStreamPartition
 from s4node.runtime.loop.coordinator_requests import CoordinatorRequests
+from s4node.runtime.loop.step_runner import at_once
 from s4node.runtime.task.actions import Actions, Ask, Asked
 from s4node.runtime.task.gate import Gate, Op, Phase
 from s4node.runtime.task.in_flight import InFlightEvents
@@ -195,14 +196,14 @@ class Machine:
                 self._commit(task)
                 self._carry_out(task.finish(op, True))
             elif not self.in_window:
-                self._carry_out(task.finish(op, task.run(op, 100)))
+                self._carry_out(task.finish(op, at_once(task.run(op, 100))))
         self.check()
         return True
 
     def end_window(self) -> None:
         if self.in_window:
             self.in_window = False
-            self._carry_out(self.task.finish(Op.WINDOW, self.task.run(Op.WINDOW, 100)))
+            self._carry_out(self.task.finish(Op.WINDOW, at_once(self.task.run(Op.WINDOW, 100))))
 
     def check(self) -> None:
         gate = self.task.gate
