@@ -203,7 +203,7 @@ class InFlight:
             if self._modes[stream] is not Mode.TOGETHER:
                 return True
             order.limit = self._processor.limit(stream)
-            self._stream = None if self._processor.mixes() else stream
+            self._stream = None if self._processor.mixes else stream
         self._looks_again = False
         self._look()
         return order.ready or self._looks_again
@@ -214,7 +214,7 @@ class InFlight:
         A due commit may have to wait for all events that were looked at, so no further ones are.
         """
         entries, backlog, stream = self._entries, self._backlog, self._stream
-        by_key = self._processor.by_key()
+        by_key = self._processor.by_key
         turn = 1 if stream is None else self._order.limit * _AHEAD
         empty = 0
         while not self._gate.commit_due and entries.wants(by_key):

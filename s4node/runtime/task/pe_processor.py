@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,10 +27,9 @@ from s4node.app.stream import OutputStream, begin_put, end_put
 from s4node.errors import NotRestorable, ProcessingError, is_signal
 from s4node.events.event import EventBatch, handled
 from s4node.events.routing import failed_at, key_failure
-from s4node.runtime.task.actions import Asked
 from s4node.runtime.task.gate import Op
 from s4node.runtime.task.pe_state import PeState, State
-from s4node.runtime.task.processor import EndEvent, InFlightEvent, Mode
+from s4node.runtime.task.processor import InFlightEvent, Mode, Processor
 
 
 @dataclass
@@ -44,12 +42,14 @@ class Timer:
     due: float
 
 
-class PeProcessor:
+class PeProcessor(Processor):
     """Runs the PEs of ``app`` in a partition.
 
     ``parallel`` maps a stream to the number of its handlers that may be in flight. ``name`` is the
     task's.
     """
+
+    timed = False
 
     def __init__(
         self,
@@ -59,16 +59,13 @@ class PeProcessor:
         parallel: Mapping[str, int] | None = None,
         name: str = "",
     ) -> None:
+        super().__init__(len(app.streams))
         self._name = name or f"Partition {partition}"
         self._app = app
         self._partition = partition
         self._clock = clock
         self._parallel = dict(parallel or {})
         self._finders = {name: graph.finder_of(app.streams[name]) for name in self._parallel}
-        self.put: list[list[Any]] = [[] for _ in app.streams]
-        self.asked = Asked()
-        self.refused = 0
-        self.ignored: Counter[str] = Counter()
         self.instances = {
             name: graph.make_instances(prototype, partition, clock)
             for name, (prototype, _) in app.prototypes.items()
@@ -123,16 +120,6 @@ class PeProcessor:
         if found is None and self._kept is not None:
             found = self._kept.instance_of(name, key)
         return found
-
-    @property
-    def starts(self) -> Mapping[Any, Any]:
-        """Nothing: PEs do not choose where inputs begin."""
-        return {}
-
-    @property
-    def windowable(self) -> bool:
-        """False: PEs have timers instead of windows."""
-        return False
 
     def mode(self, op: Op, stream: str) -> Mode:
         if op is not Op.PROCESS:
@@ -246,14 +233,6 @@ class PeProcessor:
     def limit(self, stream: str) -> int:
         return self._parallel[stream]
 
-    def mixes(self) -> bool:
-        """False: a PE fed by several streams has one handler at a time."""
-        return False
-
-    def by_key(self) -> bool:
-        """True: the events of a key are processed in order."""
-        return True
-
     def place(self, entry: InFlightEvent) -> None:
         """Set the event's place to its key; the dispatch reports a bad key."""
         try:
@@ -286,10 +265,6 @@ class PeProcessor:
         ran = plan.run(iter([entry.event]))
         if plan.is_async:
             await ran
-
-    def begin_one(self, entry: InFlightEvent, end_event: EndEvent) -> None:
-        """Never called: PEs have no callbacks."""
-        raise NotImplementedError
 
     # -- timers ------------------------------------------------------------------------------
 
@@ -401,6 +376,3 @@ class PeProcessor:
                         raise self._hook_failed("on_create", error, singleton) from error
         finally:
             end_put(token)
-
-    async def close(self) -> None:
-        """Nothing to do: PEs have no hook at the end."""

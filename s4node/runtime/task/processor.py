@@ -1,4 +1,4 @@
-"""The processor of a task: runs the PEs of an app, or a user's task, on events. Pure.
+"""What runs on the events of a task: the PEs of an app, or an object of a user's. Pure.
 
 Rules
 - A task decides what runs next, and counts what has; its processor runs it. Nothing of a processor
@@ -7,12 +7,15 @@ Rules
   await something in the mode AWAIT only; in others they are run at once.
 """
 
+# ruff: noqa: B027 - what a processor need not have does nothing
+
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 from s4node.app.instances import Instances
 from s4node.events.event import EventBatch
@@ -23,7 +26,7 @@ from s4node.runtime.task.pe_state import State
 
 
 class Mode(Enum):
-    """The way in which a step of a task is run."""
+    """How a step of a task is run."""
 
     LOOP = "at once, on the loop"
     AWAIT = "awaited, beside the loop"
@@ -33,7 +36,7 @@ class Mode(Enum):
 
 
 class Load:
-    """A batch whose events are in flight: how many have not ended, and are not released."""
+    """A batch of which events were looked at; so many have not ended, and are not released."""
 
     __slots__ = ("batch", "left", "release", "unreleased")
 
@@ -46,12 +49,9 @@ class Load:
 
 
 class InFlightEvent:
-    """One event that runs beside others.
-
-    ``put`` has the events that its handler put on streams, ``asked`` its requests. ``over`` is True
-    if it timed out: the result of its handler is ignored. ``cancel`` stops the handler, if it can
-    be stopped.
-    """
+    """One event that runs beside others. ``put`` is what it has put on streams, ``asked`` what it
+    asks for. ``over`` says that it has taken too long: what still runs of it counts for nothing;
+    ``cancel`` ends that, where there is anything to cancel."""
 
     __slots__ = (
         "asked",
@@ -73,7 +73,7 @@ class InFlightEvent:
         self.event = load.batch.events[index]
         self.key: Hashable = None
         self.place: Hashable = self
-        self.slot = -1  # in the in-flight journal
+        self.slot = -1  # where it is told that the event is under way
         self.began = 0.0  # infinity while it waits for a thread
         self.over = False
         self.cancel: Callable[[], None] | None = None
@@ -82,7 +82,7 @@ class InFlightEvent:
 
     @property
     def batch(self) -> EventBatch:
-        """The batch that holds the event."""
+        """The batch that it is of."""
         return self.load.batch
 
     @property
@@ -92,131 +92,113 @@ class InFlightEvent:
 
 
 EndEvent = Callable[[InFlightEvent, BaseException | None], None]
-"""Ends an event that has begun, from any thread, with the error if it failed."""
+"""Ends an event that was begun, from whatever thread, with the error at which it has failed."""
 
 
-class Processor(Protocol):
-    """Runs the steps of a task.
+class Processor(ABC):
+    """Runs what a task tells it to.
 
-    ``put`` has the events that handlers put on the app's streams, by index; ``asked`` the requests
-    outside single events. ``ignored`` counts exceptions by class.
+    ``put`` is what it puts on the app's streams, by their index; ``asked`` what it asks for beside
+    single events. ``instances`` are those of PEs, by the PE's name, ``ignored`` exceptions by their
+    class. ``starts`` says where inputs are to begin, by SSP. ``mixes`` tells whether events of
+    several streams may be outstanding, ``by_key`` whether those of one key wait for each other.
     """
 
-    put: list[list[Any]]
-    asked: Asked
-    refused: int
-    ignored: Counter[str]
+    instances: Mapping[str, Instances]
+    starts: Mapping[Any, Any] = {}
+    windowable = False
+    """Whether there is anything to run at a window."""
+    mixes = False
+    by_key = True
+
+    def __init__(self, streams: int) -> None:
+        self.put: list[list[Any]] = [[] for _ in range(streams)]
+        self.asked = Asked()
+        self.refused = 0
+        self.ignored: Counter[str] = Counter()
 
     @property
-    def instances(self) -> Mapping[str, Instances]:
-        """The instances of PEs, by the PE's name."""
-        ...
-
-    @property
-    def starts(self) -> Mapping[Any, Any]:
-        """Where the author's task wants inputs to begin, by SSP."""
-        ...
-
-    @property
-    def windowable(self) -> bool:
-        """True if there is anything to run at a window."""
-        ...
-
-    @property
+    @abstractmethod
     def timed(self) -> bool:
-        """True if ``next_due`` may be set."""
-        ...
+        """Whether ``next_due`` is worth a look."""
+
+    @property
+    @abstractmethod
+    def next_due(self) -> float | None:
+        """When the next timer is due; None if there is none."""
 
     def slow_timers(self) -> Iterable[str]:
-        """The PEs whose last round of ``on_time`` took longer than its interval; each once."""
-        ...
+        """Names of PEs of which a round of ``on_time`` has taken longer than its interval; each is
+        given once."""
+        return ()
 
+    @abstractmethod
     def mode(self, op: Op, stream: str, /) -> Mode:
-        """How ``op`` is run; ``stream`` matters for PROCESS only."""
-        ...
+        """How ``op`` is run; PROCESS for the events of ``stream``."""
 
+    @abstractmethod
     def keep(self, state: State, /) -> None:
-        """Make the processor durable in ``state``; called before ``start``."""
-        ...
+        """Keep what is to outlive the process in ``state``; before ``start``, if at all."""
 
-    # -- slices, and steps that run alone
+    # -- slices and what runs alone
 
     def check(self, stream: str, event: Any, /) -> None:
-        """Raise NotSaveable if the state that an event of ``stream`` belongs to cannot be saved."""
-        ...
+        """Raise NotSaveable where what an event of ``stream`` is for cannot be saved."""
 
+    @abstractmethod
     async def process(self, batch: EventBatch, events: list[Any]) -> int:
         """Process these events, from ``batch.at`` on; returns how many it did."""
-        ...
 
+    @abstractmethod
     async def run(self, op: Op, limit: int, /) -> bool:
         """Run a window, timers or the end of stream; False if timers are left for a next step."""
-        ...
+
+    @abstractmethod
+    def failed(self, batch: EventBatch, error: BaseException, index: int) -> None:
+        """An event could not be processed: count it as refused or ignored, or raise what stops
+        the app."""
 
     # -- events that are outstanding together
 
+    @abstractmethod
     def limit(self, stream: str, /) -> int:
-        """How many events of a stream may be in flight."""
-        ...
+        """How many events of a stream may be outstanding."""
 
-    def mixes(self) -> bool:
-        """Return True if events of several streams may be in flight together."""
-        ...
-
-    def by_key(self) -> bool:
-        """Return True if events of one key wait for each other."""
-        ...
-
+    @abstractmethod
     def place(self, entry: InFlightEvent) -> None:
-        """Set the event's place in the order."""
-        ...
+        """Set the place of an event in the order."""
 
     def begins(self, entry: InFlightEvent) -> None:
-        """Prepare for an event that is about to begin; called on the loop."""
-        ...
+        """An event is about to begin, on the loop."""
 
     def ended(self, entry: InFlightEvent) -> None:
-        """Clean up after an event that has ended; called on the loop."""
-        ...
+        """An event has ended, on the loop."""
 
+    @abstractmethod
     def style(self, stream: str, /) -> Mode:
         """How single events of a stream are run: AWAIT, THREAD or CALLBACK."""
-        ...
 
+    @abstractmethod
     async def process_one(self, entry: InFlightEvent) -> None:
         """Process one event."""
-        ...
 
     def begin_one(self, entry: InFlightEvent, end_event: EndEvent) -> None:
-        """Begin one event; its callback ends it with ``end_event``."""
-        ...
+        """Begin one event that a callback ends, by ``end_event``."""
+        raise NotImplementedError
 
-    def crowded(self, in_use: int) -> bool:
-        """Return True if ``tidy`` should be called while ``in_use`` keys are in use."""
-        ...
+    def crowded(self, _in_use: int) -> bool:
+        """Whether to ``tidy`` while so many keys are in use."""
+        return False
 
     async def tidy(self, in_use: Collection[Hashable] | None = None) -> None:
-        """Apply the bounds of caches, except for the keys in use.
+        """Nothing is outstanding but the event that has just been processed; or what is is at these
+        places."""
 
-        With None, only the event that has just been processed is in flight.
-        """
-        ...
+    # -- life
 
-    def failed(self, batch: EventBatch, error: BaseException, index: int) -> None:
-        """Count a failed event as refused or ignored, or raise the error that stops the app."""
-        ...
-
-    # -- time and life
-
-    @property
-    def next_due(self) -> float | None:
-        """When the next timer is due; None if there is none."""
-        ...
-
+    @abstractmethod
     async def start(self) -> None:
         """Called before anything else."""
-        ...
 
     async def close(self) -> None:
         """Called after everything else."""
-        ...

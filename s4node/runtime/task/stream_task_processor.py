@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import heapq
 import inspect
-from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import length_hint
 from typing import Any
 
 from s4node.app import graph
 from s4node.app.app import App
-from s4node.app.instances import Instances
 from s4node.app.stream import OutputStream, begin_put, emitted, end_put
 from s4node.app.stream_task import Envelope, TaskApp
 from s4node.errors import (
@@ -35,10 +33,9 @@ from s4node.events.event import LIVE, EventBatch, handled
 from s4node.events.routing import key_failure
 from s4node.metrics.registry import MetricsRegistry
 from s4node.offsets.system import SystemStreamPartition
-from s4node.runtime.task.actions import Asked
 from s4node.runtime.task.gate import Op
 from s4node.runtime.task.pe_state import State
-from s4node.runtime.task.processor import EndEvent, InFlightEvent, Mode
+from s4node.runtime.task.processor import EndEvent, InFlightEvent, Mode, Processor
 from s4node.runtime.task.settings import TaskSettings
 from s4node.runtime.task.task_context import Context, DueTimers, EventCallback, StreamCollector
 
@@ -46,8 +43,10 @@ _HOOKS = {Op.WINDOW: "window", Op.END_OF_STREAM: "on_end_of_stream"}
 _METHODS = ("process_async", "process", "init", *_HOOKS.values(), "close")
 
 
-class StreamTaskProcessor:
+class StreamTaskProcessor(Processor):
     """Runs the task that ``app.factory`` makes."""
+
+    mixes = True
 
     def __init__(
         self,
@@ -67,20 +66,18 @@ class StreamTaskProcessor:
                 f"app {app.name!r} has the factory {app.factory!r}, which cannot be called; give "
                 f"TaskApp a class or a function that makes a task"
             )
-        self.put: list[list[Any]] = [[] for _ in app.streams]
-        self.asked = Asked()
-        self.instances: dict[str, Instances] = {}
-        self.refused = 0
-        self.ignored: Counter[str] = Counter()  # by the class's name
+        super().__init__(len(app.streams))
+        self.instances = {}
         self.metrics = metrics or MetricsRegistry(name)
         self._timers: DueTimers = []
         self.context = Context(name, partition, inputs, clock, self.metrics, self._timers)
+        self.starts = self.context.starts
         self._app = app
         self._name = name
         self._clock = clock
         self._ignoring = settings.ignored
         self._concurrency = settings.concurrency
-        self._by_key = settings.by_key
+        self.by_key = settings.by_key
         self._threaded = settings.threads > 0
         self._finders: dict[str, Callable[[Any], Any] | None] = {
             stream.name: graph.finder_of(stream) if stream.key is not None else None
@@ -110,26 +107,13 @@ class StreamTaskProcessor:
         self._awaits = inspect.iscoroutinefunction(self._process)
         self._slices = settings.concurrency == 1 and not settings.callback_timeout
         self._hooks = {op: getattr(task, hook, None) for op, hook in _HOOKS.items()}
+        self.windowable = self._hooks[Op.WINDOW] is not None
 
     def keep(self, state: State) -> None:
         """Give the task its stores."""
         self.context.stores = {name: state.store(spec) for name, spec in self._app.stores.items()}
 
     # -- modes -------------------------------------------------------------------------------
-
-    @property
-    def starts(self) -> Mapping[Any, Any]:
-        """Where the task wants its inputs to begin."""
-        return self.context.starts
-
-    def slow_timers(self) -> Iterable[str]:
-        """None: the timers of tasks fire once."""
-        return ()
-
-    @property
-    def windowable(self) -> bool:
-        """True if the task has a ``window`` method."""
-        return self._hooks[Op.WINDOW] is not None
 
     def mode(self, op: Op, _stream: str) -> Mode:
         if op is Op.PROCESS:
@@ -149,22 +133,12 @@ class StreamTaskProcessor:
     def limit(self, _stream: str) -> int:
         return self._concurrency
 
-    def mixes(self) -> bool:
-        """True: events of all inputs may be in flight together."""
-        return True
-
-    def by_key(self) -> bool:
-        return self._by_key
-
     def style(self, _stream: str) -> Mode:
         if self._begin is not None:
             return Mode.CALLBACK
         return Mode.AWAIT if self._awaits else Mode.THREAD
 
     # -- slices ------------------------------------------------------------------------------
-
-    def check(self, _stream: str, _event: Any) -> None:
-        """Nothing to do: stores refuse unsaveable values at once."""
 
     async def process(self, batch: EventBatch, events: list[Any]) -> int:
         """Process these events up to the first at which something is asked for."""
@@ -293,7 +267,7 @@ class StreamTaskProcessor:
                 if is_signal(error):
                     raise
                 entry.key = _NoKey(error)
-        if self._by_key:
+        if self.by_key:
             entry.place = entry.key
 
     def _envelope(self, entry: InFlightEvent) -> Envelope:
@@ -315,12 +289,6 @@ class StreamTaskProcessor:
         else:
             self._check(result)
 
-    def begins(self, entry: InFlightEvent) -> None:
-        """Nothing to do: stores note their own changes."""
-
-    def ended(self, entry: InFlightEvent) -> None:
-        """Nothing to do."""
-
     def begin_one(self, entry: InFlightEvent, end_event: EndEvent) -> None:
         """Begin one event; its callback ends it."""
         assert self._begin is not None
@@ -338,14 +306,7 @@ class StreamTaskProcessor:
             handled.set(None)
             emitted.reset(token)
 
-    def crowded(self, _in_use: int) -> bool:
-        """False: a task has no caches."""
-        return False
-
-    async def tidy(self, _in_use: Collection[Hashable] | None = None) -> None:
-        """Nothing to do."""
-
-    # -- steps that run alone ----------------------------------------------------------------
+    # -- what runs alone ---------------------------------------------------------------------
 
     @property
     def timed(self) -> bool:

@@ -213,7 +213,7 @@ class Machine:
         for which, ssp in enumerate(SSPS):
             safe = self.progress[which].safe
             assert all((ssp.stream, offset) in self.ended for offset in range(safe))
-        if self.processor.by_key():
+        if self.processor.by_key:
             users = [self.users[place] for place in self.user.open]
             assert len(users) == len(set(users))
 
