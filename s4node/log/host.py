@@ -41,6 +41,9 @@ WINDOW = 262_144
 """Events of one partition that may be on their way to disk, of all producers together. Their bytes
 are bounded separately; a large window makes large commits."""
 
+QUEUE_BYTES = 16 << 20
+"""Bytes of frames that producers may have under way to the disk, about."""
+
 _SCAN_BYTES = 1 << 20
 
 WhoHas = Callable[[str], str]
@@ -97,9 +100,8 @@ class LogHost:
         Raises StoreError if another process owns the folder.
         """
         async with open_log(LogSettings.of(self._config)) as self._store:
-            room = self._store.room
             self._queue = Gauge(
-                StageSettings(DESERIALIZER, capacity=UNLIMITED, max_bytes=max(1024, room))
+                StageSettings(DESERIALIZER, capacity=UNLIMITED, max_bytes=QUEUE_BYTES)
             )
             for stream in self._store.streams.values():
                 self._host(stream)
@@ -303,11 +305,11 @@ class LogHost:
     async def _list(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
         return {
             "streams": [describe(self._streams[name]) for name in sorted(self._streams)],
-            "trouble": self._store.trouble,
+            "trouble": self._store.writer.trouble,
         }
 
     async def _describe(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {**describe(self._find(arguments)), "trouble": self._store.trouble}
+        return {**describe(self._find(arguments)), "trouble": self._store.writer.trouble}
 
     async def _create(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         name, key = str(arguments["stream"]), str(arguments.get("key", ""))

@@ -433,6 +433,6 @@ def _described(partition: LogPartition) -> Mapping[str, Any]:
         "oldest": bounds.oldest,
         "upcoming": bounds.upcoming,
         "epochs": bounds.epochs,
-        "bytes": partition.size,
-        "last_ms": partition.last_ms,
+        "bytes": partition.standing.size,
+        "last_ms": partition.standing.last_ms,
     }

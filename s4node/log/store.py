@@ -13,7 +13,7 @@ import fcntl
 import math
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -88,36 +88,17 @@ class LogStore:
 
     def __init__(self, settings: LogSettings, clock: Callable[[], float] | None) -> None:
         self.settings = settings
-        self._writer = LogWriter(settings.quota_bytes, clock)
-        self._files = Files(settings.keep, self._writer, trio.CapacityLimiter(READING_THREADS))
-        self._streams: dict[str, LogStream] = {}
+        self.writer = LogWriter(settings.quota_bytes, clock)
+        self._files = Files(settings.keep, self.writer, trio.CapacityLimiter(READING_THREADS))
+        self.streams: dict[str, LogStream] = {}
         self._creating = trio.Lock()
-
-    @property
-    def streams(self) -> Mapping[str, LogStream]:
-        """All streams by name."""
-        return self._streams
-
-    @property
-    def room(self) -> int:
-        """The bytes that may still be queued for writing; do not append at 0 or less."""
-        return self._writer.room
-
-    async def wait_room(self) -> None:
-        """Wait until there is room; the longest waiting caller goes first."""
-        await self._writer.wait_room()
-
-    @property
-    def trouble(self) -> str:
-        """Why appending waits; empty if it does not."""
-        return self._writer.trouble
 
     def stream(self, name: str) -> LogStream:
         """The stream of this name; raises UnknownStream, which lists the existing ones."""
         try:
-            return self._streams[name]
+            return self.streams[name]
         except KeyError:
-            there = ", ".join(sorted(self._streams)) or "none"
+            there = ", ".join(sorted(self.streams)) or "none"
             raise UnknownStream(
                 f"the log has no stream {name!r} (it has: {there}); create it with: s4 log create "
                 f"{name}"
@@ -142,7 +123,7 @@ class LogStore:
         )
         check_settings(wanted)
         async with self._creating:
-            there = self._streams.get(name)
+            there = self.streams.get(name)
             if there is None:
                 self._check_quota(wanted)
                 make = partial(create_stream, self.settings.folder, wanted)
@@ -154,11 +135,11 @@ class LogStore:
                     f"{differences(there.settings, wanted)}; ask for those settings, or choose "
                     f"another name"
                 )
-            return self._streams[name]
+            return self.streams[name]
 
     def _check_quota(self, wanted: StreamSettings) -> None:
         quota = self.settings.quota_bytes
-        used = sum(p.disk for stream in self._streams.values() for p in stream.partitions)
+        used = sum(p.standing.disk for stream in self.streams.values() for p in stream.partitions)
         needed = wanted.partitions * EMPTY_BYTES
         if quota and used + needed > quota:
             raise StoreError(
@@ -168,7 +149,7 @@ class LogStore:
 
     async def _add(self, folder: Path) -> None:
         opened = await threads.run_sync(open_stream, folder, self.settings.sync)
-        self._streams[opened[0].name] = LogStream(*opened, self._files)
+        self.streams[opened[0].name] = LogStream(*opened, self._files)
 
     async def open(self) -> None:
         """Open all streams of the folder."""
@@ -178,8 +159,8 @@ class LogStore:
     async def aclose(self) -> None:
         """Write the queued frames and close the files."""
         with trio.CancelScope(shield=True):
-            await self._writer.aclose()
-            for stream in self._streams.values():
+            await self.writer.aclose()
+            for stream in self.streams.values():
                 for partition in stream.partitions:
                     partition.close()
 

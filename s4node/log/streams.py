@@ -60,7 +60,8 @@ class LogPartition:
         self.on_producer: Callable[[str, KeptProducer], None] = lambda *_: None
         """Called with the name and the row of a new producer."""
         self._parts: dict[str, dict[int, int]] = {}
-        self._types: dict[int, TypeDecl] = {}
+        self.types: dict[int, TypeDecl] = {}
+        """The declarations of all types in it, by fingerprint."""
         self._told(Standing.of(file, file.ledger.producers, file.ledger.types))
         self._writer.add(self._lane)
 
@@ -68,26 +69,6 @@ class LogPartition:
     def bounds(self) -> Bounds:
         """The oldest and the upcoming offset."""
         return self._bounds
-
-    @property
-    def types(self) -> Mapping[int, TypeDecl]:
-        """The declarations of all its event types, by fingerprint."""
-        return self._types
-
-    @property
-    def size(self) -> int:
-        """The bytes of its frames."""
-        return self._standing.size
-
-    @property
-    def disk(self) -> int:
-        """The bytes of its files."""
-        return self._standing.disk
-
-    @property
-    def last_ms(self) -> int:
-        """When the newest frame was appended (Unix time, ms); 0 if none ever was."""
-        return self._standing.last_ms
 
     def parts(self, producer: str) -> Mapping[int, int]:
         """The number after a producer's last split frame with a part here, by the lane that the
@@ -171,7 +152,7 @@ class LogPartition:
         return f"log stream {self.stream.name}[{self.number}]"
 
     def _told(self, standing: Standing) -> None:
-        self._standing = standing
+        self.standing = standing
         self._bounds = Bounds(standing.oldest, standing.upcoming, epochs=standing.epochs)
         for name, known in standing.producers.items():
             if name not in self.producers:
@@ -185,7 +166,7 @@ class LogPartition:
             part = part_of(name)
             if part is not None:
                 self._forget_part(*part)
-        self._types.update(standing.types)
+        self.types.update(standing.types)
 
     def _forget_part(self, producer: str, lane: int) -> None:
         lanes = self._parts.get(producer, {})
@@ -203,8 +184,8 @@ class _Damaged(LogPartition):
         self.damage = f"{self}: {why}"
         self.producers = {}
         self._parts = {}
-        self._types = {}
-        self._standing = Standing(0, 0, 0, 0, 0)
+        self.types = {}
+        self.standing = Standing(0, 0, 0, 0, 0)
         self._bounds = Bounds(0, 0)
 
     @property
@@ -234,6 +215,7 @@ class LogStream:
         files: Files,
     ) -> None:
         self.settings = settings
+        self.name, self.key, self.hasher = settings.name, settings.key, settings.hasher
         self.partitions = tuple(
             _Damaged(self, number, file)
             if isinstance(file, StoreCorrupt)
@@ -248,18 +230,3 @@ class LogStream:
                     partition=each.number,
                     reason=each.damage,
                 )
-
-    @property
-    def name(self) -> str:
-        """The name of the stream."""
-        return self.settings.name
-
-    @property
-    def key(self) -> str:
-        """The name of its key; empty if it has none."""
-        return self.settings.key
-
-    @property
-    def hasher(self) -> str:
-        """The name of the hash function that turns its keys into partitions."""
-        return self.settings.hasher

@@ -49,9 +49,6 @@ _log = get_logger("s4node.log")
 GROUP_BYTES = 4 << 20
 """The approximate number of bytes that are written together."""
 
-QUEUE_BYTES = 16 << 20
-"""The approximate number of bytes that may be queued: ``room`` when the queue is empty."""
-
 FRAME_BYTES = 256
 """What a frame counts beside its body, in bytes."""
 
@@ -110,14 +107,13 @@ class Delivery:
     def __init__(self) -> None:
         self.answers: list[tuple[Done, Answer]] = []
         self.standings: list[tuple[Lane, Standing]] = []
-        self.weight = 0
 
 
 class LogWriter:
     """Writes the frames of all partitions of a folder in a thread of its own.
 
-    Create it, and call ``append``, ``trim`` and ``wait_room``, in trio's thread. ``clock`` gives
-    Unix time in seconds. ``quota`` (bytes) bounds the files of all partitions; 0 is no bound.
+    Create it, and call ``append`` and ``trim``, in trio's thread. ``clock`` gives Unix time in
+    seconds. ``quota`` (bytes) bounds the files of all partitions; 0 is no bound.
     """
 
     def __init__(
@@ -130,8 +126,6 @@ class LogWriter:
         self._quota = quota
         self._clock = clock or clocks.wall
         self._token = trio.lowlevel.current_trio_token()
-        self._parked = trio.lowlevel.ParkingLot()
-        self._queued = 0
         self._wake = threading.Condition()
         self._ready: dict[Lane, None] = {}
         self._asked: list[tuple[Lane, int, Done]] = []
@@ -153,28 +147,16 @@ class LogWriter:
 
     # --- trio's side ------------------------------------------------------------------------------
 
-    @property
-    def room(self) -> int:
-        """Bytes that may still be queued; appending at 0 or less works, but should be avoided."""
-        return QUEUE_BYTES - self._queued
-
-    async def wait_room(self) -> None:
-        """Wait until there is room; the longest waiting caller goes first."""
-        while self.room <= 0:
-            await self._parked.park()
-
     def add(self, lane: Lane) -> None:
         """Start to serve a partition."""
         with self._wake:
             self._lanes.append(lane)
 
     def append(self, lane: Lane, frame: Incoming, done: Done) -> None:
-        """Queue a frame; ``done`` is called with its answer once it is on disk."""
-        waiting = Waiting(frame, done)
+        """Queue a frame; ``done`` is called with its answer once it is on the disk."""
         with self._wake:
             if self._failed is None:
-                self._queued += waiting.weight
-                lane.queues.setdefault(frame.producer, deque()).append(waiting)
+                lane.queues.setdefault(frame.producer, deque()).append(Waiting(frame, done))
                 self._ready[lane] = None
                 self._wake.notify()
                 return
@@ -336,7 +318,6 @@ class LogWriter:
             if file.unworked > WAL_BYTES:
                 file.unworked = 0
                 self._unworked.put(file)
-        delivery.weight += sum(waiting.weight for waiting in frames)
 
     def _blocked(self, lane: Lane, frames: Sequence[Waiting], trouble: str) -> None:
         self._put_back(lane, frames)
@@ -478,14 +459,11 @@ class LogWriter:
             return
 
         def tell() -> None:
-            self._queued -= delivery.weight
             self.trouble = trouble
             for lane, standing in delivery.standings:
                 lane.told(standing)
             for done, answer in delivery.answers:
                 done(answer)
-            if self.room > 0:
-                self._parked.unpark_all()
 
         with contextlib.suppress(trio.RunFinishedError):  # trio has ended: nobody waits for them
             self._token.run_sync_soon(tell)
@@ -498,7 +476,6 @@ class LogWriter:
             for lane in self._lanes:
                 for queue in lane.queues.values():
                     delivery.answers += [(waiting.done, failure) for waiting in queue]
-                    delivery.weight += sum(waiting.weight for waiting in queue)
                 delivery.answers += [(done, failure) for done in lane.asked]
                 delivery.answers += [(done, failure) for _, done in lane.forgotten]
             delivery.answers += [(done, failure) for _, _, done in self._asked]

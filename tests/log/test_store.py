@@ -15,7 +15,7 @@ from s4node.errors import InputLost, S4Error, StartpointError, StoreError, Unkno
 from s4node.log.ledger import Appended, Incoming
 from s4node.log.store import LogSettings, open_log
 from s4node.log.streams import LogPartition
-from s4node.log.writer import QUEUE_BYTES, Answer
+from s4node.log.writer import Answer
 from s4node.offsets.system import Bounds
 from tests.harness import ROOT, until
 from tests.log_files import MIB, Clock, disk, opened
@@ -148,23 +148,6 @@ async def test_a_producer_is_forgotten_with_the_parts_of_its_frames_and_stays_so
 # --- the queue -----------------------------------------------------------------------------------
 
 
-async def test_a_writer_that_waits_for_room_gets_it_when_something_was_written(
-    tmp_path: Path,
-) -> None:
-    async with opened(tmp_path) as log:
-        partition = log.stream("clicks").partitions[0]
-        answers: list[Answer] = []
-        number = 0
-        while log.room > 0:
-            partition.append(numbered("a", number, 100, width=10_000), answers.append)
-            number += 100
-        assert log.room <= 0
-        await log.wait_room()
-        assert 0 < log.room <= QUEUE_BYTES
-        await until(lambda: log.room == QUEUE_BYTES)
-        assert partition.bounds == Bounds(0, number)
-
-
 async def test_a_producer_that_sends_much_does_not_hold_up_one_that_sends_little(
     tmp_path: Path,
 ) -> None:
@@ -246,7 +229,7 @@ async def test_a_writer_that_fails_answers_everything_and_says_why(
             await append(partition, numbered("a", 5, 5))
         with pytest.raises(StoreError, match="writer has failed"):
             await partition.trim(5)
-        assert "writer has failed" in log.trouble
+        assert "writer has failed" in log.writer.trouble
         assert len(events(await read_all(partition))) == 5
     async with open_log(LogSettings(tmp_path)) as log:
         partition = log.stream("clicks").partitions[0]
@@ -361,7 +344,7 @@ async def test_a_partition_keeps_no_more_bytes_than_its_stream_says_and_its_file
             for partition in stream.partitions:
                 await append(partition, numbered("a", n * 10, 10, width=3000))
         for partition in stream.partitions:
-            await until(lambda p=partition: p.size <= MIB)  # type: ignore[misc]
+            await until(lambda p=partition: p.standing.size <= MIB)  # type: ignore[misc]
             kept = await read_all(partition)
             assert MIB - 40_000 < sum(len(row.body) for row in kept) <= MIB
             assert kept[-1].end == 6000
@@ -439,8 +422,8 @@ async def test_a_quota_is_never_exceeded_and_what_does_not_fit_waits(tmp_path: P
                 partition.append(numbered("a", n * 10, 10, width=3000), answers.append)
             await trio.lowlevel.checkpoint()
             most = max(most, disk(tmp_path))
-        await until(lambda: log.trouble)
-        assert "s4.log.quotaBytes (8388608)" in log.trouble
+        await until(lambda: log.writer.trouble)
+        assert "s4.log.quotaBytes (8388608)" in log.writer.trouble
         written = len(answers)
         assert 60 < written < 400
         assert [partition.bounds.oldest for partition in stream.partitions] == [0, 0]
@@ -450,11 +433,11 @@ async def test_a_quota_is_never_exceeded_and_what_does_not_fit_waits(tmp_path: P
             if len(answers) == 400:
                 break
             before = len(answers)
-            await until(lambda b=before: len(answers) > b or not log.trouble)  # type: ignore[misc]
+            await until(lambda b=before: len(answers) > b or not log.writer.trouble)  # type: ignore[misc]
         await until(lambda: len(answers) == 400)
         assert not any(isinstance(answer, S4Error) for answer in answers)
         assert max(most, disk(tmp_path)) <= 8 * MIB
-        await until(lambda: not log.trouble)
+        await until(lambda: not log.writer.trouble)
         assert [partition.bounds.upcoming for partition in stream.partitions] == [2000, 2000]
 
 
@@ -463,10 +446,8 @@ async def test_a_quota_that_retention_makes_room_under_is_not_told_of(tmp_path: 
     async with open_log(settings) as log:
         partition = (await log.create("clicks", 1)).partitions[0]
         for n in range(1000):
-            while log.room <= 0:
-                await log.wait_room()
             await append(partition, numbered("a", n * 10, 10, width=3000))
-            assert not log.trouble
+            assert not log.writer.trouble
         assert partition.bounds.upcoming == 10_000
         assert disk(tmp_path) <= 8 * MIB
 
