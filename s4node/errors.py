@@ -20,14 +20,6 @@ class ConfigError(S4Error):
         self.problems = problems
 
 
-class LoadError(ConfigError):
-    """The app's own code raised while it was loaded; ``trace`` is its traceback, or empty."""
-
-    def __init__(self, message: str, trace: str) -> None:
-        super().__init__(message)
-        self.trace = trace
-
-
 class GraphError(S4Error):
     """The app's graph of streams and PEs cannot run; the message lists every mistake found."""
 

@@ -48,7 +48,6 @@ from s4node.net.client.client import Client
 from s4node.net.ingress.producer_lane import origin_of
 from s4node.net.wire.frame import TASK, too_long
 from s4node.offsets.system import InputBatch, System, SystemStreamPartition
-from s4node.process.exit_status import exit_status
 from s4node.systems.embedded_log import EmbeddedLog
 from s4node.systems.registry import Systems
 
@@ -380,10 +379,7 @@ def _with_letters(
                 dead_letters = [known[each] for each in ids]
             return await work(dead_letters, home)
 
-    try:
-        return trio.run(run)
-    except BaseException as error:
-        return exit_status(error)
+    return trio.run(run)
 
 
 class _Home(NamedTuple):

@@ -28,7 +28,6 @@ from s4node.errors import S4Error, StartpointError
 from s4node.net.client.client import Client
 from s4node.offsets.startpoint import Specific, Startpoint, Upcoming
 from s4node.offsets.system import SystemStreamPartition
-from s4node.process.exit_status import exit_status
 from s4node.systems.embedded_log import EmbeddedLog
 
 _TROUBLE_SECONDS = 2.0
@@ -199,10 +198,7 @@ def _with_log(to: str | None, timeout: float, work: Callable[[EmbeddedLog], Awai
         async with _log_at(address, timeout) as log:
             return await work(log)
 
-    try:
-        return trio.run(run)
-    except BaseException as error:
-        return exit_status(error)
+    return trio.run(run)
 
 
 def create(

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from s4node.cli.arguments import command
-from s4node.errors import ConfigError, GraphError, LoadError, S4Error
+from s4node.errors import S4Error
 from s4node.process import stdio
 from s4node.version import __version__
 
@@ -153,10 +153,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _done(arguments, closed)
         finally:  # an error at the end of the interpreter would not be reported
             sys.stdout.flush()
-    except (OSError, BaseExceptionGroup) as error:
-        from s4node.process.exit_status import exit_status
-
-        return exit_status(error)
+    except OSError as error:  # perhaps of that output
+        return _failed(error)
 
 
 def _done(arguments: Sequence[str] | None, closed: bool) -> int:
@@ -171,17 +169,16 @@ def _done(arguments: Sequence[str] | None, closed: bool) -> int:
             stdio.discard()
         _allow_files()
         return _call(parsed)
-    except LoadError as error:
-        print(f"{error.trace}s4: {error}", file=sys.stderr)
-        return 2
-    except (ConfigError, GraphError) as error:
-        print(f"s4: {error}", file=sys.stderr)
-        return 2
-    except S4Error as error:
-        print(f"s4: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:  # perhaps during an import, which cannot be repeated
+    except (S4Error, BaseExceptionGroup) as error:
+        return _failed(error)
+    except KeyboardInterrupt:  # maybe within an import, which cannot be done again
         return 130
+
+
+def _failed(error: BaseException) -> int:
+    from s4node.process.exit_status import exit_status
+
+    return exit_status(error)
 
 
 def _allow_files() -> None:

@@ -30,7 +30,6 @@ from s4node.events.json_objects import are_objects
 from s4node.events.schema import UNREADABLE, JsonText
 from s4node.net.client.client import Client, ClientStream
 from s4node.net.egress.refusal import Refusal
-from s4node.process.exit_status import exit_status
 
 _SHOWN = 20
 _CHUNK = 1 << 18
@@ -58,10 +57,7 @@ def send(
 ) -> int:
     """Send standard input; returns the exit status."""
     addresses = to or addresses_to_send(stream)
-    try:
-        return trio.run(Sending(stream, addresses, type_name, timeout, as_json).run)
-    except BaseException as error:
-        return exit_status(error)
+    return trio.run(Sending(stream, addresses, type_name, timeout, as_json).run)
 
 
 class Sending:

@@ -26,7 +26,6 @@ from s4node.cli.running_apps import addresses_to_read
 from s4node.net.client.client import Client
 from s4node.net.client.subscription import Subscription
 from s4node.process import stdio
-from s4node.process.exit_status import exit_status
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,10 +43,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def tail(stream: str, to: Sequence[str] | None, count: int, timeout: float) -> int:
     """Print the stream's events; returns the exit status."""
     addresses = to or addresses_to_read(stream)
-    try:
-        return trio.run(_tail, stream, addresses, count, timeout)
-    except BaseException as error:
-        return exit_status(error)
+    return trio.run(_tail, stream, addresses, count, timeout)
 
 
 async def _tail(stream: str, addresses: Sequence[str], count: int, timeout: float) -> int:

@@ -25,8 +25,8 @@ from types import ModuleType
 
 from s4node.app.app import AdapterApp, App
 from s4node.config.paths import is_file, looking
-from s4node.deploy.tracebacks import others_line, others_trace
-from s4node.errors import ConfigError, LoadError, S4Error, described, is_signal
+from s4node.deploy.tracebacks import others_line
+from s4node.errors import ConfigError, S4Error, described, is_signal
 
 
 def load_app(target: str, folder: str = "") -> App:
@@ -180,6 +180,4 @@ def loading(target: str) -> Iterator[None]:
             raise
         line = others_line(error)
         place = f" ({line})" if line else ""
-        raise LoadError(
-            f"{target} cannot be loaded: {described(error)}{place}", others_trace(error)
-        ) from error
+        raise ConfigError(f"{target} cannot be loaded: {described(error)}{place}") from error

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import sys
 
-import trio
-
 from s4node.deploy.tracebacks import cause_trace
 from s4node.errors import ConfigError, GraphError, S4Error, leaves
 from s4node.process import stdio
@@ -24,8 +22,11 @@ def exit_status(error: BaseException) -> int:
             print(f"{cause_trace(leaf)}s4: {leaf}", file=sys.stderr)
         elif stdio.is_unwritten(leaf):
             _tell_output(leaf)
-        elif not isinstance(leaf, (KeyboardInterrupt, trio.Cancelled)):
-            raise error
+        elif not isinstance(leaf, KeyboardInterrupt):
+            import trio  # which costs time, and a command that fails need not have
+
+            if not isinstance(leaf, trio.Cancelled):
+                raise error
     if any(isinstance(leaf, KeyboardInterrupt) for leaf in found):
         return 130
     return 2 if any(isinstance(leaf, (ConfigError, GraphError)) for leaf in found) else 1
