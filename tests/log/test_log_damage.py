@@ -351,7 +351,7 @@ async def test_a_full_file_system_is_waited_for_until_there_is_room(small_disk: 
         for n in range(130):
             partition.append(numbered("a", n * 10, 10, width=2000), answers.append)
         await until(lambda: log.writer.trouble)
-        assert "the disk takes nothing more" in log.writer.trouble
+        assert "the disk is full" in log.writer.trouble
         there = partition.bounds.upcoming
         assert there == 10 * len(answers) < 1300
         assert len(events(await read_all(partition))) == there
@@ -427,7 +427,7 @@ async def test_a_file_that_is_moved_away_is_written_no_more_and_keeps_nobody_fro
         path.rename(path.with_name("0000.lost"))
         moved.append(numbered("a", 10, 10), answers.append)
         await until(lambda: log.writer.trouble)
-        assert f"{path} is not the file that was opened" in log.writer.trouble
+        assert f"{path} is not the file that the log opened" in log.writer.trouble
         assert await append(other, numbered("a", 0, 10)) == [Appended(0, 10, 10)]
         path.write_bytes(path.with_name("0000.lost").read_bytes())  # a copy, while it runs
         moved.append(numbered("a", 20, 10), answers.append)
