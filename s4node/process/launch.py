@@ -31,7 +31,6 @@ from s4node.config import settings
 from s4node.config.config import Config
 from s4node.config.paths import check_travels
 from s4node.errors import ContainerFailed
-from s4node.log.host import LogHost
 from s4node.process import log_setup
 from s4node.process.exit_status import exit_status
 from s4node.process.serve import stop_on_signals
@@ -91,9 +90,8 @@ class _Launcher:
                 stop_on_signals(self._stopping.set, nursery.cancel_scope),
                 running_entry() as entry,
             ):
-                redirector = self._redirector = Redirector(
-                    self._config, "redirector", self._lookup, make_log=LogHost.of
-                )
+                redirector = Redirector(self._config, "redirector", self._lookup)
+                self._redirector = redirector
                 await nursery.start(redirector.run)
                 entry.write(
                     Running(

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import partial
 
 import trio
 
 from s4node.cluster.node.node import Node
-from s4node.cluster.node.redirector import Redirector
 from s4node.cluster.node.running import Running, running_entry
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.config.paths import full_path
-from s4node.log.host import LogHost
 from s4node.process import log_setup
 from s4node.process.exit_status import exit_status
 from s4node.process.serve import run_until_signal
@@ -30,7 +27,7 @@ def run_node(config: Config, name: str, on_ready: Callable[[Node], None]) -> int
 
 
 async def _run(config: Config, name: str, on_ready: Callable[[Node], None]) -> int:
-    node = Node(config, partial(Redirector, config, make_log=LogHost.of), name)
+    node = Node(config, name)
     folder = full_path(config[settings.COORDINATION_FOLDER], settings.COORDINATION_FOLDER.name)
     with running_entry() as entry:
 

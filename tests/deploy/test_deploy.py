@@ -37,7 +37,6 @@ from s4node.cluster.coordination.registry import AppInfo, NodeInfo, Registry
 from s4node.cluster.node import admin
 from s4node.cluster.node.node import Node
 from s4node.cluster.node.package import MANIFEST, Manifest, Package, Store, python_here
-from s4node.cluster.node.redirector import Redirector
 from s4node.errors import CoordinationError, S4Error
 
 if TYPE_CHECKING:
@@ -655,7 +654,7 @@ async def test_an_app_waits_while_it_cannot_be_known_whether_another_version_run
             raise CoordinationError("the disk is gone")
 
     config = Config.of({"s4.coordination.folder": str(folder), **QUICK})
-    node = Node(config, lambda name, lookup: Redirector(config, name, lookup))
+    node = Node(config)
     node._registry = Unreadable()  # type: ignore[assignment]
     assert await node._others_run(AppInfo("counter", "shop", "v1", 1))
 

@@ -5,7 +5,7 @@
 tells programs outside the cluster which containers run an app. ``running`` lists this user's nodes
 and single apps on this machine.
 
-It may touch ``cluster.coordination``, ``net.ingress``, ``net.wire``, ``events``, ``config``,
+It may touch ``cluster.coordination``, ``log``, ``net.ingress``, ``net.wire``, ``events``, ``config``,
 ``metrics``, ``logger`` and ``errors``, and the world: processes, sockets, files and trio.
 ``container_status``, ``restart_policy`` and ``supervisor_protocol`` are pure.
 

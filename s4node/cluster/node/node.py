@@ -16,12 +16,11 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 import trio
 
@@ -41,6 +40,7 @@ from s4node.cluster.node import admin, supervisor_protocol
 from s4node.cluster.node import package as archive
 from s4node.cluster.node.node_folder import NodeFolder, node_folder
 from s4node.cluster.node.package import Manifest, Store
+from s4node.cluster.node.redirector import Redirector
 from s4node.cluster.node.supervisor import ContainerProcess, Supervisor, limits_of, supervising
 from s4node.config import settings
 from s4node.config.config import Config
@@ -62,32 +62,6 @@ log = get_logger("s4node.cluster")
 
 _AGAIN_SECONDS = 1.0
 """The pause before a failed step is retried."""
-
-
-Lookup = Callable[[str, bool], Sequence[str] | str]
-"""The addresses of the containers whose app takes a stream, or why there are none. With True, of
-those whose app puts events on it."""
-
-
-class Redirector(Protocol):
-    """Redirects outside programs to containers; see :mod:`s4node.cluster.node.redirector`."""
-
-    @property
-    def address(self) -> str:
-        """The address that outside programs use."""
-        ...
-
-    async def run(self, task_status: trio.TaskStatus[None]) -> None:
-        """Answer until cancelled."""
-        ...
-
-    def news(self) -> None:
-        """Report that containers have come or gone."""
-        ...
-
-    async def finish(self) -> None:
-        """End in order, after the containers have ended."""
-        ...
 
 
 @dataclass
@@ -127,14 +101,9 @@ def check_name(name: str) -> None:
 
 
 class Node:
-    """A node; call :meth:`run` once. ``open_redirector`` creates its redirector.
+    """A node; call :meth:`run` once. Raises ConfigError for a name that is none."""
 
-    Raises ConfigError for an invalid name.
-    """
-
-    def __init__(
-        self, config: Config, open_redirector: Callable[[str, Lookup], Redirector], name: str = ""
-    ) -> None:
+    def __init__(self, config: Config, name: str = "") -> None:
         self.config = config
         self.cluster = config[settings.CLUSTER_NAME]
         self.name = name or f"{socket.gethostname()}-{os.getpid()}"
@@ -145,7 +114,7 @@ class Node:
             session_timeout=config[settings.SESSION_TIMEOUT],
         )
         self._store = Store(store_folder(self._coordination.folder))
-        self._redirector = open_redirector(self.name, self._lookup)
+        self._redirector = Redirector(config, self.name, self._lookup)
         self._posts: dict[str, Post] = {}
         self._waiting: dict[str, ContainerProcess] = {}  # prepared, by digest of their package
         self._stopping = trio.Event()

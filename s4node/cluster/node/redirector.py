@@ -10,14 +10,14 @@ Rules
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import trio
 
+from s4node import tokens
 from s4node.config import settings
 from s4node.config.config import Config
+from s4node.log.host import LogHost
 from s4node.logger import get_logger
 from s4node.net.ingress.listener import Connection, Listener, check_reachable, no_log
 from s4node.net.wire import frame as wire
@@ -29,49 +29,19 @@ Lookup = Callable[[str, bool], Sequence[str] | str]
 those whose app puts events on it."""
 
 
-class Log(Protocol):
-    """The node's log; see :mod:`s4node.log.host`."""
-
-    async def run(self, task_status: trio.TaskStatus[None]) -> None:
-        """Serve until cancelled."""
-        ...
-
-    def on_frame(self, frame: wire.Frame, connection: Connection) -> bool:
-        """Handle a frame for the log; returns False if the frame is not for the log."""
-        ...
-
-    def gone(self, connection: Connection) -> None:
-        """Forget the connection of a peer, which has ended."""
-        ...
-
-    def close(self) -> None:
-        """Admit nothing more."""
-        ...
-
-    async def settle(self) -> None:
-        """Wait until all admitted events are on disk."""
-        ...
-
-
-MakeLog = Callable[[Config, str, str, wire.Headers, Callable[[str], str]], Log | None]
-"""Creates the log if one is configured: from the configuration, the node's name and incarnation,
-the headers of answers, and a function that says who else serves a stream."""
-
 _FAREWELL_SECONDS = 1.0
 
 
 class Redirector:
     """Answers hellos at the node's own address."""
 
-    def __init__(
-        self, config: Config, node: str, lookup: Lookup, *, make_log: MakeLog = lambda *_: None
-    ) -> None:
+    def __init__(self, config: Config, node: str, lookup: Lookup) -> None:
         self._node = node
         self._headers: wire.Headers = {
             wire.MAX_FRAME_BYTES: config[settings.LISTENER_MAX_FRAME_BYTES],
             wire.MAX_ENVELOPE_BYTES: config[settings.LISTENER_MAX_ENVELOPE_BYTES],
         }
-        self._log = make_log(config, node, secrets.token_hex(6), self._headers, self._taken)
+        self._log = LogHost.of(config, node, tokens.fresh(6), self._headers, self._taken)
         self._drain_word = b""
         self._lookup = lookup
         self._open = False
