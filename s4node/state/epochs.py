@@ -31,7 +31,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
@@ -41,6 +41,7 @@ from s4node.events.schema import UNREADABLE
 from s4node.failpoints import passing
 from s4node.logger import get_logger
 from s4node.state.database import DAMAGED, Database, empty
+from s4node.state.remote_task import RemoteTask
 
 log = get_logger("s4node.state")
 
@@ -91,23 +92,9 @@ def highest(folder: Path) -> int:
         return 0
 
 
-class Elsewhere(Protocol):
-    """The place that has the current state, if that is not this folder."""
-
-    def restored(
-        self,
-        own: Path,
-        local: Callable[[], Database | None],
-        make: Callable[[Path], Database],
-        /,
-    ) -> Database:
-        """The current database in ``own``: ``local`` with what it lacks, or a new one."""
-        ...
-
-
 @contextmanager
-def copied(folder: Path, elsewhere: Elsewhere | None = None) -> Iterator[Database]:
-    """A copy of a task's current database, to read while the owner continues.
+def copied(folder: Path, elsewhere: RemoteTask | None = None) -> Iterator[Database]:
+    """The true database of a task as it is now, to look at while its owner goes on.
 
     ``elsewhere`` has the current state if it is shipped; nothing changes there. Raises StateError
     if there is no state. Raises StoreCorrupt if it is damaged, as does every later read.
@@ -125,7 +112,7 @@ def copied(folder: Path, elsewhere: Elsewhere | None = None) -> Iterator[Databas
 
 
 def _made_room(
-    folder: Path, elsewhere: Elsewhere | None, rooms: ExitStack
+    folder: Path, elsewhere: RemoteTask | None, rooms: ExitStack
 ) -> tuple[Path, Database]:
     """A copy of a task's database, and its folder, which ``rooms`` remove: beside the original if
     possible, so that files can be linked, else in the system's folder for temporary files."""
@@ -154,8 +141,8 @@ def _made_room(
     )
 
 
-def _copy(folder: Path, place: Path, elsewhere: Elsewhere | None) -> Database:
-    """The current database of a task, in a folder in ``place`` with the original's name."""
+def _copy(folder: Path, place: Path, elsewhere: RemoteTask | None) -> Database:
+    """The true database of a task, in a folder in ``place`` that is called as the original is."""
     if elsewhere is not None:
         return _restored(folder, place, elsewhere)
     original = folder / str(epochs_of(folder)[0])
@@ -172,8 +159,8 @@ def _copy(folder: Path, place: Path, elsewhere: Elsewhere | None) -> Database:
     return database
 
 
-def _restored(folder: Path, place: Path, elsewhere: Elsewhere) -> Database:
-    """The current database of a task that is shipped, restored from there and from here."""
+def _restored(folder: Path, place: Path, elsewhere: RemoteTask) -> Database:
+    """The same, as it is restored from elsewhere and from here."""
     newest = _candidates(folder, highest(folder) + 1)[:1]
     own = place / (newest[0].name if newest else "fetched")
     own.mkdir()
@@ -206,7 +193,7 @@ def claim(
     folder: Path,
     epoch: int,
     make: Callable[[Path], Database],
-    elsewhere: Elsewhere | None = None,
+    elsewhere: RemoteTask | None = None,
 ) -> Database:
     """Take over the task of ``folder`` under ``epoch``, with all that was committed before.
 

@@ -21,7 +21,7 @@ import heapq
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, Generic, Protocol, TypeVar, get_origin
+from typing import Any, Generic, TypeVar, get_origin
 
 import msgspec
 
@@ -29,6 +29,7 @@ from s4node import clocks
 from s4node.errors import StateError
 from s4node.events.keys import KEY_GROUPS, Hasher, Key
 from s4node.state import key_encoding
+from s4node.state.database import Database
 from s4node.state.key_types import parts_of
 from s4node.state.rows import PREFIX_BYTES, Changes, NoMoreChanges, merged, prefix, with_text_rows
 from s4node.store_spec import StoreSpec
@@ -54,26 +55,6 @@ def in_time(data: bytes, now: float) -> bytes | memoryview | None:
     return None if ends <= now * 1000 else memoryview(data)[_EXPIRY.size :]
 
 
-class Rows(Protocol):
-    """The rows that a store reads: those of whole commits."""
-
-    def get(self, row: bytes, /) -> bytes | None:
-        """The value of one row."""
-        ...
-
-    def get_many(self, rows: list[bytes], /) -> list[bytes | None]:
-        """The values of several rows."""
-        ...
-
-    def scan(self, start: bytes, end: bytes, /) -> Iterator[tuple[bytes, bytes]]:
-        """The rows from ``start`` to before ``end``, in order."""
-        ...
-
-    def chunk(self, start: bytes, end: bytes, rows: int, /) -> list[tuple[bytes, bytes]]:
-        """At most ``rows`` of them."""
-        ...
-
-
 class KeyValueStore(Generic[K, V]):
     """One store of one task. ``groups`` are the key groups of the task.
 
@@ -84,7 +65,7 @@ class KeyValueStore(Generic[K, V]):
         self,
         spec: StoreSpec[K, V],
         table: int,
-        rows: Rows,
+        rows: Database,
         changes: Changes,
         hasher: Hasher,
         groups: range = range(KEY_GROUPS),

@@ -20,7 +20,6 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -55,12 +54,8 @@ class _Claim(msgspec.Struct):
     epoch: int
 
 
-class Source(Protocol):
-    """Opens the node's own database, which may be behind."""
-
-    def __call__(self) -> Database | None:
-        """The opened database, or None if there is none that can be used."""
-        ...
+Source = Callable[[], Database | None]
+"""Opens a database of the node's own, which may lack something; None where none can be used."""
 
 
 class RemoteTask:

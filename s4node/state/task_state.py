@@ -13,7 +13,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -31,6 +31,7 @@ from s4node.state.database import Database
 from s4node.state.key_value_store import KeyValueStore
 from s4node.state.pe_store import Codec, SavedInstances
 from s4node.state.remote_manifest import Batch
+from s4node.state.remote_task import RemoteTask
 from s4node.state.rows import (
     CONSUMED,
     FIRST_TABLE,
@@ -51,19 +52,6 @@ _TABLE = b"table:"
 _NOBODY: KeptProducers = {}
 
 
-class Ship(Protocol):
-    """The place that commits are shipped to."""
-
-    @property
-    def place(self) -> str:
-        """The URL of the place."""
-        ...
-
-    def commit(self, commit: Batch, rows: list[tuple[bytes, bytes | None]], /) -> None:
-        """Ship a commit; raises StateError if that fails for now."""
-        ...
-
-
 class TaskState:
     """The state of a task in ``database``. ``groups`` are the key groups of its keys.
 
@@ -80,7 +68,7 @@ class TaskState:
         groups: range = range(KEY_GROUPS),
         now: Callable[[], float] | None = None,
         fence: int = 0,
-        ship: Ship | None = None,
+        ship: RemoteTask | None = None,
         name: str = "",
         tries: int = 0,
     ) -> None:

@@ -5,8 +5,8 @@
 tells programs outside the cluster which containers run an app. ``running`` lists this user's nodes
 and single apps on this machine.
 
-It may touch ``cluster.coordination``, ``log``, ``net.ingress``, ``net.wire``, ``events``, ``config``,
-``metrics``, ``logger`` and ``errors``, and the world: processes, sockets, files and trio.
+It may touch ``cluster.coordination``, ``log``, ``net.ingress``, ``net.wire``, ``events``,
+``config``, ``metrics``, ``logger`` and ``errors``, and the world: processes, sockets and files.
 ``container_status``, ``restart_policy`` and ``supervisor_protocol`` are pure.
 
 Begin with ``node``: it follows the registry. Then read ``restart_policy``, which is a table.

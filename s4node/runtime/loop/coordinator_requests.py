@@ -14,57 +14,32 @@ Rules
 
 from __future__ import annotations
 
-from typing import Generic, Protocol, TypeVar
-
 from s4node.runtime.task.actions import Asked
-from s4node.runtime.task.backlog import Backlog
-from s4node.runtime.task.gate import Gate, Inputs
+from s4node.runtime.task.gate import Inputs
+from s4node.runtime.task.task import Task
 
 
-class Asking(Protocol):
-    """A task, as far as requests know it."""
-
-    name: str
-    gate: Gate
-    backlog: Backlog
-    done: bool
-
-    @property
-    def at_end(self) -> bool:
-        """True if all inputs have ended and nothing is left to do."""
-        ...
-
-    def want_commit(self) -> None:
-        """Commit as soon as the gate allows; the caller wakes the loop."""
-        ...
-
-
-T = TypeVar("T", bound=Asking)
-
-
-class CoordinatorRequests(Generic[T]):
-    """The requests of a container's tasks.
-
-    ``stopping`` is True once they have asked for its end, ``ending`` once inputs have ended of
-    tasks that are told together.
-    """
+class CoordinatorRequests:
+    """The requests of a container's tasks. ``stopping`` says that they have asked for its end,
+    ``ending`` that inputs have ended of tasks that are to be told together."""
 
     def __init__(self) -> None:
         self.stopping = False
         self.ending = False
-        self._tasks: list[T] = []
+        self._tasks: list[Task] = []
         self._finished: set[str] = set()
 
-    def add(self, task: T) -> None:
+    def add(self, task: Task) -> None:
+        """Here is one more task."""
         self._tasks.append(task)
 
-    def remove(self, task: T) -> None:
-        """Remove a task that another one replaces; its requests stay."""
+    def remove(self, task: Task) -> None:
+        """Another takes its place; what it has said stays said."""
         self._tasks.remove(task)
 
-    def take(self, task: T, asked: Asked) -> list[T]:
-        """Carry out a task's requests; return the tasks that have to commit."""
-        committing: list[T] = []
+    def take(self, task: Task, asked: Asked) -> list[Task]:
+        """A task's requests take effect; returns the tasks that have something to do by that."""
+        committing: list[Task] = []
         if asked.commit_this:
             committing = list(self._tasks) if asked.commit_all else [task]
             for each in committing:
@@ -76,8 +51,8 @@ class CoordinatorRequests(Generic[T]):
             self.stopping = True
         return committing
 
-    def finished(self, task: T) -> None:
-        """Note that a task is done, by its own request or because its inputs have ended."""
+    def finished(self, task: Task) -> None:
+        """A task has said that it is done, or its inputs have ended."""
         task.done = True
         self._finished.add(task.name)
         if all(each.name in self._finished for each in self._tasks if each.backlog.fed):
@@ -91,13 +66,13 @@ class CoordinatorRequests(Generic[T]):
         fed = self._fed
         return bool(fed) and all(task.at_end for task in fed)
 
-    def end_inputs(self) -> list[T]:
-        """Have all tasks told of the end of their inputs; return those that were not yet told."""
+    def end_inputs(self) -> list[Task]:
+        """Have all be told; returns the tasks that were not yet to be."""
         untold = [task for task in self._fed if task.gate.inputs is Inputs.OPEN]
         for task in untold:
             task.gate.end_inputs()
         return untold
 
     @property
-    def _fed(self) -> list[T]:
+    def _fed(self) -> list[Task]:
         return [task for task in self._tasks if task.backlog.fed]

@@ -89,7 +89,7 @@ class RunLoop:
         self.commit = shell.commit
         self._shell = shell
         self._enrolment = enrolment
-        self._requests: CoordinatorRequests[Task] = CoordinatorRequests()
+        self._requests = CoordinatorRequests()
         self._steps_of = StepRunner(self, threads)
         self._shut = False
         self.turns = 0

@@ -113,7 +113,7 @@ class Machine:
         )
         self.shutdowns = 0
         self.over = False  # a shutdown was asked for
-        self.requests: CoordinatorRequests[Task] = CoordinatorRequests()
+        self.requests = CoordinatorRequests()
         self.requests.add(self.task)
         self.progress = [InputProgress(ssp, 0, lambda *_: None) for ssp in SSPS]
         self.offered = [0, 0]
