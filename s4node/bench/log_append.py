@@ -27,7 +27,7 @@ from s4node.cluster.node.redirector import Redirector
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.events.event import Event
-from s4node.log.host import WINDOW, LogHost
+from s4node.log.host import WINDOW
 from s4node.log.partition_database import create_database
 from s4node.log.writer import GROUP_BYTES
 from s4node.net.client.client import Client
@@ -135,7 +135,7 @@ def log_node(task: dict[str, Any], say: Callable[..., None], listen: Callable[[]
         config = Config.of(
             {"s4.listener.address": "tcp://127.0.0.1:0", "s4.log.folder": task["folder"]}
         )
-        redirector = Redirector(config, "bench", lambda *_: "no app is here", make_log=LogHost.of)
+        redirector = Redirector(config, "bench", lambda *_: "no app is here")
         async with trio.open_nursery() as nursery:
             await nursery.start(redirector.run)
             log = EmbeddedLog("log", redirector.address)

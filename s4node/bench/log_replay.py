@@ -21,7 +21,6 @@ from s4node.bench.process import Role, usage
 from s4node.bench.result import Result, middle
 from s4node.cluster.node.redirector import Redirector
 from s4node.config.config import Config
-from s4node.log.host import LogHost
 from s4node.process.serve import tune_gc
 from s4node.runtime.container.container import Container
 from s4node.systems.embedded_log import EmbeddedLog
@@ -93,7 +92,7 @@ def replayed(task: dict[str, Any], say: Callable[..., None], listen: Callable[[]
                 "s4.log.folder": str(Path(task["folder"]) / "log"),
             }
         )
-        redirector = Redirector(config, "bench", lambda *_: "no app is here", make_log=LogHost.of)
+        redirector = Redirector(config, "bench", lambda *_: "no app is here")
         async with trio.open_nursery() as nursery:
             await nursery.start(redirector.run)
             log = EmbeddedLog("log", redirector.address)

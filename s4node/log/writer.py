@@ -153,7 +153,7 @@ class LogWriter:
             self._lanes.append(lane)
 
     def append(self, lane: Lane, frame: Incoming, done: Done) -> None:
-        """Queue a frame; ``done`` is called with its answer once it is on the disk."""
+        """Queue a frame; ``done`` is called with its answer once it is on disk."""
         with self._wake:
             if self._failed is None:
                 lane.queues.setdefault(frame.producer, deque()).append(Waiting(frame, done))

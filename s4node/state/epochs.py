@@ -142,7 +142,7 @@ def _made_room(
 
 
 def _copy(folder: Path, place: Path, elsewhere: RemoteTask | None) -> Database:
-    """The true database of a task, in a folder in ``place`` that is called as the original is."""
+    """The current database of a task, in a folder in ``place`` with the original's name."""
     if elsewhere is not None:
         return _restored(folder, place, elsewhere)
     original = folder / str(epochs_of(folder)[0])
@@ -160,7 +160,7 @@ def _copy(folder: Path, place: Path, elsewhere: RemoteTask | None) -> Database:
 
 
 def _restored(folder: Path, place: Path, elsewhere: RemoteTask) -> Database:
-    """The same, as it is restored from elsewhere and from here."""
+    """The current database of a task that is shipped, restored from there and from here."""
     newest = _candidates(folder, highest(folder) + 1)[:1]
     own = place / (newest[0].name if newest else "fetched")
     own.mkdir()

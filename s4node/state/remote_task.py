@@ -55,7 +55,7 @@ class _Claim(msgspec.Struct):
 
 
 Source = Callable[[], Database | None]
-"""Opens a database of the node's own, which may lack something; None where none can be used."""
+"""Opens the node's own database, which may be behind; None if there is none that can be used."""
 
 
 class RemoteTask:

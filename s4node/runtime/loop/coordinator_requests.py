@@ -20,8 +20,11 @@ from s4node.runtime.task.task import Task
 
 
 class CoordinatorRequests:
-    """The requests of a container's tasks. ``stopping`` says that they have asked for its end,
-    ``ending`` that inputs have ended of tasks that are to be told together."""
+    """The requests of a container's tasks.
+
+    ``stopping`` is True once they have asked for its end, ``ending`` once inputs have ended of
+    tasks that are told together.
+    """
 
     def __init__(self) -> None:
         self.stopping = False
@@ -30,15 +33,14 @@ class CoordinatorRequests:
         self._finished: set[str] = set()
 
     def add(self, task: Task) -> None:
-        """Here is one more task."""
         self._tasks.append(task)
 
     def remove(self, task: Task) -> None:
-        """Another takes its place; what it has said stays said."""
+        """Remove a task that another one replaces; its requests stay."""
         self._tasks.remove(task)
 
     def take(self, task: Task, asked: Asked) -> list[Task]:
-        """A task's requests take effect; returns the tasks that have something to do by that."""
+        """Carry out a task's requests; return the tasks that have to commit."""
         committing: list[Task] = []
         if asked.commit_this:
             committing = list(self._tasks) if asked.commit_all else [task]
@@ -52,7 +54,7 @@ class CoordinatorRequests:
         return committing
 
     def finished(self, task: Task) -> None:
-        """A task has said that it is done, or its inputs have ended."""
+        """Note that a task is done, by its own request or because its inputs have ended."""
         task.done = True
         self._finished.add(task.name)
         if all(each.name in self._finished for each in self._tasks if each.backlog.fed):
@@ -67,7 +69,7 @@ class CoordinatorRequests:
         return bool(fed) and all(task.at_end for task in fed)
 
     def end_inputs(self) -> list[Task]:
-        """Have all be told; returns the tasks that were not yet to be."""
+        """Have all tasks told of the end of their inputs; return those that were not yet told."""
         untold = [task for task in self._fed if task.gate.inputs is Inputs.OPEN]
         for task in untold:
             task.gate.end_inputs()

@@ -72,13 +72,13 @@ class Loop(Protocol):
 
 
 def at_once(step: Coroutine[Any, Any, R]) -> R:
-    """Run a step that awaits nothing, as all do but those of the mode AWAIT."""
+    """Run a step that awaits nothing; only steps in the mode AWAIT do."""
     try:
         step.send(None)
     except StopIteration as ended:
         return ended.value  # type: ignore[no-any-return]
     step.close()
-    raise AssertionError("a step waits, and was to be done at once")
+    raise AssertionError("a step that should end at once waits")
 
 
 class StepRunner:
@@ -285,8 +285,7 @@ class StepRunner:
         *arguments: Any,
         entry: InFlightEvent | None = None,
     ) -> R:
-        """Run a step in a thread; where that is cancelled, it still comes to its end, unless it is
-        of a ``entry`` that is over."""
+        """Run ``step`` in a thread; a cancelled one still ends, unless ``entry`` is over."""
         await trio.lowlevel.checkpoint_if_cancelled()
         with trio.CancelScope(shield=True, deadline=self._give_up_at) as scope:
             self._in_threads.add(scope)

@@ -136,7 +136,7 @@ class PeProcessor(Processor):
             self._kept.check(stream, event)
 
     async def process(self, batch: EventBatch, events: list[Any]) -> int:
-        """Process these events, from ``batch.at`` on; returns how many it did."""
+        """Process these events, from ``batch.at`` on; return how many were processed."""
         plan = self._plans[batch.stream]
         run, waits = plan.run, plan.is_async
         if self._kept is not None:

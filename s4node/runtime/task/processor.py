@@ -1,13 +1,13 @@
-"""What runs on the events of a task: the PEs of an app, or an object of a user's. Pure.
+"""The processor of a task: runs the PEs of an app, or a user's task, on events. Pure.
 
 Rules
-- A task decides what runs next, and counts what has; its processor runs it. Nothing of a processor
-  runs beside anything else of it, but for events that are outstanding together.
-- ``process`` and ``run`` touch nothing but the processor's own, for they may run in a thread. They
-  await something in the mode AWAIT only; in others they are run at once.
+- A task decides what runs next and counts it; its processor runs it. A processor runs one thing at
+  a time, except events that are in flight together.
+- ``process`` and ``run`` may run in a thread, so they touch only what belongs to the processor.
+- A step awaits something only in the mode AWAIT; in the others it ends at once.
 """
 
-# ruff: noqa: B027 - what a processor need not have does nothing
+# ruff: noqa: B027 - a method that a processor need not have does nothing
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from s4node.runtime.task.pe_state import State
 
 
 class Mode(Enum):
-    """How a step of a task is run."""
+    """The way in which a step of a task is run."""
 
     LOOP = "at once, on the loop"
     AWAIT = "awaited, beside the loop"
@@ -36,7 +36,7 @@ class Mode(Enum):
 
 
 class Load:
-    """A batch of which events were looked at; so many have not ended, and are not released."""
+    """A batch whose events are in flight: how many have not ended, and are not released."""
 
     __slots__ = ("batch", "left", "release", "unreleased")
 
@@ -49,9 +49,12 @@ class Load:
 
 
 class InFlightEvent:
-    """One event that runs beside others. ``put`` is what it has put on streams, ``asked`` what it
-    asks for. ``over`` says that it has taken too long: what still runs of it counts for nothing;
-    ``cancel`` ends that, where there is anything to cancel."""
+    """One event that runs beside others.
+
+    ``put`` has the events that its handler put on streams, ``asked`` its requests. ``over`` is True
+    if it timed out: the result of its handler is ignored. ``cancel`` stops the handler, if it can
+    be stopped.
+    """
 
     __slots__ = (
         "asked",
@@ -82,7 +85,7 @@ class InFlightEvent:
 
     @property
     def batch(self) -> EventBatch:
-        """The batch that it is of."""
+        """The batch that holds the event."""
         return self.load.batch
 
     @property
@@ -92,24 +95,25 @@ class InFlightEvent:
 
 
 EndEvent = Callable[[InFlightEvent, BaseException | None], None]
-"""Ends an event that was begun, from whatever thread, with the error at which it has failed."""
+"""Ends an event that has begun, from any thread, with the error if it failed."""
 
 
 class Processor(ABC):
-    """Runs what a task tells it to.
+    """Runs the steps of a task.
 
-    ``put`` is what it puts on the app's streams, by their index; ``asked`` what it asks for beside
-    single events. ``instances`` are those of PEs, by the PE's name, ``ignored`` exceptions by their
-    class. ``starts`` says where inputs are to begin, by SSP. ``mixes`` tells whether events of
-    several streams may be outstanding, ``by_key`` whether those of one key wait for each other.
+    ``put`` has the events that handlers put on the app's streams, by index; ``asked`` the requests
+    outside single events. ``instances`` are those of PEs, by the PE's name; ``ignored`` counts
+    exceptions by class. ``starts`` says where the author's task wants inputs to begin, by SSP.
     """
 
-    instances: Mapping[str, Instances]
+    instances: dict[str, Instances]
     starts: Mapping[Any, Any] = {}
     windowable = False
-    """Whether there is anything to run at a window."""
+    """True if there is anything to run at a window."""
     mixes = False
+    """True if events of several streams may be in flight together."""
     by_key = True
+    """True if events of one key wait for each other."""
 
     def __init__(self, streams: int) -> None:
         self.put: list[list[Any]] = [[] for _ in range(streams)]
@@ -120,7 +124,7 @@ class Processor(ABC):
     @property
     @abstractmethod
     def timed(self) -> bool:
-        """Whether ``next_due`` is worth a look."""
+        """True if ``next_due`` may be set."""
 
     @property
     @abstractmethod
@@ -128,51 +132,49 @@ class Processor(ABC):
         """When the next timer is due; None if there is none."""
 
     def slow_timers(self) -> Iterable[str]:
-        """Names of PEs of which a round of ``on_time`` has taken longer than its interval; each is
-        given once."""
+        """The PEs whose last round of ``on_time`` took longer than its interval; each once."""
         return ()
 
     @abstractmethod
     def mode(self, op: Op, stream: str, /) -> Mode:
-        """How ``op`` is run; PROCESS for the events of ``stream``."""
+        """How ``op`` is run; ``stream`` matters for PROCESS only."""
 
     @abstractmethod
     def keep(self, state: State, /) -> None:
-        """Keep what is to outlive the process in ``state``; before ``start``, if at all."""
+        """Make the processor durable in ``state``; called before ``start``."""
 
-    # -- slices and what runs alone
+    # -- slices, and steps that run alone
 
     def check(self, stream: str, event: Any, /) -> None:
-        """Raise NotSaveable where what an event of ``stream`` is for cannot be saved."""
+        """Raise NotSaveable if the state that an event of ``stream`` belongs to cannot be saved."""
 
     @abstractmethod
     async def process(self, batch: EventBatch, events: list[Any]) -> int:
-        """Process these events, from ``batch.at`` on; returns how many it did."""
+        """Process these events, from ``batch.at`` on; return how many were processed."""
 
     @abstractmethod
     async def run(self, op: Op, limit: int, /) -> bool:
-        """Run a window, timers or the end of stream; False if timers are left for a next step."""
+        """Run a window, timers or the end of stream; return False if timers are left."""
 
     @abstractmethod
     def failed(self, batch: EventBatch, error: BaseException, index: int) -> None:
-        """An event could not be processed: count it as refused or ignored, or raise what stops
-        the app."""
+        """Count a failed event as refused or ignored, or raise the error that stops the app."""
 
-    # -- events that are outstanding together
+    # -- events in flight together
 
     @abstractmethod
     def limit(self, stream: str, /) -> int:
-        """How many events of a stream may be outstanding."""
+        """How many events of a stream may be in flight."""
 
     @abstractmethod
     def place(self, entry: InFlightEvent) -> None:
-        """Set the place of an event in the order."""
+        """Set the event's place in the order."""
 
     def begins(self, entry: InFlightEvent) -> None:
-        """An event is about to begin, on the loop."""
+        """Prepare for an event that is about to begin; called on the loop."""
 
     def ended(self, entry: InFlightEvent) -> None:
-        """An event has ended, on the loop."""
+        """Clean up after an event that has ended; called on the loop."""
 
     @abstractmethod
     def style(self, stream: str, /) -> Mode:
@@ -183,16 +185,18 @@ class Processor(ABC):
         """Process one event."""
 
     def begin_one(self, entry: InFlightEvent, end_event: EndEvent) -> None:
-        """Begin one event that a callback ends, by ``end_event``."""
+        """Begin one event; its callback ends it with ``end_event``."""
         raise NotImplementedError
 
     def crowded(self, _in_use: int) -> bool:
-        """Whether to ``tidy`` while so many keys are in use."""
+        """Return True if ``tidy`` should be called while ``in_use`` keys are in use."""
         return False
 
     async def tidy(self, in_use: Collection[Hashable] | None = None) -> None:
-        """Nothing is outstanding but the event that has just been processed; or what is is at these
-        places."""
+        """Apply the bounds of caches, except for the keys in use.
+
+        With None, only the event that has just been processed is in flight.
+        """
 
     # -- life
 

@@ -141,7 +141,7 @@ class StreamTaskProcessor(Processor):
     # -- slices ------------------------------------------------------------------------------
 
     async def process(self, batch: EventBatch, events: list[Any]) -> int:
-        """Process these events up to the first at which something is asked for."""
+        """Process these events up to the first at which a request is made."""
         process, asked, waits = self._process, self.asked, self._awaits
         assert process is not None
         envelopes = self._envelopes(batch, events)
@@ -320,7 +320,7 @@ class StreamTaskProcessor(Processor):
         return timers[0][0] if timers else None
 
     async def run(self, op: Op, _limit: int) -> bool:
-        """Call a hook of the task, or one timer; False if further timers are due."""
+        """Call a hook of the task, or one timer; return False if further timers are due."""
         for name, hook in self._hook(op):
             token = begin_put(self.put)
             try:
