@@ -46,7 +46,7 @@ class Accounts:
         self._replay: DurableParts | None
 
     def made(self, job: str, parts: Parts, replay: DurableParts | None) -> None:
-        """The parts are made, which are asked from now on."""
+        """Take the parts to ask, which have just been made."""
         self._job, self._parts, self._replay = job, parts, replay
         edges = dataflow.edges(self._app)
         inputs = [name for name, each in self._app.streams.items() if isinstance(each, InputStream)]
