@@ -42,7 +42,7 @@ WINDOW = 262_144
 are bounded separately; a large window makes large commits."""
 
 QUEUE_BYTES = 16 << 20
-"""Bytes of frames that producers may have under way to the disk, about."""
+"""The approximate number of bytes that producers may have under way to the disk."""
 
 _SCAN_BYTES = 1 << 20
 
@@ -100,9 +100,8 @@ class LogHost:
         Raises StoreError if another process owns the folder.
         """
         async with open_log(LogSettings.of(self._config)) as self._store:
-            self._queue = Gauge(
-                StageSettings(DESERIALIZER, capacity=UNLIMITED, max_bytes=QUEUE_BYTES)
-            )
+            stage = StageSettings(DESERIALIZER, capacity=UNLIMITED, max_bytes=QUEUE_BYTES)
+            self._queue = Gauge(stage)
             for stream in self._store.streams.values():
                 self._host(stream)
             log.info(

@@ -352,7 +352,7 @@ class Hello(ProcessingElement):
     def on_event(self, event): pass
 class Many(App):
     def on_init(self):
-        for n in range(6):
+        for n in range(13):
             self.create_input_stream(f"names{n}", self.create_pe(Hello), key="name")
 """
 
