@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import trio
 
@@ -27,6 +27,8 @@ from s4node.net.client.subscription import Place, Subscription, not_open
 from s4node.net.egress.refusal import Refusal
 from s4node.net.transport import fork_guard
 from s4node.offsets.startpoint import Startpoint
+
+R = TypeVar("R")
 
 
 class SyncClient:
@@ -125,15 +127,13 @@ class SyncClient:
                     await stream._carry()
             return await (self._client._last_flush() if last else self._client.flush())
 
-        return self.call(flushed)  # type: ignore[no-any-return]
+        return self.call(flushed)
 
-    def call(self, function: Any, *arguments: Any) -> Any:
+    def call(self, function: Callable[..., Awaitable[R]], *arguments: Any) -> R:
         """Run an async function in the client's thread and wait for it."""
-        fork_guard.check()
-        if self._thread is None:
-            raise StageClosed("the client is closed; use it in 'with'")
+        token = self._open()
         try:
-            return trio.from_thread.run(function, *arguments, trio_token=self._token)
+            return trio.from_thread.run(function, *arguments, trio_token=token)
         except (trio.RunFinishedError, trio.Cancelled):
             failure: BaseException = StageClosed("the client has stopped; open another one")
             failure, self._failure = self._failure or failure, None
@@ -142,12 +142,16 @@ class SyncClient:
         failure = _plain(failure)
         raise failure from failure.__cause__
 
-    def soon(self, function: Any) -> None:
+    def soon(self, function: Callable[[], None]) -> None:
         """Run a function in the client's thread soon, once for several calls."""
+        self._open().run_sync_soon(function, idempotent=True)
+
+    def _open(self) -> trio.lowlevel.TrioToken:
+        """The way into the client's thread; raises StageClosed if there is none."""
         fork_guard.check()
         if self._thread is None:
             raise StageClosed("the client is closed; use it in 'with'")
-        self._token.run_sync_soon(function, idempotent=True)
+        return self._token
 
     def _run(self) -> None:
         try:
@@ -207,9 +211,8 @@ class SyncStream:
         return self._stream.counts
 
     def resume_at(self, partition: int = 0) -> int:
-        """The committed events of earlier lives; see :meth:`s4node.ClientStream.resume_at`."""
-        found: int = self._client.call(self._stream.resume_at, partition)
-        return found
+        """What earlier lives have had committed; see :meth:`s4node.ClientStream.resume_at`."""
+        return self._client.call(self._stream.resume_at, partition)
 
     def send(self, event: Any) -> None:
         """Send one event; blocks while the queue is full."""
@@ -231,7 +234,7 @@ class SyncStream:
 
     def end(self) -> None:
         """Have the nodes forget this producer's id; see :meth:`s4node.ClientStream.end`."""
-        self._client.call(self._stream.end)
+        self._client.soon(self._stream.end)
 
     def flush(self) -> list[Refusal]:
         """Wait until every event sent so far has its verdict; return the refused and shed ones."""
@@ -240,7 +243,7 @@ class SyncStream:
             await self._carry()
             return await self._stream.flush()
 
-        return self._client.call(flushed)  # type: ignore[no-any-return]
+        return self._client.call(flushed)
 
     # -- in the client's thread --------------------------------------------------------------
 
@@ -322,13 +325,13 @@ class SyncSubscription:
 
     @property
     def missed(self) -> int:
-        """Events not sent because the reader was slow, or because no frame can hold them."""
-        return self._client.call(self._look, "missed")  # type: ignore[no-any-return]
+        """Events that were not sent to us: we read too slowly, or no frame can hold them."""
+        return self._look(lambda reader: reader.missed)
 
     @property
     def interruptions(self) -> int:
-        """How often a connection to an app was lost, and with it the events meanwhile."""
-        return self._client.call(self._look, "interruptions")  # type: ignore[no-any-return]
+        """How often a connection to an app was lost, and with it what came meanwhile."""
+        return self._look(lambda reader: reader.interruptions)
 
     @property
     def place(self) -> Place:
@@ -337,8 +340,9 @@ class SyncSubscription:
 
     @property
     def positions(self) -> dict[int, int]:
-        """The next offset of each partition, for ``start``; empty for a live stream."""
-        return self._client.call(self._look, "positions")  # type: ignore[no-any-return]
+        """The offset to go on with in each partition, as ``start`` takes it; empty if it is
+        live."""
+        return self._look(lambda reader: reader.positions)
 
     def __enter__(self) -> SyncSubscription:
         self._client.call(self._open)
@@ -357,10 +361,13 @@ class SyncSubscription:
             self._client.call(reader.fetch)
         return reader.take()
 
-    # -- in the client's thread --------------------------------------------------------------
+    def _look(self, at: Callable[[Subscription], R]) -> R:
+        async def looked() -> R:
+            return at(self._reader)
 
-    async def _look(self, name: str) -> Any:
-        return getattr(self._reader, name)
+        return self._client.call(looked)
+
+    # -- in the client's thread --------------------------------------------------------------
 
     async def _open(self) -> None:
         failure = await self._client._nursery.start(self._hold)

@@ -6,6 +6,7 @@ import shutil
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 import trio
-from harness import DEADLINE, free_port, running, until
+from harness import DEADLINE, free_port, in_thread, running, until
 from input_systems import dies
 from kept import kept_instances, kept_producers
 from shared_apps import (
@@ -27,7 +28,17 @@ from shared_apps import (
 )
 from structlog.testing import capture_logs
 
-from s4node import App, Client, Config, Container, Event, GenericEvent, ProcessingElement, TaskApp
+from s4node import (
+    App,
+    Client,
+    Config,
+    Container,
+    Event,
+    GenericEvent,
+    ProcessingElement,
+    SyncClient,
+    TaskApp,
+)
 from s4node.errors import ConfigError, ConnectionRefused, EventError, ProgressUnwritten, TaskFenced
 from s4node.events.schema import JsonText
 from s4node.offsets.task_claims import TaskClaims
@@ -244,6 +255,23 @@ async def test_clients_without_an_id_of_their_own_leave_nothing_behind(
         "Partition 0": [],
         "Partition 1": [],
     }
+
+
+async def test_a_producer_ends_its_id_with_the_sync_client_too(settings: dict[str, str]) -> None:
+    folder = Path(settings["s4.state.folder"]) / "default" / "counting"
+    async with running(CountingApp(), settings | {"task.commit.ms": "5"}) as container:
+
+        def work(*, end: bool) -> None:
+            with SyncClient(container.address, producer="clicker") as client:
+                stream = client.stream("clicks")
+                stream.send_many(clicks_of(0, 20))
+                assert stream.flush() == []
+                if end:
+                    stream.end()
+
+        for end, rows in ((False, [1, 1]), (True, [0, 0])):
+            await in_thread(partial(work, end=end))
+            await until(lambda rows=rows: [*map(len, kept_producers(folder).values())] == rows)
 
 
 async def test_a_producer_that_was_not_seen_for_long_is_forgotten(
