@@ -312,8 +312,7 @@ async def _wait(event: trio.Event, scope: trio.CancelScope) -> None:
 async def _announce(line: Line, container: Container) -> None:
     await container.ready.wait()
     tune_gc(container.config)
-    app = container.app
-    line.say(supervisor_protocol.Ready(app.name, container.address, *streams_of(app)))
+    line.say(supervisor_protocol.Ready(container.address))
 
 
 async def _pulses(line: Line, container: Container, seconds: float) -> None:

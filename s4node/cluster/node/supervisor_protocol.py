@@ -94,10 +94,7 @@ class Prepared(Message, tag="prepared", frozen=True):
 class Ready(Message, tag="ready", frozen=True):
     """From a container: it is running, and listens at ``address``."""
 
-    app: str
     address: str
-    inputs: list[str]
-    outputs: list[str]
 
 
 class Failed(Message, tag="failed", frozen=True):
