@@ -143,7 +143,7 @@ Rows: TypeAlias = dict[tuple[str, str, str], Row]
 
 
 def rows_of(reports: Iterable[ContainerStatistics]) -> list[Row]:
-    """The rows of what containers report."""
+    """The rows of the stages in these reports."""
     rows: Rows = {}
     for report in reports:
         for stage in report.stages:

@@ -94,8 +94,8 @@ class Line:
         self._send()
 
     def pulse(self, statistics: ContainerStatistics | None) -> None:
-        """Send a pulse, unless the last one has not been sent yet; without its statistics if they
-        are larger than a line may be."""
+        """Send a pulse, unless the last one is still unsent; without statistics if they are too
+        large for a line."""
         if self._unsent:
             return
         line = supervisor_protocol.encode(supervisor_protocol.Pulse(statistics))

@@ -1,4 +1,4 @@
-"""What a node reports of a container process, besides its statistics. Pure."""
+"""The status of a container process, as its node reports it. Pure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import msgspec
 
 
 class ContainerStatus(msgspec.Struct, frozen=True):
-    """A container process; ``failure`` is why it last ended without being asked, and ``failed_ms``
-    when (ms since 1970; 0 if it has not)."""
+    """A container process; ``failure`` is the reason of its last failure, and ``failed_ms`` its
+    time (ms since 1970; 0 if it has not failed)."""
 
     app: str
     node: str

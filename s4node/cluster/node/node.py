@@ -443,7 +443,7 @@ class Node:
         nursery.cancel_scope.cancel()
 
     def status(self) -> admin.NodeStatus:
-        """What this node runs."""
+        """The status of this node."""
         processes = self._supervisor.processes
         return admin.NodeStatus(
             self.name,

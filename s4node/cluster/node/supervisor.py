@@ -101,7 +101,7 @@ class ContainerProcess:
         return self._life.starts
 
     def status(self) -> ContainerStatus:
-        """What is told of it to who asks."""
+        """The status for clients."""
         waits = self.begin.hold and self.phase is Phase.RUNNING
         return ContainerStatus(
             app=self.begin.app,

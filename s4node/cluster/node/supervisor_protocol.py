@@ -114,7 +114,7 @@ class Done(Message, tag="done", frozen=True):
 
 
 class Pulse(Message, tag="pulse", frozen=True):
-    """From a container, again and again: it lives; with its statistics once it is ready."""
+    """From a container, regularly: it lives, and has these statistics once it is ready."""
 
     statistics: ContainerStatistics | None = None
 

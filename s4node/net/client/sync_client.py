@@ -131,7 +131,7 @@ class SyncClient:
 
     def call(self, function: Callable[..., Awaitable[R]], *arguments: Any) -> R:
         """Run an async function in the client's thread and wait for it."""
-        token = self._open()
+        token = self._trio_token()
         try:
             return trio.from_thread.run(function, *arguments, trio_token=token)
         except (trio.RunFinishedError, trio.Cancelled):
@@ -144,9 +144,9 @@ class SyncClient:
 
     def soon(self, function: Callable[[], None]) -> None:
         """Run a function in the client's thread soon, once for several calls."""
-        self._open().run_sync_soon(function, idempotent=True)
+        self._trio_token().run_sync_soon(function, idempotent=True)
 
-    def _open(self) -> trio.lowlevel.TrioToken:
+    def _trio_token(self) -> trio.lowlevel.TrioToken:
         """The way into the client's thread; raises StageClosed if there is none."""
         fork_guard.check()
         if self._thread is None:
