@@ -59,8 +59,8 @@ async def full(folder: str) -> None:
         answers: list[Answer] = []
         for n in range(10, 400):
             partition.append(numbered("a", n * 10, 10, width=1000), answers.append)
-        await until(lambda: log.trouble)
-        print("full:", log.trouble)
+        await until(lambda: log.writer.trouble)
+        print("full:", log.writer.trouble)
         end = partition.bounds.upcoming
         rows = await read_all(partition)
         assert events(rows) == [(n, "a", n) for n in range(end)]
@@ -69,7 +69,7 @@ async def full(folder: str) -> None:
         await until(lambda: len(answers) == 390)
         assert not any(isinstance(answer, S4Error) for answer in answers)
         assert events(await read_all(partition)) == [(n, "a", n) for n in range(4000)]
-        await until(lambda: not log.trouble)
+        await until(lambda: not log.writer.trouble)
         print("went on")
 
 

@@ -138,7 +138,7 @@ async def test_a_partition_whose_file_was_given_up_begins_anew_and_lost_events_a
         assert partition.bounds == Bounds(begin, begin)
         assert begin > 1 << 40
         assert await append(partition, frames[-1]) == [Appended(begin, 10, 200)]
-        with pytest.raises(InputLost, match=r"offset 200 .* is gone"):
+        with pytest.raises(InputLost, match=r"offset 200 .* was deleted"):
             await partition.read(200, 1000)
     assert "starts again without the events of its former file" in capsys.readouterr().err
     kept = path.with_name(f"0000.lost-{begin}")

@@ -350,7 +350,7 @@ async def test_an_assignment_for_another_number_of_partitions_is_not_told(tmp_pa
 async def test_a_second_member_of_the_name_is_refused(tmp_path: Path) -> None:
     async with seat(tmp_path, "a") as a:
         await owners([a], "aaaa")
-        with pytest.raises(NameTaken, match="'a' of app"):
+        with pytest.raises(NameTaken, match="already has a container 'a'"):
             async with seat(tmp_path, "a"):
                 await trio.sleep_forever()
         assert a.owners == "aaaa"
