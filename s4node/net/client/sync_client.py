@@ -211,7 +211,7 @@ class SyncStream:
         return self._stream.counts
 
     def resume_at(self, partition: int = 0) -> int:
-        """What earlier lives have had committed; see :meth:`s4node.ClientStream.resume_at`."""
+        """The committed events of earlier lives; see :meth:`s4node.ClientStream.resume_at`."""
         return self._client.call(self._stream.resume_at, partition)
 
     def send(self, event: Any) -> None:
@@ -325,12 +325,12 @@ class SyncSubscription:
 
     @property
     def missed(self) -> int:
-        """Events that were not sent to us: we read too slowly, or no frame can hold them."""
+        """Events not sent because the reader was slow, or because no frame can hold them."""
         return self._look(lambda reader: reader.missed)
 
     @property
     def interruptions(self) -> int:
-        """How often a connection to an app was lost, and with it what came meanwhile."""
+        """How often a connection to an app was lost, and with it the events meanwhile."""
         return self._look(lambda reader: reader.interruptions)
 
     @property
@@ -340,8 +340,7 @@ class SyncSubscription:
 
     @property
     def positions(self) -> dict[int, int]:
-        """The offset to go on with in each partition, as ``start`` takes it; empty if it is
-        live."""
+        """The next offset of each partition, for ``start``; empty for a live stream."""
         return self._look(lambda reader: reader.positions)
 
     def __enter__(self) -> SyncSubscription:
