@@ -483,7 +483,7 @@ async def test_a_collector_that_is_used_after_a_window_raises(
     app = Job(Windows, outputs=("seen",))
     async with running(app, settings | {"task.window.ms": "10"}):
         await until(lambda: kept)
-        with pytest.raises(S4Error, match="window or timer, had ended"):
+        with pytest.raises(S4Error, match="window or timer that led to it had ended"):
             kept[0].send("seen", Click("joe", 1))
 
 
