@@ -13,7 +13,7 @@ from s4node import App, ProcessingElement
 
 WORST = 8
 FEWEST_FLIGHTS = 50
-"""A route is shown among the worst once it has so many arrivals."""
+"""The number of arrivals from which a route can be among the worst."""
 
 
 class Collect(ProcessingElement):

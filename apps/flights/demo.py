@@ -41,10 +41,10 @@ STOP_SECONDS = 5
 ANY_PORT = "tcp://127.0.0.1:0"
 
 HARMLESS = b"WARNING: Using incubator modules: jdk.incubator.vector"
-"""Java says so at each start about a module that Spark asks for."""
+"""A warning that Java prints at each start, about a module that Spark asks for."""
 
 
-class Failed(Exception):  # noqa: N818 - an interruption is none of our errors
+class Failed(Exception):  # noqa: N818 - Ctrl-C is not an error
     """The demo cannot go on; its arguments are the exit status and what to say."""
 
 

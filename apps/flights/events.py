@@ -1,4 +1,4 @@
-"""What Spark sends to the adapter, and the figures that both sides compute."""
+"""The events from Spark, and the figures that both sides compute."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 from s4node import Event
 
 KINDS = ("carrier", "route", "aircraft")
-"""What figures are kept for: the airline's code, "JFK-LAX", the tail number."""
+"""The kinds of keys with figures: an airline's code, a route such as "JFK-LAX", a tail number."""
 
 LATE_MINUTES = 15
 """A flight is late if it arrives more than this many minutes after its time."""

@@ -3,8 +3,8 @@
 ``printf 'joe\\nann\\n' | nc -N 127.0.0.1 15000`` sends two events with the attribute "name".
 
 Parameters (``s4.app.<name>``): ``port`` (15000), ``host`` (127.0.0.1), ``attribute`` ("name") and
-``longest``, the longest line in bytes (65536). A longer line, or one that is no UTF-8, is answered
-with an error on its connection; the other lines go on.
+``longest``, the longest line in bytes (65536). A longer line, or one that is not UTF-8, is
+answered with an error on its connection; the other lines become events.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class LineAdapter(AdapterApp):
         super().on_init()
 
     async def on_start(self) -> None:
-        """Listen; from here on lines are taken."""
+        """Open the port and start to take lines."""
         try:
             listeners = await trio.open_tcp_listeners(self.port, host=self.host)
         except OSError as error:
@@ -53,7 +53,7 @@ class LineAdapter(AdapterApp):
 
     async def _take(self, peer: trio.SocketStream) -> None:
         rest = b""
-        skips = False  # what comes is still of a line that was too long
+        skips = False  # the next bytes belong to a line that was too long
         try:
             async for chunk in peer:
                 *lines, rest = (rest + chunk).split(b"\n")

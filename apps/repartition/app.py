@@ -1,8 +1,8 @@
-"""Repartition: a stream is written anew, by another key and with another number of partitions.
+"""Repartition: copy a stream, with another key and another number of partitions.
 
-A stream's number of partitions never changes. One that needs another number, or another key, is
-written anew by a job like this one. Here page views are in the partitions of their pages, and come
-out in those of their users::
+A stream's number of partitions never changes. For another number, or another key, copy the stream
+with a job like this one. It reads page views partitioned by page, and writes them partitioned by
+user::
 
     s4 node demo -p s4.log.folder=log &
     s4 log create page-views --partitions 4 --key page
@@ -12,7 +12,7 @@ out in those of their users::
         -p s4.stream.page-views-by-user.consumers=log \\
         -p s4.cluster.log.address=tcp://127.0.0.1:12000
 
-Events of any type come as GenericEvents, and go out as such.
+The job reads events of every type as GenericEvents, and sends them so.
 """
 
 from s4node import Collector, Coordinator, Envelope, GenericEvent, TaskApp

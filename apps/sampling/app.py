@@ -1,4 +1,4 @@
-"""Page loads and how long they took: a mean may be told from a sample, and late is worse than less.
+"""The mean time of page loads, an app that prefers a sample in time to every event too late.
 
 Run it with the sampling executor on its input::
 

@@ -1,8 +1,8 @@
 """async-io: events that each await a simulated remote call of 1 to 200 ms, in one container.
 
-Ten tasks with 1, 10 and 100 events in flight each. The limit is Little's law: the events in flight,
-divided by the mean latency of the calls. The figure counts what ends between the first and the last
-tenth of the run.
+Ten tasks have 1, 10 and 100 events in flight each. The limit is Little's law: the events in flight,
+divided by the mean latency of the calls. The figure counts calls that end between the first and the
+last tenth of the run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Request(Event):
 
 
 class Requests(MemorySystem):
-    """A stream of requests, as many as its address says."""
+    """A system with a stream of requests; its address is their number."""
 
     def __init__(self, name: str, address: str) -> None:
         super().__init__(name, address)
@@ -46,7 +46,7 @@ class Requests(MemorySystem):
 
 
 def _requests(events: int) -> list[list[Request]]:
-    """The requests of each partition, always the same, as many and of its own users."""
+    """The requests of each partition: the same at each call, equally many, of its own users."""
     draw = random.Random(events)  # noqa: S311 - nothing is secret here
     home = Partitioner(TASKS, hasher_named("crc32m")).partition_of
     users: list[list[int]] = [[] for _ in range(TASKS)]
@@ -73,14 +73,14 @@ class Remote:
 
 
 class Calls(TaskApp):
-    """Tasks that call; ``ended`` is when each call came back."""
+    """Tasks that call; ``ended`` has the time when each call returned."""
 
     def __init__(self) -> None:
         super().__init__("async-io", lambda: Remote(self.ended), inputs=["memory.requests"])
         self.ended: list[float] = []
 
     def on_init(self) -> None:
-        """Keyed by user, for the order of keys."""
+        """Declare the input, keyed by user for key order."""
         self.create_input_stream("requests", types=Request, key="user")
 
 

@@ -1,7 +1,7 @@
-"""commit: the cost of keeping state: a keyed count from the log with a commit every second,
-compared with the same count that saves only its offsets.
+"""commit: the cost of keeping state, in a keyed count from the log with a commit every second.
 
-One log is filled for both; they read it in turns, each from the beginning, in its own process.
+It is compared with the same count that saves only its offsets. One log is filled for both; they
+read it in turns, each from the beginning, in its own process.
 Rates begin when every key exists. ``pause_ms`` is the longest time between two turns of the loop
 that processed events; ``bytes_an_event`` is what commits wrote, and ``disk_bytes_an_event`` what
 the system wrote to the disk for it, compactions included.
@@ -24,7 +24,7 @@ QUICK = (("zipf", 1_000, 60_000), ("uniform", 10_000, 60_000))
 
 
 def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
-    """A row for 10,000 keys by Zipf's law, and one for 1,000,000 keys that come evenly."""
+    """A row for 10,000 keys by Zipf's law, and one for 1,000,000 evenly drawn keys."""
     return [
         _row(law, keys, events // CHUNK * CHUNK, 1 if quick else 3, say)
         for law, keys, events in (QUICK if quick else KINDS)

@@ -1,8 +1,8 @@
 """The roles of the benchmarks of state: one fills a log with keys, one counts them.
 
 A log first gets an event for each key, so that all exist, and then events for keys drawn by a law.
-The counting container reports what it has processed when, and the longest pause between two turns
-of its loop in which events were processed.
+The counting container reports its progress over time, and the longest pause between two turns of
+its loop that processed events.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NAME = "counting"
 
 
 def filled(keys: int, law: str, events: int) -> Iterator[list[workload.Reading]]:
-    """One event a key, and ``events`` (a multiple of CHUNK) by the law."""
+    """One event for each key, then ``events`` (a multiple of CHUNK) by the law."""
     known = _keys(keys)
     yield from workload.once(known, CHUNK)
     source = workload.batches(workload.drawn(known, law), CHUNK)
@@ -50,14 +50,14 @@ def _keys(keys: int) -> list[str]:
 
 
 def expected(keys: int, law: str, events: int) -> str:
-    """The digest of what is counted in the end."""
+    """The digest of the final counts."""
     drawn = workload.truth(workload.drawn(_keys(keys), law), events)
     found = ((key, *drawn.get(key, (0, 0))) for key in _keys(keys))
     return workload.digest((key, count + 1, total + 1) for key, count, total in found)
 
 
 def filling(task: dict[str, Any], say: Callable[..., None]) -> None:
-    """Appends all events; says how many."""
+    """Append all events; report how many."""
 
     async def main() -> None:
         sent = 0
@@ -73,8 +73,7 @@ def filling(task: dict[str, Any], say: Callable[..., None]) -> None:
 
 
 def counting(task: dict[str, Any], say: Callable[..., None]) -> None:
-    """Counts from where it was until so many events are counted in this process, then stops in
-    order.
+    """Resume the count until ``events`` events are counted in this process, then stop in order.
 
     Without ``state`` only offsets are saved. Pauses count once ``skip`` events are counted.
     """
@@ -166,7 +165,7 @@ def _committed(container: Container) -> tuple[int, int]:
 
 
 def _written() -> int:
-    """Bytes that this process has had written to disks."""
+    """The bytes that this process has written to disks."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return int(dict(line.split(": ") for line in lines)["write_bytes"])
 

@@ -1,12 +1,12 @@
-"""durable-latency: how long an event takes over one durable hop, and until its verdict.
+"""durable-latency: the time of an event over one durable hop, and until its verdict.
 
 A producer sends 1,000 events a second on a durable stream. A PE puts each on a stream that leads to
 another task of the container, or to another app with as many partitions in the same process; a PE
 there reads the clock. So the time of a hop includes a commit of the sending task. Another producer
 sends one event at a time, on its own stream, and waits until it is committed (``verdict``).
-``cores`` is what the process of the apps used while events came; ``task.commit.ms`` has its
-default. The store at a URL is one in a folder; ``round_trip_ms`` is what a commit needs of it at
-least.
+``cores`` counts the CPU time of the apps' process while events came; ``task.commit.ms`` has its
+default. A row with state at a URL uses a store in a folder; ``round_trip_ms`` is the time that the
+store adds to a commit at least.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ RATE = 1000
 """Events a second."""
 
 PROBING_SECONDS = 0.047
-"""Between a verdict and the next event of the producer that waits for it."""
+"""The pause between a verdict and the next event of the producer that waits for it."""
 
 _TRIPS = 20
 
 ROWS = (("app", 1, False), ("app", 16, False), ("task", 16, False), ("app", 1, True))
-"""Where a hop leads to, the partitions, and whether state is shipped to a URL."""
+"""The target of a hop, the partitions, and True if state is shipped to a URL."""
 
 
 class Spark(Event):
@@ -52,13 +52,13 @@ class Spark(Event):
 
 
 class Probe(Event):
-    """An event of which only the verdict matters."""
+    """An event whose verdict is measured."""
 
     key: str
 
 
 class Hop(Event):
-    """The event that goes from task to task: where and when it was put."""
+    """The event that goes from task to task, with the place and time of its put."""
 
     key: str
     task: int
@@ -108,7 +108,7 @@ def _row(to: str, partitions: int, url: bool, seconds: float, say: Callable[[str
 
 
 def sparking(task: dict[str, Any], say: Callable[..., None]) -> None:
-    """Sends ``count`` events, evenly over time; says how long verdicts took."""
+    """Send ``count`` events, evenly over time; report how long verdicts took."""
     waited: list[float] = []
 
     async def main() -> None:
@@ -138,7 +138,7 @@ def sparking(task: dict[str, Any], say: Callable[..., None]) -> None:
 
 
 def hopping(task: dict[str, Any], say: Callable[..., None]) -> None:
-    """The apps; says when they are ready, and how late events were once all have arrived."""
+    """Run the apps; report when they are ready, and the delays once all events have arrived."""
     late: list[float] = []
     arrived = 0
     clock = time.monotonic
@@ -220,7 +220,7 @@ def hopping(task: dict[str, Any], say: Callable[..., None]) -> None:
 
 
 def _round_trip_ms(url: str) -> float:
-    """What a commit needs of a store at least: to put an object there, and to list a folder."""
+    """The minimum time of a commit at a store: put an object, and list a folder."""
     files = RemoteFiles(url, Path("bench") / "round-trip")
     files.fs.makedirs(files.root, exist_ok=True)
     took = []

@@ -1,5 +1,4 @@
-"""The apps of the benchmarks with internal streams, and the process that runs one of their
-containers.
+"""The apps of the benchmarks with internal streams, and the role that runs a container.
 
 Rules
 - A member reports its address when it owns its partitions; on ``{"stop": false}`` it reports its
@@ -41,14 +40,13 @@ class Sentence(Event):
 
 
 class Word(Event):
-    """One of them."""
+    """A word of a sentence."""
 
     word: str
 
 
 class Baton(Event):
-    """An event that is passed on; ``here`` and ``there`` are keys of two partitions, if there are
-    two."""
+    """An event that is passed on; its two keys are in two partitions, if there are two."""
 
     here: str
     there: str
@@ -75,7 +73,7 @@ class Count(ProcessingElement):
 
 
 def word_count() -> App:
-    """Sentences, in no order, to words, keyed, to counts."""
+    """The app that splits sentences into words on a keyed stream, and counts them."""
     app = App("word-count")
     split = app.create_pe(Split)
     split.set_singleton()
@@ -110,7 +108,7 @@ def hops(count: int, alternate: bool) -> App:
 
 
 def batons(size: int) -> list[Baton]:
-    """So many events of a thousand pairs of keys, each pair in both of two partitions."""
+    """``size`` events with a thousand pairs of keys, each pair in two partitions."""
     halves: tuple[list[str], list[str]] = ([], [])
     partitioner, number = Partitioner(2), 0
     while min(map(len, halves)) < 1000:
@@ -122,14 +120,14 @@ def batons(size: int) -> list[Baton]:
 
 
 def make(task: dict[str, Any]) -> App:
-    """The app that a task names."""
+    """Make the app that a task names."""
     if task["app"] == "words":
         return word_count()
     return hops(task["hops"], task["alternate"])
 
 
 def member(task: dict[str, Any]) -> None:
-    """A container of the app that the task names, alone or as a member."""
+    """Run a container of the app that a task names, alone or as a member."""
 
     def say(**message: Any) -> None:
         print(json.dumps(message), flush=True)

@@ -1,7 +1,7 @@
-"""A system whose events are generated when they are read: as many as wanted, always the same.
+"""A system whose events are generated when they are read, the same at each reading.
 
-Its address is ``KEYS/EVENTS``: first an event for each key, so that all exist, then keys without a
-pattern. Every stream has one partition.
+Its address is ``KEYS/EVENTS``: it has an event for each key, so that all exist, then events with
+keys without a pattern. Every stream has one partition.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""hops: what one more stream hop costs an event: in a partition, between tasks, between nodes.
+"""hops: the cost of one more stream hop: in a partition, between tasks, between nodes.
 
-Each figure is the difference between a chain of streams and no chain, per hop: time of the whole
-and CPU of all processes. There is no limit to compare with; ``ratio`` is to the hop within a
+Each figure is the difference between a chain of streams and no chain, per hop: total time, and CPU
+time of all processes. There is no limit to compare with; ``ratio`` is relative to the hop within a
 partition.
 """
 
@@ -26,7 +26,7 @@ WAYS = {
 
 
 def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
-    """A row for each way."""
+    """A row for each kind of hop."""
     runs, events = (1, 20_000) if quick else (5, 1_500_000)
     found: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {way: [] for way in WAYS}
     for number in range(runs):
@@ -56,7 +56,7 @@ def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
 
 
 def system(way: str, hops: int, events: int) -> dict[str, Any]:
-    """One run: ``events`` through a chain of so many hops."""
+    """One run: ``events`` events through a chain of ``hops`` hops."""
     kind = WAYS[way]
     values = {**LOSSLESS, "s4.cluster.partitions": str(kind["partitions"])}
     task: dict[str, Any] = {"app": "hops", "hops": hops, "alternate": kind["alternate"]}

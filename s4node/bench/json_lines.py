@@ -2,8 +2,8 @@
 
 The limit is a bare loop over the same lines in one process: msgspec's ``decode_lines``, look up,
 call.
-Lines come to ``s4 send`` through a pipe. The clock runs from when it takes the first of them, and
-until all have their verdict and it has ended.
+Lines come to ``s4 send`` through a pipe. The clock runs from when it takes the first line until all
+lines have their verdict and it has ended.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from s4node.bench.result import Result, middle
 CHUNK = 2048
 
 PIPE_BYTES = 1 << 16
-"""What a pipe holds: a process that has written more knows that its reader has begun."""
+"""The capacity of a pipe: once more is written, the reader has begun."""
 
 
 def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
@@ -70,7 +70,7 @@ def _cpu(one: dict[str, Any], *processes: str) -> float:
 
 
 def system(partitions: int, seconds: float) -> dict[str, Any]:
-    """One run of a node and ``s4 send``: what was sent, how fast, and whether it was counted."""
+    """One run of a node and ``s4 send``: the events sent, the speed, and a check of the counts."""
     with Role("node", settings={"s4.cluster.partitions": str(partitions)}) as node:
         address = node.hear()["address"]
         node.tell({"stop": False})
@@ -90,7 +90,7 @@ def system(partitions: int, seconds: float) -> dict[str, Any]:
 
 
 def _sent(address: str, seconds: float) -> dict[str, Any]:
-    """Pipe lines into ``s4 send`` for so many seconds."""
+    """Pipe lines into ``s4 send`` for ``seconds``."""
     command = [sys.executable, "-m", "s4node", "send", "readings", "--to", address, "--json"]
     source, chunks = cycle(texts()), 0
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -126,7 +126,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def texts() -> list[bytes]:
-    """One pass over the events as lines of JSON, so many a text."""
+    """One pass over the events as texts of CHUNK lines of JSON."""
     encode = msgspec.json.Encoder().encode_lines
     keys = workload.key_sequence()
     source = workload.batches(keys, CHUNK)

@@ -1,8 +1,8 @@
 """keyed-count: from a producer process over TCP through every stage to ``on_event``.
 
-The limit is the bare loop (decode, look up, call) over the same frames in a process of its own,
-run in turn with the system. Beside a key that is an attribute there are the KeyFinders that an
-adapter and an app may have: of one name, of two, and one for an attribute.
+The limit is the bare loop (decode, look up, call) over the same frames in its own process, run in
+turn with the system. Besides a key that is an attribute, there are rows for the KeyFinders of an
+adapter and an app: with the same name, with two names, and one against an attribute.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CASES = {
     "a KeyFinder for an attribute": (64, "", "own"),
     "a KeyFinder of another name": (64, "own", "other"),
 }
-"""Partitions, and the KeyFinder of the input and of the producer; empty is the attribute."""
+"""Partitions, and the KeyFinders of input and producer; empty means the attribute."""
 
 
 def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
@@ -68,7 +68,7 @@ def system(
     node_finder: str = "",
     **task: Any,
 ) -> dict[str, Any]:
-    """One run of a node and a producer: what was sent, how fast, and whether it was counted."""
+    """One run of a node and a producer: the events sent, the speed, and a check of the counts."""
     wanted = {"s4.cluster.partitions": str(partitions), **(settings or {})}
     with Role("node", settings=wanted, finder=node_finder) as node:
         address = node.hear()["address"]

@@ -1,8 +1,8 @@
-"""keys: what an event and a key cost when ever more keys are alive.
+"""keys: the cost of an event and of a key, with more and more live keys.
 
 Every key gets an event first, so all instances exist; then events come for keys drawn by Zipf's
-law, as in keyed-count, and evenly, which no cache helps. The time of an event is the node's CPU
-time; ``limit_events_per_s`` is the bare loop over the same keys. Memory is compared with plain
+law, as in keyed-count, and evenly, so that caches do not help. The time of an event is the node's
+CPU time; ``limit_events_per_s`` is the bare loop over the same keys. Memory is compared with plain
 objects of the same attributes in a dict, made from the same decoded events.
 """
 
@@ -18,11 +18,11 @@ from s4node.bench.result import Result
 LIVE_KEYS = (1_000, 10_000, 100_000, 1_000_000)
 LAWS = ("zipf", "uniform")
 _MEASURABLE_KEYS = 100_000
-"""With fewer keys their memory drowns in that of everything else."""
+"""The memory of fewer keys is too small to measure."""
 
 
 def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
-    """A row a law and number of keys; ``ratio`` is the time of an event to that with 1,000."""
+    """A row for each law and number of keys; ``ratio`` is relative to 1,000 keys."""
     runs, seconds = (1, 0.3) if quick else (3, 5.5)
     results: list[Result] = []
     for law in LAWS:

@@ -1,7 +1,7 @@
 """latency: one-by-one sends on a fixed schedule, from the intended send time to ``on_event``.
 
-Open loop: a late send does not move later ones. Beside it, in turn, the same frames sent
-bare: pynng's plain blocking send and receive, one way, at the same times.
+Open loop: a late send does not move later ones. For comparison the same frames are sent, in turn,
+with pynng's plain blocking send and receive, one way, at the same times.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ RATES = (1_000, 5_000, 10_000)
 
 
 def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
-    """A row a rate; percentiles are medians over the runs, which together last 30 s each."""
+    """A row for each rate; percentiles are medians over runs that together last 30 s."""
     runs, seconds = (1, 0.5) if quick else (5, 6.0)
     results = []
     for rate in RATES:
@@ -50,7 +50,7 @@ def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
 
 
 def _measure(receiver: str, rate: int, seconds: float) -> dict[str, Any]:
-    """One run; ``delay`` is our node, ``bare`` a plain pynng socket."""
+    """One run; the receiver ``delay`` is our node, ``bare`` a plain pynng socket."""
     count = int(rate * seconds)
     with Role(receiver, count=count) as receiving:
         address = receiving.hear()["address"]

@@ -1,10 +1,10 @@
-"""log-append: what 1 and 16 producer processes append to a stream of the log, over sockets.
+"""log-append: 1 and 16 producer processes append to a stream of the log, over sockets.
 
-The limit is bare SQLite in its own process: inserts into a file of the same layout and pragmas, of
-rows as large as the log's in the run before, as many in a commit as the log's writer takes. It
-neither encodes nor receives nor acknowledges anything.
+The limit is bare SQLite in its own process: inserts into a file of the same layout and pragmas,
+with rows and commits as large as the log's in the run before. It does not encode, receive or
+acknowledge anything.
 
-Each producer is a process and sends as fast as it may. All begin at once; every event is
+Each producer is a process and sends as fast as it can. All begin at once; every event is
 acknowledged, and the log's own count is compared with theirs.
 """
 
@@ -35,7 +35,7 @@ from s4node.systems.embedded_log import EmbeddedLog
 
 PRODUCERS = (1, 16)
 EVENT_BYTES = 100
-"""The payload of an event, beside a key and a number."""
+"""The payload of an event, besides a key and a number."""
 
 _CHUNK = 512
 _INSERT = "INSERT INTO frames VALUES (?,?,?,?,?,?,?,?,?,?,?)"
@@ -43,7 +43,7 @@ _STREAM = "packages"
 
 
 class Package(Event):
-    """An event that weighs something."""
+    """An event with a payload."""
 
     key: str
     number: int
@@ -117,7 +117,7 @@ def _system(producers: int, seconds: float) -> dict[str, Any]:
 
 
 def _limit(system: dict[str, Any], seconds: float) -> float:
-    """Events a second that bare SQLite takes in rows of the same size."""
+    """The events a second that bare SQLite inserts, in rows of the same size."""
     with tempfile.TemporaryDirectory(prefix="s4-bench-") as folder:
         row = {"row_bytes": int(system["row_bytes"]), "row_events": system["row_events"]}
         with Role("bare_inserts", folder=folder, seconds=seconds, **row) as bare:
@@ -129,7 +129,7 @@ def _limit(system: dict[str, Any], seconds: float) -> float:
 
 
 def log_node(task: dict[str, Any], say: Callable[..., None], listen: Callable[[], Any]) -> None:
-    """A node's redirector with a log; reports at the end what is in its stream."""
+    """Run a node's redirector with a log; report the contents of its stream at the end."""
 
     async def main() -> None:
         config = Config.of(
@@ -164,7 +164,7 @@ async def _carry(log: EmbeddedLog, task_status: trio.TaskStatus[None]) -> None:
 
 
 async def _frames(path: Path) -> int:
-    """How many rows a partition has."""
+    """The number of rows of a partition."""
 
     def count() -> int:
         database = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)
@@ -177,8 +177,7 @@ async def _frames(path: Path) -> int:
 
 
 def appending(task: dict[str, Any], say: Callable[..., None], listen: Callable[[], Any]) -> None:
-    """Sends as fast as it may, for so many seconds from the start message on; reports the
-    outcome."""
+    """Send as fast as possible for some seconds from the start message on; report the outcome."""
 
     async def main() -> None:
         keys = workload.words()[:_CHUNK]
@@ -207,7 +206,7 @@ def appending(task: dict[str, Any], say: Callable[..., None], listen: Callable[[
 
 
 def bare_inserts(task: dict[str, Any], say: Callable[..., None]) -> None:
-    """Inserts rows of one size, for so many seconds."""
+    """Insert rows of one size for some seconds."""
     path = Path(task["folder"]) / "0000.sqlite"
     create_database(path, "bare", 0)
     database = sqlite3.connect(path, isolation_level=None)

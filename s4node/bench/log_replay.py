@@ -1,7 +1,7 @@
 """log-replay: a keyed count from the embedded log, from the oldest event to the newest.
 
-A producer process fills the log of a node in a process of its own; then a container, in a third
-one, reads it from the beginning over the node's socket. Measured from the first event processed to
+A producer process fills the log of a node in another process; then a container, in a third process,
+reads it from the beginning over the node's socket. The clock runs from the first processed event to
 the last; commits go on meanwhile. The limit is the bare loop over the same events.
 """
 
@@ -83,7 +83,7 @@ def _replay(partitions: int, seconds: float) -> dict[str, Any]:
 
 
 def replayed(task: dict[str, Any], say: Callable[..., None], listen: Callable[[], Any]) -> None:
-    """A node's redirector with a log; reports its address, and ends at a message."""
+    """Run a node's redirector with a log; report its address, and end at a message."""
 
     async def main() -> None:
         config = Config.of(
@@ -106,8 +106,7 @@ def replayed(task: dict[str, Any], say: Callable[..., None], listen: Callable[[]
 
 
 def replaying(task: dict[str, Any], say: Callable[..., None]) -> None:
-    """A container that reads the log from the oldest event; reports how long it took, and its
-    counts."""
+    """Run a container that reads the log from the oldest event; report its time and counts."""
 
     async def main() -> None:
         app = App("log-replay")

@@ -1,4 +1,4 @@
-"""loop: what the event loop itself costs an event and a batch, with 1, 10 and 100 tasks.
+"""loop: the event loop's own cost of an event and of a batch, with 1, 10 and 100 tasks.
 
 The limit is a bare loop that calls the same ``process`` with the same arguments. The rest is the
 loop's own: making envelopes, choosing, the gate, counting, and reporting to the input.
@@ -95,12 +95,12 @@ def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
 
 
 def _batches(events: int, batch: int, tasks: int) -> int:
-    """How many batches each task gets."""
+    """The number of batches of each task."""
     return max(1, events // (batch * tasks))
 
 
 def _bare(events: int) -> float:
-    """Seconds of calling ``process`` so many times, in a loop."""
+    """The seconds of ``events`` calls of ``process`` in a loop."""
     task, collector, asked = Sum(), StreamCollector(Sums(), []), Asked()
     envelopes = [
         Envelope("memory", "numbers", 0, number, None, Number(number)) for number in range(BATCH)
@@ -129,11 +129,11 @@ class _Feed:
 
     @property
     def safe(self) -> int:
-        """How far the task has reported to be."""
+        """The offset below which the task is done."""
         return self._progress.safe
 
     def offer(self) -> bool:
-        """Offer a batch if there is none; True if it did."""
+        """Offer a batch if none waits; return True if one was offered."""
         if not self.left or self.task.backlog.stages[self._ssp].depth > self._size:
             return False
         batch = InputBatch(self._ssp, self._next, self._size, 0, 0)
@@ -161,23 +161,23 @@ class _Feeding:
             self._done.set()
 
     def hand_on(self, *_: Any) -> None:
-        """Nothing is sent."""
+        """Nothing to do: tasks put no events."""
 
     def commit(self, _: Task) -> bool:
         return False
 
     def replace(self, _: Task) -> None:
-        """No task fails."""
+        """Never called: no task fails."""
 
     def arrived(self) -> bool:
         return True
 
     def shut_down(self) -> None:
-        """No task asks for it."""
+        """Never called: no task asks for it."""
 
 
 async def _looped(batches: int, size: int, tasks: int) -> tuple[float, bool]:
-    """Seconds that a loop of so many tasks takes, and whether the sums are right."""
+    """The seconds of a loop of ``tasks`` tasks, and True if the sums are right."""
     app, config = Sums(), Config.of({"s4.cluster.partitions": str(tasks)})
     await hooks.declare(app, config, tasks)
     pipeline = Pipeline(app, config)

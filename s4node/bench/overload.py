@@ -1,8 +1,8 @@
-"""overload: ten times what a slow PE can take, with each policy of its stage.
+"""overload: ten times the rate that a slow PE can process, with each policy of its stage.
 
 Blocking loses nothing and slows its source; shedding and throttling drop what does not fit, and
 every event is accounted for: processed + dropped = sent, by the node's and by the producer's count.
-Memory stays below what the node takes idle and one and a half times the configured bytes.
+Memory stays below that of the idle node plus one and a half times the configured bytes.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from s4node.runtime.container.container import Container
 
 HANDLER_SECONDS = 0.001
 TAKES = int(1 / HANDLER_SECONDS)
-"""Events a second that the PE can take at most."""
+"""The most events a second that the PE can process."""
 
 RATE = 10 * TAKES
 """Events a second that are offered."""
 
 EVENT_BYTES, QUICK_EVENT_BYTES = 1024, 16_384
-"""A quick run fills the stage with fewer events, so that they are worked off sooner."""
+"""A quick run fills the stage with fewer events, so that it ends sooner."""
 
 STAGE_BYTES = 24 << 20
 MAX_RATE = TAKES // 2
-"""What the throttled stage lets leave."""
+"""The events a second that the throttled stage lets leave."""
 
 
 class Package(Event):
-    """An event that weighs something."""
+    """An event with a payload."""
 
     key: int
     payload: bytes
@@ -50,7 +50,7 @@ class Slow(ProcessingElement):
     count: int = 0
 
     async def on_event(self, package: Package) -> None:  # noqa: ARG002 - only its coming counts
-        """Wait for a while, as for another service."""
+        """Wait, as for another service."""
         await trio.sleep(HANDLER_SECONDS)
         self.count += 1
 
@@ -120,7 +120,7 @@ def _one(policy: str, seconds: float, size: int) -> Result:
 
 
 def slow_node(task: dict[str, Any], say: Callable[..., None], listen: Callable[[], Any]) -> None:
-    """A node with the slow PE; says its peak memory when asked, and at the end what it counted."""
+    """Run a node with the slow PE; report peak memory on request, and the counts at the end."""
 
     async def main() -> None:
         app = App("overload")
@@ -148,7 +148,7 @@ def slow_node(task: dict[str, Any], say: Callable[..., None], listen: Callable[[
 
 
 def pressing(task: dict[str, Any], say: Callable[..., None], listen: Callable[[], Any]) -> None:
-    """Offers events at a rate and waits where it is made to; says what became of them."""
+    """Send events at a rate, and wait if made to; report the outcome."""
 
     async def main() -> None:
         payload = bytes(task["size"])

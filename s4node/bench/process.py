@@ -1,9 +1,9 @@
 """The processes of a benchmark: started, given tasks, and asked for results.
 
 Rules
-- Each role is a Python process of its own; it gets its task as one JSON line on standard input and
-  answers in JSON lines on standard output.
-- A role that dies or stays silent ends the benchmark with what it wrote on standard error.
+- Each role is a Python process. It gets its task as one JSON line on standard input and answers in
+  JSON lines on standard output.
+- A role that dies or stays silent ends the benchmark, with its standard error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from s4node.errors import S4Error
 
 
 class Role:
-    """A running role, such as ``node``; use it in ``with``, which ends the process."""
+    """A running role, such as ``node``; use it in ``with``, which ends its process."""
 
     def __init__(self, name: str, **task: Any) -> None:
         self.name = name
@@ -38,7 +38,7 @@ class Role:
         print(json.dumps(message), file=self._process.stdin, flush=True)
 
     def hear(self) -> dict[str, Any]:
-        """The role's next message; raises S4Error if it ended instead."""
+        """The role's next message; raises S4Error if the role ended instead."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:

@@ -1,8 +1,8 @@
-"""recovery: how soon a restarted container is as fast as it was before.
+"""recovery: the time until a restarted container is as fast as it was before.
 
-A keyed count reads half of a log and stops in order; then the page cache of its files is dropped
-and it begins again with the other half. ``seconds`` are from the start of the process until it has
-processed events at 0.9 of its former rate for a fifth of a second; ``ratio`` compares that with
+A keyed count reads half of a log and stops in order; then the page cache of its files is dropped,
+and it resumes with the other half. ``seconds`` is the time from the start of the process until it
+has processed events at 0.9 of its former rate for a fifth of a second; ``ratio`` is relative to
 1,000 keys of state. ``checked`` also says that nothing was replayed.
 """
 
@@ -102,7 +102,7 @@ def _rate(samples: Samples) -> float:
 
 
 def _reached(samples: Samples, wanted: float, window: float) -> tuple[float, float]:
-    """When a window's rate is first as wanted, and that rate; else when the last one ends."""
+    """When a window first has the wanted rate, and its rate; else the end of the last window."""
     start = 0
     for end in range(1, len(samples)):
         while samples[end][0] - samples[start + 1][0] >= window:

@@ -1,4 +1,4 @@
-"""The outcome of a measurement, as people and programs read it."""
+"""The outcome of a measurement, for people and programs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 @dataclass
 class Result:
-    """One row. None where a figure does not apply; ``notes`` holds what else was measured.
+    """One row. Figures that do not apply are None; ``notes`` has further measurements.
 
-    Rates are events a second, latencies ms, ``ratio`` is system to limit, both medians of
-    interleaved runs. ``checked`` tells whether the counts were right.
+    Rates are events a second, latencies ms; ``ratio`` is system to limit, both medians of
+    interleaved runs. ``checked`` is True if the counts were right.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Result:
     notes: dict[str, Any] = field(default_factory=dict)
 
     def row(self) -> dict[str, Any]:
-        """Every field, figures rounded to what they are worth."""
+        """Every field, with figures rounded to their precision."""
         found = {k: _rounded(v) for k, v in asdict(self).items() if k != "notes"}
         return found | {k: _rounded(v) for k, v in self.notes.items()}
 

@@ -1,4 +1,4 @@
-"""What the processes of the benchmarks do. Run as ``python -m s4node.bench.roles NAME``."""
+"""The roles of the benchmarks' processes. Run as ``python -m s4node.bench.roles NAME``."""
 
 from __future__ import annotations
 
@@ -48,8 +48,7 @@ def listen() -> dict[str, Any]:
 
 
 def tally_app(finder: str = "") -> App:
-    """The keyed count: one input stream, keyed by the word, to one PE class; keyed by the attribute
-    unless there is the name of a ``finder``."""
+    """The keyed count: one PE class, keyed by an attribute or by ``finder``."""
     app = App("keyed-count")
     key = workload.ByKey(finder) if finder else "key"
     app.create_input_stream("readings", app.create_pe(workload.Tally), key=key)
@@ -57,9 +56,9 @@ def tally_app(finder: str = "") -> App:
 
 
 def node(task: dict[str, Any]) -> None:
-    """A node with the keyed count.
+    """Run a node with the keyed count.
 
-    Says its address; on ``{"stop": false}`` its memory and CPU so far; on ``{}`` what it counted.
+    It reports its address; on ``{"stop": false}`` its memory and CPU so far; on ``{}`` its counts.
     """
 
     async def main() -> None:
@@ -90,7 +89,7 @@ def node(task: dict[str, Any]) -> None:
 
 
 def producer(task: dict[str, Any]) -> None:
-    """Sends for so many seconds, many events a call; says how many and how long it took."""
+    """Send for some seconds, many events in each call; report how many, and the time."""
 
     async def main() -> None:
         keys = workload.key_sequence()
@@ -114,7 +113,7 @@ def producer(task: dict[str, Any]) -> None:
 
 
 def live_keys(task: dict[str, Any]) -> None:
-    """Sends every key once, then keys by ``law``; waits for a message before each part."""
+    """Send every key once, then keys by ``law``; wait for a message before each part."""
 
     async def main() -> None:
         keys = list(workload.uniform_keys(task["keys"]))
@@ -141,7 +140,7 @@ def live_keys(task: dict[str, Any]) -> None:
 
 
 def plain(task: dict[str, Any]) -> None:
-    """Memory of plain objects with a Tally's attributes, in a dict, made from decoded events."""
+    """Report the memory of plain objects with a Tally's attributes, in a dict."""
 
     class Plain:
         def __init__(self) -> None:
@@ -161,7 +160,7 @@ def plain(task: dict[str, Any]) -> None:
 
 
 def plain_loop(task: dict[str, Any]) -> None:
-    """CPU time of the bare loop over the same keys by the same law."""
+    """Report the CPU time of the bare loop over the same keys by the same law."""
     keys = list(workload.uniform_keys(task["keys"]))
     encode = msgspec.msgpack.Encoder().encode
     decoder = msgspec.msgpack.Decoder(list[workload.Reading])
@@ -183,7 +182,7 @@ def plain_loop(task: dict[str, Any]) -> None:
 
 
 def single(task: dict[str, Any]) -> None:
-    """Sends for so many seconds, one event a call, with the trio or the synchronous client."""
+    """Send for some seconds, one event in each call, with the trio or the synchronous client."""
     keys = workload.key_sequence()
     chunks = workload.batches(keys, CHUNK)
 
@@ -278,7 +277,7 @@ def lines_limit(task: dict[str, Any]) -> None:
 
 
 def sentences(task: dict[str, Any]) -> None:
-    """Sends sentences for so many seconds; says how many and how long it took."""
+    """Send sentences for some seconds; report how many, and the time."""
 
     async def main() -> None:
         events = word_count.sentences()
@@ -321,7 +320,7 @@ def words_limit(task: dict[str, Any]) -> None:
 
 
 def batons(task: dict[str, Any]) -> None:
-    """Sends so many batons."""
+    """Send batons; report the time."""
 
     async def main() -> None:
         async with Client(task["address"]) as client:

@@ -1,4 +1,4 @@
-"""single-events: a producer that calls ``send(event)`` one at a time, as fast as it can."""
+"""single-events: a producer calls ``send(event)`` for one event at a time, as fast as it can."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""state: stores beside bare rocksdict, and a keyed count of more keys than memory holds.
+"""state: stores compared with bare rocksdict, and a keyed count of more keys than memory holds.
 
 Stores: the same rows are written and read by a task's store, with a commit every 10,000, and by
-rocksdict with the same encoding, a row a call or, for ``get-many``, 1,000 rows a call.
+rocksdict with the same encoding: a row in each call or, for ``get-many``, 1,000 rows.
 
 Keys: an event for each of 10,000,000 keys, so that all have state, and then events for keys without
-a pattern; the cache keeps few enough instances for 512 MB, which the process's peak is checked
-against. ``p99_ms`` is of the pauses between two turns of the loop in which events were processed.
+a pattern. The cache keeps few enough instances for 512 MB, which is checked against the process's
+peak. ``p99_ms`` is of the pauses between two turns of the loop that processed events.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _many_keys(keys: int, drawn: int, cached: int) -> Result:
 
 
 def _sampled(folder: Path, keys: int, drawn: int) -> bool:
-    """Return True if some keys have been counted right."""
+    """Return True if a sample of keys was counted right."""
     wanted = {key_of(offset, keys) for offset in range(min(_SAMPLED, keys))}
     truth = Counter(wanted)
     truth.update(
@@ -126,7 +126,7 @@ def _sampled(folder: Path, keys: int, drawn: int) -> bool:
 
 
 def stored(task: dict[str, Any], say: Callable[..., None]) -> None:
-    """Seconds of the same calls on a store and on bare rocksdict."""
+    """Report the seconds of the same calls on a store and on bare rocksdict."""
     keys = [f"key-{number:08d}" for number in range(task["rows"])]
     random.Random(5).shuffle(keys)  # noqa: S311 - a workload, not a secret
     sides: dict[str, Callable[[Path], _Side]] = {"bare": _Bare, "store": _Store}
@@ -146,25 +146,25 @@ def stored(task: dict[str, Any], say: Callable[..., None]) -> None:
 
 
 class _Side:
-    """A store that puts a number for each key, and gets them again."""
+    """A store that puts a number for each key, and gets the numbers again."""
 
     def put_all(self, keys: list[str]) -> None:
-        """A row a call."""
+        """Put one row in each call."""
         raise NotImplementedError
 
     def get_all(self, keys: list[str]) -> int:
-        """A row a call; the sum."""
+        """Get one row in each call; return the sum."""
         raise NotImplementedError
 
     def get_many(self, keys: list[str]) -> int:
-        """Many rows a call; the sum."""
+        """Get many rows in each call; return the sum."""
         raise NotImplementedError
 
     def close(self) -> None:
         raise NotImplementedError
 
     def calls(self, keys: list[str]) -> Iterator[tuple[str, Callable[[], int | None]]]:
-        """What is measured."""
+        """The names of the measured calls, and the calls."""
         others = random.Random(6).sample(keys, len(keys))  # noqa: S311
         yield "put", lambda: self.put_all(keys)
         yield "get", lambda: self.get_all(others)
@@ -230,7 +230,7 @@ class _Store(_Side):
 
 
 def many_keys(task: dict[str, Any], say: Callable[..., None]) -> None:
-    """Counts all keys once, and then those that are drawn."""
+    """Count all keys once, and then drawn ones."""
     keys, drawn = task["keys"], task["drawn"]
 
     async def main() -> None:

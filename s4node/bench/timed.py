@@ -1,9 +1,9 @@
-"""The roles of the latency benchmark: senders on a schedule, and receivers that look at the clock.
+"""The roles of the latency benchmark: senders on a schedule, and receivers that read the clock.
 
 Both senders are paced by the same kernel timer (timerfd), which is exact to some microseconds; all
-times are ``CLOCK_MONOTONIC`` in seconds, the same in every process of a machine. Both have the
-garbage collector look at what comes and goes only, as nodes do and as a program should that minds
-milliseconds: one look at all that was imported takes 15 of them.
+times are ``CLOCK_MONOTONIC`` in seconds, the same in every process of a machine. Both exclude
+imported objects from garbage collection, as nodes do and as any program should that needs latencies
+of milliseconds: collecting them takes 15 ms.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LEAD = 0.2
 
 
 class Timed(Event):
-    """An event that knows when it was to be sent."""
+    """An event with its intended send time."""
 
     key: str
     value: int
@@ -62,7 +62,7 @@ class Schedule:
             raise OSError(ctypes.get_errno(), "timerfd")
 
     def ticks(self) -> int:
-        """How many ticks have come since the last call; call it when the fd is readable."""
+        """The number of ticks since the last call; call it when the fd is readable."""
         return int(struct.unpack("Q", os.read(self.fd, 8))[0])
 
     def due(self, number: int) -> float:
@@ -71,7 +71,7 @@ class Schedule:
 
 
 def timed(task: dict[str, Any]) -> None:
-    """Sends ``count`` events one by one through the trio client."""
+    """Send ``count`` events one by one through the trio client."""
 
     async def main() -> None:
         async with Client(task["address"]) as client:
@@ -92,7 +92,7 @@ def timed(task: dict[str, Any]) -> None:
 
 
 def bare_timed(task: dict[str, Any]) -> None:
-    """Sends the same frames through a plain pynng socket."""
+    """Send the same frames through a plain pynng socket."""
     kind = EventType(Timed)
     socket = pynng.Pair0(send_buffer_size=128)
     socket.dial(task["address"], block=True)
@@ -118,7 +118,7 @@ def bare_timed(task: dict[str, Any]) -> None:
 
 
 def delay(task: dict[str, Any]) -> None:
-    """A node whose PE notes when each event arrives."""
+    """Run a node whose PE notes when each event arrives."""
     late: list[float] = []
     clock = time.monotonic
 
@@ -146,7 +146,7 @@ def delay(task: dict[str, Any]) -> None:
 
 
 def bare(task: dict[str, Any]) -> None:
-    """A plain pynng socket that notes when each frame arrives."""
+    """Run a plain pynng socket that notes when each frame arrives."""
     late: list[float] = []
     socket = pynng.Pair0(recv_buffer_size=128)
     listener = socket.listen("tcp://127.0.0.1:0")
@@ -161,7 +161,7 @@ def bare(task: dict[str, Any]) -> None:
 
 
 def _port(port: int) -> int:
-    """pynng gives a port in network byte order."""
+    """A port in host byte order; pynng gives it in network byte order."""
     return int.from_bytes(port.to_bytes(2, sys.byteorder), "big")
 
 

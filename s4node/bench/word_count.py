@@ -52,7 +52,7 @@ def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
 
 
 def sentences() -> list[Sentence]:
-    """The workload's words, ten a sentence, as many as fill whole chunks; it repeats."""
+    """The workload's words in sentences of ten, repeated to fill whole chunks."""
     words = workload.key_sequence()
     step = WORDS_IN_A_SENTENCE
     texts = [" ".join(words[at : at + step]) for at in range(0, len(words) - step, step)]
@@ -95,7 +95,7 @@ def system(seconds: float) -> dict[str, Any]:
 
 
 def ask(member: Role) -> dict[str, Any]:
-    """What a member has counted so far."""
+    """The counts of a member so far."""
     member.tell({"stop": False})
     return member.hear()
 

@@ -1,4 +1,4 @@
-"""The events of the benchmarks, and the truth about them.
+"""The events of the benchmarks, and their expected counts.
 
 Rules
 - The same seed gives the same events in every process, so each side can compute what the other
@@ -24,7 +24,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 class Reading(Event):
-    """What is counted: a word, a number, and a time in ms (13 digits)."""
+    """The event to count: a word, a number, and a time in ms (13 digits)."""
 
     key: str
     value: int
@@ -32,13 +32,12 @@ class Reading(Event):
 
 
 class ByKey:
-    """A KeyFinder that finds what the attribute ``key`` holds."""
+    """A KeyFinder that returns the attribute ``key``."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def get(self, event: Reading) -> str:
-        """The key."""
         return event.key
 
 
@@ -82,7 +81,7 @@ def batches(keys: list[str], size: int) -> Iterator[list[Reading]]:
 
 
 def uniform_keys(count: int) -> Iterator[str]:
-    """So many distinct keys of 11 characters, in an order without pattern."""
+    """``count`` distinct keys of 11 characters, in an order without pattern."""
     step = 7_368_787  # a prime, so every number below ``count`` comes once
     return (f"key-{number * step % count:07d}" for number in range(count))
 
@@ -120,6 +119,6 @@ def truth(keys: list[str], events: int) -> dict[str, tuple[int, int]]:
 
 
 def digest(tallies: Iterable[tuple[str, int, int]]) -> str:
-    """A fingerprint of keys, counts and totals, in whatever order they come."""
+    """A fingerprint of keys, counts and totals, whatever their order."""
     lines = sorted(f"{key} {count} {total}" for key, count, total in tallies)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

@@ -41,8 +41,8 @@ _SHOWN = 100  # characters of a JSON text
 _PLACE = re.compile(r"`\$\[(\d+)\]([^`]*)`\Z")  # that msgspec ends a message with
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that are not what they should be. It has no errors of its own for
-text that is not UTF-8, and for what is nested too deeply."""
+"""The errors of msgspec for bad bytes; it raises Python's own ones for text that is not UTF-8 and
+for values nested too deeply."""
 
 FieldDecl: TypeAlias = tuple[str, str, bool]
 """A field's name, its type in words, and whether it must be present."""

@@ -6,8 +6,8 @@ Rules
 - A stage never refuses a batch: its feeder asks its executor first. Being over capacity is possible
   for a moment (batches are not cut to fit) and stops further credit.
 - Events that the app itself has put on a stream leave before events from outside.
-- If a stream feeds itself, what its own app puts on it goes to the ``overflow`` once the stage is
-  full, and comes back in order: there is always room for it, and memory stays bounded.
+- If a stream feeds itself, events that its own app puts on it go to the ``overflow`` once the stage
+  is full, and come back in order: there is always room for them, and memory stays bounded.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ B = TypeVar("B", bound=EventBatch)
 
 
 def put_back(waiting: deque[B], rest: B) -> None:
-    """Put the rest of a batch behind all that may overtake it, and before what must not."""
+    """Queue the rest of a batch after batches that may overtake it, and before the others."""
     later = [batch for batch in waiting if rest.precedes(batch)]
     sooner = [batch for batch in waiting if not rest.precedes(batch)] if later else waiting
     entries = [*sooner, rest, *later]
@@ -91,7 +91,7 @@ class Gauge:
         self._waited_last = 0.0
 
     def came(self, events: int, size: int) -> None:
-        """A batch has come in."""
+        """Count a batch that has come in."""
         self.admitted += events
         self.depth += events
         self.bytes += size
@@ -99,12 +99,12 @@ class Gauge:
             self.highest = self.depth
 
     def went(self, events: int, size: int) -> None:
-        """Events have left."""
+        """Count events that have left."""
         self.depth -= events
         self.bytes -= size
 
     def dropped(self, events: int, reason: str) -> None:
-        """Events were not admitted."""
+        """Count events that were not admitted."""
         self.shed[reason] += events
 
     @property
@@ -114,11 +114,11 @@ class Gauge:
 
     @property
     def grant(self) -> int:
-        """How many events all producers together may have between sending and processed."""
+        """How many unprocessed events all producers together may have sent."""
         return self.capacity
 
     def share(self, weight: float, parts: int) -> int:
-        """One of ``parts`` shares of it, in events that weigh so many bytes each."""
+        """One of ``parts`` shares of the grant, in events of ``weight`` bytes each."""
         return min(self.grant // parts, int(self.max_bytes / (parts * weight)))
 
     @property
@@ -128,7 +128,7 @@ class Gauge:
 
     @property
     def holds(self) -> bool:
-        """Return True if tasks and sources of this process are to wait before they put more."""
+        """True if tasks and sources of this process have to wait before they put more."""
         return self.depth >= self.capacity * self.executor.waits_from or (
             self.bytes >= self.max_bytes * self.executor.waits_from
         )
@@ -160,8 +160,7 @@ class Gauge:
 class Stage(Gauge):
     """The queue of one stream in one partition, in order of arrival.
 
-    ``head`` is the batch that was taken last and is not finished; ``loaded`` says that its events
-    are ready.
+    ``head`` is the batch that was taken and is not finished; ``loaded`` says that it is decoded.
     """
 
     __slots__ = ("_inner", "_outer", "head", "loaded", "overflow")
@@ -182,7 +181,7 @@ class Stage(Gauge):
         self._outer: deque[EventBatch] = deque()
 
     def offer(self, batch: EventBatch, now: float = 0.0) -> None:
-        """Put a batch behind the others of its kind."""
+        """Queue a batch after the others of its kind."""
         batch.offered_at = now
         size = batch.size
         if batch.receipt is not None:
@@ -198,8 +197,7 @@ class Stage(Gauge):
         self._inner.append(batch)
 
     def take(self, now: float = 0.0) -> EventBatch | None:
-        """Take the next batch to the head, if there is one. Its events count as in the stage until
-        ``passed``."""
+        """Take the next batch to the head, if there is one; its events stay until ``passed``."""
         if self._inner:
             batch = self._inner.popleft()
         elif self.spilled:
@@ -215,7 +213,7 @@ class Stage(Gauge):
         return batch
 
     def load(self) -> None:
-        """Decode the head, as far as that goes at once."""
+        """Decode the head; if that takes long, queue the rest of it."""
         assert self.head is not None
         self.loaded = True
         rest = self.head.load()
@@ -224,7 +222,7 @@ class Stage(Gauge):
             put_back(self._outer, rest)
 
     def resume(self, overflow: Overflow, events: int) -> None:
-        """The overflow has this many events from an earlier process."""
+        """Resume with ``events`` events that an earlier process left in the overflow."""
         self.overflow = overflow
         self.came(events, 0)
         self.spilled += events
@@ -258,7 +256,7 @@ class Stage(Gauge):
         self._outer = deque(kept)
 
     def clear(self) -> None:
-        """Drop everything, also what was taken: it will be replayed."""
+        """Drop everything, including the head; it will be replayed."""
         for batch in (self.head, *self._outer):
             if batch is not None:
                 batch.discard()
@@ -271,16 +269,16 @@ class Stage(Gauge):
 
     @property
     def grant(self) -> int:
-        """The same as a gauge's; a stage that feeds itself takes whole frames from other nodes.
+        """As a gauge's, but a stage that feeds itself takes whole frames from other nodes.
 
-        What does not fit into its memory waits on disk, here or there, and in frames of a few
-        events it would be in transit for ever.
+        Events beyond its memory wait on disk, here or there; frames of a few events would never
+        move them.
         """
         return self.capacity if self.overflow is None else max(self.capacity, _FEEDBACK_GRANT)
 
     @property
     def withheld(self) -> bool:
-        """The same as a gauge's, but spilled events are not a reason to make other nodes wait."""
+        """As a gauge's, but spilled events do not make other nodes wait."""
         if self.overflow is None:
             return self.full
         return self.depth - self.spilled >= self.grant or self.bytes >= self.max_bytes
