@@ -1,7 +1,7 @@
 """The statistics of a container, its tasks, inputs and outputs. Pure.
 
 Rules
-- Each statistic is defined here once. Metrics, ``s4 status`` and ``s4 top`` map it once, from here.
+- Each statistic is defined once, here; metrics, ``s4 status`` and ``s4 top`` read it from here.
 - Values are frozen and hold plain data, so that they travel to other processes as they are.
 - Counts are events since the start, unless a field says otherwise.
 """
@@ -14,10 +14,9 @@ import msgspec
 class StageStatistics(msgspec.Struct, frozen=True):
     """The counts of a stage.
 
-    ``depth`` is what is in the stage now, ``in_flight`` the part that is being processed,
-    ``spilled`` the part that waits on disk. ``waited_last`` is how many seconds the last batch to
-    be taken had waited. ``partition`` is None for a stage of a whole container. ``shed`` counts by
-    reason.
+    Counts are events. ``depth`` counts those in the stage now, ``in_flight`` those being processed,
+    ``spilled`` those that wait on disk. ``waited_last`` is how many seconds the last taken batch
+    had waited. ``partition`` is None for a stage of a whole container. ``shed`` counts by reason.
     """
 
     stage: str
@@ -65,8 +64,8 @@ class TaskStatistics(msgspec.Struct, frozen=True):
 class InputStatistics(msgspec.Struct, frozen=True):
     """The counts of one input stream, in events; ``gaps`` and ``over_credit`` in dropped frames.
 
-    ``left`` were left to their producers for lack of room, ``redispatched`` came to the wrong
-    partition. ``forwarded`` came by way of another container of the app, or another task. Events
+    ``left`` stayed with their producers for lack of room, ``redispatched`` came to the wrong
+    partition. ``forwarded`` came through another container of the app, or another task. Events
     passed on to the owner of their partition are counted by the owner as ``admitted``, ``refused``
     or ``shed``, and not here.
     """
@@ -131,10 +130,10 @@ class ReplayStatistics(msgspec.Struct, frozen=True):
 class ContainerStatistics(msgspec.Struct, frozen=True):
     """The counts of a container of ``app`` since its start.
 
-    ``levels`` says of each stream how many others come before it on the way from an input,
-    ``grades`` whether it is fast or durable. ``replay`` and ``outboxes`` are empty if tasks keep no
-    state. By output stream, ``sent`` counts events that were put on it, ``dropped`` those that its
-    stages dropped. ``unsendable`` counts events that could not be sent, by stage and stream.
+    ``levels`` is, by stream, the number of streams before it on the way from an input; ``grades``
+    says if it is fast or durable. ``replay`` and ``outboxes`` are empty if tasks keep no
+    state. By output stream, ``sent`` counts the events put on it, ``dropped`` those that its stages
+    dropped. ``unsendable`` counts events that could not be sent, by stage and stream.
     ``utilization`` is the part of the time in which its loop was busy, from 0 to 1.
     ``started_after`` is how many seconds the start took, 0 until it ends.
     """

@@ -143,11 +143,11 @@ class SyncClient:
         raise failure from failure.__cause__
 
     def soon(self, function: Callable[[], None]) -> None:
-        """Run a function in the client's thread soon, once for several calls."""
+        """Run a function in the client's thread soon; several calls may run it once."""
         self._trio_token().run_sync_soon(function, idempotent=True)
 
     def _trio_token(self) -> trio.lowlevel.TrioToken:
-        """The way into the client's thread; raises StageClosed if there is none."""
+        """The token of trio in the client's thread; raises StageClosed if the client is closed."""
         fork_guard.check()
         if self._thread is None:
             raise StageClosed("the client is closed; use it in 'with'")

@@ -1,7 +1,7 @@
 """The accounts of a container: its statistics, and the metrics that are reported.
 
 Rules
-- Nothing is counted here: parts and tasks count, and are asked when a report is due.
+- Parts and tasks count; this module asks them when a report is due.
 - Metrics are reported from before the start of the first tasks until the container's end.
 """
 

@@ -72,13 +72,13 @@ class Loop(Protocol):
 
 
 def at_once(step: Coroutine[Any, Any, R]) -> R:
-    """Run a step that awaits nothing; only steps in the mode AWAIT do."""
+    """Run a step to its end; its mode is not AWAIT, so it awaits nothing."""
     try:
         step.send(None)
     except StopIteration as ended:
         return ended.value  # type: ignore[no-any-return]
     step.close()
-    raise AssertionError("a step that should end at once waits")
+    raise AssertionError("a step awaits something, but its mode is not AWAIT")
 
 
 class StepRunner:

@@ -335,7 +335,7 @@ class PeProcessor(Processor):
         return self._timed_for + self._clock() - self._step_began
 
     def slow_timers(self) -> list[str]:
-        """PEs of which a round has taken longer than its interval, and was not told before."""
+        """Return the PEs with a round longer than its interval; each PE once."""
         found = [name for name, told in self._slow.items() if not told]
         self._slow.update(dict.fromkeys(found, True))
         return found

@@ -4,10 +4,10 @@ Rules
 - A task decides what runs next and counts it; its processor runs it. A processor runs one thing at
   a time, except events that are in flight together.
 - ``process`` and ``run`` may run in a thread, so they touch only what belongs to the processor.
-- A step awaits something only in the mode AWAIT; in the others it ends at once.
+- Only a step in the mode AWAIT awaits anything; a step in another mode ends at once.
 """
 
-# ruff: noqa: B027 - a method that a processor need not have does nothing
+# ruff: noqa: B027 - optional methods do nothing by default
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Processor(ABC):
 
     ``put`` has the events that handlers put on the app's streams, by index; ``asked`` the requests
     outside single events. ``instances`` are those of PEs, by the PE's name; ``ignored`` counts
-    exceptions by class. ``starts`` says where the author's task wants inputs to begin, by SSP.
+    exceptions by class. ``starts`` has the starting places that the user's task asked for, by SSP.
     """
 
     instances: dict[str, Instances]
@@ -132,12 +132,12 @@ class Processor(ABC):
         """When the next timer is due; None if there is none."""
 
     def slow_timers(self) -> Iterable[str]:
-        """The PEs whose last round of ``on_time`` took longer than its interval; each once."""
+        """Return the PEs with a round of ``on_time`` longer than its interval; each PE once."""
         return ()
 
     @abstractmethod
     def mode(self, op: Op, stream: str, /) -> Mode:
-        """How ``op`` is run; ``stream`` matters for PROCESS only."""
+        """The mode of ``op``; ``stream`` matters for PROCESS only."""
 
     @abstractmethod
     def keep(self, state: State, /) -> None:
@@ -150,7 +150,7 @@ class Processor(ABC):
 
     @abstractmethod
     async def process(self, batch: EventBatch, events: list[Any]) -> int:
-        """Process these events, from ``batch.at`` on; return how many were processed."""
+        """Process ``events``, which begin at ``batch.at``; return how many were processed."""
 
     @abstractmethod
     async def run(self, op: Op, limit: int, /) -> bool:
@@ -164,7 +164,7 @@ class Processor(ABC):
 
     @abstractmethod
     def limit(self, stream: str, /) -> int:
-        """How many events of a stream may be in flight."""
+        """The number of events of a stream that may be in flight."""
 
     @abstractmethod
     def place(self, entry: InFlightEvent) -> None:
@@ -178,7 +178,7 @@ class Processor(ABC):
 
     @abstractmethod
     def style(self, stream: str, /) -> Mode:
-        """How single events of a stream are run: AWAIT, THREAD or CALLBACK."""
+        """The mode of single events of a stream: AWAIT, THREAD or CALLBACK."""
 
     @abstractmethod
     async def process_one(self, entry: InFlightEvent) -> None:

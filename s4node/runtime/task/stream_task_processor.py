@@ -306,7 +306,7 @@ class StreamTaskProcessor(Processor):
             handled.set(None)
             emitted.reset(token)
 
-    # -- what runs alone ---------------------------------------------------------------------
+    # -- steps that run alone ---------------------------------------------------------------
 
     @property
     def timed(self) -> bool:

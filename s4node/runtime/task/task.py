@@ -252,9 +252,9 @@ class Task:
         self._slicing = op is Op.PROCESS and mode in _SLICES
 
     async def run(self, op: Op, limit: int) -> int:
-        """Process up to ``limit`` events of the batch at hand, or do what runs alone.
+        """Process up to ``limit`` events of the batch at hand, or run a step that runs alone.
 
-        Return how many events were processed; for other steps, whether the step is complete. The
+        Return how many events were processed; for other steps, True if the step is complete. The
         loop itself takes commits.
         """
         if op is Op.PROCESS:
