@@ -49,7 +49,7 @@ class Failed(Exception):  # noqa: N818 - Ctrl-C is not an error
 
 
 class Job:
-    """What the demo knows of its progress."""
+    """The progress of the demo."""
 
     def __init__(self) -> None:
         self.board = Board()
@@ -82,7 +82,7 @@ class Job:
             }
 
     def picture(self) -> Any:
-        """What the terminal shows."""
+        """The view for the terminal."""
         return picture(self.board, self.stage, self.sent, self.rows, self.rate)
 
 
@@ -135,7 +135,7 @@ async def _demo(console: Console, adapter: str, listen: str) -> int:
 
 @asynccontextmanager
 async def _adapter(address: str, board: str) -> AsyncIterator[str]:
-    """Where the adapter listens: the one at ``address``, or else one of ours before a node."""
+    """The address of an adapter: ``address``, or that of a new adapter in front of a new node."""
     if address:
         yield address
         return

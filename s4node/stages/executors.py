@@ -58,7 +58,7 @@ class StageSettings:
 
 
 class Load(Protocol):
-    """How full a stage is: its events and bytes, and its capacity."""
+    """The load of a stage: its events and bytes, and its capacity."""
 
     @property
     def depth(self) -> int: ...
@@ -98,7 +98,7 @@ class Executor:
         self.settings = settings
 
     def room(self, load: Load, events: int, size: int, now: float) -> int:
-        """How many of ``events`` of ``size`` bytes together are admitted, the oldest first."""
+        """The number of ``events``, of ``size`` bytes together, to admit, the oldest first."""
         return events
 
     def room_for_put(self, load: Load, events: int, size: int, now: float) -> int:
@@ -108,7 +108,7 @@ class Executor:
         return max(0, min(events, self.room(load, events, size, now)))
 
     def allowance(self, now: float) -> int:
-        """How many of the waiting events may leave now."""
+        """The number of waiting events that may leave now."""
         return UNLIMITED
 
     def left(self, events: int) -> None:
@@ -120,7 +120,7 @@ class Executor:
 
 
 def fitting(load: Load, events: int, size: int) -> int:
-    """How many of ``events`` of ``size`` bytes together fit into the room of a stage.
+    """The number of ``events``, of ``size`` bytes together, that fit into a stage.
 
     Bytes fit all or not at all: a frame that is not decoded cannot be cut.
     """

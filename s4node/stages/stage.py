@@ -114,7 +114,7 @@ class Gauge:
 
     @property
     def grant(self) -> int:
-        """How many unprocessed events all producers together may have sent."""
+        """The number of unprocessed events that all producers together may have sent."""
         return self.capacity
 
     def share(self, weight: float, parts: int) -> int:

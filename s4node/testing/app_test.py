@@ -262,7 +262,7 @@ class AppTest(Generic[A]):
 
     @property
     def unhandled(self) -> dict[str, int]:
-        """How many events met no handler of a PE, by ``PE:event type``."""
+        """The number of events without a handler, by ``PE:event type``."""
         return self._runtime.tasks[0].statistics().unhandled
 
     # -- inside ------------------------------------------------------------------------------

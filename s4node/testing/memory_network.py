@@ -84,7 +84,7 @@ class MemoryNetwork:
         return end
 
     async def probe(self, address: str, seconds: float) -> str:
-        """What is wrong at ``address``: nothing; raises OSError if nothing listens there."""
+        """The problem at ``address``: none; raises OSError if nothing listens there."""
         await trio.lowlevel.checkpoint()
         if self.place(host.get(), *host_and_port(address)) is None:
             raise ConnectionRefusedError(111, f"no listener at {address} within {seconds:g} s")

@@ -365,7 +365,7 @@ class ClientStream:
 
     @property
     def breath(self) -> int:
-        """How many events may be taken before the next check for room."""
+        """The number of events that may be taken before the next check for room."""
         weight = self._outbox.weight or _BREATHE_BYTES
         return _BREATHE if weight * _BREATHE <= _BREATHE_BYTES else int(_BREATHE_BYTES / weight) | 1
 
@@ -376,7 +376,7 @@ class ClientStream:
         return {"admitted": outbox.admitted, **outbox.refusals.counts, "pending": outbox.unsettled}
 
     async def resume_at(self, partition: int = 0) -> int:
-        """How many events of earlier lives of this producer are committed in a partition.
+        """Return the number of committed events of this producer's earlier lives in a partition.
 
         For durable streams; 0 if no earlier life is known.
         """

@@ -101,7 +101,7 @@ class Subscription:
 
     @property
     def interruptions(self) -> int:
-        """How often a connection to an app was lost, and with it the events meanwhile."""
+        """The number of times that a connection to an app, and events meanwhile, were lost."""
         return sum(source.interruptions for source in self._sources.values())
 
     @property

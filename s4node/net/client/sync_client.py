@@ -330,7 +330,7 @@ class SyncSubscription:
 
     @property
     def interruptions(self) -> int:
-        """How often a connection to an app was lost, and with it the events meanwhile."""
+        """The number of times that a connection to an app, and events meanwhile, were lost."""
         return self._look(lambda reader: reader.interruptions)
 
     @property

@@ -310,7 +310,7 @@ class StreamAdmission:
         lane.complete(first, end)
 
     def _room(self, lane: ProducerLane, count: int, size: int, now: float) -> tuple[int, Gauge]:
-        """How many of the events are taken, and the stage that refuses the rest.
+        """The number of events to take, and the stage that refuses the rest.
 
         Waiting frames count in both stages. If the stream's stage drops, the deserializer never
         makes producers wait: events that it has no room for, the stage has no room for either.

@@ -48,7 +48,7 @@ PATIENCE = 1.0
 only has to keep them longer."""
 
 _LOOKS = 16
-"""How often rows are checked during the time after which producers are forgotten."""
+"""The number of checks of rows during the time after which producers are forgotten."""
 
 
 class DurableLane(ProducerLane):
@@ -76,7 +76,7 @@ class DurableLane(ProducerLane):
 
     @property
     def window(self) -> int:
-        """How many events may be beyond the last commit."""
+        """The number of events that may be beyond the last commit."""
         most = self.admission.window_bytes
         by_bytes = int(most / (self.weight or UNKNOWN_BYTES))
         return max(1, min(self.admission.window_events, by_bytes))

@@ -35,7 +35,7 @@ def shortened(reason: str) -> str:
 
 
 def origin_of(stream: str, partition: int, producer: str) -> str:
-    """What the numbers of a lane count in, in words."""
+    """The unit that the numbers of a lane count, in words."""
     return f"{stream}[{partition}]@{producer}"
 
 

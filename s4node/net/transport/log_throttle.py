@@ -22,7 +22,7 @@ class LogThrottle:
         self._kinds: dict[Hashable, tuple[float, int]] = {}  # in the order of their time
 
     def left_out(self, kind: Hashable, now: float) -> int | None:
-        """How many were skipped since the last one; None if this one must be skipped, too."""
+        """The number skipped since the last one; None if this one must be skipped, too."""
         since, count = self._kinds.get(kind, (-math.inf, 0))
         if now < since + self._seconds:
             self._kinds[kind] = since, count + 1

@@ -103,7 +103,7 @@ class Tcp:
         return PairSocket.dialing(address, max_bytes, on_change)
 
     async def probe(self, address: str, seconds: float) -> str:
-        """What is wrong at ``address``; empty for a node."""
+        """The problem at ``address``; empty for a node."""
         return await threads.run_sync(look, address, seconds, abandon_on_cancel=True)
 
 

@@ -22,7 +22,7 @@ _QUESTION = wire.envelope([wire.encode_frame(wire.Query(0, "are you there"))])
 
 
 def look(address: str, seconds: float) -> str:
-    """What is wrong at ``address``, as the end of a sentence; empty for a node.
+    """The problem at ``address``, as the end of a sentence; empty for a node.
 
     Raises TimeoutError if nothing answers within ``seconds``, another OSError if nothing can be
     reached, and ConfigError for a bad address. Blocks for up to twice ``seconds``.
@@ -47,7 +47,7 @@ def look(address: str, seconds: float) -> str:
 
 
 def _judged(message: bytes) -> str:
-    """What is wrong with an answer; empty if a frame of it can be read."""
+    """The problem of an answer; empty if a frame of it can be read."""
     problem = "an empty message"
     try:
         for frame in wire.read_envelope(message, _MAX_ANSWER):

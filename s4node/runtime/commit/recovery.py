@@ -115,7 +115,7 @@ class Recovery:
         )
 
     def before_end(self, task: Task) -> Op:
-        """What the task does before it is told of the end of its inputs."""
+        """Return what runs first at the end of inputs: a commit, or END_OF_STREAM itself."""
         if not self.undoes or not self._committer.changed(task):
             return Op.END_OF_STREAM
         return Op.NOTHING if self._committer.writes(task) else Op.COMMIT

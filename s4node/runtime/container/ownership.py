@@ -40,7 +40,7 @@ from s4node.runtime.task.task import Task
 log = get_logger("s4node.runtime")
 
 _LAST_VERDICTS_SECONDS = 1.0
-"""How long the last verdicts to producers may take."""
+"""The limit for sending the last verdicts to producers."""
 
 
 class Ownership:

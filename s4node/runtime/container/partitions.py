@@ -296,7 +296,7 @@ class Partitions:
     # -- sources -----------------------------------------------------------------------------
 
     def pressure(self, stream: str) -> float:
-        """How full the fullest stage of one of the app's own streams is."""
+        """The fullness of the fullest stage of one of the app's own streams."""
         stages = [task.backlog.stages[stream] for task in self.tasks.values()]
         here = max((stage.depth / stage.capacity for stage in stages), default=0.0)
         if self._members is None:
@@ -326,7 +326,7 @@ class _Inner:
 
     @property
     def pressure(self) -> float:
-        """How full the fullest partition's stage is."""
+        """The fullness of the fullest partition's stage."""
         return self._partitions.pressure(self._stream.name)
 
     async def send(self, events: Sequence[Any]) -> int:

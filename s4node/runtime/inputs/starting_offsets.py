@@ -29,7 +29,7 @@ log = get_logger("s4node.runtime")
 
 
 class Known(NamedTuple):
-    """What decides where a task resumes an input.
+    """The sources of the offset at which a task resumes an input.
 
     ``wish`` is the offset of ``init``, ``request`` a pending startpoint, ``kept`` the checkpoint's
     offset, with its ``epoch`` (0 if there is none). ``start`` is the id of this start of the job,
@@ -151,7 +151,7 @@ class StartingOffsets:
 
 
 def default_offset(config: Config, system: str, stream: str) -> str:
-    """Where an input without a checkpoint begins: oldest, newest or upcoming."""
+    """The place where an input without a checkpoint begins: oldest, newest or upcoming."""
     of_stream = config.matching(settings.OFFSET_DEFAULT).get(stream)
     of_system = config.matching(settings.SYSTEM_OFFSET_DEFAULT).get(system)
     return of_stream or of_system or "upcoming"

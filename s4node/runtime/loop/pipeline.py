@@ -110,7 +110,7 @@ class Pipeline:
         )
 
     def parallelism(self, stream: str) -> int:
-        """How many handlers of a stream may be in flight in a partition."""
+        """The number of handlers of a stream that may be in flight in a partition."""
         found = self._app.streams[stream]
         wanted: int = self._value(STREAM, stream, "parallelism") or found.parallelism
         if wanted > 1 and (found.key is None or any(pe.singleton for pe in found.targets)):

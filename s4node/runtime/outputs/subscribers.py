@@ -23,7 +23,7 @@ from s4node.stages.executors import SUBSCRIBER
 
 _FEED_BYTES = 131_072
 _FEED_SECONDS = 0.005
-"""How many bytes a subscriber is sent at a time, and how soon it is checked again."""
+"""The bytes that a subscriber is sent at a time, and the seconds to the next check."""
 
 
 class Subscribers:

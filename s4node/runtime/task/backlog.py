@@ -167,7 +167,7 @@ class Backlog:
         return batch.at - self._began >= events or self._left_of_turn(batch) <= 0
 
     def limit(self, events: int) -> int:
-        """How many of ``events`` events of the current batch a step may take; at least one."""
+        """The number of ``events`` of the current batch that a step may take; at least one."""
         batch = self.at_hand
         assert batch is not None
         if batch.source in self.rates:
@@ -216,7 +216,7 @@ class Backlog:
         return source not in self.rates or self.allowance(source) > 0
 
     def allowance(self, source: Any) -> int:
-        """How many events of a source may leave now, by its rate."""
+        """The number of events of a source that may leave now, by its rate."""
         if source not in self.rates:
             return UNLIMITED
         now = self._clock()
@@ -364,12 +364,12 @@ class Backlog:
 
     @property
     def batch_resets(self) -> int:
-        """How often a batching chooser gave way to other inputs."""
+        """The number of times that a batching chooser gave way to other inputs."""
         return 0 if self._batching is None else self._batching.resets
 
     @property
     def lagging(self) -> dict[str, int]:
-        """How many partitions of each stream the bootstrap still has to read."""
+        """The number of partitions that the bootstrap still has to read, by stream."""
         return self.bootstrap.lag if self.bootstrap is not None else {}
 
 

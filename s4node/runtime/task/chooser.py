@@ -96,7 +96,7 @@ class Batching(Generic[I]):
 
     @property
     def left(self) -> int:
-        """How many more events of the chosen batch belong to its source's turn."""
+        """The number of events of the chosen batch that still belong to its source's turn."""
         return 0 if self._chosen is None else self._end - self._chosen.at
 
     def choose(self, waiting: Mapping[I, EventBatch], may: May[I]) -> I | None:
@@ -156,7 +156,7 @@ class Bootstrap:
 
     @property
     def lag(self) -> dict[str, int]:
-        """How many partitions of each ``system.stream`` are not caught up with yet."""
+        """The number of partitions that are not caught up with yet, by ``system.stream``."""
         return dict(sorted(Counter(f"{ssp.system}.{ssp.stream}" for ssp in self._until).items()))
 
 

@@ -44,7 +44,7 @@ class Recovery(IsolationPolicy[T_contra], Protocol[T_contra]):
         ...
 
     def before_end(self, task: T_contra, /) -> Op:
-        """What the task does before it is told of the end of its inputs."""
+        """Return what runs first at the end of inputs: a commit, or END_OF_STREAM itself."""
         ...
 
 
@@ -93,7 +93,7 @@ class Failures(Generic[T]):
         return self.isolation is not None and self.isolation.poison_events.unsafe > 0
 
     def before_end(self) -> Op:
-        """What the task does before it is told of the end of its inputs."""
+        """Return what runs first at the end of inputs: a commit, or END_OF_STREAM itself."""
         return Op.END_OF_STREAM if self._recovery is None else self._recovery.before_end(self._task)
 
     # -- rolling back ------------------------------------------------------------------------

@@ -143,7 +143,7 @@ class Gate:
         return self.phase in _ENDING or self.inputs is Inputs.ENDED
 
     def next_op(self, waiting: bool, held: bool = False, closing: bool = False) -> Op:
-        """What may begin now.
+        """The operation that may begin now.
 
         ``waiting`` says that an event may begin, ``held`` that events wait which must not begin
         yet. ``closing`` says that the due commit waits for events that have yet to begin or end;

@@ -1,4 +1,4 @@
-"""How many events a step may take, so that it ends in time. Pure.
+"""The number of events that a step may take, so that it ends in time. Pure.
 
 Rules
 - A step is bounded by events and by time. The cost of an event is estimated from earlier steps. The

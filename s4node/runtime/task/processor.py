@@ -90,7 +90,7 @@ class InFlightEvent:
 
     @property
     def position(self) -> str:
-        """Where the event is, in words."""
+        """The place of the event, in words."""
         return self.load.batch.position(self.index)
 
 

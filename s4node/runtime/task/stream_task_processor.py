@@ -415,5 +415,5 @@ def _place(batch: EventBatch) -> tuple[str, str, int]:
 
 
 def _behind(it: Any, envelopes: list[Envelope]) -> int:
-    """How many of the envelopes an iterator has handed out."""
+    """The number of envelopes that an iterator has handed out."""
     return len(envelopes) - length_hint(it)

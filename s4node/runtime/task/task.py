@@ -200,7 +200,7 @@ class Task:
     # -- what is next ------------------------------------------------------------------------
 
     def next_op(self) -> Op:
-        """What the task may do now."""
+        """Return the operation that the task may begin now."""
         in_flight, failures, phase = self.in_flight, self.failures, self.gate.phase
         closing = in_flight is not None and in_flight.closing
         if self._slicing:
@@ -233,7 +233,7 @@ class Task:
         return "" if batch is None else batch.stream
 
     def mode(self, op: Op) -> Mode:
-        """How the next step is run."""
+        """The mode of the next step."""
         if op is Op.PROCESS:
             batch = self.backlog.at_hand
             if self.in_flight is not None and (self.in_flight.busy or batch is None):

@@ -182,7 +182,7 @@ class Isolation(Generic[T]):
         return self._suspects is None or self._policy.may(self._task)
 
     def limit(self, batch: EventBatch, limit: int) -> int:
-        """How many of ``limit`` events of a batch may be processed together."""
+        """The number of events of a batch, up to ``limit``, that may be processed together."""
         if self.examination.looks:
             return 1
         if self._backoff is not None:

@@ -197,7 +197,7 @@ class PoisonEvents:
 
 
 class CommitBackoff:
-    """How many events a task processes before it commits: 1, 2, 4 ..."""
+    """The number of events that a task processes before it commits: 1, 2, 4 ..."""
 
     __slots__ = ("_done", "_length")
 
@@ -207,7 +207,7 @@ class CommitBackoff:
 
     @property
     def left(self) -> int:
-        """How many events the next slice may take; 1 while a commit is due."""
+        """The number of events that the next slice may take; 1 while a commit is due."""
         return max(1, self._length - self._done)
 
     def pulls(self, count: int) -> bool:

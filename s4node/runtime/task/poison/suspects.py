@@ -104,7 +104,7 @@ class Suspects:
         self._committing: set[Suspect] = set()
 
     def alone(self, origin: str, numbers: Iterable[int]) -> int:
-        """How many of these numbers, from the first, may be processed together."""
+        """The count of these numbers, from the first, that may be processed together."""
         count = 0
         for number in numbers:
             if any(one.has(origin, number) for one in self.left):
