@@ -1,4 +1,4 @@
-"""The main job on real input: Spark to an adapter, to a node with a PE for each key, and compared.
+"""The demo on real input: Spark, an adapter, a node with a PE for each key, and a comparison.
 
 Starts the node, the adapter and the Spark program as processes, runs the board in this one, and
 ends with status 0 only if every figure equals Spark's own. Ctrl-C stops all of it, and so does a

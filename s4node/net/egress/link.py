@@ -192,7 +192,7 @@ class Link:
         """Log once if the peer does not answer at the start."""
         await trio.sleep(_PATIENCE_SECONDS)
         if self.away >= _PATIENCE_SECONDS:
-            log.warning("nobody answers; dialling on", address=self.address)
+            log.warning("nothing answers at the address; dialling again", address=self.address)
 
     # -- in ----------------------------------------------------------------------------------
 

@@ -239,7 +239,9 @@ class Ownership:
         self._replay.exchange.leave(task)
         self._left[partition] = self.view.epochs[partition]
         self._inputs.leave_one(partition)
-        log.info("hands a partition over", app=self._app.name, node=self._node, partition=partition)
+        log.info(
+            "handing a partition over", app=self._app.name, node=self._node, partition=partition
+        )
         await self._membership.hand_over([partition])
 
     def _may_leave(self, task: Task) -> bool:
