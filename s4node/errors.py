@@ -179,8 +179,8 @@ class EventTimeout(CallbackError, ProcessingError):  # noqa: N818
 
 
 class EventKills(S4Error):  # noqa: N818
-    """The process died three times on an event whose stream does not skip events, or was killed
-    again and again on one by an unknown sender."""
+    """The process died several times on an event. The event's stream does not skip such events, or
+    the process was killed by an unknown sender."""
 
 
 class ConnectionRefused(S4Error):  # noqa: N818 - the field's words, not exceptions' grammar
@@ -219,7 +219,7 @@ class InputLost(S4Error):  # noqa: N818
 
 
 class EventsLost(S4Error):  # noqa: N818
-    """A container has stopped and lost events: unacknowledged ones of output streams, or
+    """A container has stopped and lost events. These are unacknowledged ones of output streams, or
     unprocessed ones of the app's own streams."""
 
 
@@ -287,7 +287,7 @@ class LifecycleError(S4Error):
 
 
 class ContainerStopped(S4Error):  # noqa: N818
-    """The container was stopped at once rather than in order; never raised, only passed to
+    """The container was stopped at once rather than in order. Never raised, only passed to
     listeners."""
 
 

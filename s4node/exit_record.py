@@ -1,4 +1,4 @@
-"""Exit records: how processes ended, for the next owners of their tasks; a small file for each.
+"""Exit records: small files that tell the next owners of tasks how processes ended.
 
 Rules
 - The process itself records fatal signals (SIGSEGV, SIGABRT, SIGBUS, SIGILL) and ``os._exit``.
@@ -66,8 +66,8 @@ def assign(path: str, *, supervised: bool) -> None:
 
 
 def begin() -> str:
-    """Start to record how this process ends; returns the path of the record, or an empty text if
-    the process has none. Raises OSError."""
+    """Start to record how this process ends; returns the path of the record. The path is empty if
+    the process has no record. Raises OSError."""
     path = _Process.path
     if path is None:
         return ""
@@ -116,7 +116,7 @@ def _exit_of_the_app(status: int) -> NoReturn:
 
 
 def write(path: str, how: str) -> None:
-    """Record how a process ended, as seen by its supervisor; does nothing if it has no record, or
+    """Record how a process ended, as seen by its supervisor. Does nothing if it has no record, or
     has removed it."""
     with suppress(OSError):
         file = os.open(path, os.O_WRONLY | os.O_APPEND)
@@ -147,8 +147,8 @@ def read(path: str) -> str:
 
 
 def _oom_kills() -> tuple[str, int]:
-    """The cgroup of this process, and how many of its processes the kernel has killed for lack of
-    memory; empty and 0 if that is unknown."""
+    """The cgroup of this process, and how many of its processes were killed for lack of memory.
+    Empty and 0 if that is unknown."""
     with suppress(OSError, ValueError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, place = line.split(":", 2)

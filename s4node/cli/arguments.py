@@ -96,8 +96,8 @@ def json_option(parser: argparse.ArgumentParser, what: str = "print JSON") -> No
 def to_option(
     parser: argparse.ArgumentParser, what: str, default: str, *, several: bool = True
 ) -> None:
-    """Add ``--to``, the address of the node that ``what`` describes; ``default`` describes the
-    default. With ``several`` it may be repeated."""
+    """Add ``--to``, the address of the node that ``what`` describes. ``default`` describes the
+    default. With ``several`` the option may be repeated."""
     more = "; may be repeated, and some of these nodes may be down" if several else ""
     where = f"{what}{more} (default: {default}; else {DEFAULT_ADDRESS})"
     action = "append" if several else "store"

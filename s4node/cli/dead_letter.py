@@ -269,12 +269,14 @@ def replay(
                 return "sent before"
             try:
                 if one.is_own(home.cluster):
-                    raise _Not("the app itself has put its event; replay the event that led to it")
+                    raise _NotReplayable(
+                        "the app itself has put its event; replay the event that led to it"
+                    )
                 refusal, new = await _send_again(one, home, addresses)
                 if not refusal:
                     return "sent" if new else "sent before"
                 why, outcome = f"its event is refused again: {refusal}", "refused again"
-            except (_Not, S4Error) as error:
+            except (_NotReplayable, S4Error) as error:
                 why, outcome = str(error), "not sent"
             print(f"{one.id}: {on_one_line(why)}", file=sys.stderr)
             return outcome
@@ -298,21 +300,21 @@ def replay(
     return _with_letters(target, config, ids, stream, work)
 
 
-class _Not(Exception):  # noqa: N818 - never leaves this module
+class _NotReplayable(Exception):  # noqa: N818 - never leaves this module
     """An event cannot be replayed; says why."""
 
 
 async def _send_again(one: DeadLetter, home: _Home, addresses: Sequence[str]) -> tuple[str, bool]:
-    """Send the event of a dead letter, and mark it; returns the refusal, if any, and True if the
+    """Send the event of a dead letter, and mark it. Returns the refusal, if any, and True if the
     event had not been replayed before."""
     dead_letter, declared = one.dead_letter, one.declaration
     if declared is None:
-        raise _Not("its event does not decode; have its producer send it correctly")
+        raise _NotReplayable("its event does not decode; have its producer send it correctly")
     if dead_letter.system == LIVE:
         return await _send_live(one, home, addresses)
     system = home.systems[dead_letter.system]
     if not isinstance(system, EmbeddedLog):
-        raise _Not(f"system {dead_letter.system!r} is not a log")
+        raise _NotReplayable(f"system {dead_letter.system!r} is not a log")
     encoded = {
         "types": [[declared.name, declared.fingerprint, list(declared.fields)]],
         "sections": [[declared.fingerprint, 1, len(dead_letter.raw)]],

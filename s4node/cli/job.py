@@ -246,9 +246,10 @@ class Job:
             )
 
     def places_of(self, task: str, places: list[Place]) -> list[Place]:
-        """The ``places`` that a task (empty: any task) reads or may read: it may read a place that
-        is in no checkpoint, or any if it has no checkpoint. Raises ConfigError if there are
-        none."""
+        """The ``places`` that a task reads or may read; an empty task means any.
+
+        A task may read a place that is in no checkpoint, and any place if it has no checkpoint.
+        Raises ConfigError if there are none."""
         self.check_task(task)
         read = [place for place in places if not self.reader_of(place, task)]
         if not read:

@@ -19,7 +19,7 @@ from s4node.errors import ConfigError
 
 
 def config_of(name: str, config: Config) -> Config:
-    """``config`` over the settings of the running app of this name, if there is one; raises
+    """``config`` over the settings of the running app of this name, if there is one. Raises
     ConfigError if there are several."""
     given = {entry.name for entry in config.items() if entry.origin != "default"}
     meant: dict[tuple[str, ...], Running] = {}
@@ -52,8 +52,8 @@ def runs_here(name: str, config: Config) -> bool:
 
 
 def coordinations_of(name: str, config: Config) -> set[Path]:
-    """The coordination folders of an app's containers whose state is at this URL, or without a URL
-    in this folder."""
+    """The coordination folders of an app's containers with the same state. The state is the same if
+    its URL is, or without a URL its folder."""
     where = settings.STATE_URL if config[settings.STATE_URL] else settings.STATE_FOLDER
     return {
         Path(each.folder)
@@ -86,7 +86,7 @@ def address_of_log() -> str:
 
 
 def _only(fits: Callable[[Running], bool], what: str) -> list[str]:
-    """The addresses of the only app, or process with a log, that fits; raises ConfigError if
+    """The addresses of the only app, or process with a log, that fits. Raises ConfigError if
     several do."""
     found: dict[tuple[str, ...], list[Running]] = {}
     for each in running_processes():

@@ -145,7 +145,7 @@ def set_(
 
 
 def _readable(app: str, task: str, places: list[Place], config: Config) -> list[Place]:
-    """The ``places`` that a task of an app that has not run will or may read; raises ConfigError if
+    """The ``places`` that a task of an app that has not run will or may read. Raises ConfigError if
     there are none."""
     readers = {place: _reader(place, task, config) for place in places}
     read = [place for place, reader in readers.items() if reader in ("", task)]

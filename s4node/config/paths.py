@@ -21,7 +21,7 @@ from s4node.errors import ConfigError
 
 
 def full_path(text: str, setting: str) -> Path:
-    """The absolute path that ``setting`` names, ``~`` being the user's home; raises ConfigError if
+    """The absolute path that ``setting`` names, ``~`` being the user's home. Raises ConfigError if
     it has none, or one that is not UTF-8."""
     try:
         path = Path(text).expanduser().absolute()

@@ -87,10 +87,10 @@ def parse(file: str, text: str) -> Iterator[Line | Problem]:
 
 
 def _joined_lines(text: str) -> Iterator[tuple[int, str]]:
-    """The lines that are neither blank nor comments, with the number of their first line, and
-    continuations joined.
+    """The lines that are neither blank nor comments, with continuations joined.
 
-    A backslash remains at the end only if the file ends with it.
+    Each has the number of its first line. A backslash remains at the end only if the file ends with
+    it.
     """
     # not splitlines(), which also splits at characters that are not line ends to editors
     numbered = enumerate(text.removesuffix("\n").split("\n"), 1)

@@ -1,4 +1,4 @@
-"""The settings: the list of all keys of the configuration, in the order of the documentation.
+"""The settings: every key of the configuration, in the order of the documentation.
 
 Rules
 - A key exists because it is declared here; any other key is a mistake. The code, the documentation

@@ -75,8 +75,8 @@ class Row(msgspec.Struct):
 
 
 class OutboxRow(msgspec.Struct):
-    """Uncommitted events that an app's tasks have put on a stream for others: how many, and about
-    how many bytes. ``consumer`` is the receiving app, empty for the same app."""
+    """Uncommitted events that an app's tasks have put on a stream for others. ``bytes`` is an
+    estimate. ``consumer`` is the receiving app, empty for the same app."""
 
     app: str
     stream: str
@@ -97,7 +97,7 @@ class NodeRow(msgspec.Struct, frozen=True):
 
 
 class AppRow(msgspec.Struct, frozen=True):
-    """An app; ``state`` is from :func:`state_of`, ``owners`` are its members' names by partition
+    """An app. ``state`` is from :func:`state_of`, ``owners`` are its members' names by partition
     (empty without an owner), ``containers`` the members' addresses by node."""
 
     name: str

@@ -154,8 +154,8 @@ def _named_in(settings: Mapping[str, str]) -> set[str]:
 
 
 def _sources_of(module: ModuleType, more: set[str]) -> tuple[Path, dict[str, bytes]]:
-    """The folder of a module's top-level package, and the files of that package, of what it imports
-    and of the modules called ``more``."""
+    """The folder of a module's top-level package, and the files to pack. Those are the package's,
+    with the files of what it imports and of the modules called ``more``."""
     top = module.__name__.partition(".")[0]
     file = Path(module.__file__ or "").resolve()
     if top == "s4node":
@@ -168,8 +168,8 @@ def _sources_of(module: ModuleType, more: set[str]) -> tuple[Path, dict[str, byt
 
 
 def _closure(start: list[Path], root: Path, more: set[str]) -> dict[str, bytes]:
-    """The files ``start``, the modules called ``more``, and the files that all of these need, by
-    path in the package."""
+    """The files to pack, by path in the package. They are ``start``, the modules called ``more``,
+    and all that these need."""
     folders = [root, *_own_folders()]
     seen: set[Path] = set()
     todo: list[tuple[Path, Path]] = []

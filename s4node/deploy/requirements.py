@@ -23,7 +23,7 @@ from s4node.errors import PackageError
 
 
 def declared(folders: Iterable[Path]) -> list[str]:
-    """The requirements in the first of ``folders`` that declares any; raises PackageError for
+    """The requirements in the first of ``folders`` that declares any. Raises PackageError for
     invalid ones."""
     return next(filter(None, map(_declared_in, folders)), [])
 

@@ -53,8 +53,7 @@ def _is_others(frame: traceback.FrameSummary) -> bool:
 
 
 def _reduced(told: traceback.TracebackException) -> bool:
-    """Keep only the last frames of user code, also in the causes; returns False if none are
-    left."""
+    """Keep only the last frames of user code, also in causes; returns False if none are left."""
     frames = list(filter(_is_others, told.stack))
     told.stack = traceback.StackSummary.from_list(frames[-_FRAMES:])
     if told.__cause__ is not None and not _reduced(told.__cause__):

@@ -57,7 +57,7 @@ class _Reading:
         self.hosted = hosted
         self.reader = reader
         self.cursors: dict[int, _Cursor] = {}
-        self.told: set[int] = set()  # fingerprints
+        self.sent_types: set[int] = set()  # fingerprints
 
 
 def lost_end(place: str, number: int, end: int) -> str:
@@ -91,7 +91,7 @@ class Feed:
         """Raise a reader's credit; returns False if the reader is unknown."""
         reading = self._readings.get((verdict.stream, verdict.producer))
         if reading is None:
-            return self._waits(verdict.stream, verdict.producer)
+            return self._is_starting(verdict.stream, verdict.producer)
         for ruling in verdict.rulings:
             cursor = reading.cursors.get(ruling.partition)
             if cursor is not None and ruling.limit > cursor.limit:
@@ -128,7 +128,7 @@ class Feed:
                 if not busy:
                     await self._work.park()
 
-    def _waits(self, stream: str, reader: str) -> bool:
+    def _is_starting(self, stream: str, reader: str) -> bool:
         """Return True if this reader is still to be started."""
         return any((hello.stream, hello.peer) == (stream, reader) for _, hello in self._hellos)
 
@@ -139,11 +139,11 @@ class Feed:
         try:
             cursors = await self._cursors(hosted, hello)
         except S4Error as error:
-            return self._word(reading, error=error)
+            return self._hello_frame(reading, error=error)
         reading.cursors = {cursor.partition.number: cursor for cursor in cursors}
-        if self._waits(hosted.name, hello.peer):  # not ended while its cursors were looked up
+        if self._is_starting(hosted.name, hello.peer):  # not ended while its cursors were looked up
             self._readings[hosted.name, hello.peer] = reading
-        return self._word(reading, cursors)
+        return self._hello_frame(reading, cursors)
 
     async def _cursors(self, hosted: HostedStream, hello: wire.Hello) -> list[_Cursor]:
         start: Any = hello.headers.get(wire.START, wire.UPCOMING)
@@ -183,7 +183,7 @@ class Feed:
             found.append(_Cursor(partition, at, at))
         return found
 
-    def _word(
+    def _hello_frame(
         self,
         reading: _Reading,
         cursors: Sequence[_Cursor] = (),
@@ -196,7 +196,7 @@ class Feed:
         if cursors:
             headers[wire.EPOCHS] = [(c.partition.number, c.partition.bounds.epoch) for c in cursors]
         types = reading.hosted.types
-        reading.told |= types.keys()
+        reading.sent_types |= types.keys()
         return wire.encode_frame(
             wire.Hello(
                 self._node,
@@ -241,15 +241,15 @@ class Feed:
                 partition=number,
                 reason=str(error),
             )
-            await self._send([self._word(reading, error=error)])
+            await self._send([self._hello_frame(reading, error=error)])
             return
         frames: list[bytes] = []
         size = 0
         for row in rows:
             if cursor.at >= cursor.limit:
                 break
-            if any(section.fingerprint not in reading.told for section in row.sections):
-                frames.append(self._word(reading))
+            if any(section.fingerprint not in reading.sent_types for section in row.sections):
+                frames.append(self._hello_frame(reading))
             frames.append(self._frame(reading, cursor, row))
             cursor.at = row.end
             size += len(frames[-1])

@@ -131,7 +131,7 @@ class HostedStream:
             return (), error
         told = {position.partition: position for position in hello.positions}
         if hello.headers.get(wire.NEW) and not told:
-            behind = self._behind_parts(hello.peer)
+            behind = self._after_parts(hello.peer)
             told = {lane: wire.Position(lane, number) for lane, number in behind.items()}
         starts = []
         for each in self.partitions:
@@ -168,7 +168,7 @@ class HostedStream:
                 )
         return found
 
-    def _behind_parts(self, producer: str) -> dict[int, int]:
+    def _after_parts(self, producer: str) -> dict[int, int]:
         """The number after all split frames of a producer, by the lane that they came by."""
         behind: dict[int, int] = {}
         for each in self.partitions:
@@ -299,7 +299,7 @@ class HostedStream:
         for part in others:
             frame = self._part(data, part, receipt, part_name(data.producer, own))
             self.partitions[part.partition].append(
-                frame, partial(self._one_less, queued, frame, part.partition)
+                frame, partial(self._part_done, queued, frame, part.partition)
             )
 
     def _part(self, data: wire.Data, part: Part, receipt: FrameReceipt, producer: str) -> Incoming:
@@ -322,16 +322,16 @@ class HostedStream:
         waiting = self._waiting.get(lane)
         if waiting is None:
             if not queued.before:
-                self._hand(queued)
+                self._append(queued)
                 return
             waiting = self._waiting[lane] = deque()
         waiting.append(queued)
 
-    def _hand(self, queued: _Queued) -> None:
+    def _append(self, queued: _Queued) -> None:
         number = queued.receipt.progress.partition
         self.partitions[number].append(queued.frame, partial(self._done, queued))
 
-    def _one_less(
+    def _part_done(
         self, queued: _Queued, part: Incoming, partition: int, answer: Appended | S4Error
     ) -> None:
         """Handle the answer to a part for another partition."""
@@ -343,7 +343,7 @@ class HostedStream:
         lane = queued.receipt.progress
         waiting = self._waiting.get(lane)
         while waiting and waiting[0].settles and not waiting[0].before:
-            self._hand(waiting.popleft())
+            self._append(waiting.popleft())
         if not waiting:
             self._waiting.pop(lane, None)
 

@@ -22,7 +22,7 @@ from s4node.net.ingress.producer_life import task_of
 from s4node.net.wire import frame as wire
 from s4node.offsets.producer_offsets import KeptProducer
 
-_LOOKS = 16
+_CHECKS = 16
 """How many times during the expiry time the absent producers are looked for."""
 
 
@@ -38,7 +38,7 @@ class LogAdmission(StreamAdmission):
     _seen: dict[str, float] = field(default_factory=dict)  # producers that expire, last seen when
     _own: set[str] = field(default_factory=set)
     _now: float = 0.0
-    _next_look: float = 0.0
+    _next_check: float = 0.0
 
     def __post_init__(self) -> None:
         for partition in self.partitions:
@@ -106,11 +106,11 @@ class LogAdmission(StreamAdmission):
         """Forget the producers that have been away for ``expiry`` seconds."""
         super().tick(now, expiry)
         self._now = now
-        if now < self._next_look:
+        if now < self._next_check:
             return
-        if not self._next_look:  # absence counts from the start of the node
+        if not self._next_check:  # absence counts from the start of the node
             self._seen = dict.fromkeys(self._seen, now)
-        self._next_look = now + max(0.1, expiry / _LOOKS)
+        self._next_check = now + max(0.1, expiry / _CHECKS)
         for producer, _ in self.lanes:
             self._note(producer, producer in self._own)
         for producer, seen in list(self._seen.items()):

@@ -50,7 +50,7 @@ class NotTaken(Exception):  # noqa: N818
 
 
 def create_database(path: Path, stream: str, number: int, oldest: int = 0) -> None:
-    """Create the file of an empty partition that begins at the offset ``oldest``; raises StoreError
+    """Create the file of an empty partition that begins at the offset ``oldest``. Raises StoreError
     if that fails."""
     database = PartitionDatabase(path, "rwc")
     try:

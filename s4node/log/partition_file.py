@@ -78,7 +78,7 @@ class PartitionFile:
         self._sync = sync
         self.epochs: tuple[tuple[int, int], ...] = ()
         """Each epoch, with its first offset."""
-        self._entered = False
+        self._has_epoch = False
         self._wal = path.with_name(f"{path.name}-wal")
         self._database = PartitionDatabase(path, "rw")
         try:
@@ -89,7 +89,7 @@ class PartitionFile:
                 self._database.writing = True
                 self.load()
                 with contextlib.suppress(NotTaken):  # `write` tries again
-                    self._enter()
+                    self._begin_epoch()
                 # short: a write that has to wait for others is retried, and blocks nobody meanwhile
                 self._database.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
         except NotTaken as error:
@@ -107,7 +107,7 @@ class PartitionFile:
         self._database.execute("PRAGMA secure_delete = OFF")
         self._database.execute(f"PRAGMA wal_autocheckpoint = {MAX_WAL_BYTES // PAGE_BYTES}")
 
-    def _enter(self) -> None:
+    def _begin_epoch(self) -> None:
         """Begin an epoch, unless the last owner closed the file cleanly."""
         self._database.execute("PRAGMA synchronous = FULL")
         with self._database.transaction():
@@ -127,7 +127,7 @@ class PartitionFile:
         self._database.execute(self._synchronous)
         found = self._database.execute("SELECT epoch, first FROM epochs ORDER BY epoch")
         self.epochs = tuple(found)
-        self._entered = True
+        self._has_epoch = True
 
     def load(self) -> None:
         """Load the ledger from the file."""
@@ -161,9 +161,9 @@ class PartitionFile:
         """Write a plan of ``ledger`` in one transaction, and apply it to the ledger."""
         if not plan.producers:
             return
-        if not self._entered:
+        if not self._has_epoch:
             with self._database.explained():
-                self._enter()
+                self._begin_epoch()
         total = self._total
         rows: list[tuple[Any, ...]] = []
         for entry in plan.entries:
@@ -260,7 +260,7 @@ class PartitionFile:
     def close(self) -> None:
         """Close the file."""
         with contextlib.suppress(sqlite3.Error, StoreError, NotTaken):
-            if self._entered and self._sync != "none":
+            if self._has_epoch and self._sync != "none":
                 self._sizes()  # raises NotTaken if the file has been moved
                 self._database.execute("PRAGMA synchronous = FULL")
                 with self._database.transaction():
@@ -272,8 +272,8 @@ class PartitionFile:
             self._database.close()
 
     def _open_again(self) -> None:
-        """Replace the connection: SQLite keeps a read-only one read-only, even after the
-        permissions have been fixed."""
+        """Replace the connection after a failed write. SQLite keeps a read-only one read-only, even
+        after the permissions have been fixed."""
         self._sizes()  # or this file's write-ahead log would be applied to another file
         for beside in ("-wal", "-shm"):  # SQLite gave them the permissions that the file had
             with contextlib.suppress(OSError):

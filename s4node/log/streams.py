@@ -71,8 +71,8 @@ class LogPartition:
         return self._bounds
 
     def parts(self, producer: str) -> Mapping[int, int]:
-        """The number after a producer's last split frame with a part here, by the lane that the
-        frame came by."""
+        """By another partition's lane, the number after the last split frame with a part here. Only
+        the frames of ``producer`` count."""
         return self._parts.get(producer, {})
 
     def append(self, frame: Incoming, done: Done) -> None:

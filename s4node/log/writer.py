@@ -132,7 +132,7 @@ class LogWriter:
         self._lanes: list[Lane] = []
         self._closing = False
         self._failed: S4Error | None = None
-        self._w_kept_at = clocks.steady()
+        self._w_last_run = clocks.steady()
         self._w_used = 0  # bytes of all files, if there is a quota
         self._w_last = -1  # the partition of the last step of housekeeping
         self._w_more = False  # housekeeping has more to do
@@ -172,8 +172,8 @@ class LogWriter:
         self._token.run_sync_soon(done, self._failed)
 
     def forget(self, lane: Lane, producers: Sequence[str], done: Done) -> None:
-        """Forget those producers that have no queued frames, before any frame that they append
-        later; then ``done`` is called."""
+        """Forget those producers that have no queued frames, before any frame appended later. Then
+        ``done`` is called."""
         with self._wake:
             if self._failed is None:
                 idle = [name for name in producers if name not in lane.queues]
@@ -230,7 +230,7 @@ class LogWriter:
             for lane, frames in group.items():
                 self._write(lane, frames, delivery)
             if not closing:
-                self._keep_house(delivery, busy=bool(group))
+                self._housekeeping(delivery, busy=bool(group))
         except Exception:
             for lane, frames in group.items():
                 self._put_back(lane, frames)
@@ -350,10 +350,10 @@ class LogWriter:
             f"or shorten s4.log.retention.ms or s4.log.retention.bytes"
         )
 
-    def _keep_house(self, delivery: Delivery, busy: bool) -> None:
+    def _housekeeping(self, delivery: Delivery, busy: bool) -> None:
         """Run some steps of housekeeping."""
         began = clocks.steady()
-        self._w_more = busy and began - self._w_kept_at < HOUSEKEEPING_SECONDS
+        self._w_more = busy and began - self._w_last_run < HOUSEKEEPING_SECONDS
         if self._w_more:  # frames go first
             return
         with self._wake:
@@ -367,8 +367,8 @@ class LogWriter:
             for lane in lanes:
                 lane.resume_at = 0.0  # there may be space now: retry before reporting
         else:
-            self._tell_trouble(trouble)
-        self._w_kept_at = clocks.steady()
+            self._log_trouble(trouble)
+        self._w_last_run = clocks.steady()
 
     def _make_room(
         self, lanes: Sequence[Lane], now_ms: int, until: float, blocked: bool, delivery: Delivery
@@ -445,7 +445,7 @@ class LogWriter:
             delivery.standings.append((lane, Standing.of(lane.file, forgotten=gone)))
         delivery.answers += [(done, answer) for _, done in asked]
 
-    def _tell_trouble(self, trouble: str) -> None:
+    def _log_trouble(self, trouble: str) -> None:
         if trouble and not self._w_trouble:
             _log.error("appending to the log is waiting", why=trouble)
         elif self._w_trouble and not trouble:

@@ -88,8 +88,8 @@ class JobGuard:
     grown: Mapping[str, int] = field(default_factory=dict)
 
     def check(self, before: JobGuard, place: str, fix: str) -> None:
-        """Raise CheckpointError, with every reason, if this job cannot resume from what ``before``
-        wrote at a place; ``fix`` is the alternative."""
+        """Raise CheckpointError, with every reason, if this job cannot resume. ``before`` wrote the
+        offsets at ``place``; ``fix`` is the alternative."""
         if problems := self.problems(before):
             listed = "\n".join(f"- {problem}" for problem in problems)
             raise CheckpointError(f"{place} does not fit this job:\n{listed}\n{fix}")

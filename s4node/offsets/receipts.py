@@ -161,7 +161,7 @@ class BatchReceipt(Generic[P]):
 
 
 class Strays:
-    """Events of other tasks in a batch, as ``number, partition, event``; those from number ``at``
+    """Events of other tasks in a batch, as ``number, partition, event``. Those from number ``at``
     on are still to be sent."""
 
     __slots__ = ("_next", "_send", "_strays", "at")

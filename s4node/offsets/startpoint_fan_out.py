@@ -105,7 +105,7 @@ def without(pending: Iterable[Request], consumed: Iterable[str]) -> tuple[Reques
 
 
 class Requests(msgspec.Struct, frozen=True):
-    """The startpoints of a job: ``asked`` has one for each partition and task, ``pending`` has
+    """The startpoints of a job. ``asked`` has one for each partition and task, ``pending`` has
     those of each task. Every change returns a new object."""
 
     asked: tuple[Request, ...] = ()

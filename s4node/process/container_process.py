@@ -47,7 +47,7 @@ from s4node.process.container_entry import listed, streams_of
 from s4node.process.serve import tune_gc
 from s4node.runtime.container.container import Container
 
-_LAST_WORDS_SECONDS = 5.0
+_FLUSH_SECONDS = 5.0
 _FRAMES = 6
 
 
@@ -94,8 +94,8 @@ class Line:
         self._send()
 
     def pulse(self, statistics: ContainerStatistics | None) -> None:
-        """Send a pulse, unless the last one is still unsent; without statistics if they are too
-        large for a line."""
+        """Send a pulse, unless the last one is still unsent. Statistics that are too large for a
+        line are left out."""
         if self._unsent:
             return
         line = supervisor_protocol.encode(supervisor_protocol.Pulse(statistics))
@@ -116,7 +116,7 @@ class Line:
         """Wait until everything is sent; returns False if the supervisor does not read it."""
         poll = select.poll()
         poll.register(self._socket, select.POLLOUT)
-        while self._unsent and poll.poll(_LAST_WORDS_SECONDS * 1000) and self._send():
+        while self._unsent and poll.poll(_FLUSH_SECONDS * 1000) and self._send():
             pass
         return not self._unsent
 

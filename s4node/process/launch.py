@@ -39,8 +39,8 @@ from s4node.process.stand_in import StandIn
 
 @dataclass(frozen=True)
 class Launched:
-    """A running app: the address of its redirector, its input streams, its containers by name, and
-    the folder through which they find each other."""
+    """A running app. It has the address of its redirector, its input streams, its containers by
+    name, and the folder through which they find each other."""
 
     app: str
     address: str
@@ -179,8 +179,7 @@ class _Launcher:
             await changed.wait()
 
     def _lookup(self, stream: str, reads: bool) -> list[str] | str:
-        """The containers if their app takes ``stream``, or with ``reads`` puts events on it; for
-        the redirector."""
+        """The containers if their app takes ``stream``, or with ``reads`` puts events on it."""
         prepared = [each.prepared for each in self._supervisor.processes if each.prepared]
         known = {name for each in prepared for name in each.inputs}
         if reads or stream in known or not known:  # no container has reported its inputs yet

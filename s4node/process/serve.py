@@ -82,8 +82,8 @@ class Running(Protocol):
 async def run_until_signal(
     what: Running, on_ready: Callable[[], None], seconds: float = math.inf
 ) -> int:
-    """Run ``what`` until it ends or a signal stops it, which may take ``seconds``; returns the exit
-    status."""
+    """Run ``what`` until it ends or a signal stops it; returns the exit status. An orderly stop may
+    take ``seconds``."""
     status = 130
     async with trio.open_nursery() as nursery:
         with stop_on_signals(what.stop, nursery.cancel_scope, seconds):

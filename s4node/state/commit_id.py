@@ -1,4 +1,4 @@
-"""The identity of a database's last commit: its number, its writer, and where it was shipped.
+"""The identity of a database's last commit: its number, its writer, and its URL if shipped.
 
 Rules
 - Fence, number and try identify a commit only within one folder or one URL: an owner elsewhere may

@@ -60,12 +60,12 @@ _NEWEST_FILTER = 0.02
 """The share of the memory for new rows that is used to filter their keys: some ten bits a row."""
 
 _CHUNK = 64
-_LOOKS = 5
+_VERIFY_TRIES = 5
 
 PIECE_ROWS = 4096
 """The rows of one piece; writing it takes a few milliseconds."""
 
-_BREATH = 0.0002
+_PAUSE_SECONDS = 0.0002
 """The pause between two pieces, in seconds, in which other threads run. Without it the writer takes
 the interpreter's lock for 5 ms whenever the loop releases it, which is at each call of a socket."""
 
@@ -126,7 +126,7 @@ class Database:
         self._options = options
         self._write_options = WriteOptions()
         self._write_options.sync = sync
-        with self._told():
+        with self._translated():
             folder.mkdir(parents=True, exist_ok=True)
             self._db = Rdict(str(folder), options)
             try:
@@ -151,7 +151,7 @@ class Database:
     def get(self, row: bytes) -> bytes | None:
         """The value of the row, or None."""
         if self._torn:
-            self._whole()
+            self._check_whole()
         try:
             return self._db.get(row)
         except Exception as error:
@@ -160,7 +160,7 @@ class Database:
     def get_many(self, rows: list[bytes]) -> list[bytes | None]:
         """The values of several rows, in one call."""
         if self._torn:
-            self._whole()
+            self._check_whole()
         try:
             return self._db.get(rows)  # type: ignore[arg-type,return-value]
         except Exception as error:
@@ -181,7 +181,7 @@ class Database:
     def chunk(self, start: bytes, end: bytes, rows: int) -> list[tuple[bytes, bytes]]:
         """At most ``rows`` rows from ``start`` to before ``end``, in order."""
         if self._torn:
-            self._whole()
+            self._check_whole()
         try:
             return self._chunk(start, end, rows)
         except Exception as error:
@@ -203,7 +203,7 @@ class Database:
             del it  # a traceback would keep the iterator, and the iterator the database
         return found
 
-    def _whole(self) -> None:
+    def _check_whole(self) -> None:
         if self._broken:
             raise StateError(
                 f"{self.folder} could not be written, and holds a part of a commit; the rest is "
@@ -212,7 +212,7 @@ class Database:
 
     def _again(self, error: Exception, read: Callable[[], R]) -> R:
         """Read again if the database was being reopened; else raise the error."""
-        with self._told():
+        with self._translated():
             if not isinstance(error, DbClosedError):
                 raise error
             with self._opening:
@@ -224,7 +224,7 @@ class Database:
 
         Call it in a thread: it may take long.
         """
-        with _turn, self._told():
+        with _turn, self._translated():
             if self._broken:
                 self._open_again()
             try:
@@ -264,7 +264,7 @@ class Database:
         size += self._write([_PIECES_ROW], [_NUMBER.pack(len(starts))])
         passing("pieces.count")
         for number, at in enumerate(starts):
-            time.sleep(_BREATH)
+            time.sleep(_PAUSE_SECONDS)
             size += self._write(
                 [*rows[at : at + PIECE_ROWS], _piece_row(number)],
                 [*values[at : at + PIECE_ROWS], None],
@@ -276,9 +276,9 @@ class Database:
         return size
 
     def _redo(self) -> bool:
-        """Write the missing pieces of a commit that counts, or remove those of one that does not;
-        returns True if the commit counted."""
-        with self._told():
+        """Write the missing pieces of a commit that counts, or remove those of one that does not.
+        Returns True if the commit counted."""
+        with self._translated():
             counts = self._db.get(_PIECES_ROW) is not None
             start, end = prefix(TASK_GROUP, REDO), prefix(TASK_GROUP, REDO + 1)
             while piece := [each for each in self._chunk(start, end, 2) if each[0] != _PIECES_ROW]:
@@ -306,14 +306,14 @@ class Database:
         With ``rows`` all rows are read as well, which takes time in proportion.
         """
         suspects: set[str] = set()
-        for _ in range(_LOOKS):  # a compaction may remove a file while we look
-            suspects = self._suspects()
+        for _ in range(_VERIFY_TRIES):  # a compaction may remove a file while we look
+            suspects = self._damaged_files()
             if not suspects:
                 break
         else:
             raise StoreCorrupt(f"{self.folder}: {', '.join(suspects)} is missing or truncated")
         if rows:
-            with self._told():
+            with self._translated():
                 it = self._db.iter()
                 try:
                     it.seek_to_first()
@@ -323,9 +323,9 @@ class Database:
                 finally:
                     del it
 
-    def _suspects(self) -> set[str]:
+    def _damaged_files(self) -> set[str]:
         found = set()
-        with self._told():
+        with self._translated():
             for file in self._db.live_files():
                 name = file["name"].lstrip("/")
                 try:
@@ -338,7 +338,7 @@ class Database:
 
     def checkpoint(self, folder: Path) -> None:
         """Copy all that is written to ``folder``, which must not exist, by hard links."""
-        with self._told():
+        with self._translated():
             folder.parent.mkdir(parents=True, exist_ok=True)
             self._db.flush()
             Checkpoint(self._db).create_checkpoint(str(folder))
@@ -348,17 +348,17 @@ class Database:
         try:
             self._db.close()
         except Exception as error:
-            raise _meaning(self.folder, error) from error
+            raise _error_for(self.folder, error) from error
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _translated(self) -> Iterator[None]:
         """Translate errors of RocksDB, and record damage in the folder."""
         try:
             yield
         except StateError:
             raise
         except Exception as error:
-            meaning = error if isinstance(error, StoreCorrupt) else _meaning(self.folder, error)
+            meaning = error if isinstance(error, StoreCorrupt) else _error_for(self.folder, error)
             if isinstance(meaning, StoreCorrupt):
                 with suppress(OSError):
                     (self.folder / DAMAGED).write_text(str(error))
@@ -375,7 +375,7 @@ def _piece_row(number: int) -> bytes:
     return task_row(REDO, _NUMBER.pack(number))
 
 
-def _meaning(folder: Path, error: Exception) -> StateError | StoreCorrupt:
+def _error_for(folder: Path, error: Exception) -> StateError | StoreCorrupt:
     if isinstance(error, OSError):
         return StateError(f"{folder} cannot be used: {error.strerror or error}")
     text = str(error)

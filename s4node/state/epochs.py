@@ -47,7 +47,7 @@ log = get_logger("s4node.state")
 
 _WRITTEN_ONCE = {".sst", ".blob"}
 _DONE = "complete"  # marks a folder as complete
-_LEFT_OUT = {"LOCK", _DONE, DAMAGED}
+_NOT_COPIED = {"LOCK", _DONE, DAMAGED}
 _PAUSES = [0.001 * 2**n for n in range(10)]  # in seconds; a second in all
 _NO_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP}
 _FULL = os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)  # RocksDB and fsspec use them, too
@@ -102,8 +102,8 @@ def copied(folder: Path, elsewhere: RemoteTask | None = None) -> Iterator[Databa
     if elsewhere is None and not epochs_of(folder):
         raise StateError(f"{folder} has no state; has a task of this name ever run?")
     with ExitStack() as rooms:
-        place, database = _made_room(folder, elsewhere, rooms)
-        with _told_of(folder, place, (StateError, StoreCorrupt)):
+        place, database = _temporary_copy(folder, elsewhere, rooms)
+        with _reported_for(folder, place, (StateError, StoreCorrupt)):
             try:
                 yield database
             finally:
@@ -111,11 +111,11 @@ def copied(folder: Path, elsewhere: RemoteTask | None = None) -> Iterator[Databa
                     database.close()
 
 
-def _made_room(
+def _temporary_copy(
     folder: Path, elsewhere: RemoteTask | None, rooms: ExitStack
 ) -> tuple[Path, Database]:
-    """A copy of a task's database, and its folder, which ``rooms`` remove: beside the original if
-    possible, so that files can be linked, else in the system's folder for temporary files."""
+    """A copy of a task's database, and its folder, which ``rooms`` remove. The folder is beside the
+    original if possible, so that files can be linked, else among temporary files."""
     why = []
     for parent, prefix in ((folder.parent, ".look-"), (None, "s4-look-")):
         with ExitStack() as room:
@@ -126,7 +126,7 @@ def _made_room(
                 continue
             place = Path(room.enter_context(made))
             try:
-                with _told_of(folder, place, (StateError, StoreCorrupt)):
+                with _reported_for(folder, place, (StateError, StoreCorrupt)):
                     database = _copy(folder, place, elsewhere)
             except StateError as error:
                 if not any(reason in str(error) for reason in _FULL):
@@ -177,7 +177,7 @@ def _restored(folder: Path, place: Path, elsewhere: RemoteTask) -> Database:
 
 
 @contextmanager
-def _told_of(
+def _reported_for(
     original: Path, copy: Path, kinds: tuple[type[Exception], ...] = (StoreCorrupt,)
 ) -> Iterator[None]:
     """Report errors in the copy, by default damage, as errors in the original."""
@@ -255,14 +255,14 @@ def _completed(own: Path, database: Database) -> Database:
     """Mark a database as complete; RocksDB has synced its own files."""
     passing("claim.copied")
     try:
-        _mark(own, b"")
+        _mark_complete(own, b"")
     except OSError as error:
         database.close()
         raise StateError(f"{own} cannot be written: {error.strerror}; free some space") from error
     return database
 
 
-def _mark(folder: Path, about: bytes) -> None:
+def _mark_complete(folder: Path, about: bytes) -> None:
     """Mark a folder as complete, once it and its name are on disk."""
     disk.sync(*folder.glob("*.json"), folder)  # RocksDB's wrapper does not sync its own files
     disk.write(folder / _DONE, about)
@@ -299,9 +299,9 @@ def _inherited(
     if (before / DAMAGED).exists():
         raise StoreCorrupt((before / DAMAGED).read_text())
     _inherit(before, own)
-    with _told_of(before, own):
+    with _reported_for(before, own):
         try:
-            with _told_of(before, own):
+            with _reported_for(before, own):
                 database = make(own)
         except StoreCorrupt as error:
             empty(own)
@@ -335,7 +335,7 @@ def keep(folder: Path, epoch: int, database: Database, commit: int, now: float) 
     database.checkpoint(place)
     passing("checkpoint.made")
     try:
-        _mark(place, msgspec.json.encode(_About(commit, one.kept_ms)))
+        _mark_complete(place, msgspec.json.encode(_About(commit, one.kept_ms)))
     except OSError as error:
         raise StateError(f"{place} cannot be written: {error.strerror}") from error
     return one
@@ -362,9 +362,9 @@ def _kept_names(folder: Path) -> list[re.Match[str]]:
 
 
 def sweep_kept(folder: Path, epoch: int, keep: int, older_than: float, now: float) -> int:
-    """Remove all checkpoints but the newest ``keep``, and those older than ``older_than`` seconds
-    except the newest; returns how many were removed.
+    """Remove old checkpoints; returns how many were removed.
 
+    The newest one stays, and so do the newest ``keep`` that are at most ``older_than`` seconds old.
     ``epoch`` is the caller's; checkpoints of later epochs are left alone.
     """
     found = [one for one in kept_of(folder) if one.epoch <= epoch]
@@ -387,16 +387,16 @@ def _inherit(before: Path, own: Path) -> None:
     """Link or copy the files of ``before`` to ``own``, even while its owner writes."""
     for pause in _PAUSES:
         try:
-            story = _story(before)
+            story = _fingerprint(before)
             for file in before.iterdir():
-                if file.name in _LEFT_OUT:
+                if file.name in _NOT_COPIED:
                     continue
                 once = file.suffix in _WRITTEN_ONCE
                 if not once or not _linked(file, own / file.name):
                     shutil.copy2(file, own / file.name)
                     if once:  # opening the database writes the other files again
                         disk.sync(own / file.name)
-            if _story(before) == story:
+            if _fingerprint(before) == story:
                 return
         except FileNotFoundError:
             pass  # the owner has replaced a file meanwhile
@@ -418,7 +418,7 @@ def _linked(file: Path, other: Path) -> bool:
     return True
 
 
-def _story(folder: Path) -> tuple[bytes, dict[str, int]]:
+def _fingerprint(folder: Path) -> tuple[bytes, dict[str, int]]:
     """What changes whenever RocksDB adds or drops a file: its manifest, and the names of files."""
     files = {
         file.name: file.stat().st_size if file.name.startswith("MANIFEST") else 0
@@ -429,10 +429,10 @@ def _story(folder: Path) -> tuple[bytes, dict[str, int]]:
 
 
 def sweep(folder: Path, keep: int, older_than: float, now: float) -> int:
-    """Remove all complete databases but ``keep``, and those last written more than ``older_than``
-    seconds ago except the newest; returns how many were removed.
+    """Remove old complete databases; returns how many were removed.
 
-    ``now`` is Unix time. Unfinished folders below the newest complete one are removed, too.
+    The newest one stays, and so do the newest ``keep`` that were written in the last ``older_than``
+    seconds. ``now`` is Unix time. Unfinished folders below the newest one are removed, too.
     """
     whole = epochs_of(folder)
     if not whole:

@@ -122,8 +122,8 @@ def checkpoint_of(state: TaskState) -> Checkpoint:
 
 
 class Progress(NamedTuple):
-    """The progress of a task as of one commit, in its inputs and for the producers of its durable
-    streams. ``shipped`` is the URL below which its commits are shipped, or empty."""
+    """The progress of a task as of one commit, in its inputs and for its producers. ``shipped`` is
+    the URL below which its commits are shipped, or empty."""
 
     checkpoint: Checkpoint = Checkpoint()
     producers: Mapping[Producer, KeptProducer] = MappingProxyType({})

@@ -45,8 +45,8 @@ _MISSING = object()
 
 
 def in_time(data: bytes, now: float) -> bytes | memoryview | None:
-    """The value in a row that may begin with its time of expiry; None if it has expired at ``now``
-    (Unix time). It is ``data`` itself if the row does not expire."""
+    """The value in a row; None if it has expired at ``now`` (Unix time). It is ``data`` itself if
+    the row does not expire, and else follows the time of expiry."""
     if len(data) <= _EXPIRY.size:
         return data
     ends: int = _EXPIRY.unpack_from(data)[0]
@@ -181,10 +181,10 @@ class KeyValueStore(Generic[K, V]):
         return self._over is not None
 
     def expire(self, limit: int, start: bytes = b"") -> bytes:
-        """Delete the expired rows among the next ``limit``; rows that were put before the store had
-        a time to live start it now.
+        """Delete the expired rows among the next ``limit``.
 
-        Returns where to continue, or no bytes at the end.
+        Rows that were put before the store had a time to live start it now. Returns where to
+        continue, or no bytes at the end.
         """
         assert self._over is not None, "rows have no end"
         over = self._over()

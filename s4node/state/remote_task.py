@@ -1,4 +1,4 @@
-"""The copy of one task's state at a URL: its claims, its commits and the files of checkpoints.
+"""The copy of a task's state at a URL: claims, commits, and the files of checkpoints.
 
 Rules
 - :mod:`s4node.state.remote_manifest` decides; this module reads and writes. All calls block: make
@@ -110,7 +110,7 @@ class RemoteTask:
                 )
         self._fence = fence
 
-    def _look(self) -> None:
+    def _check_claim(self) -> None:
         """Raise TaskFenced if another owner has claimed the task."""
         if max(remote_manifest.fences(self._names("claims")), default=0) > self._fence:
             raise TaskFenced(
@@ -211,8 +211,8 @@ class RemoteTask:
         return database
 
     def _check_shipped(self, database: Database, last: Batch, folder: Path) -> None:
-        """Raise StateError unless the folder's own database is a part of the copy, whose last
-        commit is ``last``."""
+        """Raise StateError unless the folder's own database is a part of the copy. ``last`` is the
+        last commit of the copy."""
         fence, number, _ = known_of(database)
         ours = self._owners.get(fence) == owners_of(database).get(fence)
         if number and not (ours and number <= last[1]):
@@ -276,7 +276,7 @@ class RemoteTask:
             return
         with self._files.told():
             self._write(self._manifest(last, before.base, before.files, before.batches))
-            self._look()
+            self._check_claim()
 
     # -- commits -----------------------------------------------------------------------------
 
@@ -291,7 +291,7 @@ class RemoteTask:
             passing("ship.put")
             self._put("batches", remote_manifest.batch_name(commit), data)
             passing("ship.there")
-            self._look()
+            self._check_claim()
             passing("ship.counts")
         self._since += 1
         self._since_bytes += len(data)
@@ -310,7 +310,7 @@ class RemoteTask:
         """
         try:
             with self._files.told():
-                self._look()
+                self._check_claim()
             since, since_bytes = self._since, self._since_bytes
             self._upload(folder, last)
             self._since -= since
@@ -389,7 +389,7 @@ class RemoteTask:
             )
             claims = self._names("claims")
             passed_claims = [n for n in claims if remote_manifest.fences([n])[0] < self._fence]
-            self._look()  # after our manifest was written, and before anything is removed
+            self._check_claim()  # after our manifest was written, and before anything is removed
             self._remove("manifests", old)
             self._remove("files", unused)
             self._remove("batches", map(remote_manifest.batch_name, passed))
@@ -434,8 +434,8 @@ class RemoteTask:
 
 
 def check_newest(url: str, task: str, database: Database) -> None:
-    """Raise StateError if the copy at ``url`` is not at the commit of a task's ``database``, which
-    is no longer shipped there. If the copy cannot be read, that is logged."""
+    """Raise StateError if the copy at ``url`` is not at the last commit of a task's ``database``.
+    The task is no longer shipped there. If the copy cannot be read, that is logged."""
     root, cluster, app = url.rsplit("/", 2)
     known = known_of(database)
     try:

@@ -54,8 +54,8 @@ def _text_beginnings(table: int) -> list[bytes]:
 def with_text_rows(
     any_row: Callable[[Any], bytes], table: int, hasher: Hasher
 ) -> Callable[[Any], bytes]:
-    """A faster ``any_row``, which makes a row's key with ``prefix`` and ``key_encoding.encode``:
-    with the default hasher, text keys take a third of the time."""
+    """A faster ``any_row``, which makes a row's key from ``prefix`` and ``key_encoding.encode``.
+    With the default hasher, text keys take a third of the time."""
     if hasher is not crc32m:
         return any_row
     beginnings, checksum = _text_beginnings(table), zlib.crc32
@@ -178,7 +178,7 @@ def _picked(values: dict[bytes, bytes | None], rows: Iterable[bytes]) -> dict[by
 def in_order(
     rows: Iterable[tuple[bytes, bytes | None]],
 ) -> Iterator[tuple[bytes, bytes | None]]:
-    """Rows with their values in order, as sorted rows are written faster; one group at a time is
+    """Rows with their values in order, as sorted rows are written faster. One group at a time is
     sorted, so that other threads can run in between."""
     groups: defaultdict[int, list[tuple[bytes, bytes | None]]] = defaultdict(list)
     for each in rows:

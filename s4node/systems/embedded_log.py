@@ -264,8 +264,8 @@ class EmbeddedLog:
         offset: int | None = None,
         before_ms: int | None = None,
     ) -> dict[int, int]:
-        """Delete the events before an offset of one partition, or those appended before a time
-        (Unix time, ms); returns the oldest offset left, by partition."""
+        """Delete old events; returns the oldest offset left, by partition. They are those before an
+        ``offset`` of one partition, or appended before a time (Unix time, ms)."""
         asked = {
             "stream": stream,
             "partition": partition,
@@ -276,11 +276,11 @@ class EmbeddedLog:
         return {int(number): oldest for number, oldest in found["oldest"].items()}
 
     async def forget(self, producer: str, stream: str = "") -> dict[str, list[int]]:
-        """Forget the numbers of a disconnected producer, on one stream or all; returns the
-        partitions that knew it, by stream.
+        """Forget the numbers of a disconnected producer, on one stream or all.
 
         What it sends again is then appended again. The id of a task may lack the ``#`` and what
-        follows it. Raises StoreError if the producer is connected or unknown.
+        follows it. Returns the partitions that knew it, by stream. Raises StoreError if the
+        producer is connected or unknown.
         """
         found = await self.ask("forget", {"producer": producer, "stream": stream})
         return {name: list(numbers) for name, numbers in found["forgotten"].items()}

@@ -36,7 +36,7 @@ def replaced(provided: Callable[[str], System]) -> Iterator[None]:
 
 
 class Systems:
-    """Creates the systems that ``config`` names; ``own_log`` is the address of this process's
+    """Creates the systems that ``config`` names. ``own_log`` is the address of this process's
     log."""
 
     def __init__(self, config: Config, own_log: str = "") -> None:

@@ -46,7 +46,7 @@ def show(console: Console, snapshots: Sequence[Snapshot], *, live: bool = False)
 
 
 def rendered(snapshots: Sequence[Snapshot], width: int, *, live: bool = False) -> RenderableType:
-    """The snapshots in ``width`` columns; a ``live`` display has rates, and no counts that only
+    """The snapshots in ``width`` columns. A ``live`` display has rates, and no counts that only
     grow."""
     from rich.console import Group
 

@@ -152,11 +152,10 @@ def balance(homes: Sequence[Key | str], members: Mapping[Key, str]) -> list[Key 
 def moves(
     assignment: Assignment, members: Sequence[Member], containers: int = 0
 ) -> dict[int, Member]:
-    """The partitions that living owners should hand over, and to which members: as few as possible
-    for an even share among those that get partitions.
+    """The partitions that living owners should hand over, with the new owners.
 
-    ``members`` and ``containers`` are as for ``assign``, which has to come first: with orphans the
-    result is empty.
+    They are as few as possible for an even share among those that get partitions. ``members`` and
+    ``containers`` are as for ``assign``, which has to come first: with orphans the result is empty.
     """
     alive = {member.key: member for member in members}
     held: dict[Key, list[int]] = {key: [] for key in alive}

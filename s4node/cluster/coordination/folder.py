@@ -119,7 +119,7 @@ class FolderCoordination:
                 return await threads.run_sync(_open_session, self.folder, row, limiter=thread)
             except TreeBusy as busy:
                 if trio.current_time() > deadline:
-                    raise _stuck(self.folder, self.session_timeout) from busy
+                    raise _locked_error(self.folder, self.session_timeout) from busy
                 await trio.sleep(LOOK_SECONDS)
             except OSError as error:
                 raise CoordinationError(
@@ -212,7 +212,7 @@ class FolderSession:
                 result = await self._attempt(step)
             except TreeBusy as busy:
                 if trio.current_time() > deadline:
-                    raise _stuck(self._folder, self.timeout) from busy
+                    raise _locked_error(self._folder, self.timeout) from busy
             else:
                 if write:
                     self._wake()
@@ -242,23 +242,23 @@ class FolderSession:
     async def beat(self) -> None:
         """Send heartbeats; separate from ``look``, which may have to wait for others."""
         while not self.lost.is_set():
-            self._speak()
+            self._send_heartbeat()
             await trio.sleep(self.timeout / _BEATS)
 
-    def _speak(self) -> None:
+    def _send_heartbeat(self) -> None:
         """Send a heartbeat, if the disk works."""
         self._asleep = self.doubtful
         try:
             self._file.beat()
         except OSError as error:
             self._mute = True
-            self._tell("send heartbeats", _unusable(self._file.path, error))
+            self._log_trouble("send heartbeats", _unusable(self._file.path, error))
         else:
             self._mute = False
             self._beaten = clocks.steady()
-            self._tell("send heartbeats", "")
+            self._log_trouble("send heartbeats", "")
 
-    def _tell(self, what: str, trouble: str) -> None:
+    def _log_trouble(self, what: str, trouble: str) -> None:
         """Log once what the session cannot do, and once that it can again (``trouble`` empty)."""
         if trouble == self._troubles.get(what, ""):
             return
@@ -292,9 +292,9 @@ class FolderSession:
                 raise
             except (CoordinationError, OSError) as error:  # retried, and it may last
                 self._stale = True
-                self._tell("watch the other sessions", str(error))
+                self._log_trouble("watch the other sessions", str(error))
             else:
-                self._tell("watch the other sessions", "")
+                self._log_trouble("watch the other sessions", "")
             await trio.sleep(LOOK_SECONDS)
 
     async def _look_after_others(self, now: float) -> None:
@@ -316,7 +316,7 @@ class FolderSession:
         if not self._mute:
             over = [id_ for id_, other in self._others.items() if other.over(now)]
             if any(other.lapse > 1 - 1 / _BEATS for other in self._others.values()):
-                self._speak()
+                self._send_heartbeat()
         if self._mute:
             over = [id_ for id_, other in self._others.items() if other.dead_unheard()]
         return over
@@ -391,7 +391,7 @@ def _open_session(folder: Path, row: SessionRow) -> FolderSession:
             undo.callback(tree.close)
             watch = tree.watch()
             undo.callback(watch.close)
-            _bury(tree, folder)
+            _end_dead_sessions(tree, folder)
             file = SessionFile(_session_path(folder, row.id))
             undo.callback(file.close)
             tree.open_session(row)
@@ -402,7 +402,7 @@ def _open_session(folder: Path, row: SessionRow) -> FolderSession:
             os.close(lock)
 
 
-def _bury(tree: Tree, folder: Path) -> None:
+def _end_dead_sessions(tree: Tree, folder: Path) -> None:
     """End the sessions of dead processes, so that nobody sees their entries.
 
     A file without a session is left from a process that died while opening one.
@@ -435,7 +435,7 @@ def _unusable(path: Path, error: OSError) -> str:
     )
 
 
-def _stuck(folder: Path, seconds: float) -> CoordinationError:
+def _locked_error(folder: Path, seconds: float) -> CoordinationError:
     return CoordinationError(
         f"the coordination's folder {folder} was locked by another process for {seconds:g} s; look "
         f"for a stopped process (ps shows state T), and resume or kill it"

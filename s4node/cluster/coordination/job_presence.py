@@ -25,7 +25,7 @@ _NAME_BYTES = 6
 
 
 class Entered(NamedTuple):
-    """The name of the job's ``start``, and the identities of the container's ``own`` state and of
+    """The name of the job's ``start``, the identity of the container's ``own`` state, and that of
     the job's ``state``."""
 
     start: str

@@ -125,7 +125,7 @@ class Membership:
                         "cannot follow the assignment", app=str(self.app), error=why
                     ),
                 )
-        self._tell(await self.registry.group(self.app), on_view)
+        self._report(await self.registry.group(self.app), on_view)
 
     async def leave(self) -> None:
         """Give up what is ``mine``, which goes to others at once, and end :meth:`run`.
@@ -170,7 +170,7 @@ class Membership:
         gathered = deadline == math.inf
         if gathered and self._is_oldest(group) and await self._write_next(group):
             return
-        self._tell(group, on_view, gathered=gathered)
+        self._report(group, on_view, gathered=gathered)
         with trio.move_on_at(deadline):
             await self._session.wait_change(base, seen)
 
@@ -194,7 +194,7 @@ class Membership:
     async def _write_next(self, group: Group) -> bool:
         """Write the assignment that follows from ``group``; returns False if it is unchanged."""
         before = group.assignment
-        members = self._equals(group)
+        members = self._eligible(group)
         after = assign(self._info.partitions, members, before and before.value, self._containers)
         if before is None:
             after = msgspec.structs.replace(after, origin=tokens.fresh(16))
@@ -204,7 +204,7 @@ class Membership:
             await self.registry.write_assignment(self.app, after, before and before.version)
         return True
 
-    def _equals(self, group: Group) -> list[Member]:
+    def _eligible(self, group: Group) -> list[Member]:
         """The members with our number of partitions that can reach the state of the app."""
         return [
             candidate
@@ -215,13 +215,13 @@ class Membership:
 
     def _owed(self, group: Group) -> dict[int, Member]:
         """The partitions that owners should hand over, with the new owners."""
-        members = self._equals(group)
+        members = self._eligible(group)
         if group.assignment is None or not members:
             return {}
         return moves(group.assignment.value, members, self._containers)
 
     async def hand_over(self, partitions: Iterable[int]) -> None:
-        """Hand over these of ``mine``, which are stopped, to the members that they are owed to; a
+        """Hand over these of ``mine``, which are stopped, to the members that they are owed to. A
         partition that is no longer owed comes back to us in a new epoch."""
         given = set(partitions)
         with trio.CancelScope() as done:
@@ -239,7 +239,7 @@ class Membership:
         """Write the new owners of ``given``; returns False if another member was faster."""
         group = await self.registry.group(self.app)
         before = group.assignment
-        us = next((member for member in self._equals(group) if member.key == self._key), None)
+        us = next((member for member in self._eligible(group) if member.key == self._key), None)
         if before is None or us is None:  # a leaving member gives up everything anyway
             return True
         heirs = self._owed(group)
@@ -258,7 +258,7 @@ class Membership:
             return False
         return True
 
-    def _tell(
+    def _report(
         self, group: Group, on_view: Callable[[View], None], *, gathered: bool = True
     ) -> None:
         """Report ``group``; while members gather, a former assignment counts as none."""

@@ -136,8 +136,7 @@ class Found(NamedTuple, Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The living members of an app, the oldest first, with its assignment and the identity of its
-    state."""
+    """The living members of an app, the oldest first, its assignment and its state's identity."""
 
     members: tuple[Found[MemberInfo], ...]
     assignment: Found[Assignment] | None
@@ -378,8 +377,8 @@ class Registry:
     async def change_startpoints(
         self, state: str, change: Callable[[Requests], tuple[Requests, R]]
     ) -> R:
-        """Replace the startpoints for the state with this identity by the first result of
-        ``change``; returns the second. If another was faster, ``change`` is called again."""
+        """Replace startpoints by the first result of ``change``; returns the second result. They
+        are for the state with this identity. If another was faster, ``change`` is called again."""
         path = _path("startpoints", state)
         while True:
             found = await self._get(path, Requests)

@@ -46,7 +46,7 @@ class StartpointStore:
         return self.folder.exists()
 
     async def named(self, app: AppId, identify: Callable[[], str]) -> str:
-        """The identity of the state of ``app``; ``identify`` may create it, as no container can
+        """The identity of the state of ``app``. ``identify`` may create it, as no container can
         enter meanwhile."""
         async with self._registry() as registry, registry.gate(app):
             return await threads.run_sync(identify)

@@ -142,9 +142,9 @@ class Tree(_TreeFile):
 
     def create(self, session: str, path: str, data: bytes, ephemeral: bool) -> None:
         """See :meth:`coordination.Session.create`."""
-        with self._for(session):
+        with self._of_session(session):
             if self._version(path) is not None:
-                raise EntryExists(f"the entry {path!r} exists already; {_LOOK}")
+                raise EntryExists(f"the entry {path!r} exists already; {_READ_AGAIN}")
             missing = [path]
             above = parent_of(path)
             while self._version(above) is None:
@@ -173,7 +173,7 @@ class Tree(_TreeFile):
 
     def get(self, session: str, path: str) -> Entry | None:
         """See :meth:`coordination.Session.get`."""
-        with self._for(session, write=False):
+        with self._of_session(session, write=False):
             row = self.one(
                 "SELECT data, version, session, created FROM entry WHERE path = ?", (path,)
             )
@@ -181,7 +181,7 @@ class Tree(_TreeFile):
 
     def set(self, session: str, path: str, data: bytes, version: int | None) -> int:
         """See :meth:`coordination.Session.set`."""
-        with self._for(session):
+        with self._of_session(session):
             found = self._expect(path, version)
             self.execute(
                 "UPDATE entry SET data = ?, version = ? WHERE path = ?", (data, found + 1, path)
@@ -191,7 +191,7 @@ class Tree(_TreeFile):
 
     def delete(self, session: str, path: str, version: int | None) -> None:
         """See :meth:`coordination.Session.delete`."""
-        with self._for(session):
+        with self._of_session(session):
             self._expect(path, version)
             if self.one("SELECT 1 FROM entry WHERE parent = ?", (path,)):
                 raise EntryNotEmpty(f"{path!r} has entries below it; delete those first")
@@ -199,7 +199,7 @@ class Tree(_TreeFile):
 
     def children(self, session: str, path: str) -> list[str]:
         """See :meth:`coordination.Session.children`."""
-        with self._for(session, write=False):
+        with self._of_session(session, write=False):
             rows = self.execute("SELECT path FROM entry WHERE parent = ?", (path,))
             return sorted(child.rpartition("/")[2] for (child,) in rows)
 
@@ -208,7 +208,7 @@ class Tree(_TreeFile):
 
         A deleted entry is only noted in the entries above it, so the nearest of these answers.
         """
-        with self._for(session, write=False):
+        with self._of_session(session, write=False):
             while True:
                 found = self.one("SELECT changed FROM entry WHERE path = ?", (path,))
                 if found:
@@ -226,7 +226,7 @@ class Tree(_TreeFile):
         if found is None or path == "/":
             raise NoEntry(f"there is no entry {path!r}; create it first")
         if version is not None and version != found:
-            raise BadVersion(f"{path!r} is at version {found}, not {version}; {_LOOK}")
+            raise BadVersion(f"{path!r} is at version {found}, not {version}; {_READ_AGAIN}")
         return found
 
     def _next_number(self) -> int:
@@ -248,7 +248,7 @@ class Tree(_TreeFile):
         self._touch(parent_of(path), number)
 
     @contextmanager
-    def _for(self, session: str, *, write: bool = True) -> Iterator[None]:
+    def _of_session(self, session: str, *, write: bool = True) -> Iterator[None]:
         """A transaction of a session that still exists; else raises SessionLost."""
         with self.transaction(write=write):
             if not self.one("SELECT 1 FROM session WHERE id = ?", (session,)):
@@ -274,7 +274,7 @@ class Watch(_TreeFile):
         return version != before
 
 
-_LOOK = "read it again before you decide"
+_READ_AGAIN = "read it again before you decide"
 
 
 def _explain(path: Path, error: sqlite3.Error) -> Exception:

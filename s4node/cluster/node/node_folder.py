@@ -1,4 +1,4 @@
-"""The folder of a node, inside the coordination's: its admin socket, and the code that it runs.
+"""The folder of a node, inside the coordination's: its admin socket, and its apps' code.
 
 Rules
 - Only its owner can enter the folder (0700), and the node holds a lock on it while it lives.

@@ -77,8 +77,8 @@ def lives(folder: Path) -> bool:
 
 @dataclass(eq=False, repr=False)
 class ProcessFolder:
-    """The folder of a process: its ``path``, and the path of its ``admin`` socket; see
-    :func:`process_folder`."""
+    """The folder of a process, made by :func:`process_folder`: its ``path``, and the path of its
+    ``admin`` socket."""
 
     path: Path
     admin: Path

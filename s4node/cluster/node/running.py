@@ -70,7 +70,7 @@ class RunningEntry:
             new.write_bytes(msgspec.json.encode(running))
             new.replace(self._file)
         except OSError as error:
-            _tell_unlisted(described(error))
+            _log_unlisted(described(error))
 
 
 @contextmanager
@@ -84,11 +84,11 @@ def running_entry() -> Iterator[RunningEntry]:
             _check_private(below)
             folder = stack.enter_context(process_folder(below))
         except (OSError, ConfigError) as error:
-            _tell_unlisted(described(error))
+            _log_unlisted(described(error))
         yield RunningEntry(folder)
 
 
-def _tell_unlisted(reason: str) -> None:
+def _log_unlisted(reason: str) -> None:
     log.warning(
         "commands such as s4 status do not find this process",
         reason=reason,

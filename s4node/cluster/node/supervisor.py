@@ -38,7 +38,7 @@ from s4node.metrics.statistics import ContainerStatistics
 
 log = get_logger("s4node.cluster")
 
-_LAST_WORDS_SECONDS = 1.0
+_READ_ON_SECONDS = 1.0
 """How long to read on after a process has ended."""
 
 _HOME = str(Path(__file__).resolve().parent.parent.parent)
@@ -181,7 +181,7 @@ class ContainerProcess:
                     await self._say(self.begin)
                     await process.wait()
                     exit_record.write(record, self._end_of(process.returncode))
-                    with trio.move_on_after(_LAST_WORDS_SECONDS):
+                    with trio.move_on_after(_READ_ON_SECONDS):
                         await heard_all.wait()
                     nursery.cancel_scope.cancel()
             finally:
