@@ -239,7 +239,7 @@ async def test_a_deployment_tells_which_node_it_waits_for_and_goes_on_when_that_
         two.signal(signal.SIGSTOP)
         where = ("--cluster", "shop", "--folder", folder / "shared")
         async with s4_process("deploy", app, *where, cwd=folder, ready=False) as deploying:
-            waits = r"waiting for node(s one,)? two, for 70 s at most, to load and check it"
+            waits = r"waiting for node(s one,)? two, at most 70 s, to load and check it"
             await until(lambda: re.search(waits, deploying.errors))
             two.signal(signal.SIGCONT)
             assert await deploying.wait() == 0
