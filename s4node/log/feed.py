@@ -63,10 +63,9 @@ class _Reading:
 def lost_end(place: str, number: int, end: int) -> str:
     """The message for a position beyond the end of its epoch."""
     return (
-        f"the events of {place} from offset {end} to {number} are lost, in a power cut or since "
-        f"an older copy of its file was put back: the log goes on at {end} with other events. A "
-        f"job that is started again goes on there, with what it has counted; a program starts at "
-        f"{end}"
+        f"the events of {place} from offset {end} to {number} are lost, in a power cut or because "
+        f"an older copy of its file was put back; the log continues at {end} with other events. "
+        f"Restart the job to resume there, with what it has counted; have a program start at {end}"
     )
 
 
@@ -219,7 +218,7 @@ class Feed:
             )
         )
 
-    # -- going on --------------------------------------------------------------------------------
+    # -- sending --------------------------------------------------------------------------------
 
     async def _turn(self, reading: _Reading, cursor: _Cursor) -> None:
         """Send one reader the next frames of one partition."""

@@ -35,7 +35,7 @@ RESERVE_BYTES = 512 << 10
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """The retention of a stream: milliseconds, and bytes per partition; 0 is no bound."""
+    """The retention of a stream: milliseconds, and bytes per partition; 0 means no bound."""
 
     ms: int = 0
     size: int = 0

@@ -55,7 +55,7 @@ EMPTY_BYTES = 256 << 10
 
 @dataclass(frozen=True)
 class LogSettings:
-    """Settings of a log. Times are milliseconds, sizes bytes, and 0 is no bound;
+    """Settings of a log. Times are milliseconds, sizes bytes, and 0 means no bound;
     ``retention_bytes`` is per partition, ``quota_bytes`` is for the whole folder."""
 
     folder: Path

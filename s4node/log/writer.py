@@ -113,7 +113,7 @@ class LogWriter:
     """Writes the frames of all partitions of a folder in a thread of its own.
 
     Create it, and call ``append`` and ``trim``, in trio's thread. ``clock`` gives Unix time in
-    seconds. ``quota`` (bytes) bounds the files of all partitions; 0 is no bound.
+    seconds. ``quota`` (bytes) bounds the files of all partitions; 0 means no bound.
     """
 
     def __init__(

@@ -240,7 +240,7 @@ async def test_a_stream_that_has_lost_its_end_when_its_node_comes_back_is_told(
             reader = await log.open(SystemStreamPartition("log", "clicks", 0), 0, [Click])
             await reader.read()
         async with log_node(tmp_path / "another", address=address):
-            told = r"clicks\[0\] from offset 0 to 5 are lost, .* goes on at 0 with other events"
+            told = r"clicks\[0\] from offset 0 to 5 are lost, .* continues at 0 with other events"
             with trio.fail_after(10), pytest.raises(StartpointError, match=told):
                 await reader.read()
 

@@ -280,7 +280,7 @@ _READ_AGAIN = "read it again before you decide"
 def _explain(path: Path, error: sqlite3.Error) -> Exception:
     """The error that tells operators what SQLite's error means."""
     if isinstance(error, sqlite3.ProgrammingError):
-        return error  # a mistake of ours, such as a closed database
+        return error  # a bug of ours, such as a closed database
     name = getattr(error, "sqlite_errorname", "")
     base = "_".join(name.split("_")[:2])
     if base in ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL"):
