@@ -665,7 +665,7 @@ def test_what_a_newer_version_has_shipped_is_refused(url: str, tmp_path: Path) -
     first.close()
     (name,) = names(url, "manifests")
     damage(url, "manifests", name, lambda data: data.replace(b'"format":1', b'"format":9'))
-    with pytest.raises(StateError, match="has the format 9, and this s4node reads 1; run the"):
+    with pytest.raises(StateError, match="has format 9, and this s4node reads 1; use the"):
         Owner(url, tmp_path / "two")
 
 
