@@ -636,7 +636,7 @@ VIEWS = OFFSET.replace("clicks", "views").replace("-1", "1")
         ('{"format": 1, "tasks": {"Partition 0": {"offsets": [' + VIEWS + "]}}}", 1,
          "app 'notes' does not read memory.views; it reads: memory.clicks, memory.rules.v1"),
         ('{"format": 1, "tasks": {"Partition 1": {"offsets": [' + CLICKS + "]}}}", 2,
-         "- has memory.clicks[0] for task 'Partition 1', and 'Partition 0' reads it; name that"),
+         "- has memory.clicks[0] for task 'Partition 1', but 'Partition 0' reads it; name that"),
         ('{"format": 1, "tasks": {"Partition 0": {"offsets": [' + f"{CLICKS}, {CLICKS}" + "]}}}", 2,
          "- has memory.clicks[0] twice for task 'Partition 0'; remove one"),
         (('{"format": 1, "tasks": {}, "job": {"tasks": 3, "grouper": "by-partition", "hasher": '

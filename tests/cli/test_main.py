@@ -353,7 +353,7 @@ async def test_a_node_with_an_app_has_the_name_that_it_is_given(folder: Path) ->
         assert [line["node"] for line in logs(node) if line["event"] == "running"] == ["east"]
     done = await run_s4(*words, "two words", *settings, cwd=folder)
     assert done.returncode == 2
-    assert done.stderr.startswith("s4: 'two words' is not a name for a node; ")
+    assert done.stderr.startswith("s4: 'two words' is not a node name; ")
 
 
 async def test_a_node_with_an_app_is_alone_and_takes_no_folder(folder: Path) -> None:

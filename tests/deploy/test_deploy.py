@@ -344,7 +344,7 @@ async def test_a_stream_s_name_is_one_app_s_in_a_cluster(folder: Path) -> None:
     async with node(folder, "one") as one:
         await deploy(folder, write_app(folder, "counter", "v1"))
         done = await s4_of(folder, "deploy", write_app(folder, "other", "v1"), ok=False)
-        assert "app 'counter' of cluster 'shop' has an input stream 'clicks' already" in done.stderr
+        assert "app 'counter' of cluster 'shop' already has an input stream 'clicks'" in done.stderr
         await click(one.address, "ann")
         await until(lambda: printed(one) == ["v1 ann 1"])
 

@@ -490,7 +490,7 @@ async def test_what_is_sent_again_after_a_restart_is_appended_once(tmp_path: Pat
         ("create", {"stream": "x", "partitions": 0}, "StoreError", "1 to 4096 partitions, not 0"),
         ("create", {"stream": "x", "partitions": "2"}, "StoreError", "'2' is not a whole number"),
         ("create", {"stream": "x", "key": "a b"}, "GraphError", "'a b' is not an attribute's name"),
-        ("create", {"stream": "live"}, "StoreError", "app 'some' has a stream 'live' already"),
+        ("create", {"stream": "live"}, "StoreError", "app 'some' already has a stream 'live'"),
         ("create", {"stream": "clicks", "partitions": 9}, "StoreError", "with other settings"),
         ("trim", {"stream": "clicks", "partition": 7, "offset": 0}, "UnknownStream", "not 7"),
         ("trim", {"stream": "clicks", "offset": 5}, "StartpointError", "has offsets 0 to 0"),
