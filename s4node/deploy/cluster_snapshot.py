@@ -217,7 +217,7 @@ def bottleneck_of(rows: Iterable[Row]) -> str:
     drops = ", and drops" if worst.executor == "shed" else ""
     return (
         f"{worst.stage} {worst.stream!r} of app {worst.app!r} is {worst.fullest:.0%} full{drops}: "
-        f"the stages after it are too slow"
+        f"its consumer is too slow"
     )
 
 

@@ -137,7 +137,10 @@ def test_a_stage_is_as_full_as_its_events_or_its_bytes() -> None:
         ([stage("stream", "clicks", 99), stage("stream", "words", 85)], "stream 'words'"),
         ([stage("deserializer", "clicks", 100), stage("stream", "clicks", 90)], "stream 'clicks'"),
         ([stage("remoteSender", "out", 90), stage("stream", "words", 100)], "remoteSender 'out'"),
-        ([stage("stream", "clicks", 100, executor="shed")], "is 100% full, and drops: the stages"),
+        (
+            [stage("stream", "clicks", 100, executor="shed")],
+            "is 100% full, and drops: its consumer",
+        ),
         (
             [stage("stream", "words", 100, executor="shed"), stage("stream", "clicks", 90)],
             "stream 'clicks'",

@@ -124,7 +124,7 @@ def snapshot(failure: str = FAILURE, node: str = "one") -> Snapshot:
             )
             for stage in ("deserializer", "stream", "sender")
         ],
-        "stream 'clicks' of app 'counter' is 100% full: the stages after it are too slow",
+        "stream 'clicks' of app 'counter' is 100% full: its consumer is too slow",
     )
 
 
