@@ -505,7 +505,7 @@ class ClientStream:
             stuck = self._still_stuck(stuck)
 
     def _still_stuck(self, since: float) -> float:
-        """Since when events have waited for unreachable partitions; 0 if none do."""
+        """Return the time since which events wait for unreachable partitions; 0 if none do."""
         now = trio.current_time()
         since = (since or now) if self._routes.stuck else 0.0
         if since and now - since >= self._client.timeout:

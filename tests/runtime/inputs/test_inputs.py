@@ -283,7 +283,7 @@ async def test_a_system_that_goes_away_is_waited_for_and_told_of_once(
         async with running(app, settings):
             await until(lambda: len(app.seen) == 1)
             system.go_away()
-            await until(lambda: any("waited for" in line["event"] for line in logs))
+            await until(lambda: any("waiting for it" in line["event"] for line in logs))
             system.put("clicks", 0, Click("ada", 2))
             system.come_back()
             await until(lambda: len(app.seen) == 2)
