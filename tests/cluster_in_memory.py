@@ -73,7 +73,7 @@ class Cluster:
                 session._file = _File(session._file, self, name)  # type: ignore[assignment]
                 enrolment = Enrolment(session, "default", "counting", name, expected)
                 container = Container(
-                    self._app(), Config.of(settings), node=name, enrolment=enrolment
+                    self._app(), Config.from_values(settings), node=name, enrolment=enrolment
                 )
                 self.containers[name] = container
                 await container.run()

@@ -20,7 +20,7 @@ from s4node.process import log_setup
 async def main(folder: str, name: str, expected: str, target: str, *given: str) -> None:
     log_setup.configure("info", "json")
     app = load_app(target)
-    config = Config.of(dict(each.split("=", 1) for each in given))
+    config = Config.from_values(dict(each.split("=", 1) for each in given))
     coordination = FolderCoordination(folder, session_timeout=2)
     with trio.open_signal_receiver(signal.SIGTERM) as signals:
         async with coordination.session(name) as session, trio.open_nursery() as nursery:

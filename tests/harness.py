@@ -121,7 +121,7 @@ async def running(
         "s4.watchdog.ms": "0",
         **(settings or {}),
     }
-    container = Container(app, Config.of(values))
+    container = Container(app, Config.from_values(values))
     with plain_errors(), trio.fail_after(deadline):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(container.run)

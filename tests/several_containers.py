@@ -63,7 +63,7 @@ class Nodes:
     async def start(
         self, name: str, nursery: trio.Nursery, expected: int = 1, ready: bool = True
     ) -> Container:
-        config = Config.of({"s4.listener.address": ANY_PORT, **self._values})
+        config = Config.from_values({"s4.listener.address": ANY_PORT, **self._values})
         session = await nursery.start(self._session, f"{self._app}-{name}")
 
         enrolment = Enrolment(session, "default", self._app, name, expected)

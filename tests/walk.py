@@ -92,7 +92,7 @@ async def walk(grade: str, events: int) -> list[dict[str, int]]:
         }
         if grade == "durable":
             settings["task.commit.ms"] = "0"  # a commit for each event
-        container = Container(Walked("walked"), Config.of(settings))
+        container = Container(Walked("walked"), Config.from_values(settings))
         counted = Walk()
         threading.setprofile(counted.profile)
         found = []

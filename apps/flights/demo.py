@@ -116,7 +116,7 @@ async def _demo(console: Console, adapter: str, listen: str) -> int:
     job = Job()
     if adapter:
         job.stage = "starting Spark"
-    board = Container(job.board, Config.of({"s4.listener.address": listen}))
+    board = Container(job.board, Config.from_values({"s4.listener.address": listen}))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(board.run)
         await board.ready.wait()

@@ -132,7 +132,7 @@ async def _run(events: int, outstanding: int, order: str) -> list[float]:
             "task.max.concurrency": str(outstanding // TASKS),
             "task.order": order,
         }
-        container = Container(app, Config.of(values))
+        container = Container(app, Config.from_values(values))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(container.run)
             while len(app.ended) < events:  # noqa: ASYNC110 - it polls rarely

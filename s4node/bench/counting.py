@@ -89,7 +89,7 @@ def counting(task: dict[str, Any], say: Callable[..., None]) -> None:
         "systems.log.samza.offset.default": "oldest",
         **task["settings"],
     }
-    trio.run(partial(_count, Container(app, Config.of(settings)), task, say))
+    trio.run(partial(_count, Container(app, Config.from_values(settings)), task, say))
 
 
 async def _count(container: Container, task: dict[str, Any], say: Callable[..., None]) -> None:

@@ -175,7 +175,7 @@ def hopping(task: dict[str, Any], say: Callable[..., None]) -> None:
         settings["s4.state.url"] = (Path(task["folder"]) / "store").as_uri()
 
     async def started(stack: AsyncExitStack, app: App, **more: str) -> Container:
-        container = Container(app, Config.of({**settings, **more}))
+        container = Container(app, Config.from_values({**settings, **more}))
         nursery = await stack.enter_async_context(trio.open_nursery())
         nursery.start_soon(container.run)
         stack.callback(container.stop)

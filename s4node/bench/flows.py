@@ -136,7 +136,9 @@ def member(task: dict[str, Any]) -> None:
         return json.loads(sys.stdin.readline() or "{}")  # type: ignore[no-any-return]
 
     async def main() -> None:
-        config = Config.of({"s4.listener.address": "tcp://127.0.0.1:0", **task["settings"]})
+        config = Config.from_values(
+            {"s4.listener.address": "tcp://127.0.0.1:0", **task["settings"]}
+        )
         app = make(task)
         if not task.get("folder"):
             await run(Container(app, config))

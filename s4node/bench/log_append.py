@@ -132,7 +132,7 @@ def log_node(task: dict[str, Any], say: Callable[..., None], listen: Callable[[]
     """Run a node's redirector with a log; report the contents of its stream at the end."""
 
     async def main() -> None:
-        config = Config.of(
+        config = Config.from_values(
             {"s4.listener.address": "tcp://127.0.0.1:0", "s4.log.folder": task["folder"]}
         )
         redirector = Redirector(config, "bench", lambda *_: "no app is here")

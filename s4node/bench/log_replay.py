@@ -86,7 +86,7 @@ def replayed(task: dict[str, Any], say: Callable[..., None], listen: Callable[[]
     """Run a node's redirector with a log; report its address, and end at a message."""
 
     async def main() -> None:
-        config = Config.of(
+        config = Config.from_values(
             {
                 "s4.listener.address": "tcp://127.0.0.1:0",
                 "s4.log.folder": str(Path(task["folder"]) / "log"),
@@ -113,7 +113,7 @@ def replaying(task: dict[str, Any], say: Callable[..., None]) -> None:
         app.create_input_stream("readings", app.create_pe(workload.Tally), key="key", system="log")
         container = Container(
             app,
-            Config.of(
+            Config.from_values(
                 {
                     "s4.listener.address": "tcp://127.0.0.1:0",
                     "s4.state.folder": str(Path(task["folder"]) / "state"),

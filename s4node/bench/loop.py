@@ -178,7 +178,7 @@ class _Feeding:
 
 async def _looped(batches: int, size: int, tasks: int) -> tuple[float, bool]:
     """The seconds of a loop of ``tasks`` tasks, and True if the sums are right."""
-    app, config = Sums(), Config.of({"s4.cluster.partitions": str(tasks)})
+    app, config = Sums(), Config.from_values({"s4.cluster.partitions": str(tasks)})
     await hooks.declare(app, config, tasks)
     pipeline = Pipeline(app, config)
     feeds: list[_Feed] = []
@@ -218,7 +218,7 @@ def _feed(
     batches: int,
 ) -> _Feed:
     ssp = SystemStreamPartition("memory", "numbers", number)
-    chosen = TaskSettings.of(config)
+    chosen = TaskSettings.from_config(config)
     task = Task(
         app,
         number,

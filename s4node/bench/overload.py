@@ -126,7 +126,7 @@ def slow_node(task: dict[str, Any], say: Callable[..., None], listen: Callable[[
         app = App("overload")
         app.create_input_stream("packages", app.create_pe(Slow), key="key")
         own = {"s4.listener.address": "tcp://127.0.0.1:0", "s4.watchdog.ms": "0"}
-        container = Container(app, Config.of({**own, **task["settings"]}))
+        container = Container(app, Config.from_values({**own, **task["settings"]}))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(container.run)
             await container.ready.wait()

@@ -64,7 +64,7 @@ def node(task: dict[str, Any]) -> None:
     async def main() -> None:
         app = tally_app(task.get("finder", ""))
         own = {"s4.listener.address": "tcp://127.0.0.1:0"}
-        container = Container(app, Config.of({**own, **task["settings"]}))
+        container = Container(app, Config.from_values({**own, **task["settings"]}))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(container.run)
             await container.ready.wait()
@@ -173,7 +173,7 @@ def plain_loop(task: dict[str, Any]) -> None:
     source = workload.batches(sequence, CHUNK)
     bodies = [encode(next(source)) for _ in range(len(sequence) // CHUNK)]
     del keys
-    tune_gc(Config.of({}))
+    tune_gc(Config.from_values({}))
     before, passes = usage()["cpu_s"], 0
     while usage()["cpu_s"] - before < task["seconds"]:
         _bare_loop(bodies, decoder.decode, instances, create)
@@ -215,7 +215,7 @@ def single(task: dict[str, Any]) -> None:
 
 def limit(task: dict[str, Any]) -> None:
     """The bare loop over the same frames, classes and garbage collector settings."""
-    tune_gc(Config.of({}))
+    tune_gc(Config.from_values({}))
     keys = workload.key_sequence()
     encode = msgspec.msgpack.Encoder().encode
     source = workload.batches(keys, CHUNK)
@@ -267,7 +267,7 @@ def lines_limit(task: dict[str, Any]) -> None:
     app.freeze()
     create = app.prototypes["Tally"][0].make
     instances: dict[str, Any] = {}
-    tune_gc(Config.of({}))
+    tune_gc(Config.from_values({}))
     passes, began = 0, time.perf_counter()
     while time.perf_counter() - began < task["seconds"]:
         _bare_loop(texts, decode, instances, create)
@@ -303,7 +303,7 @@ def words_limit(task: dict[str, Any]) -> None:
     app.freeze()
     create: Any = app.prototypes["Count"][0].make
     instances: dict[str, Any] = {}
-    tune_gc(Config.of({}))
+    tune_gc(Config.from_values({}))
     words, began = 0, time.perf_counter()
     while time.perf_counter() - began < task["seconds"]:
         for body in bodies:

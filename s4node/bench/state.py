@@ -240,7 +240,7 @@ def many_keys(task: dict[str, Any], say: Callable[..., None]) -> None:
         app.create_input_stream("readings", pe, key="key", system="generated")
         container = Container(
             app,
-            Config.of(
+            Config.from_values(
                 {
                     "s4.listener.address": "tcp://127.0.0.1:0",
                     "s4.state.folder": task["folder"],

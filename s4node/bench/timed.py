@@ -76,7 +76,7 @@ def timed(task: dict[str, Any]) -> None:
     async def main() -> None:
         async with Client(task["address"]) as client:
             stream = await client.stream("timed")
-            tune_gc(Config.of({}))
+            tune_gc(Config.from_values({}))
             schedule = Schedule(task["rate"])
             before, sent, ticks = usage()["cpu_s"], 0, 0
             while sent < task["count"]:
@@ -96,7 +96,7 @@ def bare_timed(task: dict[str, Any]) -> None:
     kind = EventType(Timed)
     socket = pynng.Pair0(send_buffer_size=128)
     socket.dial(task["address"], block=True)
-    tune_gc(Config.of({}))
+    tune_gc(Config.from_values({}))
     schedule = Schedule(task["rate"])
     poll = select.poll()
     poll.register(schedule.fd, select.POLLIN)
@@ -130,7 +130,7 @@ def delay(task: dict[str, Any]) -> None:
         app = App("latency")
         app.create_input_stream("timed", app.create_pe(Watch), key="key")
         own = {"s4.listener.address": "tcp://127.0.0.1:0"}
-        container = Container(app, Config.of({**own, **task.get("settings", {})}))
+        container = Container(app, Config.from_values({**own, **task.get("settings", {})}))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(container.run)
             await container.ready.wait()

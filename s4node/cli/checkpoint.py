@@ -283,7 +283,7 @@ def _read(file: str) -> tuple[str, JobGuard | None, dict[str, Checkpoint]]:
             twice = SystemStreamPartition(*seen.most_common(1)[0][0])
             raise ConfigError(f"{file} has {twice} twice for task {task!r}; remove one of them")
         found[task] = Checkpoint(offsets, now)
-    guard = None if document.job is None else JobGuard.of(document.job)
+    guard = None if document.job is None else JobGuard.from_row(document.job)
     return document.app, guard, found
 
 

@@ -118,7 +118,9 @@ class Job:
             if task not in self._looks:
                 try:
                     with self.kept(task) as state:
-                        self._looks[task] = Progress() if state is None else Progress.of(state)
+                        self._looks[task] = (
+                            Progress() if state is None else Progress.from_state(state)
+                        )
                 except StoreCorrupt as error:
                     self._looks[task] = error
         looks = {task: self._looks[task] for task in tasks}

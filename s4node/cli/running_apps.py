@@ -24,7 +24,7 @@ def config_of(name: str, config: Config) -> Config:
     given = {entry.name for entry in config.items() if entry.origin != "default"}
     meant: dict[tuple[str, ...], Running] = {}
     for each in running_processes():
-        own = Config.of(each.settings)
+        own = Config.from_values(each.settings)
         fits = all(own[key] == config[key] for key in _PLACE if key.name in given)
         if each.app == name and fits:
             meant[tuple(str(own[key]) for key in _PLACE)] = each
@@ -46,7 +46,8 @@ _PLACE = (settings.CLUSTER_NAME, settings.STATE_FOLDER, settings.STATE_URL)
 def runs_here(name: str, config: Config) -> bool:
     """Return True if an app of this name runs with its state in this folder and at this URL."""
     return any(
-        each.app == name and all(Config.of(each.settings)[key] == config[key] for key in _PLACE)
+        each.app == name
+        and all(Config.from_values(each.settings)[key] == config[key] for key in _PLACE)
         for each in running_processes()
     )
 
@@ -61,7 +62,7 @@ def coordinations_of(name: str, config: Config) -> set[Path]:
         if each.app == name
         and each.folder
         and each.cluster == config[settings.CLUSTER_NAME]
-        and Config.of(each.settings)[where] == config[where]
+        and Config.from_values(each.settings)[where] == config[where]
     }
 
 

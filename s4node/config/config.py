@@ -45,7 +45,7 @@ def _defaults() -> dict[str, Entry]:
 
 @dataclass(frozen=True, eq=False)
 class Config:
-    """A checked value for every key. Create one with :meth:`load` or :meth:`of`."""
+    """A checked value for every key. Create one with :meth:`load` or :meth:`from_values`."""
 
     _entries: Mapping[str, Entry] = field(default_factory=_defaults)
 
@@ -66,7 +66,7 @@ class Config:
         return cls()._changed([*found, *written, *_given(COMMAND_LINE, overrides)])
 
     @classmethod
-    def of(cls, values: Mapping[str, str]) -> Config:
+    def from_values(cls, values: Mapping[str, str]) -> Config:
         """A configuration from texts by key name; raises ConfigError with every mistake."""
         return cls().with_(values)
 

@@ -57,7 +57,7 @@ class GenericEvent:
         self._frozen = False
 
     @classmethod
-    def of(cls, attributes: dict[str, Any]) -> GenericEvent:
+    def from_attributes(cls, attributes: dict[str, Any]) -> GenericEvent:
         """A frozen event that takes ``attributes`` over without copying them."""
         event = cls.__new__(cls)
         event._attributes = attributes

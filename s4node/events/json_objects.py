@@ -67,7 +67,7 @@ def attributes_of_all(body: bytes | memoryview) -> list[dict[str, Any]]:
 
 def generic_events(body: bytes | memoryview) -> list[GenericEvent]:
     """The objects of an array as GenericEvents."""
-    return list(map(GenericEvent.of, attributes_of_all(body)))
+    return list(map(GenericEvent.from_attributes, attributes_of_all(body)))
 
 
 class JsonObjects:

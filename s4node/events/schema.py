@@ -182,7 +182,7 @@ class EventType:
     def decode(self, body: bytes | memoryview) -> list[Any]:
         """All events of a batch in one call; raises msgspec.ValidationError or DecodeError."""
         if self.cls is GenericEvent:
-            return list(map(GenericEvent.of, _maps_decoder.decode(body)))
+            return list(map(GenericEvent.from_attributes, _maps_decoder.decode(body)))
         events: list[Any] = self._decoder.decode(body)
         if self._dated:
             check_dates(events, body)
@@ -202,7 +202,7 @@ class EventType:
 
     def _from_msgpack(self, raw: Any) -> Any:
         if self.cls is GenericEvent:
-            return GenericEvent.of(_map_decoder.decode(raw))
+            return GenericEvent.from_attributes(_map_decoder.decode(raw))
         try:
             event = self._one.decode(raw)
             if self._dated:
@@ -223,7 +223,7 @@ class EventType:
 
     def _from_json(self, raw: Any) -> Any:
         if self.cls is GenericEvent:
-            return GenericEvent.of(attributes_of(raw))
+            return GenericEvent.from_attributes(attributes_of(raw))
         return self._objects.decode_one(raw)
 
     @property
@@ -272,13 +272,13 @@ class OpenType:
         for name in self._texts:
             if name in values:
                 values[name] = msgspec.convert(values[name], bytes)
-        return GenericEvent.of(values)
+        return GenericEvent.from_attributes(values)
 
     def _one(self, raw: Any) -> GenericEvent:
         return self._of(_list_decoder.decode(raw))
 
     def _of(self, values: list[Any]) -> GenericEvent:
-        return GenericEvent.of(dict(zip(self.names, values, strict=False)))
+        return GenericEvent.from_attributes(dict(zip(self.names, values, strict=False)))
 
 
 class NamedType:

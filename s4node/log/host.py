@@ -81,7 +81,7 @@ class LogHost:
         self._nursery: trio.Nursery
 
     @classmethod
-    def of(
+    def from_config(
         cls,
         config: Config,
         node: str,
@@ -99,7 +99,7 @@ class LogHost:
 
         Raises StoreError if another process owns the folder.
         """
-        async with open_log(LogSettings.of(self._config)) as self._store:
+        async with open_log(LogSettings.from_config(self._config)) as self._store:
             stage = StageSettings(DESERIALIZER, capacity=UNLIMITED, max_bytes=QUEUE_BYTES)
             self._queue = Gauge(stage)
             for stream in self._store.streams.values():

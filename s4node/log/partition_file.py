@@ -340,7 +340,7 @@ class Standing(NamedTuple):
     epochs: tuple[tuple[int, int], ...] = ()
 
     @classmethod
-    def of(
+    def from_file(
         cls,
         file: PartitionFile,
         producers: Mapping[str, KeptProducer] = {},

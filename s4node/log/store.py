@@ -72,7 +72,7 @@ class LogSettings:
         )
 
     @classmethod
-    def of(cls, config: Config) -> LogSettings:
+    def from_config(cls, config: Config) -> LogSettings:
         """The settings that ``config`` has."""
         return cls(
             full_path(config[LOG_FOLDER], LOG_FOLDER.name),

@@ -62,7 +62,7 @@ class LogPartition:
         self._parts: dict[str, dict[int, int]] = {}
         self.types: dict[int, TypeDecl] = {}
         """The declarations of all types in it, by fingerprint."""
-        self._told(Standing.of(file, file.ledger.producers, file.ledger.types))
+        self._told(Standing.from_file(file, file.ledger.producers, file.ledger.types))
         self._writer.add(self._lane)
 
     @property

@@ -313,7 +313,7 @@ class LogWriter:
         else:
             answers = zip(frames, plan.answers, strict=True)
             delivery.answers += [(waiting.done, answer) for waiting, answer in answers]
-            delivery.standings.append((lane, Standing.of(file, plan.producers, plan.types)))
+            delivery.standings.append((lane, Standing.from_file(file, plan.producers, plan.types)))
             self._w_used += file.held.disk - before
             if file.unworked > WAL_BYTES:
                 file.unworked = 0
@@ -396,7 +396,7 @@ class LogWriter:
             if clocks.steady() > until:
                 self._w_more = True
                 break
-        delivery.standings += [(lane, Standing.of(lane.file)) for lane in changed]
+        delivery.standings += [(lane, Standing.from_file(lane.file)) for lane in changed]
         return freed
 
     def _answer_trims(self, lanes: Sequence[Lane], delivery: Delivery) -> None:
@@ -442,7 +442,7 @@ class LogWriter:
         except StoreCorrupt as error:
             answer = error
         else:
-            delivery.standings.append((lane, Standing.of(lane.file, forgotten=gone)))
+            delivery.standings.append((lane, Standing.from_file(lane.file, forgotten=gone)))
         delivery.answers += [(done, answer) for _, done in asked]
 
     def _log_trouble(self, trouble: str) -> None:

@@ -171,7 +171,7 @@ class JobGuard:
         }
 
     @classmethod
-    def of(cls, row: Any) -> JobGuard:
+    def from_row(cls, row: Any) -> JobGuard:
         """The job of a saved form; raises CheckpointError if it is not one."""
         try:
             counts = {str(name): int(count) for name, count in row["counts"].items()}

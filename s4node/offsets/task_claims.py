@@ -86,7 +86,7 @@ class TaskClaims(SqliteFile):
         """
         with self.transaction():
             row = self.execute("SELECT guard FROM job").fetchone()
-            before = None if row is None else JobGuard.of(self._parsed(row[0]))
+            before = None if row is None else JobGuard.from_row(self._parsed(row[0]))
             if before is not None:
                 job.check(
                     before,
@@ -115,7 +115,7 @@ class TaskClaims(SqliteFile):
         """The job that wrote here, if any."""
         with self.transaction(write=False):
             row = self.execute("SELECT guard FROM job").fetchone()
-        return None if row is None else JobGuard.of(self._parsed(row[0]))
+        return None if row is None else JobGuard.from_row(self._parsed(row[0]))
 
     # -- tasks -------------------------------------------------------------------------------
 

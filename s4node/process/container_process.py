@@ -184,7 +184,7 @@ def main() -> NoReturn:
     log_setup.print_whole_lines()
     exit_record.assign(begin.exit_record, supervised=True)
     try:
-        config = Config.of(begin.settings)
+        config = Config.from_values(begin.settings)
         log_setup.configure(config[settings.LOGGER_LEVEL], config[settings.LOGGER_FORMAT])
         app = _load(begin)
         trio.run(_run, line, begin, app, config)

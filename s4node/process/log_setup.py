@@ -36,7 +36,7 @@ def configure(level: str = "info", format: str = "auto") -> None:  # noqa: A002 
     Warnings that libraries log through Python's ``logging`` go to the same stream. Raises
     ConfigError if an argument is not one of the choices.
     """
-    config = Config.of({LOGGER_LEVEL.name: level, LOGGER_FORMAT.name: format})
+    config = Config.from_values({LOGGER_LEVEL.name: level, LOGGER_FORMAT.name: format})
     threshold = _LEVELS[config[LOGGER_LEVEL]]
     structlog.configure(
         processors=processors(format),

@@ -130,7 +130,7 @@ class Progress(NamedTuple):
     shipped: str = ""
 
     @classmethod
-    def of(cls, state: TaskState) -> Progress:
+    def from_state(cls, state: TaskState) -> Progress:
         """The progress as of the last commit."""
         return cls(checkpoint_of(state), state.producers(), shipped_of(state.database))
 

@@ -50,7 +50,7 @@ class RemoteJob:
         if not names:
             return 0, None
         data = self._files.fs.cat_file(f"{self._guards}/{names[-1]}")
-        return fences(names)[-1], JobGuard.of(msgspec.json.decode(data))
+        return fences(names)[-1], JobGuard.from_row(msgspec.json.decode(data))
 
     def identity(self, own: str) -> str:
         """The identity of the copy; ``own`` if it has none. If that is empty, too, nothing is

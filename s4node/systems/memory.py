@@ -245,7 +245,7 @@ class _Batch(InputBatch):
         numbers = []
         for number, (declaration, _, body) in enumerate(self._kept, self.first):
             try:
-                self.events += self._decoders.of(declaration)(body)
+                self.events += self._decoders.decoder_of(declaration)(body)
                 numbers.append(number)
             except Exception as error:  # event classes that check themselves may raise anything
                 undecoded.append((number, f"{declaration.name} does not decode: {error}", body))
@@ -263,7 +263,7 @@ class _Decoders:
         self._generic = tuple(types) == (GenericEvent,)
         self._known: dict[int, TypeReader] = {}
 
-    def of(self, declaration: TypeDecl) -> Callable[[bytes], list[Any]]:
+    def decoder_of(self, declaration: TypeDecl) -> Callable[[bytes], list[Any]]:
         """The decoder for a type as it was written; it raises if no type of the reader fits."""
         found = self._known.get(declaration.fingerprint)
         if found is None:

@@ -8,7 +8,7 @@ Rules
 from __future__ import annotations
 
 from s4node.offsets.startpoint import Specific, Startpoint
-from s4node.offsets.system import System, SystemStreamPartition
+from s4node.offsets.system import SystemStreamPartition
 from s4node.systems.memory import MemorySystem, _Partition
 
 
@@ -19,11 +19,7 @@ class Inputs:
         self.partitions = 1
         self._systems: dict[str, Memory] = {}
 
-    def system(self, name: str) -> System:
-        return self.of(name)
-
-    def of(self, name: str) -> Memory:
-        """The same, for the test."""
+    def system(self, name: str) -> Memory:
         if name not in self._systems:
             self._systems[name] = Memory(name, self)
         return self._systems[name]

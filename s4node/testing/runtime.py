@@ -47,7 +47,7 @@ class Runtime:
     """
 
     def __init__(self, make: Callable[[], App], values: dict[str, str]) -> None:
-        self.config = Config.of({**values, **_DEFAULTS})
+        self.config = Config.from_values({**values, **_DEFAULTS})
         self.failed = False
         self.ended = False
         self.failures = Failures()

@@ -196,7 +196,7 @@ class InputSender(Sender):
     @property
     def _system(self) -> Memory:
         assert isinstance(self.stream, InputStream)
-        return self._runtime.world.inputs.of(self.stream.system)
+        return self._runtime.world.inputs.system(self.stream.system)
 
     @property
     def partitions(self) -> int:

@@ -43,7 +43,7 @@ def problems_of(folder: Path, text: str) -> list[str]:
 
 def problem_with(key: str, text: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        Config.of({key: text})
+        Config.from_values({key: text})
     return str(caught.value)
 
 
@@ -264,7 +264,7 @@ def test_a_nul_character_is_told_with_its_line(tmp_path: Path) -> None:
     ["tcp://127.0.0.1:0", "tcp://node-1.example.org:65535", "tcp://my_host:12000", "tcp://[::1]:1"],
 )
 def test_an_address_has_scheme_host_and_port(address: str) -> None:
-    assert Config.of({"s4.listener.address": address})[cfg.LISTENER_ADDRESS] == address
+    assert Config.from_values({"s4.listener.address": address})[cfg.LISTENER_ADDRESS] == address
 
 
 @pytest.mark.parametrize(
@@ -312,7 +312,7 @@ def test_later_files_win_and_the_command_line_wins_over_files(tmp_path: Path) ->
 
 
 def test_families_are_read_by_what_stands_in_the_placeholders_place() -> None:
-    config = Config.of(
+    config = Config.from_values(
         {
             "s4.cluster.east.address": "tcp://east:12000",
             "s4.cluster.far.west.address": "tcp://west:12000",
@@ -330,7 +330,7 @@ def test_families_are_read_by_what_stands_in_the_placeholders_place() -> None:
 
 
 def test_a_changed_copy_leaves_the_original_alone() -> None:
-    original = Config.of({"s4.cluster.name": "east", "s4.app.colour": "blue"})
+    original = Config.from_values({"s4.cluster.name": "east", "s4.app.colour": "blue"})
     copy = original.with_({"s4.cluster.name": "west"})
     assert original[cfg.CLUSTER_NAME] == "east"
     assert copy[cfg.CLUSTER_NAME] == "west"
@@ -340,7 +340,9 @@ def test_a_changed_copy_leaves_the_original_alone() -> None:
 
 
 def test_items_tell_what_was_written_what_it_means_and_who_wrote_it() -> None:
-    items = {e.name: e for e in Config.of({"s4.comm.timeout": "250", "s4.app.x": "1"}).items()}
+    items = {
+        e.name: e for e in Config.from_values({"s4.comm.timeout": "250", "s4.app.x": "1"}).items()
+    }
     assert items["s4.comm.timeout"] == ("s4.comm.timeout", "250", 0.25, "code")
     assert items["s4.app.x"] == ("s4.app.x", "1", "1", "code")
     assert items["s4.step.maxMs"] == ("s4.step.maxMs", "5", 0.005, "default")
@@ -348,11 +350,11 @@ def test_items_tell_what_was_written_what_it_means_and_who_wrote_it() -> None:
 
 def test_a_family_member_that_nobody_set_has_no_origin() -> None:
     with pytest.raises(KeyError):
-        Config.of({}).origin("s4.app.colour")
+        Config.from_values({}).origin("s4.app.colour")
 
 
 def test_a_configuration_travels_to_another_process() -> None:
-    config = Config.of({"s4.comm.timeout": "250", "s4.stream.clicks.consumers": "east"})
+    config = Config.from_values({"s4.comm.timeout": "250", "s4.stream.clicks.consumers": "east"})
     copy = pickle.loads(pickle.dumps(config))
     assert list(copy.items()) == list(config.items())
     assert copy[cfg.COMM_TIMEOUT] == 0.25
@@ -405,8 +407,8 @@ def test_any_line_of_text_comes_back_as_it_was_written(
     )
 )
 def test_the_texts_of_a_configuration_make_the_same_one_again(values: dict[str, str]) -> None:
-    config = Config.of(values)
-    again = Config.of({entry.name: entry.text for entry in config.items()})
+    config = Config.from_values(values)
+    again = Config.from_values({entry.name: entry.text for entry in config.items()})
     assert {e.name: e.value for e in again.items()} == {e.name: e.value for e in config.items()}
 
 

@@ -18,7 +18,7 @@ def test_the_file_at_the_top_level_is_the_rendered_one() -> None:
 
 def test_loading_the_rendered_file_gives_the_defaults() -> None:
     loaded = [(e.name, e.text, e.value) for e in Config.load([RENDERED]).items()]
-    assert loaded == [(e.name, e.text, e.value) for e in Config.of({}).items()]
+    assert loaded == [(e.name, e.text, e.value) for e in Config.from_values({}).items()]
 
 
 def test_every_setting_stands_in_the_rendered_file_itself() -> None:

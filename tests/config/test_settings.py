@@ -10,7 +10,7 @@ from s4node.config.key import ConfigKey, Pattern
 
 
 def test_the_list_has_these_keys_and_defaults() -> None:
-    assert [(entry.name, entry.text) for entry in Config.of({}).items()] == [
+    assert [(entry.name, entry.text) for entry in Config.from_values({}).items()] == [
         ("s4.cluster.name", "default"),
         ("s4.cluster.partitions", "1"),
         ("s4.hasher", "crc32m"),
@@ -121,7 +121,7 @@ def test_the_list_has_these_families_of_keys() -> None:
 
 
 def test_milliseconds_are_seconds_in_code() -> None:
-    config = Config.of({"s4.comm.timeout": "250", "s4.step.maxMs": "0.5"})
+    config = Config.from_values({"s4.comm.timeout": "250", "s4.step.maxMs": "0.5"})
     assert config[settings.COMM_TIMEOUT] == 0.25
     assert config[settings.STEP_MAX_MS] == 0.0005
     assert config[settings.PRODUCER_EXPIRY] == 3600.0
@@ -138,5 +138,5 @@ def test_every_key_is_documented_in_one_to_three_sentences(key: ConfigKey[object
     "pattern", [key for key in settings.KEYS if isinstance(key, Pattern)], ids=lambda key: key.name
 )
 def test_the_example_of_every_family_is_one_that_loads(pattern: Pattern[object]) -> None:
-    config = Config.of({pattern.example: pattern.text})
+    config = Config.from_values({pattern.example: pattern.text})
     assert list(config.matching(pattern).values()) == [pattern.parse(pattern.text)]

@@ -653,7 +653,7 @@ async def test_an_app_waits_while_it_cannot_be_known_whether_another_version_run
         async def members(self, app: object) -> None:
             raise CoordinationError("the disk is gone")
 
-    config = Config.of({"s4.coordination.folder": str(folder), **QUICK})
+    config = Config.from_values({"s4.coordination.folder": str(folder), **QUICK})
     node = Node(config)
     node._registry = Unreadable()  # type: ignore[assignment]
     assert await node._others_run(AppInfo("counter", "shop", "v1", 1))

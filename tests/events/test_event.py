@@ -94,7 +94,7 @@ def test_put_overwrites_until_the_event_is_sent() -> None:
 
 def test_an_event_that_came_in_is_frozen_and_takes_its_attributes_over() -> None:
     attributes = {"name": "joe"}
-    event = GenericEvent.of(attributes)
+    event = GenericEvent.from_attributes(attributes)
     assert event._attributes is attributes
     with pytest.raises(EventError, match="already sent"):
         event.put("name", "ann")
@@ -161,7 +161,7 @@ def test_generic_events_are_compared_by_their_attributes_and_have_no_hash() -> N
 
 @given(st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5), max_size=5))
 def test_generic_events_survive_pickling_and_copying(attributes: dict[str, Any]) -> None:
-    for event in (GenericEvent(**attributes), GenericEvent.of(attributes)):
+    for event in (GenericEvent(**attributes), GenericEvent.from_attributes(attributes)):
         for twin in (pickle.loads(pickle.dumps(event)), copy.deepcopy(event), copy.copy(event)):
             assert twin == event
             assert list(twin) == list(event)

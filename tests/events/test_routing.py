@@ -68,9 +68,9 @@ def test_a_rule_finds_the_key(spec: Any, event: Any, key: Any) -> None:
 @pytest.mark.parametrize("name", ["user", "user name", "class", "1", "", "a'b", 'a"b\\', "e"])
 def test_a_generic_event_s_key_may_have_any_name(name: str) -> None:
     rule = KeyRule(name, generic=True)
-    assert rule.finder()(GenericEvent.of({name: "joe"})) == "joe"
+    assert rule.finder()(GenericEvent.from_attributes({name: "joe"})) == "joe"
     pair = KeyRule([name, "other"], generic=True)
-    assert pair.finder()(GenericEvent.of({name: "joe", "other": 1})) == ("joe", 1)
+    assert pair.finder()(GenericEvent.from_attributes({name: "joe", "other": 1})) == ("joe", 1)
 
 
 @pytest.mark.parametrize("name", ["user name", "class", "1", "", "a.b", "a;b", "x)"])

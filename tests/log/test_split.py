@@ -31,7 +31,7 @@ events_of_any_type = st.lists(
     st.one_of(
         st.builds(Click, user=users, n=st.integers(0, 1 << 40)),
         st.builds(Tap, user=users, where=st.tuples(st.integers(0, 9), st.integers(0, 9))),
-        users.map(lambda user: GenericEvent.of({"user": user, "at": [1, None]})),
+        users.map(lambda user: GenericEvent.from_attributes({"user": user, "at": [1, None]})),
     ),
     min_size=1,
     max_size=40,

@@ -309,9 +309,14 @@ def test_the_settings_come_from_the_configuration(tmp_path: Path) -> None:
         "s4.log.quotaBytes": "2000",
         "s4.log.sync": "full",
     }
-    assert LogSettings.of(Config.of(values)) == LogSettings(tmp_path, 1500, 1000, 2000, "full")
+    assert LogSettings.from_config(Config.from_values(values)) == LogSettings(
+        tmp_path, 1500, 1000, 2000, "full"
+    )
     for text, millis in [("0", 0), ("0.5", 1), ("1009", 1009), ("604800000", 604_800_000)]:
-        assert LogSettings.of(Config.of({"s4.log.retention.ms": text})).retention_ms == millis
+        assert (
+            LogSettings.from_config(Config.from_values({"s4.log.retention.ms": text})).retention_ms
+            == millis
+        )
 
 
 # --- retention and quota -------------------------------------------------------------------------

@@ -172,7 +172,7 @@ def test_json_lines_have_a_line_a_source_and_are_appended(tmp_path: Path) -> Non
 
 
 def test_json_lines_without_a_file_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    ((name, reporter),) = reporters_of(Config.of({"metrics.reporters": "jsonl"}))
+    ((name, reporter),) = reporters_of(Config.from_values({"metrics.reporters": "jsonl"}))
     reporter.start()
     reporter.report(REPORT)
     reporter.stop()
@@ -243,7 +243,9 @@ async def seen(reporter: Own, count: int) -> None:
 
 
 def test_one_s_own_reporter_is_named_in_the_configuration_and_gets_the_app_s_parameters() -> None:
-    config = Config.of({"metrics.reporters": f"console, {HERE}:Own", "s4.app.trouble": "report"})
+    config = Config.from_values(
+        {"metrics.reporters": f"console, {HERE}:Own", "s4.app.trouble": "report"}
+    )
     names = [name for name, _ in reporters_of(config)]
     assert names == ["console", f"{HERE}:Own"]
     made = reporters_of(config)[1][1]
@@ -260,7 +262,7 @@ def test_one_s_own_reporter_is_named_in_the_configuration_and_gets_the_app_s_par
 )
 def test_what_is_no_reporter_is_refused(own: str, what: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        reporters_of(Config.of({"metrics.reporters": f"{HERE}:{own}"}))
+        reporters_of(Config.from_values({"metrics.reporters": f"{HERE}:{own}"}))
     assert str(caught.value).startswith(
         f"metrics reporter '{HERE}:{own}' of metrics.reporters {what}"
     )

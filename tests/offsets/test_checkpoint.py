@@ -29,9 +29,9 @@ def test_a_position_of_no_place_is_damage(place: str) -> None:
 
 
 def test_a_job_is_read_as_it_was_written() -> None:
-    assert JobGuard.of(JOB.to_row()) == JOB
+    assert JobGuard.from_row(JOB.to_row()) == JOB
     with pytest.raises(CheckpointError, match="is not a job"):
-        JobGuard.of({"than tasks": 4})
+        JobGuard.from_row({"than tasks": 4})
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ class LogLab(Lab):
         self.system = self.log = EmbeddedLog("log", self._address)
 
     async def serve(self) -> None:
-        self._node = Container(OnePE(Ignore, "ignored"), Config.of(self._settings))
+        self._node = Container(OnePE(Ignore, "ignored"), Config.from_values(self._settings))
         self._ended = trio.Event()
         self._nursery.start_soon(self._run, self._node, self._ended)
         await self._node.ready.wait()
@@ -111,7 +111,9 @@ async def test_live_sockets_begin_with_what_is_upcoming_and_nowhere_else() -> No
 
 
 def test_an_unknown_system_is_an_error_that_names_those_there_are() -> None:
-    systems = Systems(Config.of({"systems.old.type": "log", "systems.old.address": "tcp://h:1"}))
+    systems = Systems(
+        Config.from_values({"systems.old.type": "log", "systems.old.address": "tcp://h:1"})
+    )
     with pytest.raises(UnknownStream, match=r"no system 'log'; .*set systems\.log\.address to "):
         systems["log"]
     with pytest.raises(UnknownStream, match=r"'archive'; known .*: live, old.*systems\.archive"):
@@ -120,7 +122,7 @@ def test_an_unknown_system_is_an_error_that_names_those_there_are() -> None:
 
 def test_a_system_of_one_s_own_is_called_with_its_name_and_address_once() -> None:
     systems = Systems(
-        Config.of(
+        Config.from_values(
             {
                 "systems.mine.type": "s4node.systems.memory:MemorySystem",
                 "systems.mine.address": "anywhere",
@@ -148,7 +150,7 @@ def test_what_is_wrong_with_a_system_s_settings_is_said(
     settings: dict[str, str], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
-        Systems(Config.of(settings))["a"]
+        Systems(Config.from_values(settings))["a"]
 
 
 # -- set-up ---------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def cut(chance: random.Random) -> None:
 
 async def main(folder: str, app: str, name: str, expected: str, notes: str, *more: str) -> None:
     values = dict(setting.split("=", 1) for setting in more)
-    config = Config.of({"s4.listener.address": "tcp://127.0.0.1:0", **values})
+    config = Config.from_values({"s4.listener.address": "tcp://127.0.0.1:0", **values})
     log_setup.configure("info", config[settings.LOGGER_FORMAT])
     coordination = FolderCoordination(
         Path(folder), session_timeout=config[settings.SESSION_TIMEOUT]

@@ -41,7 +41,7 @@ class Redirector:
             wire.MAX_FRAME_BYTES: config[settings.LISTENER_MAX_FRAME_BYTES],
             wire.MAX_ENVELOPE_BYTES: config[settings.LISTENER_MAX_ENVELOPE_BYTES],
         }
-        self._log = LogHost.of(config, node, tokens.fresh(6), self._headers, self._taken)
+        self._log = LogHost.from_config(config, node, tokens.fresh(6), self._headers, self._taken)
         self._drain_word = b""
         self._lookup = lookup
         self._open = False

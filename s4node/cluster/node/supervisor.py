@@ -161,7 +161,7 @@ class ContainerProcess:
     async def _live(self) -> None:
         """Run one process from its start to its end."""
         self.failure = None
-        folder = Config.of(self.begin.settings)[settings.STATE_FOLDER]
+        folder = Config.from_values(self.begin.settings)[settings.STATE_FOLDER]
         record = exit_record.new_path(folder)
         self.begin = msgspec.structs.replace(self.begin, exit_record=record)
         try:

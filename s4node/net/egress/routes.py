@@ -100,7 +100,7 @@ class Routes:
         self.regrouped = True
         return route
 
-    def of(self, lane: Lane) -> NodeRoute | None:
+    def route_of(self, lane: Lane) -> NodeRoute | None:
         """The route of a lane; None if the owner of its partition is unknown."""
         return self._owners[lane.partition].route
 
@@ -435,7 +435,7 @@ class NodeRoute:
             if not 0 <= ruling.partition < len(box.lanes):
                 continue
             lane = box.lanes[ruling.partition]
-            if self.routes.of(lane) is not self:
+            if self.routes.route_of(lane) is not self:
                 continue
             box.take_ruling(lane, ruling)
             if ruling.outcome == wire.NOT_OWNER:

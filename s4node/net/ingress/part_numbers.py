@@ -22,7 +22,7 @@ class FrameNumbers:
         self._whole = whole
         self._by_event: dict[int, int] = {}  # by the id of the object
 
-    def of(self, events: Sequence[Any]) -> list[int]:
+    def numbers_of(self, events: Sequence[Any]) -> list[int]:
         """The numbers of some of the batch's events."""
         if not self._by_event:
             number = self._whole.number
@@ -49,5 +49,5 @@ class PartNumbers(Sequence[int]):
     def __getitem__(self, at: slice) -> list[int]: ...
     def __getitem__(self, at: int | slice) -> int | list[int]:
         if self._found is None:
-            self._found = self._frame.of(self._events)
+            self._found = self._frame.numbers_of(self._events)
         return self._found[at]

@@ -194,7 +194,7 @@ class Container:
         durable = durable_of(app, config)
         fast = [name for name in live_of(app) if name not in durable]
         recovery.check(app, config, fast, kept=self.replay is not None)
-        self._choosers = ChooserSettings.of(config)
+        self._choosers = ChooserSettings.from_config(config)
         self._choosers.check([stream.name for stream in replayable(app)], live_of(app))
         if self.log is not None:
             self.log.check_names()

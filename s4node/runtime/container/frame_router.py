@@ -44,7 +44,7 @@ class FrameRouter:
             wire.MAX_FRAME_BYTES: config[settings.LISTENER_MAX_FRAME_BYTES],
             wire.MAX_ENVELOPE_BYTES: config[settings.LISTENER_MAX_ENVELOPE_BYTES],
         }
-        self.log = LogHost.of(config, node, incarnation, self.headers, taken)
+        self.log = LogHost.from_config(config, node, incarnation, self.headers, taken)
         self.listener = Listener.configured(config, self, self.nudge, held=held)
         self._node = node
         self._drain_word = b""

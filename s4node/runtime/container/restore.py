@@ -183,7 +183,7 @@ class Restore:
 
         # the offsets of its inputs, and whether it starts at all
         kept = commits.checkpoint
-        pending = await self._startpoints.of(model.name, kept.consumed)
+        pending = await self._startpoints.pending_of(model.name, kept.consumed)
         startpoints = {
             ssp: request
             for ssp, request in pending.items()

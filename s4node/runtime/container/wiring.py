@@ -161,7 +161,7 @@ class Parts:
             self.readers,
             self.members,
             self.exchange,
-            TaskSettings.of(config, exchanging=exchanging, keeps=replay is not None),
+            TaskSettings.from_config(config, exchanging=exchanging, keeps=replay is not None),
             choosers,
             self.refusals,
         )

@@ -56,7 +56,7 @@ class StartingOffsets:
         self._config = config
         self._name = name
 
-    async def of(
+    async def find(
         self, system: System, ssp: SystemStreamPartition, task: str, known: Known
     ) -> tuple[int, str]:
         """The offset at which a task resumes, and why there.

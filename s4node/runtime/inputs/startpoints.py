@@ -97,7 +97,7 @@ class Startpoints:
             return f"task {request.task!r} does not read it"
         return f"there is no task {request.task!r}"
 
-    async def of(
+    async def pending_of(
         self, task: str, consumed: Collection[str]
     ) -> Mapping[SystemStreamPartition, Request]:
         """The pending startpoints of a task; those that it has ``consumed`` are removed."""

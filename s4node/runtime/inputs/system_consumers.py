@@ -229,7 +229,7 @@ class SystemConsumers:
         with self.until_stopped():
             for taker in takers:
                 ssp = taker.ssp
-                taker.next, why = await self.starts.of(system, ssp, taker.task.name, taker.known)
+                taker.next, why = await self.starts.find(system, ssp, taker.task.name, taker.known)
                 origins.setdefault(why, []).append(f"{ssp.partition}: {taker.next}")
             offsets = "; ".join(f"{', '.join(at)} ({why})" for why, at in origins.items())
             log.info("input resumes", input=_name(takers[0].ssp), offsets=offsets)

@@ -489,7 +489,7 @@ def _moved(task: Task) -> int:
 
 def _is_near(way: Way, lane: Lane) -> bool:
     """Return True if the owner of a lane is connected, or may connect soon."""
-    route = way.routes.of(lane)
+    route = way.routes.route_of(lane)
     if lane.open or route is None:
         return lane.open
     link = way.emitter.links.get(route.address)

@@ -244,7 +244,7 @@ class ChooserSettings:
     bootstrap: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, config: Config) -> ChooserSettings:
+    def from_config(cls, config: Config) -> ChooserSettings:
         """The settings from a configuration; bootstrap streams without a priority go first."""
         wanted = config.matching(settings.STREAM_BOOTSTRAP)
         bootstrap = frozenset(stream for stream, yes in wanted.items() if yes)

@@ -240,7 +240,7 @@ class PeState:
 
     def check(self, stream: str, event: Any) -> None:
         """Raise NotSaveable if an instance in memory that gets this event cannot be saved."""
-        for prototype, instance in self._before[stream].of(event):
+        for prototype, instance in self._before[stream].instances_of(event):
             prototype.encode(instance)
 
 
@@ -274,7 +274,7 @@ class _Before:
         for each in self._others:
             each.prepare(keys)
 
-    def of(self, event: Any) -> Iterator[tuple[_Prototype, ProcessingElement]]:
+    def instances_of(self, event: Any) -> Iterator[tuple[_Prototype, ProcessingElement]]:
         """The instances in memory that get an event."""
         for one in self._single:
             yield one, one.instances.singleton()

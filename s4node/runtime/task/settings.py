@@ -24,7 +24,9 @@ class TaskSettings:
     """Tasks send each other events that are part of their commits."""
 
     @classmethod
-    def of(cls, config: Config, *, exchanging: bool = False, keeps: bool = True) -> TaskSettings:
+    def from_config(
+        cls, config: Config, *, exchanging: bool = False, keeps: bool = True
+    ) -> TaskSettings:
         """The settings from a configuration; a task that keeps no state never commits."""
         ignored = config[settings.TASK_IGNORED_EXCEPTIONS]
         return cls(

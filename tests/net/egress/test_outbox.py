@@ -577,10 +577,10 @@ def test_what_waits_is_weighed_before_it_has_ever_been_sent() -> None:
 
 def test_what_events_hold_in_lists_counts_once_some_were_sent() -> None:
     outbox, route = opened(10, takes=[Tick, GenericEvent])
-    outbox.extend([GenericEvent.of({"all": [LARGE] * 2}) for _ in range(100)])
+    outbox.extend([GenericEvent.from_attributes({"all": [LARGE] * 2}) for _ in range(100)])
     outbox.types.declare(GenericEvent)
     assert outbox.pending_bytes < 1_000_000
     drained(route)
-    outbox.extend([GenericEvent.of({"all": [LARGE] * 2}) for _ in range(900)])
+    outbox.extend([GenericEvent.from_attributes({"all": [LARGE] * 2}) for _ in range(900)])
     assert outbox.pending == 990
     assert outbox.pending_bytes > 100_000_000

@@ -374,9 +374,9 @@ def test_the_owners_of_the_higher_epoch_are_believed() -> None:
     late.hello()
     late.on_hello(word(4, 0, nodes=["tcp://node:3"], positions=(wire.Position(0, 0, 9),)))
     (lane,) = outbox.lanes
-    assert route.routes.of(lane) is route.routes.to("tcp://node:2")
+    assert route.routes.route_of(lane) is route.routes.to("tcp://node:2")
     route.on_hello(word(6, 0))
-    assert route.routes.of(lane) is route
+    assert route.routes.route_of(lane) is route
 
 
 def test_a_lane_that_changes_its_owner_sends_again_what_had_no_verdict() -> None:
@@ -412,7 +412,7 @@ def test_a_node_that_was_dialled_by_two_names_keeps_one_route() -> None:
     again.on_hello(answer(wire.Position(0, 0, 9), headers=headers))
     assert list(route.routes.by_address) == ["tcp://localhost:1"]
     assert route.routes.to("tcp://node:1") is again
-    assert route.routes.of(outbox.lanes[0]) is again
+    assert route.routes.route_of(outbox.lanes[0]) is again
 
 
 def test_an_error_in_a_verdict_stops_the_outbox_and_keeps_its_events() -> None:

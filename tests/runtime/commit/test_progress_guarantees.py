@@ -474,7 +474,7 @@ async def crashing(
         "s4.watchdog.ms": "0",
         **settings,
     }
-    container = Container(app, Config.of(values))
+    container = Container(app, Config.from_values(values))
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(container.run)

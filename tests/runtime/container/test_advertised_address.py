@@ -43,7 +43,7 @@ async def test_members_find_each_other_by_the_hosts_that_they_advertise(tmp_path
             containers = []
             for name, session in (("a", one), ("b", other)):
                 enrolment = Enrolment(session, "default", "app", name, 2)
-                config = Config.of(settings)
+                config = Config.from_values(settings)
                 containers.append(Container(OnePE(Count), config, node=name, enrolment=enrolment))
             for container in containers:
                 nursery.start_soon(container.run)
@@ -67,7 +67,7 @@ async def test_a_member_that_listens_on_all_interfaces_needs_a_host_to_tell(
 ) -> None:
     coordination = FolderCoordination(tmp_path, session_timeout=5)
     for address in (ALL_INTERFACES, "tcp://[::]:0"):
-        config = Config.of({"s4.listener.address": address})
+        config = Config.from_values({"s4.listener.address": address})
         message = f"s4.listener.address = '{address}' means all interfaces.*s4.listener.advertise"
         message = message.replace("[", r"\[")
         async with coordination.session("a") as session:
@@ -81,4 +81,4 @@ async def test_a_member_that_listens_on_all_interfaces_needs_a_host_to_tell(
 @pytest.mark.parametrize("host", ["tcp://node1", "node1:12000", "two words", "::1"])
 def test_what_is_no_host_is_refused(host: str) -> None:
     with pytest.raises(ConfigError, match=r"s4\.listener\.advertise = '.*' is not a host name"):
-        Config.of({"s4.listener.advertise": host})
+        Config.from_values({"s4.listener.advertise": host})

@@ -429,7 +429,7 @@ async def test_stopping_at_once_after_the_start_is_in_order_too() -> None:
         def on_close(self) -> None:
             story.append("on_close")
 
-    container = Container(Quick(), Config.of({"s4.listener.address": ANY_PORT}))
+    container = Container(Quick(), Config.from_values({"s4.listener.address": ANY_PORT}))
     container.stop()
     with trio.fail_after(10):
         await container.run()
@@ -447,7 +447,7 @@ async def test_the_port_is_free_again_when_run_has_returned() -> None:
 
 async def test_cancelling_run_closes_everything_at_once() -> None:
     seen: list[int] = []
-    container = Container(noting(seen), Config.of({"s4.listener.address": ANY_PORT}))
+    container = Container(noting(seen), Config.from_values({"s4.listener.address": ANY_PORT}))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(container.run)
         await container.ready.wait()

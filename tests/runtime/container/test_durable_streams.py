@@ -94,7 +94,7 @@ class Lives:
 
     async def begin(self, app: App, **settings: str) -> Container:
         """Start the next one."""
-        self.container = Container(app, Config.of(self._settings | settings))
+        self.container = Container(app, Config.from_values(self._settings | settings))
         self._scope, self._ended = trio.CancelScope(), trio.Event()
         self._nursery.start_soon(self._run, self.container)
         await self.container.ready.wait()

@@ -71,7 +71,7 @@ async def test_what_a_singleton_puts_when_it_is_made_is_delivered_at_once() -> N
 
 
 def test_two_consumers_of_a_stream_at_one_address_are_refused() -> None:
-    config = Config.of(
+    config = Config.from_values(
         {
             "s4.stream.out.consumers": "a, b",
             "s4.cluster.a.address": "tcp://127.0.0.1:12000",

@@ -273,7 +273,7 @@ async def test_a_listener_that_raises_after_a_failure_does_not_hide_it() -> None
 
 
 async def test_listeners_are_named_in_the_configuration_and_need_only_one_method() -> None:
-    config = Config.of(
+    config = Config.from_values(
         {
             "container.lifecycle.listeners": f"{HERE}:Diary, {HERE}:Half",
             "s4.app.trouble": "nothing",
@@ -292,7 +292,7 @@ def test_what_hears_of_nothing_is_no_listener() -> None:
     with pytest.raises(
         ConfigError, match=r"has no method to call; give it one of before_start, on_step"
     ):
-        listeners_of(Config.of({"container.lifecycle.listeners": f"{HERE}:Deaf"}))
+        listeners_of(Config.from_values({"container.lifecycle.listeners": f"{HERE}:Deaf"}))
 
 
 # --- in a container ------------------------------------------------------------------------------
@@ -349,7 +349,7 @@ class Work(TaskApp):
 
 def container(app: App, *listeners: object, **more: str) -> Container:
     values = {"s4.listener.address": ANY_PORT, "s4.cluster.partitions": "2", "s4.watchdog.ms": "0"}
-    return Container(app, Config.of(values | more), listeners=listeners)
+    return Container(app, Config.from_values(values | more), listeners=listeners)
 
 
 START = [

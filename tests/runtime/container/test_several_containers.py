@@ -488,7 +488,7 @@ async def test_a_node_s_redirector_leads_to_the_containers_that_take_the_stream(
     async with nodes(tmp_path, clicks, 2) as (all_nodes, nursery):
         addresses = [container.address for container in all_nodes.containers.values()]
         redirector = Redirector(
-            Config.of({"s4.listener.address": ANY_PORT}),
+            Config.from_values({"s4.listener.address": ANY_PORT}),
             "redirector",
             lambda stream, reads: addresses if stream == "clicks" else f"no app takes {stream!r}",
         )

@@ -17,7 +17,7 @@ KEY = "task.broadcast.inputs"
 
 
 def ranges(text: str) -> tuple[PartitionRange, ...]:
-    return Config.of({KEY: text})[settings.BROADCAST_INPUTS]
+    return Config.from_values({KEY: text})[settings.BROADCAST_INPUTS]
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ class Unmade:
 
 
 def test_one_s_own_grouper_is_named_in_the_configuration() -> None:
-    config = Config.of({"job.systemstreampartition.grouper.factory": f"{HERE}:Pairs"})
+    config = Config.from_values({"job.systemstreampartition.grouper.factory": f"{HERE}:Pairs"})
     groups = grouped(config[settings.GROUPER], partitions("a", 21))
     assert list(groups) == [f"log a {number}" for number in range(11)]  # 10 after 9, not after 1
     assert groups["log a 10"] == (Ssp("log", "a", 20),)
@@ -168,4 +168,4 @@ def test_one_s_own_grouper_that_does_not_keep_the_contract_is_refused(own: str, 
 
 def test_a_word_that_is_no_grouper_is_no_value_of_the_setting() -> None:
     with pytest.raises(ConfigError, match=r"is neither by-partition, by-ssp nor package\.module"):
-        Config.of({"job.systemstreampartition.grouper.factory": "GroupByPartitionFactory"})
+        Config.from_values({"job.systemstreampartition.grouper.factory": "GroupByPartitionFactory"})

@@ -22,7 +22,7 @@ def model(
 ) -> JobModel:
     """The model of an app that reads ``counts``; ``others`` are there, too."""
     every = {("log", stream): count for stream, count in (counts | others).items()}
-    return model_of(Config.of(values), kind, [("log", stream) for stream in counts], every)
+    return model_of(Config.from_values(values), kind, [("log", stream) for stream in counts], every)
 
 
 def test_twelve_and_fourteen_partitions_are_tasks_0_to_13() -> None:
@@ -151,7 +151,9 @@ def test_every_partition_has_a_task_and_broadcast_ones_have_all(
     values = {"s4.cluster.partitions": str(least)}
     if broadcast:
         values["task.broadcast.inputs"] = f"log.rules#[0-{broadcast - 1}]"
-    made = model_of(Config.of(values), TASKS, [("log", stream) for stream in counts], every)
+    made = model_of(
+        Config.from_values(values), TASKS, [("log", stream) for stream in counts], every
+    )
     assert made.facts.tasks == len(made.tasks) == max([least, *counts.values()])
     assert [task.index for task in made.tasks] == list(range(len(made.tasks)))
     shared = {Ssp("log", "rules", number) for number in range(broadcast)}

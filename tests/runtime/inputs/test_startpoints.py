@@ -52,7 +52,7 @@ class Store:
     """The startpoints of the job in a folder, for tests that wait for each call."""
 
     def __init__(self, folder: Path, **given: str) -> None:
-        self.inside = StartpointStore(folder, Config.of(given))
+        self.inside = StartpointStore(folder, Config.from_values(given))
         self._state = identity_of(folder, None)
 
     def put(
@@ -532,7 +532,7 @@ async def test_a_startpoint_that_was_consumed_on_one_node_has_no_part_in_a_take_
     scopes = {"a": trio.CancelScope(), "b": trio.CancelScope()}
 
     async def run(name: str) -> None:
-        config = Config.of(
+        config = Config.from_values(
             {
                 **job.settings,
                 "task.commit.ms": "20",
@@ -557,7 +557,7 @@ async def test_a_startpoint_that_was_consumed_on_one_node_has_no_part_in_a_take_
     shared = {"s4.state.url": "file:///s", "s4.coordination.folder": str(tmp_path / "cluster")}
     folder = folder_of(str(tmp_path / "b"), "default", "notes")
     url = f"file://{tmp_path / 'shared'}"
-    depot = depot_of(Config.of({"s4.state.url": url}), folder)
+    depot = depot_of(Config.from_values({"s4.state.url": url}), folder)
     identity_of(folder, depot)
     store = Store(folder, **shared)
     store.put([("memory", "clicks", 0), ("memory", "clicks", 1)], Oldest(), now_ms())

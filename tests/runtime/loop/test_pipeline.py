@@ -971,7 +971,7 @@ def test_a_setting_of_one_stream_wins_over_the_stage_s() -> None:
     app = App("app")
     for name in ("clicks", "orders"):
         app.create_input_stream(name, key="user", types=Click).set_parallelism(3)
-    config = Config.of(
+    config = Config.from_values(
         {
             "s4.stream.executor": "shed",
             "s4.stream.clicks.executor": "throttle",
@@ -1003,7 +1003,7 @@ def test_settings_of_streams_that_the_app_does_not_have_are_told_with_the_neares
     config = Config.load([tmp_path / "shared.properties"], overrides)
     with capture_logs() as logs:
         Pipeline(app, config)
-        Pipeline(app, Config.of({"s4.stream.names.executor": "shed"}))
+        Pipeline(app, Config.from_values({"s4.stream.names.executor": "shed"}))
     warnings = [entry for entry in logs if entry["log_level"] == "warning"]
     assert len(warnings) == 1
     assert warnings[0]["streams"] == "names"

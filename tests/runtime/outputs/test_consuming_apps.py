@@ -235,7 +235,7 @@ class Cluster:
 
     @asynccontextmanager
     async def _container(self, app: App, settings: dict[str, str]) -> AsyncIterator[Container]:
-        config = Config.of({**self.settings, **settings})
+        config = Config.from_values({**self.settings, **settings})
         with plain_errors():
             async with self.coordination.session(app.name) as session, trio.open_nursery() as inner:
                 enrolment = Enrolment(session, "default", app.name, "n", 1)

@@ -311,12 +311,12 @@ def test_events_that_come_later_are_not_waited_for() -> None:
 
 
 def made(values: dict[str, str], bootstrap: Bootstrap | None = None) -> MessageChooser[Any]:
-    chooser = ChooserSettings.of(Config.of(values)).make({}, bootstrap)
+    chooser = ChooserSettings.from_config(Config.from_values(values)).make({}, bootstrap)
     return RoundRobin() if chooser is None else chooser
 
 
 def test_without_settings_inputs_take_turns_and_there_is_none() -> None:
-    assert ChooserSettings.of(Config.of({})).make({}) is None
+    assert ChooserSettings.from_config(Config.from_values({})).make({}) is None
     assert type(made({"streams.a.samza.priority": "0"})) is RoundRobin
 
 
@@ -357,7 +357,9 @@ def test_what_bootstraps_goes_before_all_others_unless_it_has_a_priority() -> No
 )
 def test_settings_of_streams_that_are_no_such_inputs_are_refused(key: str, what: str) -> None:
     value = "true" if key.endswith("bootstrap") else "1"
-    found = ChooserSettings.of(Config.of({key: value, "streams.a.b.samza.priority": "1"}))
+    found = ChooserSettings.from_config(
+        Config.from_values({key: value, "streams.a.b.samza.priority": "1"})
+    )
     with pytest.raises(ConfigError) as caught:
         found.check(["a.b"], ["live"])
     assert str(caught.value).startswith(f"{key}: {what}")
@@ -391,7 +393,9 @@ class NoChooser:
 
 
 def own(wrong: str = "") -> MessageChooser[Any]:
-    settings = ChooserSettings.of(Config.of({"task.chooser.class": f"{HERE}:LastFirst"}))
+    settings = ChooserSettings.from_config(
+        Config.from_values({"task.chooser.class": f"{HERE}:LastFirst"})
+    )
     chooser = settings.make({"wrong": wrong})
     assert chooser is not None
     return chooser
@@ -459,7 +463,7 @@ def test_any_composition_keeps_the_contract(
     values: dict[str, str], until: dict[Ssp, int], moves: list[tuple[str, Any, Any]]
 ) -> None:
     """One batch at a time is under way; it may be put aside after its first event, and is done."""
-    settings = ChooserSettings.of(Config.of(values))
+    settings = ChooserSettings.from_config(Config.from_values(values))
     bootstrap = lagging({s: n for s, n in until.items() if s.stream in settings.bootstrap})
     chooser = Waiting(settings.make({}, bootstrap) or RoundRobin())
     positions: Counter[Ssp] = Counter()

@@ -1183,7 +1183,7 @@ async def test_errors_come_out_of_run_in_a_group_with_nothing_else_in_it() -> No
     """What the helper ``plain_errors`` takes off is only trio's groups around one error."""
 
     container = Container(
-        OnePE(lambda *_: 1 / 0), Config.of({"s4.listener.address": "tcp://127.0.0.1:0"})
+        OnePE(lambda *_: 1 / 0), Config.from_values({"s4.listener.address": "tcp://127.0.0.1:0"})
     )
 
     async def feed() -> None:
