@@ -79,7 +79,7 @@ class ElementCodec:
         self._row: Callable[[bytes], Any] = msgspec.msgpack.Decoder(saved).decode
         for fields in self.versions:
             if not self._migrate:
-                self._check(fields)
+                self._check_fields(fields)
 
     def encode(self, instance: ProcessingElement) -> bytes:
         """The instance's state; raises NotSaveable for a value that cannot be saved."""
@@ -177,7 +177,7 @@ class ElementCodec:
         fact = f"saved state of {self._name} {key!r} cannot be read: {why}"
         return NotRestorable(self._name, key, fact, fix)
 
-    def _check(self, saved: Fields) -> None:
+    def _check_fields(self, saved: Fields) -> None:
         own = dict(self.fields)
         for name, kind in saved:
             if name not in own:

@@ -127,7 +127,7 @@ class Stream:
         Raises EventError for a type that the stream does not carry.
         """
         if event.__class__ not in self._accepts:
-            self._check(event)
+            self._check_event(event)
         try:
             emitted.get()[self._index].append(event)
         except LookupError:
@@ -139,7 +139,7 @@ class Stream:
     def put_into(self, put: list[list[Any]], event: Any) -> None:
         """As ``put``, into the lists of a known task; from any thread."""
         if event.__class__ not in self._accepts:
-            self._check(event)
+            self._check_event(event)
         put[self._index].append(event)
 
     async def send(self, event: Any) -> int:
@@ -178,10 +178,10 @@ class Stream:
             if cls not in self._accepts:
                 for event in checked:
                     if event.__class__ is cls:
-                        self._check(event)
+                        self._check_event(event)
         return checked
 
-    def _check(self, event: Any) -> None:
+    def _check_event(self, event: Any) -> None:
         cls = event.__class__
         if cls is GenericEvent and cls in self._types:
             event.freeze()
@@ -227,7 +227,7 @@ class OutputStream(Stream):
     def _default_types(self) -> tuple[type, ...]:
         return ()
 
-    def _check(self, event: Any) -> None:
+    def _check_event(self, event: Any) -> None:
         cls = event.__class__
         if not self._declared and cls not in self._types:
             self._types[cls] = EventType(cls)
@@ -236,4 +236,4 @@ class OutputStream(Stream):
             if cls is GenericEvent:
                 event.freeze()
             return
-        super()._check(event)
+        super()._check_event(event)

@@ -51,7 +51,7 @@ class KeyRule:
             reads = [f"{{e}}._attributes[{n!r}]" if generic else f"{{e}}.{n}" for n in names]
             self._expression = reads[0] if len(reads) == 1 else f"({', '.join(reads)})"
             if checked:
-                self._check()
+                self._check_text()
             return
         if isinstance(spec, KeyFinder):
             find: Callable[[Any], Any] = spec.get
@@ -69,9 +69,9 @@ class KeyRule:
             )
         self.bindings = {"_find": find}
         self._expression = "_find({e})"
-        self._check()
+        self._check_text()
 
-    def _check(self) -> None:
+    def _check_text(self) -> None:
         """Check keys that are not text."""
         self.bindings["_check"] = check_key
         self._expression = (

@@ -93,7 +93,7 @@ class LogPartition:
 
         Raises InputLost for an offset below the oldest, StartpointError for one beyond the end.
         """
-        self._check(offset)
+        self._check_offset(offset)
         if offset == self._bounds.upcoming:
             return []
         rows = await self._in_thread(partial(self._view.read, offset, max_bytes))
@@ -111,7 +111,7 @@ class LogPartition:
 
         Cancelling does not stop it. Raises StartpointError for an offset beyond the end.
         """
-        self._check(max(below, self._bounds.oldest))
+        self._check_offset(max(below, self._bounds.oldest))
         answers: list[Answer] = []
         told = trio.Event()
 
@@ -133,7 +133,7 @@ class LogPartition:
     async def _in_thread(self, call: Callable[[], T]) -> T:
         return await threads.run_sync(call, limiter=self._threads)
 
-    def _check(self, offset: int) -> None:
+    def _check_offset(self, offset: int) -> None:
         if offset < self._bounds.oldest:
             raise self._lost(offset, self._bounds.oldest)
         if offset > self._bounds.upcoming:
@@ -201,7 +201,7 @@ class _Damaged(LogPartition):
     def close(self) -> None:
         pass
 
-    def _check(self, offset: int) -> None:  # noqa: ARG002
+    def _check_offset(self, offset: int) -> None:  # noqa: ARG002
         raise StoreCorrupt(self.damage)
 
 

@@ -76,7 +76,7 @@ class SqliteFile(Database):
         mode = "ro" if beside.exists() else "ro&immutable=1"
         super().__init__(self.path, mode, patience=_PATIENCE_SECONDS)
         with self._closed_if_unfit(), self.transaction(write=False):
-            self._check()
+            self._check_file()
 
     @contextmanager
     def _closed_if_unfit(self) -> Iterator[None]:
@@ -93,9 +93,9 @@ class SqliteFile(Database):
         with self.transaction():  # of two processes that start at once, one creates it
             if self.is_empty():
                 self.make(self._form.application, self._form.version, self._form.schema)
-            self._check()
+            self._check_file()
 
-    def _check(self) -> None:
+    def _check_file(self) -> None:
         application, version = self.marks()
         if application != self._form.application:
             raise self._form.damaged(

@@ -211,7 +211,7 @@ class AppTest(Generic[A]):
         prototype = self._prototype(pe)
         for task in self._runtime.tasks:
             if partition is None or task.partition == partition:
-                found = self._look(task, prototype.name, key)
+                found = self._state_of(task, prototype.name, key)
                 if found is not None:
                     return found
         known = ", ".join(map(repr, self.keys(pe)[:10])) or "none"
@@ -274,7 +274,7 @@ class AppTest(Generic[A]):
         if state:
             raise S4Error(f"app {self.app.name!r} {state}")
 
-    def _look(self, task: Task, name: str, key: Key | None) -> object:
+    def _state_of(self, task: Task, name: str, key: Key | None) -> object:
         """The instance of a key in memory, or its saved state, unless all is closed."""
         if self._runtime.ended or not isinstance(task.processor, PeProcessor):
             return dict.get(task.instances[name], key)

@@ -293,18 +293,18 @@ class _End:
         """Wait until an envelope may have arrived; raises ClosedResourceError when closed."""
         await trio.lowlevel.checkpoint()
         while not self._inbox:
-            self._check()
+            self._check_open()
             await self._readable.park()
-        self._check()
+        self._check_open()
 
     async def wait_writable(self) -> None:
         """Wait until an envelope may be accepted; raises ClosedResourceError when closed."""
         await trio.lowlevel.checkpoint()
-        self._check()
+        self._check_open()
         while not self.connected or self._sent >= _MOST_ENVELOPES:
             await self._writable.park()
-            self._check()
+            self._check_open()
 
-    def _check(self) -> None:
+    def _check_open(self) -> None:
         if self.closed:
             raise trio.ClosedResourceError

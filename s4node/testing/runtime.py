@@ -160,14 +160,14 @@ class Runtime:
     def settle(self) -> None:
         """Wait until the app is idle."""
         self.world.settle()
-        self._check()
+        self._raise_failure()
 
     def advance(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
         """Move the clock, and run what falls due on the way."""
         self.world.advance(seconds, until)
-        self._check()
+        self._raise_failure()
 
-    def _check(self) -> None:
+    def _raise_failure(self) -> None:
         """Raise the app's failure, if any."""
         if self.world.failures:
             self.failed = True

@@ -271,7 +271,7 @@ class FolderSession:
     async def look(self) -> None:
         """Watch the tree and the other sessions, until this session is lost."""
         try:
-            await self._look()
+            await self._poll()
         except (CoordinationError, OSError) as error:
             self._lose(str(error))
         finally:
@@ -279,7 +279,7 @@ class FolderSession:
             for other in self._others.values():
                 other.close()
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         while not self.lost.is_set():
             try:
                 self._check_folder()

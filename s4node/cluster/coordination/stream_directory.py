@@ -108,27 +108,27 @@ class Directory:
         """Read everything, report what is new, and wait for news."""
         seen: dict[str, int] = {}
         for stream in self._produces:
-            consumers = await self._read(stream, seen)
+            consumers = await self._consumers_of(stream, seen)
             if self._known.get(stream) != consumers:
                 self._known[stream] = consumers
                 on_change(stream, consumers)
         self.learned.set()
         await self._wait_any_change(seen)
 
-    async def _read(self, stream: str, seen: dict[str, int]) -> SystemConsumers:
+    async def _consumers_of(self, stream: str, seen: dict[str, int]) -> SystemConsumers:
         """The consumers of ``stream``; records in ``seen`` the state of the paths that were
         read."""
-        await self._look(Registry.path_of_stream(stream), seen)
+        await self._note_version(Registry.path_of_stream(stream), seen)
         found: dict[str, Consumer] = {}
         for app in await self.registry.stream_users(stream, "consumers"):
-            await self._look(Registry.path_of_app(app), seen)
+            await self._note_version(Registry.path_of_app(app), seen)
             group = await self.registry.group(app)
             found[str(app)] = Consumer(
                 *app, group.epoch, group.owners, group.epochs, group.addresses
             )
         return found
 
-    async def _look(self, path: str, seen: dict[str, int]) -> None:
+    async def _note_version(self, path: str, seen: dict[str, int]) -> None:
         if path not in seen:  # an app that consumes two streams counts as of the first look
             seen[path] = await self._session.change(path)
 

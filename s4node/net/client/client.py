@@ -382,7 +382,7 @@ class ClientStream:
         """
         lane = self._outbox.lanes[partition]
         while not lane.open:
-            self._check()
+            self._check_open()
             await self._news.park()
         return lane.known
 
@@ -466,7 +466,7 @@ class ClientStream:
         node refused the stream meanwhile, and StageBroken if it was away for longer than the
         client's ``timeout``; unacknowledged events are then still kept.
         """
-        self._check()
+        self._check_open()
         outbox = self._outbox
         await trio.lowlevel.checkpoint()
         self._emitter.hurry()
@@ -479,7 +479,7 @@ class ClientStream:
                 asked_last = not outbox.pending
                 self._emitter.hurry()
             stuck = self._still_stuck(stuck)
-        self._check()
+        self._check_open()
         return outbox.refusals.take() if outbox.refusals.waiting else []
 
     def end(self) -> None:
@@ -499,7 +499,7 @@ class ClientStream:
         await trio.lowlevel.checkpoint()
         stuck = 0.0
         while self.pressure >= 1:
-            self._check()
+            self._check_open()
             with trio.move_on_after(1):
                 await self._news.park()
             stuck = self._still_stuck(stuck)
@@ -547,7 +547,7 @@ class ClientStream:
 
     def _admit(self, events: Sequence[Any]) -> None:
         """Declare new event classes and freeze GenericEvents; raises for anything but events."""
-        self._check()
+        self._check_open()
         for cls in set(map(type, events)):
             if cls not in self._known:
                 self._outbox.types.declare(cls)
@@ -562,11 +562,11 @@ class ClientStream:
         self._emitter.wake()
         await trio.lowlevel.checkpoint()
         while self.pressure >= 1:
-            self._check()
+            self._check_open()
             await self._news.park()
         self._breath = self.breath
 
-    def _check(self) -> None:
+    def _check_open(self) -> None:
         if fork_guard.forked:
             fork_guard.check()
         if self._outbox.error:

@@ -260,13 +260,13 @@ class SyncStream:
         """Take waiting events without waiting for room; later calls wait for it."""
         told = self._stream._told
         try:
-            self._stream._check()
+            self._stream._check_open()
         except S4Error:
             self._stream._told = told
             self._full = True  # so that the next call raises it
             return
         self._stream.extend_nowait(self._taken())
-        self._look()
+        self._note_pressure()
 
     @contextmanager
     def _untold(self) -> Iterator[None]:
@@ -283,15 +283,15 @@ class SyncStream:
         Raises if the stream has failed; then no events wait any more.
         """
         try:
-            self._stream._check()
+            self._stream._check_open()
         except S4Error:
             self._waiting.clear()
             raise
         self._stream._admit(more)
         await self._stream.send_many([*self._taken(), *more])
-        self._look()
+        self._note_pressure()
 
-    def _look(self) -> None:
+    def _note_pressure(self) -> None:
         """Check for room."""
         self._full = self._stream.pressure >= 1
         self._hand_over = 2 * self._stream.breath

@@ -76,18 +76,18 @@ class Spill:
             self.tails[batch.partition] = tail
         tail.events.extend(batch.events)
         if len(tail.events) >= _BLOCK:
-            self._write(tail)
+            self._write_block(tail)
 
     def flush(self) -> None:
         """Write all events as blocks."""
         for tail in list(self.tails.values()):
-            self._write(tail)
+            self._write_block(tail)
 
     def pop(self) -> EventBatch | None:
         """The oldest batch, or None; consecutive batches may come as one."""
         if self._whole:
             found = self._whole.popleft()
-            events = self._read(self._blocks.pop())
+            events = self._read_block(self._blocks.pop())
         elif self.tails:
             found = self.tails.pop(next(iter(self.tails)))
             events = found.events
@@ -109,7 +109,7 @@ class Spill:
         self._whole.extend(_Waiting(partition, now, count, []) for count in counts)
         self._versions, self._known = versions, -1
 
-    def _write(self, tail: _Waiting) -> None:
+    def _write_block(self, tail: _Waiting) -> None:
         try:
             data = unnumbered(self._types, tail.events)
         except EventError as error:
@@ -118,7 +118,7 @@ class Spill:
         del self.tails[tail.partition]
         self._whole.append(tail._replace(size=len(tail.events), events=[]))
 
-    def _read(self, data: bytes) -> list[Any]:
+    def _read_block(self, data: bytes) -> list[Any]:
         if self._known != len(self._types.kinds):
             self._known = len(self._types.kinds)
             self._decoder = decoder_of(self._types, self._versions)

@@ -323,7 +323,7 @@ class TaskCommits:
         if unsure is not None:
             self._failed(unsure)
             await trio.sleep(RETRY_SECONDS)
-            await self._check()
+            await self._check_owner()
         return True
 
     def _write_here(self, linked: bool, done: int, checks: bool) -> ProgressUnwritten | None:
@@ -350,7 +350,7 @@ class TaskCommits:
             else:
                 self._spend(clocks.cpu() - spent)
 
-    async def _check(self) -> None:
+    async def _check_owner(self) -> None:
         """Wait until the next owner is certain to find the commit.
 
         Raises TaskFenced if another container has taken the task over.

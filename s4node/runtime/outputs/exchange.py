@@ -303,7 +303,7 @@ class Exchange:
         side = self._sides[task.partition]
         way = side.ways.get(stream) or self._way(side, stream)
         way.outbox.extend_lane(partition, events)
-        self._look(side, stream, stream, way)
+        self._after_put(side, stream, stream, way)
 
     def send(self, task: Task, stream: str, events: Sequence[Any]) -> None:
         """Take events that a task has put on an output stream."""
@@ -314,9 +314,9 @@ class Exchange:
             name = f"{stream}{_TO}{consumer}"
             way = side.ways.get(name) or self._way(side, name)
             way.outbox.extend(events)
-            self._look(side, stream, name, way)
+            self._after_put(side, stream, name, way)
 
-    def _look(self, side: _Side, stream: str, name: str, way: Way) -> None:
+    def _after_put(self, side: _Side, stream: str, name: str, way: Way) -> None:
         """After a put: hold the streams that lead to a full way, and have a commit soon."""
         if way.outbox.holds:
             self._pipeline.watch(stream, (side.task.partition, name), way.outbox)

@@ -205,10 +205,10 @@ class InFlight:
             order.limit = self._processor.limit(stream)
             self._stream = None if self._processor.mixes else stream
         self._looks_again = False
-        self._look()
+        self._look_ahead()
         return order.ready or self._looks_again
 
-    def _look(self) -> None:
+    def _look_ahead(self) -> None:
         """Look at the next events: those that may begin, and some ahead to find other keys.
 
         A due commit may have to wait for all events that were looked at, so no further ones are.

@@ -159,7 +159,7 @@ class StreamTaskProcessor(Processor):
                         if waits:
                             await result
                         elif result is not None:
-                            self._check(result)
+                            self._check_result(result)
                         if asked.any:
                             break
                     break
@@ -247,7 +247,7 @@ class StreamTaskProcessor(Processor):
         what = type(getattr(self, "task", None) or self._app.factory).__name__
         return TaskError(self._app.name, self._name, hook, what, position, error)
 
-    def _check(self, result: object) -> None:
+    def _check_result(self, result: object) -> None:
         """Raise TypeError if a plain method returned an awaitable."""
         if inspect.isawaitable(result):
             if inspect.iscoroutine(result):
@@ -287,7 +287,7 @@ class StreamTaskProcessor(Processor):
         if self._awaits:
             await result
         else:
-            self._check(result)
+            self._check_result(result)
 
     def begin_one(self, entry: InFlightEvent, end_event: EndEvent) -> None:
         """Begin one event; its callback ends it."""
@@ -297,7 +297,7 @@ class StreamTaskProcessor(Processor):
         token = emitted.set(entry.put)
         handled.set((self._name, entry.batch, None, entry.index))
         try:
-            self._check(self._begin(self._envelope(entry), collector, entry.asked, callback))
+            self._check_result(self._begin(self._envelope(entry), collector, entry.asked, callback))
         except BaseException as error:
             if is_signal(error):
                 raise
@@ -328,7 +328,7 @@ class StreamTaskProcessor(Processor):
                 if inspect.iscoroutinefunction(hook):
                     await result
                 else:
-                    self._check(result)
+                    self._check_result(result)
             except BaseException as error:
                 if is_signal(error):
                     raise

@@ -79,11 +79,11 @@ class CommitBudget:
     def spend(self, seconds: float, now: float) -> None:
         """Subtract the seconds of a commit that ends now."""
         if self._rest is not None and now - self._looked_at >= _LOOKING_SECONDS:
-            self._look(self._rest.seconds, now)
+            self._adjust(self._rest.seconds, now)
         free_at = max(self.free_at, now - SPAN) + (seconds + ASIDE) / self.part
         self.free_at = min(free_at, now + SPAN)
 
-    def _look(self, rest: float, now: float) -> None:
+    def _adjust(self, rest: float, now: float) -> None:
         resting = (rest - self._rest_before) / (now - self._looked_at)
         share = min(1.0, (resting - _BUSY) / (_AT_EASE - _BUSY))
         self.part = self._most * max(share, _OF_THE_BUSY)
