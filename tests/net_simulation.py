@@ -237,7 +237,7 @@ class World:
             receipt = batch.receipt
             assert isinstance(receipt, BatchReceipt)
             if receipt.parts == 1:
-                self.admission.stages[batch.partition].passed(batch.size, batch.bytes)
+                self.admission.stages[batch.partition].release(batch.size, batch.bytes)
             receipt.done()
             self.time += 1
             self.admission.tick(self.time, 1 << 30)

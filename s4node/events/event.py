@@ -126,14 +126,14 @@ class Receipt(Protocol):
 
     @property
     def by_event(self) -> bool:
-        """Return True if ``passed`` means anything: some sources only hear of whole batches."""
+        """Return True if ``complete`` means anything: some sources only hear of whole batches."""
         ...
 
     def done(self) -> None:
         """One part of the batch is fully processed."""
         ...
 
-    def passed(self, first: int, end: int) -> None:
+    def complete(self, first: int, end: int) -> None:
         """Report events numbered ``first <= n < end`` as processed while the batch goes on.
 
         In any order, each once; ``done`` reports all the others.

@@ -100,7 +100,7 @@ class BatchReceipt(Generic[P]):
         if at < self.end:
             self._count(at, self.end)
 
-    def passed(self, first: int, end: int) -> None:
+    def complete(self, first: int, end: int) -> None:
         """Complete these numbers early, except those that are held."""
         if not self.by_event:
             return
@@ -142,7 +142,7 @@ class BatchReceipt(Generic[P]):
         if not self.by_event:
             return self
         for number in sorted(gone):
-            self.passed(number, number + 1)
+            self.complete(number, number + 1)
         return PartReceipt(self, numbers)
 
     @property
@@ -217,16 +217,16 @@ class PartReceipt:
     def done(self) -> None:
         """End the part."""
         if self._strays is not None:
-            self.passed(self._strays.at, self._whole.end)
+            self.complete(self._strays.at, self._whole.end)
         self._whole.done()
 
-    def passed(self, first: int, end: int) -> None:
+    def complete(self, first: int, end: int) -> None:
         """Complete the part's numbers in this range early; with strays, all numbers below
         ``end``."""
         if self._strays is not None:
             first = self._strays.send_below(end)
         for start, stop in runs(self._numbers, first, end):
-            self._whole.passed(start, stop)
+            self._whole.complete(start, stop)
 
     def refuse(self, number: int, reason: str, event: Any = None, *, shed: bool = False) -> None:
         """Report that the event of this number was not processed."""

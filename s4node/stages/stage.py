@@ -197,7 +197,7 @@ class Stage(Gauge):
         self._inner.append(batch)
 
     def take(self, now: float = 0.0) -> EventBatch | None:
-        """Take the next batch to the head, if there is one; its events stay until ``passed``."""
+        """Take the next batch to the head, if there is one; its events stay until ``release``."""
         if self._inner:
             batch = self._inner.popleft()
         elif self.spilled:
@@ -240,7 +240,7 @@ class Stage(Gauge):
             found.append(head.events[head.at :])
         return found + [batch.events for batch in self._inner]
 
-    def passed(self, events: int, size: int = 0) -> None:
+    def release(self, events: int, size: int = 0) -> None:
         """``events`` of a taken batch have been processed, with ``size`` of its bytes."""
         self.depth -= events
         self.in_flight -= events

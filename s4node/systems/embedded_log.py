@@ -394,7 +394,7 @@ class _Reader:
             raise arrived.error
         self._arrived.popleft()
         self.position = arrived.end
-        self.reading.passed(arrived.place, arrived.end)
+        self.reading.acknowledge(arrived.place, arrived.end)
         return _Batch(self.ssp, arrived)
 
     def _refused(self, error: S4Error) -> S4Error:

@@ -28,7 +28,7 @@ class Address:
     def done(self) -> None:
         raise AssertionError("nobody processed anything")
 
-    def passed(self, first: int, end: int) -> None:
+    def complete(self, first: int, end: int) -> None:
         raise AssertionError("nobody processed anything")
 
     def refuse(self, number: int, reason: str) -> None:

@@ -44,10 +44,10 @@ def test_a_batch_behind_one_that_is_not_done_waits_for_it() -> None:
 def test_events_count_while_their_batch_goes_on() -> None:
     it = progress()
     batch = receipt(it, 0, 10)
-    batch.passed(0, 3)
-    batch.passed(3, 4)
+    batch.complete(0, 3)
+    batch.complete(3, 4)
     assert it.safe == 4
-    batch.passed(6, 7)
+    batch.complete(6, 7)
     assert it.safe == 4
     batch.done()
     assert it.safe == 10
@@ -57,9 +57,9 @@ def test_a_part_completes_its_own_offsets_only() -> None:
     it = progress()
     whole = receipt(it, 0, 6, parts=2)
     even, odd = PartReceipt(whole, [0, 2, 4]), PartReceipt(whole, [1, 3, 5])
-    even.passed(0, 3)
+    even.complete(0, 3)
     assert it.safe == 1
-    odd.passed(0, 2)
+    odd.complete(0, 2)
     assert it.safe == 3
     odd.done()
     assert it.safe == 3
@@ -71,7 +71,7 @@ def test_what_is_held_is_not_done_before_it_is_released_whatever_its_task_says()
     it = progress()
     batch = receipt(it, 0, 4)
     batch.hold(1)
-    batch.passed(0, 3)
+    batch.complete(0, 3)
     batch.done()
     assert it.safe == 1
     batch.release(1)
@@ -111,7 +111,7 @@ def test_safe_never_passes_what_is_not_done_and_reaches_the_end_when_all_is(
             cut = data.draw(st.integers(0, len(numbers)))
             mine = PartReceipt(whole, numbers)
             early = Step(
-                partial(mine.passed, numbers[0], numbers[cut - 1] + 1 if cut else numbers[0]),
+                partial(mine.complete, numbers[0], numbers[cut - 1] + 1 if cut else numbers[0]),
                 batch,
                 set(numbers[:cut]) - held,
             )

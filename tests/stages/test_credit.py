@@ -77,7 +77,7 @@ def test_while_the_stage_is_full_no_limit_grows_that_has_credit_left() -> None:
     assert credit.limit("a", 40, 50) == 50
     assert credit.holding
     assert credit.release() == set()
-    stage.passed(1)
+    stage.release(1)
     assert credit.limit("b", 40, 50) == 90
     assert credit.release() == {"a"}
     assert not credit.holding
@@ -96,7 +96,7 @@ def test_a_producer_that_has_left_is_not_waited_for() -> None:
     credit.limit("a", 40, 50)
     credit.limit("b", 40, 50)
     credit.leave("a")
-    stage.passed(100)
+    stage.release(100)
     assert credit.release() == {"b"}
 
 
@@ -161,7 +161,7 @@ def test_limits_never_go_back_shares_are_kept_and_nobody_starves(
                 producer.sent += sent
         elif move == "process":
             worked = min(count, producer.sent - producer.safe)
-            stage.passed(worked)
+            stage.release(worked)
             producer.safe += worked
         elif move == "ask":
             ask(number)
@@ -171,7 +171,7 @@ def test_limits_never_go_back_shares_are_kept_and_nobody_starves(
         assert credit.share == max(1, capacity // max(1, len(members)))
 
     for producer in members.values():  # all is processed and everybody asks
-        stage.passed(producer.sent - producer.safe)
+        stage.release(producer.sent - producer.safe)
         producer.safe = producer.sent
     assert stage.depth == 0
     release()

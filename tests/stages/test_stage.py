@@ -33,9 +33,9 @@ def test_events_count_as_waiting_until_they_have_been_worked_on() -> None:
     stage.offer(batch(4))
     stage.take()
     assert stage.depth == 4
-    stage.passed(3)
+    stage.release(3)
     assert stage.depth == 1
-    stage.passed(1)
+    stage.release(1)
     assert stage.depth == 0
 
 
@@ -47,9 +47,9 @@ def test_a_stage_is_full_from_its_capacity_on_and_refuses_nothing() -> None:
     stage.offer(batch(4))
     assert stage.full
     assert stage.depth == 8
-    stage.passed(3)
+    stage.release(3)
     assert stage.full
-    stage.passed(1)
+    stage.release(1)
     assert not stage.full
 
 
@@ -58,7 +58,7 @@ def test_statistics_count_events_since_the_start() -> None:
     stage.offer(batch(4))
     stage.offer(batch(3))
     stage.take()
-    stage.passed(4)
+    stage.release(4)
     assert stage.statistics() == StageStatistics(
         "stream", "", None, "block", 3, 0, 5, 1 << 62, 7, 7, {}, 0, 0, 0.0
     )
@@ -83,7 +83,7 @@ def test_nothing_is_lost_or_counted_wrongly(capacity: int, moves: list[int]) -> 
             taken += expected.size if expected else 0
         else:
             worked = min(-move, taken)
-            stage.passed(worked)
+            stage.release(worked)
             taken -= worked
             depth -= worked
         told = stage.statistics()
@@ -100,7 +100,7 @@ class Received:
 
     def done(self) -> None: ...
 
-    def passed(self, first: int, end: int) -> None: ...
+    def complete(self, first: int, end: int) -> None: ...
 
     def refuse(self, number: int, reason: str) -> None: ...
 
@@ -167,9 +167,9 @@ def test_bytes_fill_a_stage_as_events_do() -> None:
     assert stage.holds
     assert not stage.roomy
     stage.take()
-    stage.passed(1)
+    stage.release(1)
     assert stage.full  # its bytes are there until it is done
-    stage.passed(1, 1000)
+    stage.release(1, 1000)
     assert stage.roomy
     stage.validate()
 

@@ -187,7 +187,7 @@ class Reading:
         said, self.said = self.said, []
         return said
 
-    def passed(self, place: Place, end: int) -> None:
+    def acknowledge(self, place: Place, end: int) -> None:
         """Give credit, as everything of the partition below ``end`` was read."""
         if self.places.get(place.partition) is place:  # else of an earlier connection
             place.passed = max(place.passed, end)

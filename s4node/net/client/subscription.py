@@ -226,7 +226,7 @@ class Subscription:
     async def fetch(self) -> None:
         """Wait for the next events, and decode them."""
         if self._of is not None and self._at:
-            self._of.reading.passed(self._of.place, self._of.end)
+            self._of.reading.acknowledge(self._of.place, self._of.end)
         while not self._arrived:
             if self._nursery is None:
                 raise not_open(self.stream)

@@ -126,7 +126,7 @@ class StagedOutbox(Outbox):
             ended = batch.at >= len(batch.events)
             self._executor.left(len(part))
             self._staged[batch.partition] -= len(part)
-            stage.passed(len(part), batch.bytes if ended else 0)
+            stage.release(len(part), batch.bytes if ended else 0)
             if ended:
                 stage.head = None
             self._pass(part, batch.partition)
@@ -168,7 +168,7 @@ class Mark:
         self._ends: list[int] | None = None
 
     @property
-    def passed(self) -> bool:
+    def reached(self) -> bool:
         """True if all events before the mark have their verdict."""
         outbox = self._outbox
         if not outbox.unsettled or outbox.error:

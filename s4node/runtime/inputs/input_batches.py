@@ -59,7 +59,7 @@ class TaskBatch(InputBatch):
     def _refuse(self, number: int, reason: str, event: Any) -> None:
         """Refuse an event that belongs to no task; it counts as done."""
         self._whole.refuse(number, reason, event)
-        self._whole.passed(number, number + 1)
+        self._whole.complete(number, number + 1)
 
 
 class MixedBatch(TaskBatch):

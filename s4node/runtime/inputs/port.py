@@ -166,7 +166,7 @@ class MixedFrameBatch(FrameBatch):
 
         def refuse(number: int, reason: str, _: Any) -> None:
             whole.refuse(number, reason)
-            whole.passed(number, number + 1)
+            whole.complete(number, number + 1)
 
         events, home, finds = self.events, self.partition, port.partition_of
         found = sorted_out(numbers, events, finds, home, refuse, PIECE)

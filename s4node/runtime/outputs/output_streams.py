@@ -213,7 +213,7 @@ class Sent:
             self._marks = [
                 (sender, consumer, mark)
                 for sender, consumer, mark in self._marks
-                if consumer in sender.consumers and not mark.passed
+                if consumer in sender.consumers and not mark.reached
             ]
             if not self._marks:
                 return

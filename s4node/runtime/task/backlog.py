@@ -33,7 +33,7 @@ class Backlog:
     """The waiting batches of one task, by source.
 
     ``at_hand`` is the batch being processed. Code that takes its last event without calling
-    ``passed`` must call ``finished``. ``held`` names the streams that must not be processed now;
+    ``advance`` must call ``finished``. ``held`` names the streams that must not be processed now;
     its owner changes it. ``rates`` are the executors that limit how fast events leave their stages.
     ``chooser`` decides among inputs; if it is None they take turns. ``on_load`` is called with each
     batch before it becomes current for the first time. ``on_cut`` is called with a frame and the
@@ -229,7 +229,7 @@ class Backlog:
             allowed = min(allowed, one)
         return allowed
 
-    def passed(self, count: int) -> None:
+    def advance(self, count: int) -> None:
         """End a step that processed ``count`` events of the current batch.
 
         After its last event, acknowledge the batch and move to the next one of its source.
@@ -241,9 +241,9 @@ class Backlog:
         stage, before = self.stages[batch.source], batch.at
         batch.at += count
         if batch.at < len(batch.events):
-            stage.passed(count)
+            stage.release(count)
             if count and batch.receipt is not None and batch.receipt.by_event:
-                batch.receipt.passed(batch.number(before), batch.number(batch.at - 1) + 1)
+                batch.receipt.complete(batch.number(before), batch.number(batch.at - 1) + 1)
             if self._given_back and _is_whole(batch):
                 self._abandon(batch)
             elif self._cuts is not None and self._cut_off(batch, self._cuts):
@@ -251,7 +251,7 @@ class Backlog:
             elif self._inner_waiting or self._outer_waiting:
                 self.put_aside()
             return
-        stage.passed(batch.size - before, batch.bytes)
+        stage.release(batch.size - before, batch.bytes)
         self.finished()
         if batch.receipt is not None:
             batch.receipt.done()
@@ -323,7 +323,7 @@ class Backlog:
         batch.discard()
         source = batch.source
         stage = self.stages[source]
-        stage.passed(batch.size - batch.at, batch.bytes)
+        stage.release(batch.size - batch.at, batch.bytes)
         if batch is self.at_hand:
             self.at_hand = None
         self._inner_waiting.pop(source, None)

@@ -235,7 +235,7 @@ class InFlight:
                 for executor in backlog.rates.get(batch.source, ()):
                     executor.left(1)
             elif not batch.events:
-                backlog.stages[batch.source].passed(batch.size, batch.bytes)
+                backlog.stages[batch.source].release(batch.size, batch.bytes)
                 if batch.receipt is not None:
                     if batch.receipt.by_event:
                         self._release(entries.look_past(batch))
@@ -362,9 +362,9 @@ class InFlight:
         self._gate.end(Op.PROCESS)
         stage = self._backlog.stages[batch.source]
         if load.left:
-            stage.passed(1)
+            stage.release(1)
         else:
-            stage.passed(batch.size - len(batch.events) + 1, batch.bytes)
+            stage.release(batch.size - len(batch.events) + 1, batch.bytes)
         if load.release is None:
             if not load.left and batch.receipt is not None:
                 batch.receipt.done()
@@ -415,7 +415,7 @@ class InFlight:
             load.unreleased -= 1
             if load.unreleased:
                 number = load.batch.number(entry.index)
-                receipt.passed(number, number + 1)
+                receipt.complete(number, number + 1)
             else:
                 receipt.done()
             if entry.asked.any:

@@ -319,7 +319,7 @@ class Task:
                 if isolation.pulls(result):
                     self.want_commit()
             self._processed += result
-            self.backlog.passed(result)
+            self.backlog.advance(result)
             gate.end(op)
         elif op is Op.COMMIT:
             if result and isolation is not None:

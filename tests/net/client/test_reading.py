@@ -40,7 +40,7 @@ def test_each_event_comes_once_in_order_whatever_is_cut_paused_or_slow(
             one = arrived.pop(0)
             assert isinstance(one, Arrived)
             read.extend(numbers([one]))
-            reading.passed(one.place, one.end)
+            reading.acknowledge(one.place, one.end)
 
     connect()
     for act in acts:

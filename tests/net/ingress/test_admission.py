@@ -415,7 +415,7 @@ def test_producers_held_back_by_a_full_stage_are_served_when_it_has_room() -> No
     ears.taken()
     admission.released()
     assert ears.taken() == []
-    stage.passed(1)
+    stage.release(1)
     admission.released()
     assert ears.taken() == [("p", 0)]
     assert lane.ruling().limit == 5

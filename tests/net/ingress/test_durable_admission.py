@@ -127,11 +127,11 @@ class DurableWorld(World):
                 self.refused[name].add(tick.serial)
         stage = self.admission.stages[partition]
         if batch.at < batch.size:
-            stage.passed(batch.at - before)
-            receipt.passed(batch.number(before), batch.number(batch.at - 1) + 1)
+            stage.release(batch.at - before)
+            receipt.complete(batch.number(before), batch.number(batch.at - 1) + 1)
             self.at_hand[partition] = batch
             return
-        stage.passed(batch.at - before, batch.bytes)
+        stage.release(batch.at - before, batch.bytes)
         self.admission.deserializer.went(batch.size, batch.bytes)
         receipt.done()
         self.time += 1
@@ -325,7 +325,7 @@ def test_what_is_settled_is_what_was_committed_to_the_event() -> None:
     node = Node()
     node.greet()
     frame = node.take(0, 10)
-    frame.passed(0, 4)
+    frame.complete(0, 4)
     assert node.ruling().upto == 0
     assert node.commit() == {"p": kept(4)}
     frame.done()
@@ -596,9 +596,9 @@ def test_parts_of_a_frame_count_one_by_one_in_whatever_order() -> None:
     frame = node.take(0, 6)
     frame.parts = 2
     even, odd = PartReceipt(frame, [0, 2, 4]), PartReceipt(frame, [1, 3, 5])
-    even.passed(0, 3)
+    even.complete(0, 3)
     assert node.commit() == {"p": kept(1)}
-    odd.passed(1, 4)
+    odd.complete(1, 4)
     assert node.commit() == {"p": kept(4)}
     odd.done()
     assert node.commit() == {}

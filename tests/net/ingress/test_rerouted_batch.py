@@ -45,7 +45,7 @@ def test_an_event_is_covered_exactly_when_the_offset_to_resume_at_is_after_it() 
             break
         batch.at = at + 1
         if batch.at < len(batch.events):
-            batch.receipt.passed(batch.number(at), batch.number(at) + 1)
+            batch.receipt.complete(batch.number(at), batch.number(at) + 1)
         else:
             batch.receipt.done()
     assert [covered for _, covered in seen] == [

@@ -170,7 +170,7 @@ class Node:
         events = batch.events[batch.at : batch.at + limit]
         for event in events:
             self._process(event.number)
-        self.backlog.passed(len(events))
+        self.backlog.advance(len(events))
         self.check()
         self.check_letters()
         return True

@@ -154,7 +154,7 @@ class Isolation(Generic[T]):
             if self._suspects is not None:
                 for one in found:
                     if one.place.own:  # others are cleared by the next event in order
-                        self._suspects.passed(*one.place)
+                        self._suspects.processed(*one.place)
             self._policy.left_out(self._task, batch, found)
 
     def tell(self, batch: EventBatch, left: LeftOut, stream: Stream) -> None:
@@ -217,7 +217,7 @@ class Isolation(Generic[T]):
             self._under_way.end()
         if self._suspects is not None:
             if count:
-                self._suspects.passed(*place_of(batch, batch.at + count - 1))
+                self._suspects.processed(*place_of(batch, batch.at + count - 1))
             self._policy.turns(self._task, begins=False)
 
     def begins_one(self, batch: EventBatch, index: int) -> int:
@@ -238,7 +238,7 @@ class Isolation(Generic[T]):
         if self._under_way is not None:
             self._under_way.give(slot)
         if self._suspects is not None:
-            self._suspects.passed(*place_of(batch, index))
+            self._suspects.processed(*place_of(batch, index))
             self._policy.turns(self._task, begins=False)
 
     # -- commits -----------------------------------------------------------------------------

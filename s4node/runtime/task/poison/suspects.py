@@ -112,7 +112,7 @@ class Suspects:
             count += 1
         return count
 
-    def passed(self, origin: str, number: int) -> None:
+    def processed(self, origin: str, number: int) -> None:
         """Note that an origin is done up to a number; of the task's own events, only that one."""
         self._any_passed = True
         for one in self.left:

@@ -62,7 +62,7 @@ def test_poison_events_count_as_done_and_all_others_come_once(
         for count in slices:  # the task processes it in slices
             if done + count >= len(batch.events):
                 break
-            receipt.passed(batch.number(done), batch.number(done + count - 1) + 1)
+            receipt.complete(batch.number(done), batch.number(done + count - 1) + 1)
             done += count
             assert mine.safe == batch.number(done)
         receipt.done()

@@ -56,9 +56,9 @@ def test_what_is_committed_is_suspected_no_more() -> None:
     assert after_death(known, [], {"log.clicks[0]": 5}) == [Suspect("log.views[0]", 4, 4, 2)]
 
     suspects = Suspects(known)
-    suspects.passed("log.clicks[0]", 4)
+    suspects.processed("log.clicks[0]", 4)
     suspects.taken(waits=False)
-    suspects.passed("log.views[0]", 7)
+    suspects.processed("log.views[0]", 7)
     assert suspects.left == known  # for that commit may fail
     assert suspects.written() == [Suspect("log.clicks[0]", 4, 4, 2)]
     assert suspects.left == [Suspect("log.views[0]", 4, 4, 2)]
@@ -83,7 +83,7 @@ def test_all_of_the_task_s_own_events_are_suspected_until_the_next_commit() -> N
     assert suspects.alone(HOPS, (0,)) == 1
     suspects.taken(waits=False)  # of where inputs begin
     assert suspects.written() == []
-    suspects.passed(HOPS, 3)
+    suspects.processed(HOPS, 3)
     suspects.taken(waits=True)
     assert suspects.written() == [Suspect(HOPS, 0, ALL)]
     assert suspects.left == []
@@ -92,10 +92,10 @@ def test_all_of_the_task_s_own_events_are_suspected_until_the_next_commit() -> N
 def test_an_event_of_the_task_s_own_is_none_when_it_or_all_of_them_are_committed() -> None:
     seven, nine = Suspect(HOPS, 7, 7), Suspect(HOPS, 9, 9)
     suspects = Suspects([seven, nine])
-    suspects.passed(HOPS, 9)  # which says nothing of the other
+    suspects.processed(HOPS, 9)  # which says nothing of the other
     suspects.taken(waits=True)
     assert suspects.written() == [nine]
-    suspects.passed(HOPS, 8)
+    suspects.processed(HOPS, 8)
     suspects.taken(waits=True)
     assert suspects.written() == []
     suspects.taken(waits=False)  # it was put anew, as another one
