@@ -79,7 +79,7 @@ class Lane:
         """The first number that may not be sent now."""
         return min(self.limit, self.released)
 
-    def go_back(self, number: int) -> None:
+    def rewind(self, number: int) -> None:
         """Resend from the frame that holds ``number``."""
         self.cursor = sum(1 for kept in self.kept if kept.end <= number)
 
@@ -122,7 +122,7 @@ class Lane:
                 self.kept.clear()
                 self.start = self.next_number = self.upto = position.number
         settled += self.settle(min(position.safe, self.next_number, self.released))
-        self.go_back(position.number)
+        self.rewind(position.number)
         self.limit, self.life = position.limit, position.life
         self.open = True
         return settled

@@ -292,7 +292,7 @@ class Outbox:
         self._settled(lane, before, lane.settle(min(ruling.upto, lane.next_number, lane.released)))
         lane.limit = max(lane.limit, ruling.limit)
         if ruling.outcome == wire.EXPECTED:
-            lane.go_back(ruling.expected)
+            lane.rewind(ruling.expected)
 
     def _settled(self, lane: Lane, before: int, frames: Sequence[Kept]) -> None:  # noqa: ARG002
         """Drop settled frames; the owner has acknowledged events from ``before`` to ``upto``."""

@@ -386,14 +386,14 @@ class TransactionalOutbox(Outbox):
         self._keep_versions(saved.versions, [f.data for fs in saved.frames.values() for f in fs])
         return self._given_back(events, len(saved.own))
 
-    def go_back(self, changes: Changes, rows: Rows, now: float = 0.0) -> list[Any]:
+    def roll_back(self, changes: Changes, rows: Rows, now: float = 0.0) -> list[Any]:
         """Roll back to the committed ``rows``, with new ``changes``.
 
         Return the events that the task had put for itself.
         """
         self._changes = changes
         saved = sort_rows(self._name, self._ours(rows))
-        self.unsent.go_back()
+        self.unsent.roll_back()
         self.drop_pending()
         for lane in self.lanes:
             for kept in lane.cut_back():

@@ -51,7 +51,7 @@ class Unsent:
             self._since = _together(self._committing, self._since)
         self._committing = None
 
-    def go_back(self) -> None:
+    def roll_back(self) -> None:
         """Roll back to the last commit."""
         self.leave()
         self._since = self._committing = None

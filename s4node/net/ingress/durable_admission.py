@@ -120,7 +120,7 @@ class DurableLane(ProducerLane):
         super().skip(start)
         self.committed = start
 
-    def go_back(self) -> None:
+    def roll_back(self) -> None:
         """Expect uncommitted events again, because they were rolled back."""
         self.returns += 1
         self._low = LowWatermark(self.committed)
@@ -254,12 +254,12 @@ class DurableAdmission(StreamAdmission):
         for producer in taken.forgotten:
             self._forgotten.get(partition, {}).pop(producer, None)
 
-    def go_back(self, partition: int) -> None:
+    def roll_back(self, partition: int) -> None:
         """Have producers go back to the last commit, as the task of a partition was rolled back."""
         for lane in self.lanes.values():
             assert isinstance(lane, DurableLane)
             if lane.partition == partition and lane.committed < lane.expected:
-                lane.go_back()
+                lane.roll_back()
                 self._held.pop(lane, None)
                 if lane.connection is not None:
                     self._tell_expected(lane)

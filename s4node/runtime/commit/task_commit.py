@@ -193,7 +193,7 @@ class TaskCommits:
                 error=str(error),
             )
 
-    def go_back(self, new: Task) -> None:
+    def roll_back(self, new: Task) -> None:
         """Roll back to the last commit for ``new``, which replaces a failed task."""
         self.task = new
         self.again = False

@@ -209,12 +209,12 @@ class Ownership:
     async def _close(self, task: Task) -> None:
         await self._lifecycle.close(self.closings.pop(task))
 
-    async def go_back(self, old: Task) -> None:
+    async def replace(self, old: Task) -> None:
         """Replace a failed task by a new one, restored from the last commit."""
         assert self._replay is not None
         await self._close(old)
         new = await self._replay.restore.restore_failed(old)
-        self._inputs.go_back(new.partition)
+        self._inputs.roll_back(new.partition)
         await self._start(new)
         self._replay.exchange.resume(new)
         self._loop.wake(new)

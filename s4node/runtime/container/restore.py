@@ -219,14 +219,14 @@ class Restore:
         new = self._partitions.replace(old, self._model.tasks[old.partition].ssps)
         new.failures.isolate(self._recovery)
         new.succeed(old)
-        commits.go_back(new)
+        commits.roll_back(new)
         new.keep(commits.state, self._changes_bytes)
-        self._context.exchange.go_back(new, commits.state)
+        self._context.exchange.roll_back(new, commits.state)
         progress = self._consumers.progress[old.partition].items()
         committed = {str(ssp): one.committed for ssp, one in progress if one.committed is not None}
         assert new.failures.isolation is not None
         new.failures.isolation.poison_events.going_back(committed)
-        self._consumers.go_back(old, new)
+        self._consumers.replace(old, new)
         return new
 
     # -- checks ------------------------------------------------------------------------------

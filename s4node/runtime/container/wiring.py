@@ -233,7 +233,7 @@ class Parts:
 
     def replace(self, task: Task) -> None:
         """Replace a task that has failed, soon."""
-        self.nursery.start_soon(self.ownership.go_back, task)
+        self.nursery.start_soon(self.ownership.replace, task)
 
     def shut_down(self) -> None:
         """Stop the container, as its tasks have asked."""

@@ -271,10 +271,10 @@ class InputPort:
         self.admission.leave(partition)
         del self._stages[partition]
 
-    def go_back(self, partition: int) -> None:
+    def roll_back(self, partition: int) -> None:
         """Have the producers of a partition go back, because its task was rolled back."""
         if self.durable is not None:
-            self.durable.go_back(partition)
+            self.durable.roll_back(partition)
 
     def is_open(self, partition: int) -> bool:
         """Return True if the port takes frames for a partition."""

@@ -136,10 +136,10 @@ class Ports:
             port.leave(partition)
         self.committed()  # hellos that waited for a commit are answered: ask the next owner
 
-    def go_back(self, partition: int) -> None:
+    def roll_back(self, partition: int) -> None:
         """Have producers go back, because the task of a partition was rolled back."""
         for port in self._all:
-            port.go_back(partition)
+            port.roll_back(partition)
         self.committed()
 
     # -- producers ---------------------------------------------------------------------------

@@ -195,7 +195,7 @@ class SystemConsumers:
         self.progress.pop(partition, None)
         self._begun.pop(partition, None)
 
-    def go_back(self, old: Task, new: Task) -> None:
+    def replace(self, old: Task, new: Task) -> None:
         """Feed ``new`` in place of ``old``, from the last commit."""
         for taker in self._beginning:
             if taker.task is old:

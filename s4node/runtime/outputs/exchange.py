@@ -170,7 +170,7 @@ class Exchange:
             else:
                 side.unclaimed[name] = Unclaimed(mine, *weight_of(mine))
 
-    def go_back(self, task: Task, state: TaskState) -> None:
+    def roll_back(self, task: Task, state: TaskState) -> None:
         """Roll back to the last commit for ``task``, which replaces a failed one.
 
         Events that the failed one has put since that commit never leave.
@@ -185,7 +185,7 @@ class Exchange:
             self._close(side, name, side.ways.pop(name))
             self._way(side, name, rows.get(name, ()))
         for stream, way in side.ways.items():
-            own = way.outbox.go_back(state.changes, rows.get(stream, ()), trio.current_time())
+            own = way.outbox.roll_back(state.changes, rows.get(stream, ()), trio.current_time())
             self._tell(way)
             if own:
                 side.left[stream] = own

@@ -98,7 +98,7 @@ class Failures(Generic[T]):
 
     # -- rolling back ------------------------------------------------------------------------
 
-    def go_back(self, error: ProcessingError) -> None:
+    def roll_back(self, error: ProcessingError) -> None:
         """Roll back because of ``error``; raises it if it stops the app."""
         recovery = self._recovery
         if error.at is None or recovery is None or not recovery.takes(self._task, error):

@@ -340,7 +340,7 @@ class InFlight:
             except ProcessingError as found:
                 failure = found
         if failure is not None:
-            failures.go_back(failure)
+            failures.roll_back(failure)
         actions = list(failures.check_changes())
         if self._gate.phase is Phase.FAILED:
             entry.put.clear()

@@ -345,7 +345,7 @@ class Task:
 
     def failed(self, error: ProcessingError) -> Actions:
         """End a slice that has failed; raises the error if it stops the app."""
-        self.failures.go_back(error)
+        self.failures.roll_back(error)
         self._slicing = False
         return self.failures.undone(Op.PROCESS)
 

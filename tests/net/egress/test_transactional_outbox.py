@@ -226,7 +226,7 @@ def test_going_back_forgets_what_no_commit_holds() -> None:
     life.outbox.extend_lane(1, [Click(30)])
     life.changes = Changes()
     rows = ways_of(life.database.outbox)["digits"]
-    assert life.outbox.go_back(life.changes, rows) == [Click(100)]
+    assert life.outbox.roll_back(life.changes, rows) == [Click(100)]
     life.outbox.validate()
     life.outbox.extend_lane(0, [Click(6)])
     life.commit()
@@ -250,7 +250,7 @@ def test_a_way_that_was_made_anew_goes_back_to_nothing_of_the_one_before() -> No
     life = Life(database, partitions=0, life="b")
     life.outbox.extend([Click(0)])
     life.changes = Changes()
-    assert life.outbox.go_back(life.changes, rows) == []
+    assert life.outbox.roll_back(life.changes, rows) == []
     assert life.outbox.idle
     life.outbox.extend([Click(20), Click(21)])
     receiver = Receiver()
@@ -357,7 +357,7 @@ def test_an_event_that_cannot_be_sent_is_told_once_by_the_commit_that_would_have
     put_again()
     rows = ways_of(life.database.outbox).get("digits", ())
     life.changes = Changes()
-    life.outbox.go_back(life.changes, rows)
+    life.outbox.roll_back(life.changes, rows)
     put_again()
     life.begin()
     life.outbox.extend_lane(0, [Click(5, object()), *(Click(number) for number in range(6, 12))])
@@ -383,7 +383,7 @@ def test_an_event_of_the_task_s_own_that_no_commit_can_save_is_told_when_it_is_l
     assert life.outbox.take_refusals() == []  # they may come yet
     rows = ways_of(life.database.outbox)["digits"]
     life.changes = Changes()
-    assert life.outbox.go_back(life.changes, rows) == [Click(2)]
+    assert life.outbox.roll_back(life.changes, rows) == [Click(2)]
     (told,) = life.outbox.take_refusals()
     assert (told.count, told.unsent) == (2, True)
     assert told.reason.startswith("a Click cannot be encoded: ")
@@ -404,7 +404,7 @@ def test_what_is_spilled_into_rows_has_waited_since_it_came_or_since_the_start()
     found = [life.outbox.spill.pop(), life.outbox.spill.pop()]
     assert [batch and (batch.offered_at, batch.size) for batch in found] == [(7.0, 600), (8.0, 1)]
     rows = ways_of(database.outbox)["digits"]
-    life.outbox.go_back(Changes(), rows, now=9.0)
+    life.outbox.roll_back(Changes(), rows, now=9.0)
     again = life.outbox.spill.pop()
     assert again is not None
     assert (again.offered_at, again.size) == (9.0, 600)
