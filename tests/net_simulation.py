@@ -123,7 +123,7 @@ class World:
                 else:
                     self.routes[name].on_verdict(header)
             assert not outbox.error
-            for refusal in outbox.refusals.take():
+            for refusal in outbox.refusals.drain():
                 if refusal.number >= 0:
                     self.told[name].append(refusal)
 
@@ -215,7 +215,7 @@ class World:
         self.admission.gone(wire_, 0.0)
 
     def process(self, partition: int, parts: int) -> None:
-        batch = self.admission.stages[partition].take()
+        batch = self.admission.stages[partition].poll()
         if batch is None:
             return
         self.admission.deserializer.went(batch.size, batch.bytes)

@@ -98,7 +98,7 @@ class Feed:
         self.wake()
         return True
 
-    def end(self, stream: str, reader: str) -> None:
+    def unsubscribe(self, stream: str, reader: str) -> None:
         """Stop a reader, even if it has not been started yet."""
         self._readings.pop((stream, reader), None)
         self._hellos = [

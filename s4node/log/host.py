@@ -189,7 +189,7 @@ class LogHost:
         elif isinstance(header, wire.EndOfStream):
             feed = self._feeds.get(connection)
             if feed is not None:
-                feed.end(header.stream, header.producer)
+                feed.unsubscribe(header.stream, header.producer)
             hosted.admission.forget(header.producer, connection)
         elif isinstance(header, wire.Verdict):
             feed = self._feeds.get(connection)

@@ -13,13 +13,13 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class ProcessUse:
-    """Memory and CPU time of this process; ``take`` gives the CPU use since the last time."""
+    """Memory and CPU time of this process; ``sample`` gives the CPU use since the last time."""
 
     def __init__(self) -> None:
         self._at = clocks.steady()
         self._cpu = time.process_time()
 
-    def take(self) -> dict[str, Value]:
+    def sample(self) -> dict[str, Value]:
         """Megabytes of memory, and percent of one core."""
         now, cpu = clocks.steady(), time.process_time()
         percent = (cpu - self._cpu) / max(now - self._at, 1e-3) * 100

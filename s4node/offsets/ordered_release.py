@@ -28,7 +28,7 @@ class OrderedRelease(Generic[E]):
     def __len__(self) -> int:
         return len(self._order)
 
-    def begin(self, event: E) -> None:
+    def add(self, event: E) -> None:
         """Add an event."""
         self._order.append(event)
 

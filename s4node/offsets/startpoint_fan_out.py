@@ -158,7 +158,9 @@ class Requests(msgspec.Struct, frozen=True):
         left = without(self.asked, fanned.spent)
         return Requests(left, {**self.pending, **fanned.pending})
 
-    def take(self, task: str, consumed: Collection[str]) -> tuple[Requests, tuple[Request, ...]]:
+    def pending_of(
+        self, task: str, consumed: Collection[str]
+    ) -> tuple[Requests, tuple[Request, ...]]:
         """The pending startpoints of a task, without those it has ``consumed``."""
         left = without(self.pending.get(task, ()), consumed)
         others = {owner: mine for owner, mine in self.pending.items() if owner != task}

@@ -68,7 +68,7 @@ class Line:
         self._on_stop: Callable[[], None] = lambda: None
         self._drain_seconds = 0.0
 
-    def begin(self) -> supervisor_protocol.Begin:
+    def receive_begin(self) -> supervisor_protocol.Begin:
         """The first message. Ends the process if there is none."""
         message = self._read()
         if not isinstance(message, supervisor_protocol.Begin):
@@ -179,7 +179,7 @@ def main() -> NoReturn:
     if stdio.provide():
         stdio.discard()
     line = Line(socket.socket(fileno=int(sys.argv[1])))
-    begin = line.begin()
+    begin = line.receive_begin()
     status = 0
     log_setup.print_whole_lines()
     exit_record.assign(begin.exit_record, supervised=True)

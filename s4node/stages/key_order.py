@@ -47,7 +47,7 @@ class KeyOrder(Generic[E]):
             self._behind[key].append(self._fresh.popleft()[1])
         return bool(self._freed or self._fresh)
 
-    def begin(self) -> tuple[Hashable, E] | None:
+    def begin_event(self) -> tuple[Hashable, E] | None:
         """Begin an event; None if none may begin now."""
         if self.outstanding >= self.limit:
             return None
@@ -68,7 +68,7 @@ class KeyOrder(Generic[E]):
         self.waiting -= 1
         return event
 
-    def end(self, key: Hashable) -> None:
+    def end_event(self, key: Hashable) -> None:
         """End the key's event."""
         self.outstanding -= 1
         if self._behind[key]:

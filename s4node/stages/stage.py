@@ -196,7 +196,7 @@ class Stage(Gauge):
         self.came(size, batch.bytes)
         self._inner.append(batch)
 
-    def take(self, now: float = 0.0) -> EventBatch | None:
+    def poll(self, now: float = 0.0) -> EventBatch | None:
         """Take the next batch to the head, if there is one; its events stay until ``release``."""
         if self._inner:
             batch = self._inner.popleft()

@@ -82,10 +82,10 @@ class CheckpointRetention:
         self._shipment.uploading = True
         return partial(self._shipment.upload, folder, state.last)
 
-    def begin(self, state: TaskState) -> None:
+    def take_over(self, state: TaskState) -> None:
         """Ship, before the first commit, the state that this owner starts from."""
         if self._shipment is not None:
-            self._shipment.begin(state.last, state.owners, lambda: self._kept(state))
+            self._shipment.take_over(state.last, state.owners, lambda: self._kept(state))
 
     def _kept(self, state: TaskState) -> Path:
         one = epochs.keep(self._folder, self._epoch, state.database, state.last[1], self._now())

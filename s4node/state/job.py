@@ -171,7 +171,7 @@ def replace(
         database = epochs.claim(place, claim.fence, Database, shipment)
         state = TaskState(database, crc32m, fence=claim.fence, ship=shipment)
         try:
-            CheckpointRetention(place, claim.fence, Policy(0, 1, 0), shipment).begin(state)
+            CheckpointRetention(place, claim.fence, Policy(0, 1, 0), shipment).take_over(state)
             state.set_meta(WRITTEN, checkpoint.written_ms)
             state.set_meta(DONE, 0)
             for input_place in checkpoint.positions():

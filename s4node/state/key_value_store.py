@@ -99,7 +99,7 @@ class KeyValueStore(Generic[K, V]):
         if self._key is str:
             self._row = with_text_rows(self._any_row, table, hasher)
 
-    def end(self) -> None:
+    def invalidate(self) -> None:
         """Refuse later writes: another store replaces this one."""
         self._changes = NoMoreChanges()
 

@@ -115,7 +115,7 @@ class SavedInstances:
         """Return True if any instance was touched since the last commit began."""
         return any(self._touched.values())
 
-    def begin(self) -> None:
+    def begin_commit(self) -> None:
         """Begin a commit of the instances touched until now."""
         assert not self._unsaved, "a commit is under way"
         touched = self._touched

@@ -262,7 +262,7 @@ class RemoteTask:
         """The URL of the job."""
         return self._files.url
 
-    def begin(self, last: Batch, owners: Mapping[int, str], folder: Callable[[], Path]) -> None:
+    def take_over(self, last: Batch, owners: Mapping[int, str], folder: Callable[[], Path]) -> None:
         """Write, before the first commit, a manifest of the state that this owner starts from.
 
         ``last`` is the last commit and ``owners`` are all owners including this one, as in

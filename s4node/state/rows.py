@@ -117,7 +117,7 @@ class Changes:
         found.update((k, v) for k, v in list(self._dirty.items()) if start <= k < end)
         return sorted(found.items())
 
-    def begin(self) -> None:
+    def begin_commit(self) -> None:
         """Begin a commit of all changes until now; they stay readable until ``written``."""
         assert not self.leaving, "a commit is under way"
         self.leaving = True
@@ -133,7 +133,7 @@ class Changes:
         self._rows += rows
         self._values += values
 
-    def leave(self) -> tuple[list[bytes], list[bytes | None]]:
+    def rows_to_write(self) -> tuple[list[bytes], list[bytes | None]]:
         """The rows that the commit under way writes, and their values; the newest last."""
         first = list(in_order(list(self._leaving.items())))
         rows, values = [row for row, _ in first], [value for _, value in first]

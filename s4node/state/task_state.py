@@ -101,7 +101,7 @@ class TaskState:
     def reloaded(self) -> TaskState:
         """A new state as of the last commit, to replace this one; its owner is the same."""
         for store in self.stores.values():
-            store.end()
+            store.invalidate()
         return TaskState(
             self.database,
             self._hasher,
@@ -220,9 +220,9 @@ class TaskState:
         """Begin a commit of all changes until now, with these positions."""
         for row, value in _progress_rows(positions, consumed, producers):
             self.changes.put(row, value)
-        self.changes.begin()
+        self.changes.begin_commit()
         for instances in self.instances.values():
-            instances.begin()
+            instances.begin_commit()
 
     def encode(self, limit: int) -> int:
         """Encode about ``limit`` instances of the commit; returns 0 once all are encoded."""
@@ -235,7 +235,7 @@ class TaskState:
 
     def write(self) -> None:
         """Write the commit, in a thread. Raises StateError if nothing was written."""
-        rows, values = self.changes.leave()
+        rows, values = self.changes.rows_to_write()
         self._tries += 1
         last = self.fence, self.last[1] + 1, self._tries
         rows.append(COMMIT_ROW)

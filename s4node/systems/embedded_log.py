@@ -80,7 +80,7 @@ class EmbeddedLog:
             await self._link.run(task_status)
         finally:
             for reader in list(self._readers):
-                reader.end()
+                reader.stop()
 
     async def wait_reachable(self, wanted: bool = True) -> None:
         """Return once the node is connected, or with ``wanted=False`` once it is not."""
@@ -415,7 +415,7 @@ class _Reader:
 
     async def aclose(self) -> None:
         await trio.lowlevel.checkpoint()
-        self.end()
+        self.stop()
         self._log._closed(self)
 
     def heard(self) -> None:
@@ -423,7 +423,7 @@ class _Reader:
         if self._arrived or self.reading.error is not None:
             self._news.unpark_all()
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """End the reader: ``read`` raises from now on."""
         self._ended = True
         self._arrived.clear()

@@ -106,7 +106,7 @@ class MemorySystem:
         home.oldest += gone
         self._changed.unpark_all()
 
-    def end(self, stream: str, partition: int) -> None:
+    def end_partition(self, stream: str, partition: int) -> None:
         """End a partition for good."""
         home = self._streams[stream][partition]
         home.end = home.upcoming

@@ -110,12 +110,12 @@ class AppTest(Generic[A]):
         self._sender(stream).send(events, partition)
         self._runtime.settle()
 
-    def end(self, stream: str, *, partition: int | None = None) -> None:
+    def end_input(self, stream: str, *, partition: int | None = None) -> None:
         """End an input that is read from a system for good, or one partition of it."""
         self._running()
         sender = self._input(stream)
         for number in range(sender.partitions) if partition is None else [partition]:
-            sender.end(number)
+            sender.end_partition(number)
         self._runtime.settle()
 
     def advance(self, seconds: float) -> None:

@@ -139,7 +139,7 @@ class MemoryPlace:
     def close(self) -> None:
         self._network.gone(self)
         for caller in self._callers:
-            caller.refuse()
+            caller.close()
 
 
 class _Caller:
@@ -151,7 +151,7 @@ class _Caller:
         self._host = name
         self._end = end
 
-    def take(self, max_bytes: int, on_change: Callable[[bool], None]) -> _End:
+    def make_pipe(self, max_bytes: int, on_change: Callable[[bool], None]) -> _End:
         """The connection; raises StageBroken if it is gone."""
         del max_bytes
         if self._end.closed:
@@ -160,7 +160,7 @@ class _Caller:
         ours.joins(self._end)
         return ours
 
-    def refuse(self) -> None:
+    def close(self) -> None:
         self._end.dial_later()
 
 

@@ -171,7 +171,7 @@ class LiveSender(Sender):
         if not self._runtime.ended and self._opened._outbox.unsettled:
             self.hurry()
             self._runtime.world.settle()
-        for refusal in self._opened._outbox.refusals.take():
+        for refusal in self._opened._outbox.refusals.drain():
             for number in range(refusal.number, refusal.number + refusal.count):
                 event = self._event(refusal.partition, number) if number >= 0 else None
                 self._refused.append(Refused(self.name, event, refusal.reason))
@@ -207,9 +207,9 @@ class InputSender(Sender):
         for partition, event in placed:
             self._system.put(self.name, partition, event)
 
-    def end(self, partition: int) -> None:
+    def end_partition(self, partition: int) -> None:
         """End one partition for good."""
-        self._runtime.world.call(self._system.end, self.name, partition)
+        self._runtime.world.call(self._system.end_partition, self.name, partition)
 
     def progress(self, partition: int) -> InputProgress:
         """The progress of the task that reads a partition."""

@@ -11,7 +11,7 @@ from s4node.offsets.ordered_release import OrderedRelease
 def begun(count: int) -> OrderedRelease[int]:
     release: OrderedRelease[int] = OrderedRelease()
     for number in range(count):
-        release.begin(number)
+        release.add(number)
     return release
 
 
@@ -80,7 +80,7 @@ def test_any_order_of_completion_is_released_in_order_and_covers_what_a_commit_m
 
     for move, asks in moves:
         if move == "begin":
-            release.begin(started)
+            release.add(started)
             outstanding.append(started)
             started += 1
         elif move == "end" and outstanding:

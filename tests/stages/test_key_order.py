@@ -20,7 +20,7 @@ def order(limit: int, *events: str) -> KeyOrder[str]:
 
 def begun(found: KeyOrder[str]) -> list[str]:
     events = []
-    while (one := found.begin()) is not None:
+    while (one := found.begin_event()) is not None:
         events.append(one[1])
         found.validate()
     return events
@@ -29,7 +29,7 @@ def begun(found: KeyOrder[str]) -> list[str]:
 def test_no_more_are_begun_than_may_be_outstanding() -> None:
     found = order(2, "a1", "b1", "c1")
     assert begun(found) == ["a1", "b1"]
-    found.end("b")
+    found.end_event("b")
     assert begun(found) == ["c1"]
     assert (found.outstanding, found.waiting) == (2, 0)
 
@@ -37,13 +37,13 @@ def test_no_more_are_begun_than_may_be_outstanding() -> None:
 def test_an_event_waits_for_the_one_of_its_key_and_stops_no_other() -> None:
     found = order(3, "a1", "a2", "b1", "a3", "b2")
     assert begun(found) == ["a1", "b1"]
-    found.end("a")
+    found.end_event("a")
     assert begun(found) == ["a2"]
-    found.end("b")
-    found.end("a")
+    found.end_event("b")
+    found.end_event("a")
     assert begun(found) == ["b2", "a3"]
-    found.end("a")
-    found.end("b")
+    found.end_event("a")
+    found.end_event("b")
     assert begun(found) == []
     assert (found.outstanding, found.waiting) == (0, 0)
 
@@ -51,10 +51,10 @@ def test_an_event_waits_for_the_one_of_its_key_and_stops_no_other() -> None:
 def test_what_comes_later_waits_behind_what_waits_already() -> None:
     found = order(5, "a1", "a2")
     assert begun(found) == ["a1"]
-    found.end("a")
+    found.end_event("a")
     found.add("a", "a3")
     assert begun(found) == ["a2"]
-    found.end("a")
+    found.end_event("a")
     assert begun(found) == ["a3"]
 
 
@@ -72,7 +72,7 @@ def test_each_key_is_in_order_and_nothing_that_could_run_waits(
     running: dict[str, int] = {}
 
     def begin() -> bool:
-        one = found.begin()
+        one = found.begin_event()
         found.validate()
         if one is None:
             waiting = {key for key in added if len(added[key]) > len(ended[key]) + (key in running)}
@@ -86,7 +86,7 @@ def test_each_key_is_in_order_and_nothing_that_could_run_waits(
     def end() -> None:
         key = random.choice(sorted(running))  # type: ignore[attr-defined]
         ended[key].append(running.pop(key))
-        found.end(key)
+        found.end_event(key)
         found.validate()
 
     for number, move in enumerate(moves):

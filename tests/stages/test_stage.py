@@ -21,17 +21,17 @@ def test_batches_leave_in_the_order_in_which_they_came() -> None:
     one, two, three = batch(1), batch(2), batch(3)
     stage.offer(one)
     stage.offer(two)
-    assert stage.take() is one
+    assert stage.poll() is one
     stage.offer(three)
-    assert stage.take() is two
-    assert stage.take() is three
-    assert stage.take() is None
+    assert stage.poll() is two
+    assert stage.poll() is three
+    assert stage.poll() is None
 
 
 def test_events_count_as_waiting_until_they_have_been_worked_on() -> None:
     stage = Stage(10)
     stage.offer(batch(4))
-    stage.take()
+    stage.poll()
     assert stage.depth == 4
     stage.release(3)
     assert stage.depth == 1
@@ -57,7 +57,7 @@ def test_statistics_count_events_since_the_start() -> None:
     stage = Stage(5)
     stage.offer(batch(4))
     stage.offer(batch(3))
-    stage.take()
+    stage.poll()
     stage.release(4)
     assert stage.statistics() == StageStatistics(
         "stream", "", None, "block", 3, 0, 5, 1 << 62, 7, 7, {}, 0, 0, 0.0
@@ -79,7 +79,7 @@ def test_nothing_is_lost_or_counted_wrongly(capacity: int, moves: list[int]) -> 
             highest = max(highest, depth)
         elif move == 0:
             expected = waiting.popleft() if waiting else None
-            assert stage.take() is expected
+            assert stage.poll() is expected
             taken += expected.size if expected else 0
         else:
             worked = min(-move, taken)
@@ -132,7 +132,7 @@ def test_what_the_app_has_put_leaves_before_what_came_from_outside() -> None:
     one, two, three = outside(1), batch(1), outside(1)
     for each in (one, two, three):
         stage.offer(each)
-    assert [stage.take() for _ in range(4)] == [two, one, three, None]
+    assert [stage.poll() for _ in range(4)] == [two, one, three, None]
 
 
 def test_what_feeds_itself_overflows_from_the_capacity_on_and_comes_back_in_order() -> None:
@@ -145,10 +145,10 @@ def test_what_feeds_itself_overflows_from_the_capacity_on_and_comes_back_in_orde
     assert (stage.depth, stage.spilled, stage.full) == (15, 9, True)
     late = outside(1)
     stage.offer(late)
-    assert [stage.take() for _ in range(2)] == batches[:2]
+    assert [stage.poll() for _ in range(2)] == batches[:2]
     last = batch(1)
     stage.offer(last)  # behind what is there already
-    assert [stage.take() for _ in range(5)] == [*batches[2:], last, late]
+    assert [stage.poll() for _ in range(5)] == [*batches[2:], last, late]
     assert stage.spilled == 0
     stage.validate()
 
@@ -166,7 +166,7 @@ def test_bytes_fill_a_stage_as_events_do() -> None:
     assert stage.full
     assert stage.holds
     assert not stage.roomy
-    stage.take()
+    stage.poll()
     stage.release(1)
     assert stage.full  # its bytes are there until it is done
     stage.release(1, 1000)
@@ -178,7 +178,7 @@ def test_the_waiting_time_of_batches_is_told() -> None:
     stage = Stage(10)
     stage.offer(batch(2), 1.0)
     stage.offer(batch(2), 2.0)
-    stage.take(3.0)
-    stage.take(6.0)
+    stage.poll(3.0)
+    stage.poll(6.0)
     told = stage.statistics()
     assert (told.waited_last, told.in_flight) == (4.0, 4)

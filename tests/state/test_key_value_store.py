@@ -38,8 +38,8 @@ class Kept:
         self.store = KeyValueStore(spec, FIRST_TABLE, self.database, self.changes, crc32m, **named)
 
     def commit(self) -> None:
-        self.changes.begin()
-        self.database.write(*self.changes.leave())
+        self.changes.begin_commit()
+        self.database.write(*self.changes.rows_to_write())
         self.changes.written()
 
 
@@ -82,10 +82,10 @@ def test_what_was_not_committed_is_gone_after_a_crash(tmp_path: Path) -> None:
 
 def test_changes_that_are_being_written_can_be_read(kept: Kept) -> None:
     kept.store.put("joe", Profile("Joe"))
-    kept.changes.begin()
+    kept.changes.begin_commit()
     assert kept.store.get("joe") == Profile("Joe")
     kept.store.put("joe", Profile("Joe", 2))
-    kept.database.write(*kept.changes.leave())
+    kept.database.write(*kept.changes.rows_to_write())
     kept.changes.written()
     assert kept.store.get("joe") == Profile("Joe", 2)
 
@@ -93,7 +93,7 @@ def test_changes_that_are_being_written_can_be_read(kept: Kept) -> None:
 def test_a_commit_that_failed_is_part_of_the_next(kept: Kept) -> None:
     kept.store.put("joe", Profile("Joe"))
     kept.store.put("ann", Profile("Ann"))
-    kept.changes.begin()
+    kept.changes.begin_commit()
     kept.store.put("joe", Profile("Joe", 2))
     kept.changes.failed()
     kept.commit()
@@ -417,7 +417,7 @@ class AgainstADict(RuleBasedStateMachine):
     @rule()
     def take(self) -> None:
         if not self.taken:
-            self.kept.changes.begin()
+            self.kept.changes.begin_commit()
             self.taken = True
 
     @rule(fails=st.booleans())
@@ -427,7 +427,7 @@ class AgainstADict(RuleBasedStateMachine):
             if fails:
                 self.kept.changes.failed()
             else:
-                self.kept.database.write(*self.kept.changes.leave())
+                self.kept.database.write(*self.kept.changes.rows_to_write())
                 self.kept.changes.written()
 
     @rule(start=keys, end=keys)

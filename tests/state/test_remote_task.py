@@ -40,7 +40,7 @@ class Owner:
         database = epochs.claim(folder, self.fence, Database, self.shipment)
         self.state = TaskState(database, crc32m, fence=self.fence, ship=self.shipment)
         self.keeping = CheckpointRetention(folder, self.fence, Policy(0, 1, 0), self.shipment)
-        self.keeping.begin(self.state)
+        self.keeping.take_over(self.state)
         self.counts = self.state.store(COUNTS)
 
     def commit(self, n: int, keys: int = 1) -> None:

@@ -38,7 +38,7 @@ for life in range(2):
         epochs.claim(place, claim.fence, make, shipment), crc32m, fence=claim.fence, ship=shipment
     )
     keeping = CheckpointRetention(place, claim.fence, Policy(1, 1, 0), shipment)
-    keeping.begin(state)
+    keeping.take_over(state)
     for number in range(1 + life):
         state.set_meta("fact", number)
         state.begin_commit({"log.clicks[0]": number})

@@ -175,4 +175,4 @@ class MemoryLab(Lab):
         self.memory.come_back()
 
     async def end(self, stream: str, partition: int) -> None:
-        self.memory.end(stream, partition)
+        self.memory.end_partition(stream, partition)

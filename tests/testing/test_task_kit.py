@@ -56,11 +56,11 @@ def test_a_commit_covers_exactly_the_event_that_asked_for_it_and_the_end_covers_
 def test_the_end_of_all_inputs_is_told_and_committed() -> None:
     with AppTest(Counting, partitions=2) as test:
         test.send("clicks", Click("ada"), partition=1)
-        test.end("clicks", partition=1)
+        test.end_input("clicks", partition=1)
         assert [test.task(p).ended for p in (0, 1)] == [False, True]
         assert test.committed("clicks", 1) == 1
         assert not test.asked_to_stop
-        test.end("clicks", partition=0)
+        test.end_input("clicks", partition=0)
         assert test.asked_to_stop
 
 
@@ -142,7 +142,7 @@ def test_a_task_is_looked_at_where_there_is_one_only() -> None:
         with pytest.raises(S4Error, match="is not a TaskApp"):
             test.task()
         with pytest.raises(S4Error, match="'clicks' is not read from a system"):
-            test.end("clicks")
+            test.end_input("clicks")
 
 
 def test_a_grouper_makes_the_tasks_that_a_node_has() -> None:

@@ -451,7 +451,7 @@ class ClientStream:
 
     def take_refusals(self) -> list[Refusal]:
         """The events refused or shed since the last call, without waiting."""
-        return self._outbox.refusals.take()
+        return self._outbox.refusals.drain()
 
     def extend_nowait(self, events: list[Any]) -> None:
         """Take events even if the queue is full; for callers with their own bound."""
@@ -480,7 +480,7 @@ class ClientStream:
                 self._emitter.hurry()
             stuck = self._still_stuck(stuck)
         self._check_open()
-        return outbox.refusals.take() if outbox.refusals.waiting else []
+        return outbox.refusals.drain() if outbox.refusals.waiting else []
 
     def end(self) -> None:
         """Have the nodes forget this producer's id when the client is left.

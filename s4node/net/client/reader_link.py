@@ -79,7 +79,7 @@ class ReaderLink:
     def remove(self, reading: Reading) -> None:
         """Stop carrying a reading."""
         if self._readings.pop(reading.reader, None) is not None and self.connected:
-            reading.end()
+            reading.unsubscribe()
             self._control += reading.take_said()
             self.wake()
 

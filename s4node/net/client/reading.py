@@ -203,7 +203,7 @@ class Reading:
         for place in self.places.values():
             self._credit(place)
 
-    def end(self) -> None:
+    def unsubscribe(self) -> None:
         """Tell the node that this reader reads no more."""
         self._say(wire.encode_frame(wire.EndOfStream(self.stream, self.reader)))
 

@@ -203,10 +203,10 @@ class Subscription:
 
     @property
     def buffered(self) -> bool:
-        """Return True if :meth:`take` has an event to give."""
+        """Return True if :meth:`next_decoded` has an event to give."""
         return self._at < len(self._batch)
 
-    def take(self) -> Any:
+    def next_decoded(self) -> Any:
         """The next decoded event; raises DecodeError in place of one that does not decode."""
         event = self._batch[self._at]
         self._at += 1

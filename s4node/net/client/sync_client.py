@@ -358,7 +358,7 @@ class SyncSubscription:
         reader = self._reader
         while not reader.buffered:
             self._client.call(reader.fetch)
-        return reader.take()
+        return reader.next_decoded()
 
     def _look(self, at: Callable[[Subscription], R]) -> R:
         async def looked() -> R:

@@ -75,7 +75,7 @@ class Lane:
         return forgotten
 
     @property
-    def end(self) -> int:
+    def send_limit(self) -> int:
         """The first number that may not be sent now."""
         return min(self.limit, self.released)
 
@@ -86,7 +86,7 @@ class Lane:
     def resend(self, budget: int) -> list[bytes]:
         """The kept frames from the cursor on that may be sent now, up to about ``budget`` bytes."""
         frames: list[bytes] = []
-        end = self.end
+        end = self.send_limit
         while self.cursor < len(self.kept) and budget > 0:
             kept = self.kept[self.cursor]
             if kept.first >= end:

@@ -196,7 +196,7 @@ class Outbox:
             if lane.cursor < len(lane.kept):
                 kept = lane.kept[lane.cursor]
                 room = min(lane.next_number, lane.released) - kept.first
-                waiting = room if kept.first < lane.end else 0
+                waiting = room if kept.first < lane.send_limit else 0
             elif feeds:
                 room, waiting = lane.limit - lane.next_number, len(lane.pending)
             else:

@@ -55,7 +55,7 @@ class Refusals:
         else:
             self._further[refusal.shed, refusal.unsent] += refusal.count
 
-    def take(self) -> list[Refusal]:
+    def drain(self) -> list[Refusal]:
         """Take the refusals since the last call.
 
         Beyond ``MAX_REFUSALS``, further events are summed up in one refusal for each kind: refused,

@@ -119,7 +119,7 @@ class StagedOutbox(Outbox):
             allowed = self._executor.allowance(now)
             if allowed <= 0:
                 break
-            batch = stage.head or stage.take(now)
+            batch = stage.head or stage.poll(now)
             assert batch is not None
             part = batch.events[batch.at : batch.at + allowed]
             batch.at += len(part)

@@ -59,7 +59,7 @@ class Subscriber:
 
     def take_unsendable(self) -> list[Refusal]:
         """The events since the last call that no frame could hold, and why."""
-        return [each for each in self._outbox.refusals.take() if each.unsent]
+        return [each for each in self._outbox.refusals.drain() if each.unsent]
 
     @property
     def waits(self) -> bool:

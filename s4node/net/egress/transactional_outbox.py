@@ -199,7 +199,7 @@ class TransactionalOutbox(Outbox):
 
     # -- commits -----------------------------------------------------------------------------
 
-    def begin(self, own: Sequence[Any] = ()) -> None:
+    def begin_commit(self, own: Sequence[Any] = ()) -> None:
         """Begin a commit of the events put until now, and of the task's waiting ``own`` events."""
         if self._learns:
             self._gather()
@@ -214,7 +214,7 @@ class TransactionalOutbox(Outbox):
         if self._spilled.grew:
             self._spilled.grew = False
             self._declare(self._changes.put)
-        self.unsent.begin()
+        self.unsent.begin_commit()
         self.leaving = {at: self.lanes[at].next_number for at in self._cut_since}
         self._cut_since.clear()
         self._taken = {lane.partition: len(lane.pending) for lane in self.lanes if lane.pending}
@@ -235,12 +235,12 @@ class TransactionalOutbox(Outbox):
         self._own_rows = self._own_at
         return False
 
-    def end(self, *, written: bool) -> None:
+    def end_commit(self, *, written: bool) -> None:
         """End a commit: release its frames if it was written."""
         self._own = []
         self._settle_after_cut()
         leaving, self.leaving = self.leaving, {}
-        self.unsent.end(written=written)
+        self.unsent.end_commit(written=written)
         if not written:
             self._cut_since |= leaving.keys()
             self._taken.clear()
@@ -251,8 +251,8 @@ class TransactionalOutbox(Outbox):
 
     def take_refusals(self) -> list[Refusal]:
         """The events that receivers refused since the last call, and unsendable ones to report."""
-        refused = self.refusals.take() if self.refusals.waiting else []
-        return refused + self.unsent.taken()
+        refused = self.refusals.drain() if self.refusals.waiting else []
+        return refused + self.unsent.drain()
 
     def _refused(self, refusal: Refusal) -> None:
         if refusal.unsent:

@@ -38,11 +38,11 @@ class Unsent:
         """Note an own event of the task that the current commit cannot save."""
         self._own_committing = _together(self._own_committing, refusal)
 
-    def begin(self) -> None:
+    def begin_commit(self) -> None:
         self._committing, self._since = self._since, None
         self._own_committing = None
 
-    def end(self, *, written: bool) -> None:
+    def end_commit(self, *, written: bool) -> None:
         """End the commit; report its events if it was written."""
         if written:
             self._own_unsaved = self._own_committing
@@ -61,7 +61,7 @@ class Unsent:
         self._tell(self._own_unsaved)
         self._own_unsaved = None
 
-    def taken(self) -> list[Refusal]:
+    def drain(self) -> list[Refusal]:
         """Take the refusals to report."""
         told, self._told = self._told, []
         return told

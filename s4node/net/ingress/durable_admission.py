@@ -234,7 +234,7 @@ class DurableAdmission(StreamAdmission):
         if not self.on_demand and lane.patience < math.inf:
             self.on_wait(lane.partition, lane.patience)
 
-    def take(self, partition: int) -> TakenLanes:
+    def snapshot(self, partition: int) -> TakenLanes:
         """Take the changed lanes of a partition, for a commit."""
         lanes = {lane: lane.kept() for lane in self._moved.get(partition, ())}
         return TakenLanes(lanes, frozenset(self._forgotten.get(partition, ())))

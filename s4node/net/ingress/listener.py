@@ -396,7 +396,7 @@ class Listener:
             if len(self.connections) >= self._max_connections:
                 self.counts["connections refused"] += 1
                 self.warn("too many connections; refused", caller.name, limit=self._max_connections)
-                caller.refuse()
+                caller.close()
                 continue
             nursery.start_soon(self._serve_peer, caller)
 
@@ -404,7 +404,7 @@ class Listener:
         peer = caller.name
         connection = Connection(self, peer, self.counts["connections"])
         try:
-            connection.socket = caller.take(self._max_envelope, connection.changed)
+            connection.socket = caller.make_pipe(self._max_envelope, connection.changed)
         except StageBroken as error:
             self.counts["connections refused"] += 1
             self.warn("a connection cannot be taken; closed", peer, error=str(error))

@@ -83,7 +83,7 @@ class Untold:
             heappush(self._heap, last)
             self._last = new
 
-    def take(self, most: int) -> list[Unprocessed]:
+    def pop_lowest(self, most: int) -> list[Unprocessed]:
         """Take the lowest ranges, in order, to tell them now."""
         heap, taken = self._heap, list[Unprocessed]()
         if self._last is not None:
@@ -311,7 +311,7 @@ class ProducerLane:
             self.asked = -1
         outcome = wire.ADMITTED
         if self.untold:
-            self._ruled = self.untold.take(MAX_EXCEPTIONS)
+            self._ruled = self.untold.pop_lowest(MAX_EXCEPTIONS)
             outcome = wire.SHED if all(one.shed for one in self._ruled) else wire.REFUSED
             if self.unheard is None:
                 self.unheard = deque()

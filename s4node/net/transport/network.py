@@ -52,11 +52,11 @@ class Caller(Protocol):
 
     name: str
 
-    def take(self, max_bytes: int, on_change: Callable[[bool], None], /) -> Pipe:
+    def make_pipe(self, max_bytes: int, on_change: Callable[[bool], None], /) -> Pipe:
         """Accept the connection; raises StageBroken if it has ended."""
         ...
 
-    def refuse(self) -> None:
+    def close(self) -> None:
         """Close the connection."""
         ...
 

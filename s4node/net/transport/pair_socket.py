@@ -66,7 +66,7 @@ class Accepted:
         self.name = name
         self._raw = raw
 
-    def take(self, max_bytes: int, on_change: Callable[[bool], None]) -> PairSocket:
+    def make_pipe(self, max_bytes: int, on_change: Callable[[bool], None]) -> PairSocket:
         """Accept the connection; raises StageBroken, and closes it, if nng does not take it."""
         try:
             return PairSocket.accepted(self._raw, max_bytes, on_change)
@@ -74,7 +74,7 @@ class Accepted:
             self._raw.close()
             raise
 
-    def refuse(self) -> None:
+    def close(self) -> None:
         """Close the connection."""
         self._raw.close()
 

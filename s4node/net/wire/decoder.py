@@ -27,7 +27,9 @@ class FrameDecoder:
     def decode(self, data: wire.Data, body: memoryview) -> tuple[list[Any], Refusals]:
         """The frame's events in order (None if refused), and the refusals."""
         events = self.at_once(data, body)
-        return (events, []) if events is not None else self.apart(data, body).take(data.count)
+        return (
+            (events, []) if events is not None else self.apart(data, body).next_events(data.count)
+        )
 
     def at_once(self, data: wire.Data, body: memoryview) -> list[Any] | None:
         """All events in one call; None if the frame has to be decoded event by event."""
@@ -77,7 +79,7 @@ class _Section:
     def skip(self, count: int) -> None:
         self._at += count
 
-    def take(self, count: int) -> tuple[list[Any], Refusals]:
+    def next_events(self, count: int) -> tuple[list[Any], Refusals]:
         """The next events, and the refusals among them."""
         first, self._at = self._at, self._at + count
         if self._reader is None or self._reason:
@@ -112,14 +114,14 @@ class Apart:
                 section.skip(self._order.count(which, self._at, self._at + count))
         self._at += count
 
-    def take(self, count: int) -> tuple[list[Any], Refusals]:
+    def next_events(self, count: int) -> tuple[list[Any], Refusals]:
         """The next events in order (None if refused), and the refusals by index in the frame."""
         at, self._at = self._at, self._at + count
         if len(self._sections) == 1:
-            events, refusals = self._sections[0].take(count)
+            events, refusals = self._sections[0].next_events(count)
             return events, [(at + index, reason) for index, reason in refusals] if at else refusals
         order = self._order[at : self._at]
-        shares = [section.take(order.count(which)) for which, section in enumerate(self._sections)]
+        shares = [each.next_events(order.count(at)) for at, each in enumerate(self._sections)]
         merged: list[Any] = []
         found: Refusals = []
         cursors = [0] * len(shares)
@@ -141,7 +143,7 @@ class Decoded:
     def __init__(self, events: list[Any], at: int) -> None:
         self._events, self._at = events, at
 
-    def take(self, count: int) -> tuple[list[Any], Refusals]:
+    def next_events(self, count: int) -> tuple[list[Any], Refusals]:
         """The next events, and no refusals."""
         at, self._at = self._at, self._at + count
         return self._events[at : self._at], []

@@ -114,7 +114,7 @@ class Committer:
             if kept.writing:
                 await self._quiet.park()
             else:
-                self._begin(kept, kept.take())
+                self._begin(kept, kept.snapshot())
         del self._tasks[task.partition]
         await self._context.in_thread(kept.close)
 
@@ -138,9 +138,9 @@ class Committer:
             kept.again = True
             if kept.keeps:
                 return False
-            kept.pending = kept.take()
+            kept.pending = kept.snapshot()
         elif kept.changed:
-            self._begin(kept, kept.take())
+            self._begin(kept, kept.snapshot())
         return True
 
     async def finish(self, tasks: Iterable[Task]) -> None:
@@ -155,7 +155,7 @@ class Committer:
             if not due:
                 return
             for kept in due:
-                self._begin(kept, kept.take())
+                self._begin(kept, kept.snapshot())
 
     def changed(self, task: Task) -> bool:
         """Return True if a commit of a task runs, or would write anything."""
@@ -178,7 +178,7 @@ class Committer:
         if task.failures.isolation is not None:
             told = task.failures.isolation.taken()
             self._loop.carry_out(task, [HandOn("", stream, [event]) for stream, event in told])
-        kept.begin(what)
+        kept.begin_commit(what)
         kept.writing = True
         kept.again = False
         kept.pending = None

@@ -48,10 +48,10 @@ class Producers:
         waiting = [each.patience(partition) for each in self._admissions.values()]
         return min(waiting, default=math.inf)
 
-    def take(self, partition: int) -> TakenProducers:
+    def snapshot(self, partition: int) -> TakenProducers:
         """Take the changed lanes of a partition, for a commit."""
         return {
-            stream: admission.take(partition)
+            stream: admission.snapshot(partition)
             for stream, admission in self._admissions.items()
             if admission.has_moved(partition)
         }

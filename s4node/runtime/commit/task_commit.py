@@ -242,17 +242,17 @@ class TaskCommits:
         known = self.checkpoint.offsets
         return bool(consumed) or any(known.get(ssp) != offsets[ssp] for ssp in offsets)
 
-    def take(self) -> TaskProgress:
+    def snapshot(self) -> TaskProgress:
         """Take the current progress."""
         partition = self.task.partition
         offsets, consumed = taken(self._context.progress.get(partition, {}))
         epochs = {ssp: self._context.progress[partition][ssp].epoch for ssp in offsets}
-        producers = self._context.producers.take(partition)
+        producers = self._context.producers.snapshot(partition)
         return TaskProgress(offsets, consumed, producers, epochs)
 
     # -- one commit ------------------------------------------------------------------------------
 
-    def begin(self, what: TaskProgress) -> None:
+    def begin_commit(self, what: TaskProgress) -> None:
         """Take the current state, for the progress that belongs to it."""
         began = clocks.cpu()
         self._written_ms = now_ms()
@@ -266,7 +266,7 @@ class TaskCommits:
         self.cut = self._context.cuts.begin(self.task.partition)
         if self.cut:
             self.state.set_meta(CUT, self.cut)
-        self._context.exchange.begin(self.task)
+        self._context.exchange.begin_commit(self.task)
         self.state.begin_commit(*what.rows)
         self.spent = (0.0, 0.0)
         self._spend(clocks.cpu() - began)
@@ -284,7 +284,7 @@ class TaskCommits:
             written = await self._write(what)
         finally:
             self.state.end_commit(written=written)
-            self._context.exchange.end(self.task, written=written)
+            self._context.exchange.end_commit(self.task, written=written)
         if not written:
             await trio.sleep(RETRY_SECONDS)
         return written

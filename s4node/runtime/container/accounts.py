@@ -97,7 +97,7 @@ class Accounts:
         """The metrics of the container and its tasks, and those that tasks define themselves."""
         tasks = self._parts.partitions.tasks.values()
         own = [task.metrics.snapshot() for task in tasks if task.metrics is not None]
-        return [*snapshots_of(self._node, self.statistics(), self._process.take()), *own]
+        return [*snapshots_of(self._node, self.statistics(), self._process.sample()), *own]
 
     def _stages(self) -> Iterator[StageStatistics]:
         yield from self._parts.inputs.stages()

@@ -389,7 +389,7 @@ class Container:
         await self.front.open(nursery, parts.inputs, parts.readers, lambda: ownership.view.owners)
 
     async def _run_loop(self, ended: trio.Event) -> None:
-        self.front.begin(self.parts.loop)
+        self.front.attach_loop(self.parts.loop)
         await self.parts.loop.run()
         ended.set()
 

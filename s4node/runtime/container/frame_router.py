@@ -82,7 +82,7 @@ class FrameRouter:
             if connection.live:
                 self.on_frame(frame, connection)
 
-    def begin(self, loop: RunLoop) -> None:
+    def attach_loop(self, loop: RunLoop) -> None:
         """Have the loop send answers from now on."""
         self._loop = loop
         self._answering.unpark_all()

@@ -143,7 +143,7 @@ class Restore:
                 await in_thread(check_newest, url, folder.name, database)
             self._check_whole(claim, state, folder)
             keeping = CheckpointRetention(folder, claim.fence, self._policy, shipment)
-            await in_thread(keeping.begin, state)
+            await in_thread(keeping.take_over, state)
         except BaseException:
             database.close()
             raise
@@ -208,7 +208,7 @@ class Restore:
         ]
         for each in gained:
             await self._check_wishes(each.task, each.ssps)
-        self._consumers.take(gained, _wishes)
+        self._consumers.assign(gained, _wishes)
 
     async def restore_failed(self, old: Task) -> Task:
         """Make a task that replaces a failed one, as of its last commit, without starting it.

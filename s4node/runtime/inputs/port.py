@@ -111,7 +111,7 @@ class FrameBatch(EventBatch):
             apart.skip(skip)
         if self.size > PIECE:
             rest = self._cut(PIECE)
-        events, refusals = self._apart.take(self.size)
+        events, refusals = self._apart.next_events(self.size)
         self._apart = None
         if not refusals:
             self.events = events

@@ -136,7 +136,7 @@ class Startpoints:
         return True
 
     async def _take(self, task: str, consumed: Collection[str]) -> tuple[Request, ...]:
-        return await self._store.change(self._state, lambda them: them.take(task, consumed))
+        return await self._store.change(self._state, lambda them: them.pending_of(task, consumed))
 
 
 def deleting(config: Config, app: str, ssp: SystemStreamPartition, task: str = "") -> str:

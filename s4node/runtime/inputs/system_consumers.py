@@ -154,7 +154,7 @@ class SystemConsumers:
         for ssp in ssps:
             self._tasks.add_input(task, ssp)
 
-    def take(
+    def assign(
         self,
         gained: Iterable[Gained],
         wishes: Callable[[Task], Mapping[SystemStreamPartition, Startpoint]],
@@ -180,7 +180,7 @@ class SystemConsumers:
             self._beginning += takers
             self._nursery.start_soon(self._begin, takers)
 
-    async def leave(self, partition: int) -> None:
+    async def revoke(self, partition: int) -> None:
         """Stop feeding the task of a partition that moves to another container."""
         await self.wait(lambda: all(t.task.partition != partition for t in self._beginning))
         left = [feed for feed in self._feeds.values() if feed.leave(partition)]
@@ -190,7 +190,7 @@ class SystemConsumers:
         for feed in left:  # the remaining takers may have waited only for the end of this one
             self.tell_ends(feed.ssp)
 
-    def forget(self, partition: int) -> None:
+    def drop_progress(self, partition: int) -> None:
         """Forget the task of a partition that has moved to another container."""
         self.progress.pop(partition, None)
         self._begun.pop(partition, None)

@@ -39,7 +39,7 @@ class CoordinatorRequests:
         """Remove a task that another one replaces; its requests stay."""
         self._tasks.remove(task)
 
-    def take(self, task: Task, asked: Asked) -> list[Task]:
+    def apply(self, task: Task, asked: Asked) -> list[Task]:
         """Carry out a task's requests; return the tasks that have to commit."""
         committing: list[Task] = []
         if asked.commit_this:

@@ -203,7 +203,7 @@ class RunLoop:
                 task.sent += len(action.events)
                 self._shell.hand_on(task, *action)
             elif isinstance(action, Ask):
-                for each in self._requests.take(task, action.asked):
+                for each in self._requests.apply(task, action.asked):
                     self.wake(each)
                 self._check_stop()
             elif isinstance(action, EndTold):
@@ -311,7 +311,7 @@ class RunLoop:
         budget = self._max_events
         began = now = clocks.steady()
         ready = self._ready
-        take, spawn = self._steps_of.take, nursery.start_soon
+        run_step, spawn = self._steps_of.run_step, nursery.start_soon
         while ready and budget > 0:
             task = ready.popleft()
             op = task.next_op() if task.in_flight is None else self._steps_of.next_op(task)
@@ -321,7 +321,7 @@ class RunLoop:
             ready.append(task)
             self.step_began = now
             pace, kind = task.pace, task.stream if op is Op.PROCESS else op.value
-            count = take(task, op, min(pace.events(kind), budget), spawn)
+            count = run_step(task, op, min(pace.events(kind), budget), spawn)
             budget -= count
             ended = clocks.steady()
             if op is Op.PROCESS:

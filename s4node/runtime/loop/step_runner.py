@@ -110,12 +110,12 @@ class StepRunner:
 
         task.in_flight.on_arrival = arrived
 
-    def take(self, task: Task, op: Op, limit: int, spawn: Spawn) -> int:
+    def run_step(self, task: Task, op: Op, limit: int, spawn: Spawn) -> int:
         """Take a step of at most ``limit`` events; return how many were processed at once."""
         mode = task.mode(op)
         if mode is Mode.TOGETHER:
             return self._together(task, limit, spawn)
-        task.begin(op, mode)
+        task.begin_step(op, mode)
         if mode is not Mode.LOOP:
             spawn(self._beside, task, op, limit, mode)
             return 0
@@ -127,12 +127,12 @@ class StepRunner:
                 return 0
             if any(task.processor.put):
                 self._carry_out(task, task.put(op))
-            if actions := task.finish(op, done):
+            if actions := task.end_step(op, done):
                 self._carry_out(task, actions)
             return done
         began = clocks.steady()
         if op is Op.COMMIT:
-            self._carry_out(task, task.finish(op, self._loop.commit(task)))
+            self._carry_out(task, task.end_step(op, self._loop.commit(task)))
         else:
             self._finish(task, op, at_once(task.run(op, limit)))
         self._took(task, op, limit, clocks.steady() - began)
@@ -140,7 +140,7 @@ class StepRunner:
 
     def _finish(self, task: Task, op: Op, result: int) -> None:
         self._carry_out(task, task.put(op))
-        self._carry_out(task, task.finish(op, result))
+        self._carry_out(task, task.end_step(op, result))
 
     async def _beside(self, task: Task, op: Op, limit: int, mode: Mode) -> None:
         began, stream = clocks.steady(), task.stream
@@ -200,7 +200,7 @@ class StepRunner:
     def _begin_next(self, task: Task) -> InFlightEvent | None:
         assert task.in_flight is not None
         now = trio.current_time() if task.settings.callback_timeout else 0.0
-        return task.in_flight.begin(now)
+        return task.in_flight.begin_event(now)
 
     def _together(self, task: Task, limit: int, spawn: Spawn) -> int:
         """Begin up to ``limit`` events that may begin; return how many."""
@@ -246,7 +246,7 @@ class StepRunner:
             in_flight = task.in_flight
             assert in_flight is not None
             await in_flight.tidy(entry)
-            self._carry_out(task, in_flight.end(entry, error))
+            self._carry_out(task, in_flight.end_event(entry, error))
             self._loop.wake(task)
             if self._loop.held or self.next_op(task) is not Op.PROCESS:
                 return

@@ -392,7 +392,7 @@ class Exchange:
         """Report events that were refused, or could not be encoded."""
         stage = SENDER if way.emitter is self.emitter else REMOTE_SENDER
         for refusal in way.outbox.take_refusals():
-            self._refusals.take(stage, refusal)
+            self._refusals.report(stage, refusal)
 
     def statistics(self) -> Iterator[OutboxStatistics]:
         """The unacknowledged events of each way."""
@@ -429,7 +429,7 @@ class Exchange:
             return True
         return _moved(task) != side.moved and (side.own_rows or bool(task.own()))
 
-    def begin(self, task: Task) -> None:
+    def begin_commit(self, task: Task) -> None:
         """Begin a commit of a task, or its cut, which covers all events put until now."""
         side = self._sides.get(task.partition)
         if side is None:
@@ -442,7 +442,7 @@ class Exchange:
         for stream, way in side.ways.items():
             if way.emitter is self.emitter:
                 way.outbox.cut = self._cuts.made(task.partition)
-            way.outbox.begin(own.get(stream, ()))
+            way.outbox.begin_commit(own.get(stream, ()))
         side.committing = True
         side.own_rows = bool(own)
         side.moved = _moved(task)
@@ -455,7 +455,7 @@ class Exchange:
         """Return True if events may leave when the current commit is written."""
         return any(way.outbox.leaving for way in self._ways(task))
 
-    def end(self, task: Task, *, written: bool) -> None:
+    def end_commit(self, task: Task, *, written: bool) -> None:
         """End a commit that was written, or has failed."""
         side = self._sides.get(task.partition)
         if side is None:
@@ -468,7 +468,7 @@ class Exchange:
         if leaves:
             passing("outbox.release")
         for way in side.ways.values():
-            way.outbox.end(written=written)
+            way.outbox.end_commit(written=written)
             if written:
                 way.replaces = False
                 way.emitter.wake()

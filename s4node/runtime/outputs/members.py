@@ -163,8 +163,8 @@ class Members:
     def heard(self) -> None:
         """Handle news of members; raises S4Error if one does not accept a stream."""
         for way in self.ways.values():
-            for refusal in way.refusals.take():
-                self._refusals.take(SENDER, refusal)
+            for refusal in way.refusals.drain():
+                self._refusals.report(SENDER, refusal)
         for routes in self.emitter.carried:
             outbox = routes.outbox
             if outbox.error:

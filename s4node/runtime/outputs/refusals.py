@@ -30,7 +30,7 @@ class Refusals:
             self._told.add((what, stage, stream))
             log.warning(what, stage=stage, stream=stream, events=count, reason=reason)
 
-    def take(self, stage: str, refusal: Refusal) -> None:
+    def report(self, stage: str, refusal: Refusal) -> None:
         """Report events that a receiver did not accept, or that could not leave ``stage``."""
         if refusal.unsent:
             self.unsendable[stage][refusal.stream] += refusal.count

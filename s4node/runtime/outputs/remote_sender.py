@@ -215,8 +215,8 @@ class RemoteSender:
     def news(self) -> None:
         """Handle news of consumers: report refusals, and let waiting sources go on."""
         for _, _, outbox in self._consumers.values():
-            for refusal in outbox.refusals.take():
-                self._refusals.take(REMOTE_SENDER, refusal)
+            for refusal in outbox.refusals.drain():
+                self._refusals.report(REMOTE_SENDER, refusal)
             if outbox.error:
                 raise EventError(f"stream {self.stream!r}: {outbox.error}")
         self._make_room()

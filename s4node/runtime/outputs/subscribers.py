@@ -135,6 +135,6 @@ class Subscribers:
                     for frame in subscriber.frames(_FEED_BYTES, now_ms):
                         connection.answer(frame)
                     for refusal in subscriber.take_unsendable():
-                        self._refusals.take(SUBSCRIBER, refusal)
+                        self._refusals.report(SUBSCRIBER, refusal)
                 rest = rest or subscriber.waits
         return now + _FEED_SECONDS if rest else None

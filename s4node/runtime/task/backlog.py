@@ -131,7 +131,7 @@ class Backlog:
         if stage.depth <= stage.in_flight:
             stage.head = None
             return False
-        batch = stage.take(self._clock())
+        batch = stage.poll(self._clock())
         assert batch is not None
         self._wait(source, batch)
         return True

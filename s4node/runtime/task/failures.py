@@ -117,7 +117,7 @@ class Failures(Generic[T]):
             assert self.isolation is not None
             assert self._backlog.at_hand is not None
             self.isolation.ended(self._backlog.at_hand, 0)
-        self._gate.end(op)
+        self._gate.end_step(op)
         return self.ended()
 
     def ended(self) -> Actions:

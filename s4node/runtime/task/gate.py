@@ -174,7 +174,7 @@ class Gate:
             return Op.COMMIT if self.uncommitted else Op.DONE
         return Op.NOTHING
 
-    def begin(self, op: Op) -> None:
+    def begin_step(self, op: Op) -> None:
         """Begin ``op``, as given by ``next_op``."""
         if op is Op.PROCESS:
             self.in_flight += 1
@@ -193,7 +193,7 @@ class Gate:
                 self.inputs = Inputs.TOLD
         self.validate()
 
-    def end(self, op: Op) -> None:
+    def end_step(self, op: Op) -> None:
         """End ``op``."""
         if op is Op.COMMIT:
             self.committing = False

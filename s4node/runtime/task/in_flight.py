@@ -75,13 +75,13 @@ class InFlightEvents:
         entry = InFlightEvent(load, batch.at, self._streams)
         self._looked[entry] = None
         if load.release is not None:
-            load.release.begin(entry)
+            load.release.add(entry)
         return entry
 
     def look_past(self, batch: EventBatch) -> list[InFlightEvent | EventBatch]:
         """Pass a batch without events; return what this releases."""
         release = self._release_of(batch)
-        release.begin(batch)
+        release.add(batch)
         return release.complete(batch)
 
     def _release_of(self, batch: EventBatch) -> OrderedRelease[InFlightEvent | EventBatch]:
@@ -98,9 +98,9 @@ class InFlightEvents:
         """Put an event that was looked at into the order."""
         self.order.add(entry.place, entry)
 
-    def begin(self, now: float) -> InFlightEvent | None:
+    def begin_event(self, now: float) -> InFlightEvent | None:
         """Begin the next event that may begin now; None if there is none."""
-        begun = self.order.begin()
+        begun = self.order.begin_event()
         if begun is None:
             return None
         entry = begun[1]
@@ -108,11 +108,11 @@ class InFlightEvents:
         self._begun[entry] = None
         return entry
 
-    def end(self, entry: InFlightEvent) -> None:
+    def end_event(self, entry: InFlightEvent) -> None:
         """Remove an event that has ended."""
         del self._begun[entry]
         del self._looked[entry]
-        self.order.end(entry.place)
+        self.order.end_event(entry.place)
         entry.load.left -= 1
 
     @property
@@ -262,11 +262,11 @@ class InFlight:
 
     # -- begin and end -----------------------------------------------------------------------
 
-    def begin(self, now: float) -> InFlightEvent | None:
+    def begin_event(self, now: float) -> InFlightEvent | None:
         """Begin the next event; return None if none may begin."""
-        entry = self._entries.begin(now)
+        entry = self._entries.begin_event(now)
         if entry is not None:
-            self._gate.begin(Op.PROCESS)
+            self._gate.begin_step(Op.PROCESS)
             self._timetable.event_begins()
             isolation, processor = self._failures.isolation, self._processor
             if isolation is not None:
@@ -285,7 +285,7 @@ class InFlight:
         """End the events noted by ``end_soon``; raises an error that stops the app."""
         actions = self._taken()
         while self._arrived:
-            actions = [*actions, *self.end(*self._arrived.popleft())]
+            actions = [*actions, *self.end_event(*self._arrived.popleft())]
         return actions
 
     def end_overdue(self, now: float, timeout: float) -> Actions:
@@ -298,7 +298,7 @@ class InFlight:
         for entry in self._entries.begun:
             if entry.began + timeout <= now:
                 failure = self._failures.timed_out(entry.batch, entry.index, timeout)
-                actions += self.end(entry, failure)
+                actions += self.end_event(entry, failure)
                 entry.over = True
                 if entry.cancel is not None:
                     entry.cancel()
@@ -321,7 +321,7 @@ class InFlight:
             processor.ended(entry)  # instances that leave memory are saved as they are now
             await processor.tidy(None if alone else order.keys)
 
-    def end(self, entry: InFlightEvent, error: BaseException | None = None) -> Actions:
+    def end_event(self, entry: InFlightEvent, error: BaseException | None = None) -> Actions:
         """End an event; raises an error that stops the app."""
         if entry.over:
             return NONE
@@ -344,8 +344,8 @@ class InFlight:
         actions = list(failures.check_changes())
         if self._gate.phase is Phase.FAILED:
             entry.put.clear()
-            entries.end(entry)
-            self._gate.end(Op.PROCESS)
+            entries.end_event(entry)
+            self._gate.end_step(Op.PROCESS)
             return [*actions, *failures.ended()]
         self._processor.ended(entry)
         pulled, changes = isolation is not None and isolation.pulls(1), failures.changes
@@ -358,8 +358,8 @@ class InFlight:
         ]
         self.processed += 1
         entry.put.clear()
-        entries.end(entry)
-        self._gate.end(Op.PROCESS)
+        entries.end_event(entry)
+        self._gate.end_step(Op.PROCESS)
         stage = self._backlog.stages[batch.source]
         if load.left:
             stage.release(1)

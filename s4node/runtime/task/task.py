@@ -244,9 +244,9 @@ class Task:
 
     # -- steps -------------------------------------------------------------------------------
 
-    def begin(self, op: Op, mode: Mode) -> None:
-        """Begin a step; ``run`` and ``finish`` follow."""
-        self.gate.begin(op)
+    def begin_step(self, op: Op, mode: Mode) -> None:
+        """Begin a step; ``run`` and ``end_step`` follow."""
+        self.gate.begin_step(op)
         if op is Op.PROCESS:
             self.timetable.event_begins()
         self._slicing = op is Op.PROCESS and mode in _SLICES
@@ -289,7 +289,7 @@ class Task:
         return result
 
     def put(self, op: Op) -> Actions:
-        """Hand on the events that handlers have put in a step that ended; ``finish`` follows."""
+        """Hand on the events that handlers have put in a step that ended; ``end_step`` follows."""
         put = self.processor.put
         if self.gate.phase is Phase.FAILED or not any(put):
             return NONE
@@ -301,7 +301,7 @@ class Task:
         put[:] = [[] for _ in put]
         return actions
 
-    def finish(self, op: Op, result: int) -> Actions:
+    def end_step(self, op: Op, result: int) -> Actions:
         """End a step; ``result`` is what ``run`` returned, or whether a commit was taken."""
         gate, failures, isolation = self.gate, self.failures, self.failures.isolation
         actions: Actions = NONE
@@ -320,15 +320,15 @@ class Task:
                     self.want_commit()
             self._processed += result
             self.backlog.advance(result)
-            gate.end(op)
+            gate.end_step(op)
         elif op is Op.COMMIT:
             if result and isolation is not None:
                 isolation.committed()
-            gate.end(op)
+            gate.end_step(op)
             if self.in_flight is not None:
                 actions = self.in_flight.commit_ended()
         else:
-            gate.end(op)
+            gate.end_step(op)
             if op is Op.WINDOW:
                 self.timetable.window_ended(self._clock())
             elif op is Op.TIMER:

@@ -36,7 +36,7 @@ def test_events_of_a_class_that_the_node_does_not_take_are_refused_here_by_its_n
     outbox.types.declare(Tock)
     outbox.extend([Tick("joe"), Tock("joe"), Tick("ann")])
     assert spans(route.frames(1000)) == [(0, 0, 2)]
-    (refused,) = outbox.refusals.take()
+    (refused,) = outbox.refusals.drain()
     assert (refused.number, refused.count) == (-1, 1)
     assert refused.reason.startswith("stream 'ticks' takes Tick, not 'Tock'; send one of those")
 
@@ -208,7 +208,7 @@ def test_an_event_whose_key_is_not_found_is_refused_here_and_the_others_go() -> 
         ]
     )
     assert sum(end - first for _, first, end in spans(route.frames(1000))) == 2
-    refusals = outbox.refusals.take()
+    refusals = outbox.refusals.drain()
     assert [(r.stream, r.partition, r.number, r.shed) for r in refusals] == [
         ("ticks", -1, -1, False)
     ] * 2
@@ -287,7 +287,7 @@ def test_how_events_are_sent_does_not_depend_on_when_their_classes_become_known(
         found = headers_of(route.frames(1000))
     sent = [(h.count, h.routing) for h in found if isinstance(h, wire.Data)]
     assert sent == [(1, routing)]
-    assert [refusal.reason for refusal in outbox.refusals.take()] == reasons
+    assert [refusal.reason for refusal in outbox.refusals.drain()] == reasons
     assert outbox.refusals.counts["unsent"] == len(reasons)
 
 
@@ -354,7 +354,7 @@ def test_an_event_that_cannot_be_sent_is_refused_here_and_the_others_keep_their_
     bodies = [frame.body for frame in read_envelope(envelope(route.frames(1 << 20)), 1 << 20)]  # type: ignore[union-attr]
     sent = [event for body in bodies for event in EventType(GenericEvent).decode(body)]
     assert [event.n for event in sent] == [0, 2, 3, 5, 6]
-    refusals = outbox.refusals.take()
+    refusals = outbox.refusals.drain()
     assert [(r.partition, r.number, r.unsent) for r in refusals] == [(0, -1, True)] * 2
     assert refusals[0].reason == (
         "a GenericEvent cannot be encoded: Encoding objects of type object is unsupported"
@@ -362,7 +362,7 @@ def test_an_event_that_cannot_be_sent_is_refused_here_and_the_others_keep_their_
     assert "over the frame limit of 100 (s4.sender.maxFrameBytes)" in refusals[1].reason
     assert outbox.refusals.counts == {"shed": 0, "refused": 0, "unsent": 2}
     assert (outbox.pending, outbox.in_flight) == (0, 5)
-    assert outbox.refusals.take() == []
+    assert outbox.refusals.drain() == []
     outbox.validate()
 
 
@@ -404,7 +404,7 @@ def test_any_number_of_event_classes_may_be_mixed() -> None:
         assert check_sections(frame.header, frame.body) == ""
         seen += frame.header.count
     assert seen == 300
-    assert outbox.refusals.take() == []
+    assert outbox.refusals.drain() == []
 
 
 def test_json_texts_travel_under_the_node_s_type() -> None:
@@ -481,7 +481,7 @@ def test_refused_and_shed_events_are_told_and_not_counted_as_admitted() -> None:
     route.frames(1000)
     ruled(route, 0, 4, 100, wire.REFUSED, 10, ((1, 1, "no key"),))
     ruled(route, 0, 9, 100, wire.SHED, 10, shed=((5, 3, "too many"),))
-    assert outbox.refusals.take() == [
+    assert outbox.refusals.drain() == [
         Refusal("ticks", 0, 1, "no key"),
         Refusal("ticks", 0, 5, "too many", shed=True, count=3),
     ]
@@ -499,14 +499,14 @@ def test_refusals_beyond_those_that_are_kept_are_counted_by_what_became_of_the_e
     outbox.extend(ticks(9))
     route.frames(1000)
     ruled(route, 0, 9, 9, wire.REFUSED, 9, ((0, 2, "no key"),), shed=((4, 3, "full"),))
-    taken = outbox.refusals.take()
+    taken = outbox.refusals.drain()
     assert len(taken) == MAX_REFUSALS + 3
     assert [(each.count, each.shed, each.unsent) for each in taken[-3:]] == [
         (1, False, True),
         (2, False, False),
         (3, True, False),
     ]
-    assert outbox.refusals.take() == []
+    assert outbox.refusals.drain() == []
 
 
 def test_a_refusal_told_before_its_turn_is_not_yet_taken_from_the_admitted() -> None:
@@ -526,7 +526,7 @@ def test_a_refusal_that_is_told_again_counts_once() -> None:
     ruled(route, 0, 0, 100, wire.REFUSED, 10, ((5, 1, "no key"),))
     ruled(route, 0, 7, 100, wire.REFUSED, 10, ((5, 1, "no key"), (6, 1, "no key")))
     ruled(route, 0, 9, 100, wire.REFUSED, 10, ((6, 1, "no key"), (8, 1, "no key")))
-    assert [refusal.number for refusal in outbox.refusals.take()] == [5, 6, 8]
+    assert [refusal.number for refusal in outbox.refusals.drain()] == [5, 6, 8]
     assert outbox.refusals.counts["refused"] == 3
     assert (outbox.admitted, outbox.unsettled) == (6, 1)
 

@@ -494,19 +494,19 @@ class Life:
         self.committing = False
 
     def begin(self, own: Sequence[Any] = ()) -> None:
-        self.outbox.begin(own)
-        self.changes.begin()
+        self.outbox.begin_commit(own)
+        self.changes.begin_commit()
         self.committing = True
 
     def end(self, *, written: bool) -> None:
         while self.outbox.encode():
             self.outbox.validate()
         if written:
-            self.database.write(*self.changes.leave())
+            self.database.write(*self.changes.rows_to_write())
             self.changes.written()
         else:
             self.changes.failed()
-        self.outbox.end(written=written)
+        self.outbox.end_commit(written=written)
         self.committing = False
 
     def spill(self, events: list[Any], offered_at: float = 0.0) -> None:

@@ -112,7 +112,7 @@ class DurableWorld(World):
 
     def process(self, partition: int, parts: int) -> None:
         """Process some events of the batch at hand."""
-        batch = self.at_hand.pop(partition, None) or self.admission.stages[partition].take()
+        batch = self.at_hand.pop(partition, None) or self.admission.stages[partition].poll()
         if batch is None:
             return
         receipt = batch.receipt
@@ -141,7 +141,7 @@ class DurableWorld(World):
     def commit(self, partition: int) -> None:
         """Take state and numbers of a task, to be written."""
         if partition not in self.committing:
-            taken = self.admission.take(partition)
+            taken = self.admission.snapshot(partition)
             state = {at: list(s) for at, s in self.processed.items() if at[1] == partition}
             self.committing[partition] = taken, state
             self.wanted.discard(partition)
@@ -312,7 +312,7 @@ class Node:
 
     def commit(self, partition: int = 0) -> dict[str, KeptProducer | None]:
         """What is written."""
-        taken = self.admission.take(partition)
+        taken = self.admission.snapshot(partition)
         self.admission.committed(partition, taken)
         rows: dict[str, KeptProducer | None] = dict.fromkeys(taken.forgotten)
         return rows | {lane.producer: kept for lane, kept in taken.lanes.items()}
@@ -522,7 +522,7 @@ def test_so_many_producers_are_known_and_another_one_is_refused() -> None:
 def test_a_producer_that_comes_back_before_it_is_forgotten_is_known() -> None:
     node = Node({0: {"p": KeptProducer(5)}, 1: {}})
     node.admission.tick(200.0, 100.0)
-    taken = node.admission.take(0)
+    taken = node.admission.snapshot(0)
     assert taken.forgotten == {"p"}
     assert node.greet() == [(5, 5), (0, 0)]
     node.admission.committed(0, taken)

@@ -131,7 +131,7 @@ class Ends:
             while True:
                 caller = await place.accept()
                 if caller is not None:
-                    self.served.append(caller.take(MOST, self.told_there.append))
+                    self.served.append(caller.make_pipe(MOST, self.told_there.append))
         finally:
             place.close()
 

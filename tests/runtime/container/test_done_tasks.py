@@ -27,7 +27,7 @@ def system() -> MemorySystem:
 
 
 def end(system: MemorySystem, partition: int) -> None:
-    system.end("clicks", partition)
+    system.end_partition("clicks", partition)
     system.tell()
 
 

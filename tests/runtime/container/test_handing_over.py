@@ -57,7 +57,7 @@ async def test_a_container_that_hands_over_its_only_open_input_is_told_of_the_en
     system: MemorySystem, settings: dict[str, str], tmp_path: Path
 ) -> None:
     clicks = fill(system, 100, lambda _: False)
-    system.end("clicks", 0)
+    system.end_partition("clicks", 0)
     async with two(tmp_path, lambda: Stores("stores", Store), settings) as it:
         await it.hand_over()
         await until(it.old._stopping.is_set)

@@ -186,12 +186,12 @@ class Node:
             return False
         if self.task.mode(op) is Mode.TOGETHER:
             assert self.task.in_flight is not None
-            entry = self.task.in_flight.begin(0.0)
+            entry = self.task.in_flight.begin_event(0.0)
             assert entry is not None
             self.processor.begin_one(entry, self.task.in_flight.end_soon)
         else:
-            self.task.begin(op, Mode.LOOP)
-            self.task.finish(
+            self.task.begin_step(op, Mode.LOOP)
+            self.task.end_step(
                 op, self._commit() if op is Op.COMMIT else at_once(self.task.run(op, 100))
             )
         return True
@@ -214,7 +214,7 @@ class Node:
         """A commit that is taken now covers what is done, no less and no more."""
         admission = self.port.admission
         assert isinstance(admission, DurableAdmission)
-        row = admission.take(0).lanes.get(self.lane)
+        row = admission.snapshot(0).lanes.get(self.lane)
         number = 0 if row is None else row.number
         done = self.processed | self.sent_on
         good = {n for n, kind in enumerate(self.kinds) if kind in (GOOD, STRAY)}

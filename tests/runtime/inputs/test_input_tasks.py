@@ -154,14 +154,14 @@ async def test_the_end_of_all_its_inputs_ends_a_task_and_that_of_all_tasks_the_c
     system.create("rules", 1)
     for partition in range(2):
         system.put("clicks", partition, *map(event, range(150)))
-        system.end("clicks", partition)
+        system.end_partition("clicks", partition)
     system.put("rules", 0, event(0))
     notes = Notes()
     more = {"task.broadcast.inputs": "memory.rules#0"}
     async with running(writing(notes, "clicks"), settings | more) as container:
         await until(lambda: notes.count == 302)
         assert notes.ended == []
-        system.end("rules", 0)
+        system.end_partition("rules", 0)
         await until(lambda: len(notes.ended) == 2)
         await until(container._stopping.is_set)
     assert sorted(notes.ended) == ["Partition 0", "Partition 1"]
@@ -173,7 +173,7 @@ async def test_an_input_that_had_ended_before_is_at_its_end_after_a_restart(
 ) -> None:
     system.create("clicks", 1)
     system.put("clicks", 0, event(0))
-    system.end("clicks", 0)
+    system.end_partition("clicks", 0)
     for given in (1, 0):
         notes = Notes()
         async with running(writing(notes, "clicks"), settings):

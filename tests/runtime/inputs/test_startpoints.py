@@ -78,7 +78,7 @@ class Store:
         return self._change(give)
 
     def take(self, task: str, consumed: Collection[str]) -> tuple[Request, ...]:
-        return self._change(lambda them: them.take(task, consumed))
+        return self._change(lambda them: them.pending_of(task, consumed))
 
     def _change(self, change: Callable[[Requests], tuple[Requests, R]]) -> R:
         with ThreadPoolExecutor(1) as pool:  # the caller may be in a trio of its own

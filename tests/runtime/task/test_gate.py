@@ -153,25 +153,25 @@ def test_a_new_gate_processes_one_batch_at_a_time() -> None:
     gate = Gate()
     assert gate.next_op(waiting=False) is Op.NOTHING
     assert gate.next_op(waiting=True) is Op.PROCESS
-    gate.begin(Op.PROCESS)
+    gate.begin_step(Op.PROCESS)
     assert gate.next_op(waiting=True) is Op.NOTHING
-    gate.end(Op.PROCESS)
+    gate.end_step(Op.PROCESS)
     assert gate.next_op(waiting=True) is Op.PROCESS
 
 
 def test_what_is_due_drains_its_task_then_runs_in_order_then_events_go_on() -> None:
     gate = Gate(max_concurrency=2)
-    gate.begin(Op.PROCESS)
-    gate.begin(Op.PROCESS)
+    gate.begin_step(Op.PROCESS)
+    gate.begin_step(Op.PROCESS)
     gate.timer_due = gate.window_due = gate.commit_due = True
-    gate.end(Op.PROCESS)
+    gate.end_step(Op.PROCESS)
     assert gate.next_op(waiting=True) is Op.NOTHING
-    gate.end(Op.PROCESS)
+    gate.end_step(Op.PROCESS)
     for op in (Op.COMMIT, Op.WINDOW, Op.TIMER):
         assert gate.next_op(waiting=True) is op
-        gate.begin(op)
+        gate.begin_step(op)
         assert gate.next_op(waiting=True) is Op.NOTHING
-        gate.end(op)
+        gate.end_step(op)
     assert gate.next_op(waiting=True) is Op.PROCESS
 
 
@@ -179,43 +179,43 @@ def test_a_window_that_was_due_three_times_runs_once() -> None:
     gate = Gate()
     for _ in range(3):
         gate.window_due = True
-    gate.begin(gate.next_op(waiting=True))
-    gate.end(Op.WINDOW)
+    gate.begin_step(gate.next_op(waiting=True))
+    gate.end_step(Op.WINDOW)
     assert gate.next_op(waiting=True) is Op.PROCESS
 
 
 def test_a_window_that_is_due_again_while_it_runs_runs_again() -> None:
     gate = Gate()
     gate.window_due = True
-    gate.begin(gate.next_op(waiting=True))
+    gate.begin_step(gate.next_op(waiting=True))
     gate.window_due = True
-    gate.end(Op.WINDOW)
+    gate.end_step(Op.WINDOW)
     assert gate.next_op(waiting=True) is Op.WINDOW
 
 
 def test_a_second_commit_during_an_async_one_keeps_events_from_beginning_until_it_ends() -> None:
     gate = Gate(2, async_commit=True)
-    gate.begin(Op.PROCESS)
+    gate.begin_step(Op.PROCESS)
     gate.commit_due = True
-    gate.begin(gate.next_op(waiting=True))
+    gate.begin_step(gate.next_op(waiting=True))
     assert gate.committing
     assert gate.next_op(waiting=True) is Op.PROCESS
     gate.commit_due = True
     assert gate.next_op(waiting=True) is Op.NOTHING
-    gate.end(Op.COMMIT)
+    gate.end_step(Op.COMMIT)
     assert gate.next_op(waiting=True) is Op.COMMIT
 
 
 def test_at_the_end_of_stream_the_task_is_told_once_then_commits_then_is_done() -> None:
     gate = Gate()
-    gate.begin(Op.PROCESS)
+    gate.begin_step(Op.PROCESS)
     gate.end_inputs()
     assert gate.next_op(waiting=False) is Op.NOTHING
-    gate.end(Op.PROCESS)
+    gate.end_step(Op.PROCESS)
     for op in (Op.END_OF_STREAM, Op.COMMIT):
         assert gate.next_op(waiting=False) is op
-        gate.begin(op)
-        gate.end(op)
+        gate.begin_step(op)
+        gate.end_step(op)
     assert gate.next_op(waiting=False) is Op.DONE
     assert gate.next_op(waiting=False) is Op.DONE
 
@@ -224,11 +224,11 @@ def test_what_came_after_the_end_was_told_is_processed_and_committed_too() -> No
     gate = Gate()
     gate.end_inputs()
     for op in (Op.END_OF_STREAM, Op.COMMIT):
-        gate.begin(gate.next_op(waiting=False))
-        gate.end(op)
+        gate.begin_step(gate.next_op(waiting=False))
+        gate.end_step(op)
     assert gate.next_op(waiting=True) is Op.PROCESS
-    gate.begin(Op.PROCESS)
-    gate.end(Op.PROCESS)
+    gate.begin_step(Op.PROCESS)
+    gate.end_step(Op.PROCESS)
     assert gate.next_op(waiting=False) is Op.COMMIT
 
 
@@ -236,20 +236,20 @@ def test_a_task_that_drains_and_has_done_nothing_since_its_commit_makes_no_other
     gate = Gate()
     gate.phase = Phase.DRAINING
     assert gate.next_op(waiting=False) is Op.DONE
-    gate.begin(Op.PROCESS)
-    gate.end(Op.PROCESS)
-    gate.begin(gate.next_op(waiting=False))
-    gate.end(Op.COMMIT)
+    gate.begin_step(Op.PROCESS)
+    gate.end_step(Op.PROCESS)
+    gate.begin_step(gate.next_op(waiting=False))
+    gate.end_step(Op.COMMIT)
     assert gate.next_op(waiting=False) is Op.DONE
 
 
 def test_what_ends_after_an_async_commit_began_is_not_covered_by_it() -> None:
     gate = Gate(2, async_commit=True)
-    gate.begin(Op.PROCESS)
+    gate.begin_step(Op.PROCESS)
     gate.commit_due = True
-    gate.begin(Op.COMMIT)
-    gate.end(Op.PROCESS)
-    gate.end(Op.COMMIT)
+    gate.begin_step(Op.COMMIT)
+    gate.end_step(Op.PROCESS)
+    gate.end_step(Op.COMMIT)
     gate.phase = Phase.DRAINING
     assert gate.next_op(waiting=False) is Op.COMMIT
 
@@ -270,14 +270,14 @@ def test_what_ends_after_an_async_commit_began_is_not_covered_by_it() -> None:
 def test_beginning_what_the_gate_did_not_offer_is_noticed(begun: list[Op], next_one: Op) -> None:
     gate = Gate()
     for op in begun:
-        gate.begin(op)
+        gate.begin_step(op)
     with pytest.raises(AssertionError):
-        gate.begin(next_one)
+        gate.begin_step(next_one)
 
 
 def test_ending_what_was_not_begun_is_noticed() -> None:
     with pytest.raises(AssertionError):
-        Gate().end(Op.PROCESS)
+        Gate().end_step(Op.PROCESS)
 
 
 MOVES = st.lists(
@@ -303,7 +303,7 @@ def test_any_interleaving_keeps_the_rules_and_everything_due_gets_its_turn(
             assert op is not Op.DONE or not (running or since_commit)
             return op
         due = gate.commit_due, gate.window_due, gate.timer_due
-        gate.begin(op)
+        gate.begin_step(op)
         if op is Op.PROCESS:
             assert not any(due)
         elif op is Op.COMMIT:
@@ -317,7 +317,7 @@ def test_any_interleaving_keeps_the_rules_and_everything_due_gets_its_turn(
     def end() -> None:
         nonlocal since_commit
         op = running.pop(random.randrange(len(running)))  # type: ignore[attr-defined]
-        gate.end(op)
+        gate.end_step(op)
         since_commit |= op is not Op.COMMIT
 
     for move in moves:
@@ -398,8 +398,8 @@ def test_nothing_begins_before_the_start_nor_after_a_failure(phase: Phase) -> No
 def test_inputs_that_have_ended_end_once() -> None:
     gate = Gate(phase=Phase.RUNNING)
     gate.end_inputs()
-    gate.begin(gate.next_op(waiting=False))
-    gate.end(Op.END_OF_STREAM)
+    gate.begin_step(gate.next_op(waiting=False))
+    gate.end_step(Op.END_OF_STREAM)
     gate.end_inputs()
     assert gate.end_told
     assert gate.next_op(waiting=False) is Op.COMMIT

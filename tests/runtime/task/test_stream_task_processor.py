@@ -982,12 +982,12 @@ async def test_at_the_end_of_all_inputs_tasks_are_told_commit_and_the_container_
     async with running(app, settings | TOGETHER) as container:
         await until(lambda: container.processed == 120)
         for partition in (0, 1):
-            system.end("clicks", partition)
+            system.end_partition("clicks", partition)
         assert told == []
-        system.end("views", 1)
+        system.end_partition("views", 1)
         await until(lambda: len(told) == 1)
         assert not container._stopping.is_set()
-        system.end("views", 0)
+        system.end_partition("views", 0)
         await until(container._stopping.is_set)
     assert told == [60, 60]
     assert [committed(container, p) for p in (0, 1)] == [50, 50]
@@ -1014,10 +1014,10 @@ async def test_tasks_that_send_to_each_other_are_told_of_the_end_when_nothing_is
             super().on_init()
             self.create_stream("words", types=Click, key="user")
 
-    system.end("clicks", 0)
+    system.end_partition("clicks", 0)
     async with running(App(lambda: Loops(send)), settings) as container:
         await until(lambda: container.processed == 160)
-        system.end("clicks", 1)
+        system.end_partition("clicks", 1)
         await until(container._stopping.is_set)
     assert seen.count("words") == 80
     assert seen[-2:] == ["end", "end"]
@@ -1110,7 +1110,7 @@ async def test_a_hook_that_raises_stops_the_container_named_and_the_others_are_c
             self._raise("close")
 
     for partition in (0, 1):
-        system.end("clicks", partition)
+        system.end_partition("clicks", partition)
     values = settings | {"task.window.ms": "5", "job.container.thread.pool.size": threads}
     if hook == "timer":
         system.create("clicks", 0)

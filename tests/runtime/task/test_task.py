@@ -130,7 +130,7 @@ class Machine:
     def _carry_out(self, actions: Actions) -> None:
         for action in actions:
             if isinstance(action, Ask):
-                self.requests.take(self.task, action.asked)
+                self.requests.apply(self.task, action.asked)
                 if self.requests.stopping and not self.shutdowns:
                     self.shutdowns += 1
                     self.task.give_back()
@@ -186,24 +186,24 @@ class Machine:
             return False
         if task.mode(op) is Mode.TOGETHER:
             assert task.in_flight is not None
-            entry = task.in_flight.begin(self.now)
+            entry = task.in_flight.begin_event(self.now)
             assert entry is not None
             self.processor.begin_one(entry, task.in_flight.end_soon)
         else:
             self.in_window = op is Op.WINDOW and self.slow
-            task.begin(op, Mode.AWAIT if self.in_window else Mode.LOOP)
+            task.begin_step(op, Mode.AWAIT if self.in_window else Mode.LOOP)
             if op is Op.COMMIT:
                 self._commit(task)
-                self._carry_out(task.finish(op, True))
+                self._carry_out(task.end_step(op, True))
             elif not self.in_window:
-                self._carry_out(task.finish(op, at_once(task.run(op, 100))))
+                self._carry_out(task.end_step(op, at_once(task.run(op, 100))))
         self.check()
         return True
 
     def end_window(self) -> None:
         if self.in_window:
             self.in_window = False
-            self._carry_out(self.task.finish(Op.WINDOW, at_once(self.task.run(Op.WINDOW, 100))))
+            self._carry_out(self.task.end_step(Op.WINDOW, at_once(self.task.run(Op.WINDOW, 100))))
 
     def check(self) -> None:
         gate = self.task.gate

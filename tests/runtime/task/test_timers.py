@@ -100,7 +100,7 @@ def test_timers_that_run_say_themselves_what_is_left() -> None:
     timetable, gate = made()
     timetable.check_due(1.0)
     assert gate.timer_due
-    gate.begin(gate.next_op(waiting=False))
+    gate.begin_step(gate.next_op(waiting=False))
     timetable.check_due(2.0)
     assert not gate.timer_due
 
@@ -194,9 +194,9 @@ def commits(shared: CommitBudget | None = None) -> tuple[Timers, Gate]:
 def commit(timetable: Timers, gate: Gate, now: float, seconds: float = 0.0) -> None:
     """A commit that is due begins now, and takes so long."""
     assert gate.commit_due
-    gate.begin(gate.next_op(waiting=False))
+    gate.begin_step(gate.next_op(waiting=False))
     timetable.commit_begins(now)
-    gate.end(Op.COMMIT)
+    gate.end_step(Op.COMMIT)
     timetable.commit_ended(now + seconds, seconds, seconds)
 
 
@@ -241,9 +241,9 @@ def test_what_is_to_be_committed_while_a_commit_is_under_way_waits_for_its_end()
     timetable, gate = commits()
     timetable.schedule_commit(7.0)
     timetable.check_due(7.0)
-    gate.begin(gate.next_op(waiting=False))
+    gate.begin_step(gate.next_op(waiting=False))
     timetable.commit_begins(7.0)
-    gate.end(Op.COMMIT)
+    gate.end_step(Op.COMMIT)
     timetable.schedule_commit(7.1)
     assert not timetable.check_due(7.2)
     timetable.commit_ended(7.3, 0.0, 0.0)
@@ -253,10 +253,10 @@ def test_what_is_to_be_committed_while_a_commit_is_under_way_waits_for_its_end()
 
 def test_a_commit_that_waits_for_outstanding_events_has_cost_that_time() -> None:
     timetable, gate = commits()
-    gate.begin(Op.PROCESS)
+    gate.begin_step(Op.PROCESS)
     timetable.schedule_commit(7.0)
     timetable.check_due(7.0)
-    gate.end(Op.PROCESS)
+    gate.end_step(Op.PROCESS)
     commit(timetable, gate, 7.2)
     timetable.schedule_commit(7.2)
     assert timetable.next_due == pytest.approx(7.2 + 1.0, abs=0.01)

@@ -64,9 +64,9 @@ class InFlightJournal:
         record = exit_record.begin().encode()
         if len(record) <= _RECORD_BYTES:
             self._map[_SLOTS_BYTES : _SLOTS_BYTES + len(record)] = record
-        self.keep(suspects)
+        self.save_suspects(suspects)
 
-    def begin(self, origin: str, first: int, last: int, slot: int = 0) -> None:
+    def write_slot(self, origin: str, first: int, last: int, slot: int = 0) -> None:
         """Record that events begin."""
         at = slot * _SLOT.size
         if self._named[slot] == origin:
@@ -77,22 +77,22 @@ class InFlightJournal:
         self._named[slot], self._lengths[slot] = origin, length
         _SLOT.pack_into(self._map, at, length, first, last, name)
 
-    def end(self, slot: int = 0) -> None:
+    def clear_slot(self, slot: int = 0) -> None:
         """Record that the events of a slot have ended."""
         at = slot * _SLOT.size
         self._map[at : at + 2] = _NONE
 
-    def take(self) -> int:
+    def take_slot(self) -> int:
         """Take a free slot; -1 if there is none."""
         return self._free.pop() if self._free else -1
 
-    def give(self, slot: int) -> None:
+    def free_slot(self, slot: int) -> None:
         """Free a slot that was taken."""
         if slot > 0:
-            self.end(slot)
+            self.clear_slot(slot)
             self._free.append(slot)
 
-    def keep(self, suspects: Iterable[Suspect]) -> None:
+    def save_suspects(self, suspects: Iterable[Suspect]) -> None:
         """Replace the saved suspects."""
         left = list(suspects)
         if left:
@@ -106,12 +106,12 @@ class InFlightJournal:
         """Remove suspects that a written commit has cleared."""
         self.suspects = [one for one in self.suspects if one not in suspects]
         with suppress(OSError):  # then they stay suspects for longer
-            self.keep(self.suspects)
+            self.save_suspects(self.suspects)
 
     def close(self, suspects: Iterable[Suspect]) -> None:
         """Close the journal at an orderly end, with these suspects left."""
         with suppress(OSError):
-            self.keep(suspects)
+            self.save_suspects(suspects)
             self._path.unlink(missing_ok=True)
         self._map.close()
 

@@ -203,18 +203,18 @@ class Isolation(Generic[T]):
             return
         if batch.receipt is not None:
             first, last = batch.number(batch.at), batch.number(batch.at + count - 1)
-            self._under_way.begin(batch.receipt.origin, first, last)
+            self._under_way.write_slot(batch.receipt.origin, first, last)
         elif count == 1:
             origin, first = place_of(batch, batch.at)
-            self._under_way.begin(origin, first, first)
+            self._under_way.write_slot(origin, first, first)
         else:
-            self._under_way.begin(origin_of(batch), 0, ALL)
+            self._under_way.write_slot(origin_of(batch), 0, ALL)
 
     def ended(self, batch: EventBatch, count: int) -> None:
         """Record that ``count`` of the events that began are done."""
         self.examination.did(count)
         if self._under_way is not None:
-            self._under_way.end()
+            self._under_way.clear_slot()
         if self._suspects is not None:
             if count:
                 self._suspects.processed(*place_of(batch, batch.at + count - 1))
@@ -224,10 +224,10 @@ class Isolation(Generic[T]):
         """Record that an event begins beside others; return its slot, for ``ended_one``."""
         slot = -1
         if self._under_way is not None:
-            slot = self._under_way.take()
+            slot = self._under_way.take_slot()
             if slot > 0:
                 origin, number = place_of(batch, index)
-                self._under_way.begin(origin, number, number, slot)
+                self._under_way.write_slot(origin, number, number, slot)
         if self._suspects is not None:
             self._policy.turns(self._task, begins=True)
         return slot
@@ -236,7 +236,7 @@ class Isolation(Generic[T]):
         """Record that an event that began beside others has ended."""
         self.examination.did(1)
         if self._under_way is not None:
-            self._under_way.give(slot)
+            self._under_way.free_slot(slot)
         if self._suspects is not None:
             self._suspects.processed(*place_of(batch, index))
             self._policy.turns(self._task, begins=False)

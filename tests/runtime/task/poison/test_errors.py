@@ -176,7 +176,7 @@ async def test_what_a_task_goes_back_to_is_read_again_while_its_reader_is_being_
 
     system.open = opened  # type: ignore[method-assign]
     clicks = fill(system, 20, lambda n: n == 7, partitions=1)
-    system.end("clicks", 0)
+    system.end_partition("clicks", 0)
     async with running(Stores("stores", Waiting), settings) as container:
         first = container.tasks[0]
         try:
@@ -241,7 +241,7 @@ async def test_what_is_spoiled_behind_a_stream_of_the_app_is_found_before_the_in
     clicks = fill(system, 300, lambda n: n % 25 == 3)
     bad = sum(click.bad for click in clicks)
     for partition in range(2):
-        system.end("clicks", partition)
+        system.end_partition("clicks", partition)
     settings |= {"s4.stream.hops.onError": "skip", "task.commit.ms": "5"}
     async with running(Hopping("hopping"), settings, partitions=2) as container:
         await container._stopping.wait()
@@ -307,7 +307,7 @@ async def test_what_is_put_at_the_end_of_the_inputs_comes_once_but_for_that_whic
     settings["s4.stream.hops.onError"] = "skip"
     clicks = fill(system, 20, lambda _: False, partitions)
     for partition in range(partitions):
-        system.end("clicks", partition)
+        system.end_partition("clicks", partition)
     async with running(Summing("summing", Sums), settings, partitions=partitions) as container:
         await container._stopping.wait()
     assert container.statistics().replay.left_out == {"hops": partitions}
@@ -459,7 +459,7 @@ async def test_the_commit_before_the_end_of_the_inputs_waits_for_dead_letters_to
         await until(lambda: progress[0][ssp(0)].committed == 1)
         graveyard.go_away()
         system.put("clicks", 0, Click("joe", 1, True))
-        system.end("clicks", 0)
+        system.end_partition("clicks", 0)
         await until(lambda: container.tasks[0].failures.dead_letters_wait)
         await trio.sleep(0.05)  # in which it could commit many times
         assert progress[0][ssp(0)].committed == 1

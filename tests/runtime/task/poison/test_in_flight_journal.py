@@ -24,14 +24,14 @@ def killed(origin: str, first: int, last: int, kills: int = 1) -> Suspect:
 def test_what_was_under_way_at_a_death_is_suspected_by_the_next_owner(tmp_path: Path) -> None:
     first = enter(tmp_path, 1, {})
     assert first.suspects == []
-    slot = first.take()
-    first.begin(CLICKS, 10, 19)
-    first.begin(VIEWS, 7, 7, slot)
-    first.begin(CLICKS, 20, 29)  # and that is the end of it
+    slot = first.take_slot()
+    first.write_slot(CLICKS, 10, 19)
+    first.write_slot(VIEWS, 7, 7, slot)
+    first.write_slot(CLICKS, 20, 29)  # and that is the end of it
     second = enter(tmp_path, 2, {CLICKS: 15})
     assert second.suspects == [killed(CLICKS, 20, 29), killed(VIEWS, 7, 7)]
-    first.end()  # it was only paused, and writes where nobody looks any more
-    second.begin(CLICKS, 23, 23)
+    first.clear_slot()  # it was only paused, and writes where nobody looks any more
+    second.write_slot(CLICKS, 23, 23)
     third = enter(tmp_path, 3, {CLICKS: 20, VIEWS: 8})
     assert killed(CLICKS, 23, 23, 2) in third.suspects
     assert all(one.origin == CLICKS for one in third.suspects)
@@ -39,9 +39,9 @@ def test_what_was_under_way_at_a_death_is_suspected_by_the_next_owner(tmp_path: 
 
 def test_a_process_that_ends_by_itself_leaves_only_the_suspects_that_it_had(tmp_path: Path) -> None:
     first = enter(tmp_path, 1, {})
-    first.begin(CLICKS, 10, 19)
+    first.write_slot(CLICKS, 10, 19)
     second = enter(tmp_path, 2, {})
-    second.begin(CLICKS, 11, 11)
+    second.write_slot(CLICKS, 11, 11)
     second.close(second.suspects)
     third = enter(tmp_path, 3, {})
     assert third.suspects == [killed(CLICKS, 10, 19)]
@@ -54,30 +54,30 @@ def test_the_task_s_own_events_are_suspected_until_somebody_says_that_they_are_c
 ) -> None:
     hops = "hops (put by the task itself)"
     first = enter(tmp_path, 1, {})
-    first.begin(hops, 7, 7)
+    first.write_slot(hops, 7, 7)
     second = enter(tmp_path, 2, {})
     assert second.suspects == [killed(hops, 7, 7)]
     second.acquit(second.suspects)
-    second.begin(hops, 7, 7)  # another one that is equal
+    second.write_slot(hops, 7, 7)  # another one that is equal
     assert enter(tmp_path, 3, {}).suspects == [killed(hops, 7, 7)]
 
 
 def test_what_has_ended_is_not_suspected_and_slots_are_used_again(tmp_path: Path) -> None:
     first = enter(tmp_path, 1, {})
-    slots = [first.take() for _ in range(SLOTS)]
+    slots = [first.take_slot() for _ in range(SLOTS)]
     assert slots[-1] == -1  # of which nothing is known
     for slot in slots:
         if slot > 0:
-            first.begin(CLICKS, slot, slot, slot)
+            first.write_slot(CLICKS, slot, slot, slot)
     for slot in slots:
-        first.give(slot)
+        first.free_slot(slot)
     assert enter(tmp_path, 2, {}).suspects == []
 
 
 @pytest.mark.parametrize("damage", [b"{", b'[["log.clicks\xff[0]"', b"[" * 100_000])
 def test_suspects_that_cannot_be_read_are_none(tmp_path: Path, damage: bytes) -> None:
     first = enter(tmp_path, 1, {})
-    first.begin(CLICKS, 10, 19)
+    first.write_slot(CLICKS, 10, 19)
     first.close([Suspect(CLICKS, 10, 19)])
     (file,) = tmp_path.iterdir()
     file.write_bytes(damage)
@@ -87,15 +87,15 @@ def test_suspects_that_cannot_be_read_are_none(tmp_path: Path, damage: bytes) ->
 def test_origins_have_long_names_but_for_those_that_no_slot_holds(tmp_path: Path) -> None:
     first = enter(tmp_path, 1, {})
     long, longer = f"views[0]@{'ü' * 498}", f"views[0]@{'ü' * 499}"
-    first.begin(long, 7, 7, first.take())
-    first.begin(longer, 8, 8, first.take())
-    first.begin(longer, 9, 9, first.take())
+    first.write_slot(long, 7, 7, first.take_slot())
+    first.write_slot(longer, 8, 8, first.take_slot())
+    first.write_slot(longer, 9, 9, first.take_slot())
     assert enter(tmp_path, 2, {}).suspects == [killed(long, 7, 7)]
 
 
 def test_a_file_of_another_layout_tells_nothing(tmp_path: Path) -> None:
     first = enter(tmp_path, 1, {})
-    first.begin(CLICKS, 10, 19)
+    first.write_slot(CLICKS, 10, 19)
     (file,) = tmp_path.iterdir()
     file.write_bytes(file.read_bytes()[: SLOTS * 256])
     assert enter(tmp_path, 2, {}).suspects == []
@@ -110,7 +110,7 @@ def test_a_disk_without_room_is_told_when_the_file_is_made_and_not_by_a_signal(
     small_disk: Path,
 ) -> None:
     first = enter(small_disk, 1, {})
-    first.begin(CLICKS, 10, 19)
+    first.write_slot(CLICKS, 10, 19)
     filled(small_disk)
     with pytest.raises(StateError, match=r"No space left on device; .* make room on its disk"):
         enter(small_disk, 2, {})
@@ -139,7 +139,7 @@ from s4node.runtime.task.poison.in_flight_journal import enter
 from s4node.runtime.task.poison.suspects import Suspect
 
 folder = Path(sys.argv[1])
-enter(folder, 1, {{}}).begin({CLICKS!r}, 5, 9)
+enter(folder, 1, {{}}).write_slot({CLICKS!r}, 5, 9)
 journal = enter(folder, 2, {{}})
 with (folder / "ballast").open("wb", buffering=0) as file:
     try:
@@ -147,8 +147,8 @@ with (folder / "ballast").open("wb", buffering=0) as file:
             file.write(bytes(4096))
     except OSError:
         pass
-while (slot := journal.take()) > 0:
-    journal.begin({VIEWS!r}, slot, slot, slot)
+while (slot := journal.take_slot()) > 0:
+    journal.write_slot({VIEWS!r}, slot, slot, slot)
 journal.acquit([])
 journal.acquit([Suspect("another", 1, 1)])
 print("written")

@@ -209,7 +209,7 @@ async def test_inputs_that_end_are_saved_before_that_is_told(
 ) -> None:
     clicks = fill(system, 500, PLACES["some"])
     for partition in range(2):
-        system.end("clicks", partition)
+        system.end_partition("clicks", partition)
     async with running(counts_app(Spoils), settings, partitions=2) as container:
         assert container.replay is not None
         await container._stopping.wait()  # by itself, for all inputs have ended
