@@ -33,7 +33,7 @@ def keep_positions(app: Path, task: str, positions: dict[str, int]) -> None:
     claim = store.claim(task, "", 0, epochs.highest(folder))
     state = TaskState(epochs.claim(folder, claim.fence, Database), crc32m)
     state.begin_commit(positions)
-    state.write()
+    state.write_commit()
     state.end_commit(written=True)
     state.close()
     store.close()

@@ -62,7 +62,7 @@ def opened(
     """An outbox for as many partitions as there are limits, and its route, its hello answered."""
     outbox = Outbox("ticks", "p", types=[Tick], **more)
     route = route_of(outbox)
-    route.hello()
+    route.hello_frame()
     positions = [wire.Position(p, 0, limit) for p, limit in enumerate(limits)]
     route.on_hello(answer(*positions, routing=routing, takes=takes))
     return outbox, route

@@ -112,7 +112,7 @@ class World:
     def greet_again(self, name: str) -> None:
         wire_, route = self.wires[name], self.routes[name]
         if wire_ is not None:
-            wire_.up.append(envelope([route.hello()]))
+            wire_.up.append(envelope([route.hello_frame()]))
 
     def hear(self, name: str) -> None:
         wire_, outbox = self.wires[name], self.outboxes[name]

@@ -13,7 +13,7 @@ class Sample(Executor):
 
     reason = "not in the sample: the stage is filling up"
 
-    def room(self, load, events, size, now):  # type: ignore[no-untyped-def]
+    def admits(self, load, events, size, now):  # type: ignore[no-untyped-def]
         """The fraction of ``events`` that is free of the stage's second half."""
         free = 1 - max(load.depth / load.capacity, load.bytes / load.max_bytes)
         part = events if free > 0.5 else int(events * 2 * max(0.0, free))

@@ -228,7 +228,7 @@ class TriggerState:
         found = (self._state.get((key, index)) for index in range(len(self._rules)))
         return [None if state is None else (state[0], zero + state[1]) for state in found]
 
-    def resume(self, key: Any, fired: Sequence[tuple[float, float] | None], unix: float) -> None:
+    def restore(self, key: Any, fired: Sequence[tuple[float, float] | None], unix: float) -> None:
         """Continue from saved counts; from the beginning if there are other rules now."""
         if len(fired) != len(self._rules):
             return
@@ -239,7 +239,7 @@ class TriggerState:
                 # a clock that was set back since then must not make a trigger wait for it
                 self._state[key, index] = [events, now - max(0.0, unix - at)]
 
-    def forget(self, key: Any) -> None:
+    def remove(self, key: Any) -> None:
         for index in range(len(self._rules)):
             self._state.pop((key, index), None)
 

@@ -38,7 +38,7 @@ class Keeper(Protocol):
         """Save the key's instance, which is about to leave memory."""
         ...
 
-    def forget(self, key: Key | None) -> None:
+    def remove(self, key: Key | None) -> None:
         """Forget the key's instance, which is about to be removed."""
         ...
 
@@ -112,7 +112,7 @@ class Instances(dict[Any, PE]):
         if self.get(instance.key) is not instance:
             return
         if self.keeper is not None:
-            self.keeper.forget(instance.key)
+            self.keeper.remove(instance.key)
         del self[instance.key]
         if self.gone is not None:
             self.gone(instance.key)

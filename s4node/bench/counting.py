@@ -78,7 +78,7 @@ def counting(task: dict[str, Any], say: Callable[..., None]) -> None:
     Without ``state`` only offsets are saved. Pauses count once ``skip`` events are counted.
     """
     if not task["state"]:
-        Task.keep = lambda *_: None  # type: ignore[method-assign]
+        Task.attach_state = lambda *_: None  # type: ignore[method-assign]
     app = App(NAME)
     app.create_input_stream("readings", app.create_pe(workload.Tally), key="key", system="log")
     settings = {

@@ -210,7 +210,7 @@ class _Store(_Side):
             for number, key in enumerate(keys[at : at + _COMMIT], at):
                 put(key, number)
             self._state.begin_commit({"log.numbers[0]": at})
-            self._state.write()
+            self._state.write_commit()
             self._state.end_commit(written=True)
 
     def get_all(self, keys: list[str]) -> int:

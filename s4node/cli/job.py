@@ -194,7 +194,7 @@ class Job:
     def startpoints(self) -> Requests:
         """The startpoints that are set."""
         state = identity_of(self.folder, self.depot, new=False) if self._startpoints.exists else ""
-        return trio.run(self._startpoints.read, state) if state else Requests()
+        return trio.run(self._startpoints.requests, state) if state else Requests()
 
     def change_startpoints(self, change: Callable[[Requests], tuple[Requests, R]]) -> R:
         """Replace the startpoints by the first result of ``change``; returns the second one."""

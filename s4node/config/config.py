@@ -134,7 +134,7 @@ def _checked(line: Line) -> Entry | Problem:
     if key is None:
         return line.problem(f"unknown key {line.name!r}; {_advice(line.name)}")
     try:
-        return Entry(line.name, line.text, key.parse(line.text), line.origin)
+        return Entry(line.name, line.text, key.parse(line.text), line.location)
     except ValueError as error:
         example = f"; write e.g. {key.text}" if key.text else ""
         return line.problem(f"{line.name} = {line.text!r} {error}{example}")

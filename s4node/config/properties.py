@@ -41,7 +41,7 @@ class Line(NamedTuple):
     text: str
 
     @property
-    def origin(self) -> str:
+    def location(self) -> str:
         return self.file if self.number is None else f"{self.file}:{self.number}"
 
     def problem(self, text: str) -> Problem:

@@ -152,7 +152,7 @@ class Receipt(Protocol):
         ...
 
     @property
-    def home(self) -> tuple[str, str, int]:
+    def ssp(self) -> tuple[str, str, int]:
         """System, stream and partition that the events came from."""
         ...
 

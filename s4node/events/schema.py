@@ -194,7 +194,7 @@ class EventType:
             return generic_events(body)
         return self._objects.decode(body)
 
-    def read(self, raws: Sequence[Any], *, json: bool = False) -> tuple[list[Any], Refusals]:
+    def decode_each(self, raws: Sequence[Any], *, json: bool = False) -> tuple[list[Any], Refusals]:
         """Events one by one: bad ones become None and are listed. Of JSON each is an object."""
         if json:
             return each_text(self.name, raws, self._from_json)
@@ -253,7 +253,7 @@ class OpenType:
         """As decode, of an array of JSON objects; raises whatever an event class may raise."""
         return list(map(self._named, attributes_of_all(body)))
 
-    def read(self, raws: Sequence[Any], *, json: bool = False) -> tuple[list[Any], Refusals]:
+    def decode_each(self, raws: Sequence[Any], *, json: bool = False) -> tuple[list[Any], Refusals]:
         """Events one by one: bad ones become None and are listed. Of JSON each is an object."""
         if json:
             return each_text(self.name, raws, self._from_json)
@@ -306,10 +306,10 @@ class NamedType:
         """As decode, of an array of JSON objects; raises whatever an event class may raise."""
         return self._kind.decode_json(body)
 
-    def read(self, raws: Sequence[Any], *, json: bool = False) -> tuple[list[Any], Refusals]:
+    def decode_each(self, raws: Sequence[Any], *, json: bool = False) -> tuple[list[Any], Refusals]:
         """Events one by one: bad ones become None and are listed. Of JSON each is an object."""
         if json:
-            return self._kind.read(raws, json=True)
+            return self._kind.decode_each(raws, json=True)
         return each(self.name, raws, self._from_msgpack)
 
     def _from_msgpack(self, raw: Any) -> Any:
@@ -337,7 +337,7 @@ class UnreadableType:
 
     decode_json = decode
 
-    def read(self, raws: Sequence[Any], *, json: bool = False) -> tuple[list[Any], Refusals]:  # noqa: ARG002
+    def decode_each(self, raws: Sequence[Any], *, json: bool = False) -> tuple[list[Any], Refusals]:  # noqa: ARG002
         """No event, and the reason for each."""
         return [None] * len(raws), [(index, self.reason) for index in range(len(raws))]
 

@@ -151,7 +151,7 @@ class LogHost:
         """Admit nothing more; producers keep their events."""
         self._closing = True
 
-    async def settle(self) -> None:
+    async def wait_written(self) -> None:
         """Stop the readers and wait until all admitted events are on disk."""
         for scope in list(self._scopes.values()):
             scope.cancel()

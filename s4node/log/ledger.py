@@ -14,7 +14,7 @@ Rules
   :class:`s4node.offsets.producer_offsets.KeptProducer`). The ledger forgets no producer.
 - A part that came by the lane of another partition is recorded under the producer's id, a tab and
   that lane's number. So a producer's own id must not have this form.
-- ``plan`` changes nothing. ``settle`` applies a plan once it is on disk.
+- ``plan`` changes nothing. ``apply`` applies a plan once it is on disk.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Ledger:
         last_ms = now_ms if plan.entries else self.last_ms
         return plan._replace(upcoming=upcoming, last_ms=last_ms)
 
-    def settle(self, plan: Plan) -> None:
+    def apply(self, plan: Plan) -> None:
         """Apply a plan that is on disk now."""
         self.upcoming = plan.upcoming
         self.last_ms = plan.last_ms

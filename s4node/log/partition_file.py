@@ -157,7 +157,7 @@ class PartitionFile:
             )
             self.held = self._measured()
 
-    def write(self, plan: Plan) -> None:
+    def write_plan(self, plan: Plan) -> None:
         """Write a plan of ``ledger`` in one transaction, and apply it to the ledger."""
         if not plan.producers:
             return
@@ -186,14 +186,14 @@ class PartitionFile:
                         for mark, declaration in plan.types.items()
                     ],
                 )
-        self.ledger.settle(plan)
+        self.ledger.apply(plan)
         self.unworked += total - self._total + PAGE_BYTES
         self._total = total
         if rows:
             self._newest = plan.entries[-1].start
         self.held = self._measured()
 
-    def delete(self, keep: Keep, now_ms: int) -> bool:
+    def delete_rows(self, keep: Keep, now_ms: int) -> bool:
         """Delete some of the oldest rows that are due; returns whether there were any."""
         with self._database.transaction():
             rows = self._database.execute(

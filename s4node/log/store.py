@@ -64,7 +64,7 @@ class LogSettings:
     quota_bytes: int = 0
     sync: str = "normal"
 
-    def keep(self, stream: StreamSettings) -> Keep:
+    def retention_of(self, stream: StreamSettings) -> Keep:
         """The retention of a stream."""
         ms, size = stream.retention_ms, stream.retention_bytes
         return Keep(
@@ -89,7 +89,9 @@ class LogStore:
     def __init__(self, settings: LogSettings, clock: Callable[[], float] | None) -> None:
         self.settings = settings
         self.writer = LogWriter(settings.quota_bytes, clock)
-        self._files = Files(settings.keep, self.writer, trio.CapacityLimiter(READING_THREADS))
+        self._files = Files(
+            settings.retention_of, self.writer, trio.CapacityLimiter(READING_THREADS)
+        )
         self.streams: dict[str, LogStream] = {}
         self._creating = trio.Lock()
 

@@ -35,9 +35,9 @@ T = TypeVar("T")
 
 
 class Files(NamedTuple):
-    """What all partitions share; ``keep`` gives the retention of a stream."""
+    """What all partitions share; ``retention_of`` says what a stream keeps."""
 
-    keep: Callable[[StreamSettings], Keep]
+    retention_of: Callable[[StreamSettings], Keep]
     writer: LogWriter
     threads: trio.CapacityLimiter
 
@@ -52,7 +52,7 @@ class LogPartition:
         self.number = number
         self._writer = files.writer
         self._threads = files.threads
-        self._lane = Lane(file, files.keep(stream.settings), self._told)
+        self._lane = Lane(file, files.retention_of(stream.settings), self._told)
         self._view = PartitionView(file.path)
         file.let_go = self._view.let_go
         self.producers: dict[str, KeptProducer] = {}

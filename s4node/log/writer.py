@@ -301,7 +301,7 @@ class LogWriter:
                 [waiting.frame for waiting in frames], int(self._clock() * 1000)
             )
             passing("log.append")
-            file.write(plan)
+            file.write_plan(plan)
             passing("log.appended")
         except NotTaken as error:
             lane.doubtful = True
@@ -412,7 +412,7 @@ class LogWriter:
         try:
             file = lane.certain()  # wrong sizes would make it delete too much
             if work is Work.DELETE:
-                file.delete(lane.keep, now_ms)
+                file.delete_rows(lane.keep, now_ms)
                 done = True
             else:
                 done = file.shrink() if work is Work.SHRINK else file.cut_wal()

@@ -62,11 +62,6 @@ class InputProgress:
         self._low = LowWatermark(start)
 
     @property
-    def home(self) -> tuple[str, str, int]:
-        """System, stream and partition of the events."""
-        return self.ssp
-
-    @property
     def safe(self) -> int:
         return self._low.safe
 

@@ -38,7 +38,7 @@ class OrderedRelease(Generic[E]):
         self._ended[event] = stops
         return self._released()
 
-    def resume(self) -> list[E]:
+    def commit_taken(self) -> list[E]:
         """Resume after the commit was taken; returns what that releases."""
         self.stopped = False
         return self._released()

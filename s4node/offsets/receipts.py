@@ -34,7 +34,7 @@ class Progress(Protocol):
         ...
 
     @property
-    def home(self) -> tuple[str, str, int]:
+    def ssp(self) -> tuple[str, str, int]:
         """System, stream and partition of the events."""
         ...
 
@@ -146,9 +146,9 @@ class BatchReceipt(Generic[P]):
         return PartReceipt(self, numbers)
 
     @property
-    def home(self) -> tuple[str, str, int]:
+    def ssp(self) -> tuple[str, str, int]:
         """System, stream and partition of the events."""
-        return self.progress.home
+        return self.progress.ssp
 
     @property
     def origin(self) -> str:
@@ -237,9 +237,9 @@ class PartReceipt:
         return self._whole.without(gone, numbers) if self._strays is None else self
 
     @property
-    def home(self) -> tuple[str, str, int]:
+    def ssp(self) -> tuple[str, str, int]:
         """System, stream and partition of the events."""
-        return self._whole.home
+        return self._whole.ssp
 
     @property
     def origin(self) -> str:

@@ -182,7 +182,7 @@ class TaskClaims(SqliteFile):
         if not found:
             raise _taken_over(claim)
 
-    def check(self, claim: Claim) -> None:
+    def check_fence(self, claim: Claim) -> None:
         """Raise TaskFenced if another owner has claimed the task."""
         with self.transaction(write=False):
             found = self.execute(

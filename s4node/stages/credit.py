@@ -53,7 +53,7 @@ class Credit(Generic[P]):
         self._members.add(producer)
         self.active(producer)
 
-    def leave(self, producer: P) -> None:
+    def remove(self, producer: P) -> None:
         """Remove a producer; the others share its credit."""
         self._sharing(-(producer in self._recent or producer in self._before))
         for group in (self._members, self._recent, self._before):

@@ -1,7 +1,7 @@
 """Executors: what a stage does when it is full. Pure.
 
 Rules
-- An executor decides twice: how many of the arriving events are admitted (``room``), and how many
+- An executor decides twice: how many of the arriving events are admitted (``admits``), and how many
   of the waiting ones may leave now (``allowance``). It sees how full its stage is and the time.
 - Of events that arrive together the oldest are admitted; the rest is dropped, counted, and reported
   to the sender.
@@ -97,15 +97,15 @@ class Executor:
     def __init__(self, settings: StageSettings) -> None:
         self.settings = settings
 
-    def room(self, load: Load, events: int, size: int, now: float) -> int:
+    def admits(self, load: Load, events: int, size: int, now: float) -> int:
         """The number of ``events``, of ``size`` bytes together, to admit, the oldest first."""
         return events
 
-    def room_for_put(self, load: Load, events: int, size: int, now: float) -> int:
-        """The ``room`` for events of the app itself: all of them if tasks are made to wait."""
+    def admits_put(self, load: Load, events: int, size: int, now: float) -> int:
+        """As ``admits``, for events of the app itself: all of them if tasks are made to wait."""
         if self.withholds or self.waits_from <= 1:
             return events
-        return max(0, min(events, self.room(load, events, size, now)))
+        return max(0, min(events, self.admits(load, events, size, now)))
 
     def allowance(self, now: float) -> int:
         """The number of waiting events that may leave now."""
@@ -148,7 +148,7 @@ class Block(Executor):
     withholds = True
     waits_from = 1.0
 
-    def room(self, load: Load, events: int, size: int, now: float) -> int:
+    def admits(self, load: Load, events: int, size: int, now: float) -> int:
         """All or nothing."""
         return whole(load, events, size)
 
@@ -158,7 +158,7 @@ class Shed(Executor):
 
     reason = "shed: the stage is full"
 
-    def room(self, load: Load, events: int, size: int, now: float) -> int:
+    def admits(self, load: Load, events: int, size: int, now: float) -> int:
         """As many as fit."""
         return fitting(load, events, size)
 
@@ -185,7 +185,7 @@ class Throttle(Executor):
         self._tokens = self._depth
         self._filled_at = -math.inf
 
-    def room(self, load: Load, events: int, size: int, now: float) -> int:
+    def admits(self, load: Load, events: int, size: int, now: float) -> int:
         """As many as fit."""
         return fitting(load, events, size)
 
@@ -215,7 +215,7 @@ class LosslessThrottle(Throttle):
 
     withholds = True
 
-    def room(self, load: Load, events: int, size: int, now: float) -> int:
+    def admits(self, load: Load, events: int, size: int, now: float) -> int:
         """All or nothing."""
         return whole(load, events, size)
 
@@ -276,8 +276,8 @@ def _nothing(answer: Any) -> None:
 
 
 _ANSWERS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "room": (_events, "a number of events"),
-    "room_for_put": (_events, "a number of events"),
+    "admits": (_events, "a number of events"),
+    "admits_put": (_events, "a number of events"),
     "allowance": (_events, "a number of events"),
     "left": (_nothing, "nothing"),
     "next_at": (_time, "a time"),

@@ -221,7 +221,7 @@ class Stage(Gauge):
             self.in_flight -= rest.size
             put_back(self._outer, rest)
 
-    def resume(self, overflow: Overflow, events: int) -> None:
+    def restore_overflow(self, overflow: Overflow, events: int) -> None:
         """Resume with ``events`` events that an earlier process left in the overflow."""
         self.overflow = overflow
         self.came(events, 0)
@@ -233,7 +233,7 @@ class Stage(Gauge):
         return list(self._outer)
 
     @property
-    def own(self) -> list[list[Any]]:
+    def own_events(self) -> list[list[Any]]:
         """Events of the app itself that have not been processed, without the overflow."""
         head, found = self.head, []
         if head is not None and head.receipt is None and head.at < len(head.events):

@@ -59,7 +59,7 @@ class CheckpointRetention:
             return True
         return 0 < self._policy.interval <= self._clock() - self._last
 
-    def keep(self, state: TaskState) -> Callable[[], None] | None:
+    def make_checkpoint(self, state: TaskState) -> Callable[[], None] | None:
         """Keep a checkpoint of the last commit. Blocks; nobody may commit meanwhile.
 
         Returns a function that ships the checkpoint, if it has to be shipped; commits may continue

@@ -178,7 +178,7 @@ def replace(
                 state.set_meta(EPOCH_OF + input_place, 0)
             state.begin_commit(checkpoint.positions())
             store.renew(claim, checkpoint.written_ms, state.last[1] + 1)
-            state.write()
+            state.write_commit()
             state.end_commit(written=True)
         finally:
             state.close()

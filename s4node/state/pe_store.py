@@ -164,7 +164,7 @@ class SavedInstances:
             self._commit(instance)
             instance._mark = None
 
-    def forget(self, key: Key | None) -> None:
+    def remove(self, key: Key | None) -> None:
         """Delete the saved state of a removed instance. It is still in ``live``."""
         instance: Any = self._live.get(key)
         if instance._mark is self._saving:

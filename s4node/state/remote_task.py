@@ -202,7 +202,7 @@ class RemoteTask:
     def _first(self, database: Database) -> Database:
         """The folder's own database, if nothing has been shipped here yet."""
         before = shipped_of(database)
-        if before not in ("", self.place):
+        if before not in ("", self.job_url):
             try:
                 check_newest(before, self._root.rpartition("/")[2], database)
             except StateError:
@@ -258,7 +258,7 @@ class RemoteTask:
         return rows
 
     @property
-    def place(self) -> str:
+    def job_url(self) -> str:
         """The URL of the job."""
         return self._files.url
 

@@ -4,7 +4,7 @@ Rules
 - A commit is atomic: the changes in stores and instances, and the positions of the inputs that
   belong to them. So state and positions match after a crash.
 - Call ``begin_commit`` while no event of the task is in flight; it only takes the changes.
-  Instances are encoded after that, in slices; then ``write`` runs in a thread.
+  Instances are encoded after that, in slices; then ``write_commit`` runs in a thread.
 - One commit at a time; the changes of a failed one are part of the next.
 - A table gets a number for its name once, and keeps it.
 - Commits are numbered and name their writer, so a missing commit is noticed.
@@ -201,7 +201,7 @@ class TaskState:
             for row, value in self._task_rows(PRODUCERS)
         }
 
-    def forget(self, consumed: Iterable[str]) -> None:
+    def remove_consumed(self, consumed: Iterable[str]) -> None:
         """Remove these ids with the next commit."""
         for each in consumed:
             self.changes.put(task_row(CONSUMED, each.encode()), None)
@@ -233,7 +233,7 @@ class TaskState:
         """Return True if commits wait for the disk or are shipped."""
         return self.database.sync or self.ship is not None
 
-    def write(self) -> None:
+    def write_commit(self) -> None:
         """Write the commit, in a thread. Raises StateError if nothing was written."""
         rows, values = self.changes.rows_to_write()
         self._tries += 1
@@ -241,7 +241,7 @@ class TaskState:
         rows.append(COMMIT_ROW)
         values.append(_encode(last))
         if not self._said:
-            place = "" if self.ship is None else self.ship.place
+            place = "" if self.ship is None else self.ship.job_url
             rows += [OWNERS_ROW, SHIPPED_ROW]
             values += [_encode(self.owners), _encode(place)]
         if self.ship is not None:

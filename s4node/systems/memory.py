@@ -74,7 +74,7 @@ class MemorySystem:
         known += [_Partition() for _ in range(partitions - len(known))]
         self._changed.unpark_all()
 
-    def delete(self, stream: str) -> None:
+    def delete_stream(self, stream: str) -> None:
         del self._streams[stream]
         self._changed.unpark_all()
 
@@ -144,12 +144,12 @@ class MemorySystem:
 
     async def bounds(self, ssp: SystemStreamPartition) -> Bounds:
         await self.wait_reachable()
-        home = self.home(ssp)
+        home = self.partition_of(ssp)
         return Bounds(home.oldest, home.upcoming, home.end)
 
     async def resolve(self, ssp: SystemStreamPartition, startpoint: Startpoint) -> int:
         await self.wait_reachable()
-        home = self.home(ssp)
+        home = self.partition_of(ssp)
         match startpoint:
             case Oldest():
                 return home.oldest
@@ -167,7 +167,7 @@ class MemorySystem:
 
     async def open(self, ssp: SystemStreamPartition, offset: int, types: Sequence[type]) -> _Reader:
         await self.wait_reachable()
-        home = self.home(ssp)
+        home = self.partition_of(ssp)
         if offset > home.upcoming:
             raise StartpointError(
                 f"{ssp} ends at {home.upcoming}, before offset {offset}; start at the end or "
@@ -179,7 +179,7 @@ class MemorySystem:
         self, stream: str, partition: int, events: Sequence[object], created_ms: int | None = None
     ) -> int:
         await self.wait_reachable()
-        self.home(SystemStreamPartition(self.name, stream, partition))
+        self.partition_of(SystemStreamPartition(self.name, stream, partition))
         return self.put(stream, partition, *events, created_ms=created_ms)
 
     async def append_once(self, stream: str, partition: int, event: object, name: str) -> bool:
@@ -192,7 +192,7 @@ class MemorySystem:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def home(self, ssp: SystemStreamPartition) -> _Partition:
+    def partition_of(self, ssp: SystemStreamPartition) -> _Partition:
         """The partition; raises UnknownStream."""
         known = self._stream(ssp.stream)
         if ssp.partition >= len(known):
@@ -286,14 +286,14 @@ class _Reader:
 
     @property
     def lag(self) -> int | None:
-        return max(0, self._system.home(self.ssp).upcoming - self.position)
+        return max(0, self._system.partition_of(self.ssp).upcoming - self.position)
 
     async def read(self) -> InputBatch | EndOfStream:
         await trio.lowlevel.checkpoint()
         while True:
             if self._system.away:
                 await self._system.wait_reachable()
-            home = self._system.home(self.ssp)
+            home = self._system.partition_of(self.ssp)
             if self.position < home.oldest:
                 raise InputLost(
                     f"{self.ssp}: offset {self.position} was deleted, the oldest is "

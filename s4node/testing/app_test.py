@@ -79,7 +79,7 @@ class AppTest(Generic[A]):
         if not self._state.startswith("has not started"):
             raise S4Error("an AppTest is used once; make a new one")
         self._state = "has stopped"
-        self._runtime.open()
+        self._runtime.set_up()
         self._state = ""
         return self
 
@@ -108,7 +108,7 @@ class AppTest(Generic[A]):
         """
         self._running()
         self._sender(stream).send(events, partition)
-        self._runtime.settle()
+        self._runtime.wait_idle()
 
     def end_input(self, stream: str, *, partition: int | None = None) -> None:
         """End an input that is read from a system for good, or one partition of it."""
@@ -116,7 +116,7 @@ class AppTest(Generic[A]):
         sender = self._input(stream)
         for number in range(sender.partitions) if partition is None else [partition]:
             sender.end_partition(number)
-        self._runtime.settle()
+        self._runtime.wait_idle()
 
     def advance(self, seconds: float) -> None:
         """Move the clock, and run what falls due on the way, in the order of its time."""
@@ -162,10 +162,10 @@ class AppTest(Generic[A]):
         """Wait in real time for the world outside, such as a socket's peer."""
         self._running()
         deadline = time.monotonic() + seconds
-        self._runtime.settle()
+        self._runtime.wait_idle()
         while not condition():
             self._runtime.world.give_time(_PATIENCE)
-            self._runtime.settle()
+            self._runtime.wait_idle()
             if time.monotonic() > deadline:
                 raise S4Error(f"the condition did not become true within {seconds:g} s")
 

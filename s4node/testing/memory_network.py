@@ -86,13 +86,13 @@ class MemoryNetwork:
     async def probe(self, address: str, seconds: float) -> str:
         """The problem at ``address``: none; raises OSError if nothing listens there."""
         await trio.lowlevel.checkpoint()
-        if self.place(host.get(), *host_and_port(address)) is None:
+        if self.listener_of(host.get(), *host_and_port(address)) is None:
             raise ConnectionRefusedError(111, f"no listener at {address} within {seconds:g} s")
         return ""
 
     # -- inside ------------------------------------------------------------------------------
 
-    def place(self, name: str, there: str, port: int) -> MemoryPlace | None:
+    def listener_of(self, name: str, there: str, port: int) -> MemoryPlace | None:
         """The listener that a caller at the host ``name`` reaches; None if there is none."""
         cut = self.cut_off & {name, there}
         return None if cut and name != there else self._places.get((there, port))
@@ -196,7 +196,7 @@ class _End:
     def _arrive(self) -> None:
         if self.closed or self._peer is not None or self._target is None:
             return
-        place = self._network.place(self.host, *self._target)
+        place = self._network.listener_of(self.host, *self._target)
         if place is None:
             self.dial_later()
         else:

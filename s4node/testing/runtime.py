@@ -65,7 +65,7 @@ class Runtime:
 
     # -- life --------------------------------------------------------------------------------
 
-    def open(self) -> None:
+    def set_up(self) -> None:
         """Make the world, and start the first container in it."""
         self._folder = tempfile.TemporaryDirectory(prefix="s4-test-", dir=_folder())
         if self.config.origin(settings.STATE_FOLDER) == "default":
@@ -97,7 +97,7 @@ class Runtime:
             if stream.name not in self.senders and not isinstance(stream, OutputStream):
                 self.senders[stream.name] = self._sender(stream)
         self.world.start_soon(self._live, self.container, self._scope)
-        self.settle()
+        self.wait_idle()
 
     def _sender(self, stream: Stream) -> Sender:
         if not isinstance(stream, InputStream):
@@ -133,7 +133,7 @@ class Runtime:
         """End the container at once, without calling any hook, and start another one."""
         self.container.abandon()
         self.world.call(self._scope.cancel)
-        self.world.settle()
+        self.world.wait_idle()
         self.failures.unwrap()
         self.overflowing.clear()
         self.start()
@@ -152,14 +152,14 @@ class Runtime:
     def _busy(self) -> bool:
         """True if events wait, or a handler has not ended."""
         return any(sender.busy for sender in self.senders.values()) or not (
-            self.container.parts.loop.idle and not self.container.parts.partitions.waiting
+            self.container.parts.loop.idle and not self.container.parts.partitions.has_waiting
         )
 
     # -- what a test does --------------------------------------------------------------------
 
-    def settle(self) -> None:
+    def wait_idle(self) -> None:
         """Wait until the app is idle."""
-        self.world.settle()
+        self.world.wait_idle()
         self._raise_failure()
 
     def advance(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
@@ -199,7 +199,7 @@ class Runtime:
         self.world.call(self._go_on)
         if name in self.senders:
             self.senders[name].go_on()
-        self.settle()
+        self.wait_idle()
 
     def _go_on(self) -> None:
         self.room.unpark_all()
@@ -265,7 +265,7 @@ class _Onlooker:
         self._stream = stream
         self._kept = kept
 
-    def offer(self, events: Sequence[Any]) -> None:
+    def deliver(self, events: Sequence[Any]) -> None:
         """Keep events that the app has put."""
         if isinstance(self._stream, OutputStream):
             check(self._stream, events)

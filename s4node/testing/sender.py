@@ -170,7 +170,7 @@ class LiveSender(Sender):
             return self._refused
         if not self._runtime.ended and self._opened._outbox.unsettled:
             self.hurry()
-            self._runtime.world.settle()
+            self._runtime.world.wait_idle()
         for refusal in self._opened._outbox.refusals.drain():
             for number in range(refusal.number, refusal.number + refusal.count):
                 event = self._event(refusal.partition, number) if number >= 0 else None

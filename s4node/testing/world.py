@@ -116,7 +116,7 @@ class World:
 
         self._soon(job)
 
-    def settle(self) -> None:
+    def wait_idle(self) -> None:
         """Wait until nothing happens before time moves, or the world outside acts."""
         self.run(self._rest)
 

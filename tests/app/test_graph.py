@@ -660,7 +660,7 @@ def test_several_triggers_count_by_themselves_and_an_event_fires_once() -> None:
 def test_a_key_that_was_forgotten_starts_anew() -> None:
     task, _ = triggered((Click, 3, 0))
     task.run("clicks", *clicks("a", 1, 2))
-    task.triggers["Triggered"].forget("a")
+    task.triggers["Triggered"].remove("a")
     task.run("clicks", *clicks("a", 3, 4, 5))
     assert fired(task, "a") == ["5"]
 

@@ -91,7 +91,7 @@ def test_a_batch_decodes_only_where_each_event_does_and_to_the_same(
     kind: EventType | OpenType, objects: list[dict[str, Any]]
 ) -> None:
     body = b"[" + b",".join(map(encoded, objects)) + b"]"
-    alone, refused = kind.read(raws_in(body, json=True), json=True)
+    alone, refused = kind.decode_each(raws_in(body, json=True), json=True)
     found = together(kind, body)
     if refused:
         assert found is None

@@ -422,11 +422,11 @@ def test_whatever_msgspec_encodes_comes_back_the_same() -> None:
 
 
 def slowly(kind: TypeReader, body: bytes | memoryview) -> tuple[list[Any], Refusals]:
-    return kind.read(raws_in(body))
+    return kind.decode_each(raws_in(body))
 
 
 def from_json(kind: TypeReader, body: bytes) -> tuple[list[Any], Refusals]:
-    return kind.read(raws_in(body, json=True), json=True)
+    return kind.decode_each(raws_in(body, json=True), json=True)
 
 
 VALUES = st.recursive(

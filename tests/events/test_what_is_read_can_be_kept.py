@@ -104,7 +104,7 @@ def saves(event: Any) -> None:
         held = Held.__new__(Held)
         held.value = [{"of": [getattr(event, name)]}]
         codec.encode(held)
-    assert EventType(type(event)).read(raws_in(raw))[1] == []
+    assert EventType(type(event)).decode_each(raws_in(raw))[1] == []
 
 
 def json_of(value: Any) -> bytes:
@@ -119,7 +119,7 @@ def test_what_is_read_from_json_can_be_kept(reader: TypeReader, values: dict[str
         raw = json_of(values)
     except ValueError:  # what JSON does not have
         return
-    events, refusals = reader.read([msgspec.Raw(raw)], json=True)
+    events, refusals = reader.decode_each([msgspec.Raw(raw)], json=True)
     for event in events:
         if event is not None:
             saves(event)
@@ -147,7 +147,7 @@ def test_what_is_read_from_msgpack_can_be_kept(
         except (msgspec.MsgspecError, EventError, RecursionError):
             return
     else:
-        events, _ = reader.read(raws_in(body))
+        events, _ = reader.decode_each(raws_in(body))
     for event in events:
         if event is not None:
             saves(event)
@@ -157,7 +157,7 @@ def test_what_is_read_from_msgpack_can_be_kept(
 @pytest.mark.parametrize("kind", [EVERY, GENERIC, OpenType(EVERY.declaration)])
 def test_integers_beyond_64_bits_are_refused(kind: TypeReader, value: Any) -> None:
     raw = json_of({"anything": value})
-    events, ((_, why),) = kind.read([msgspec.Raw(raw)], json=True)
+    events, ((_, why),) = kind.decode_each([msgspec.Raw(raw)], json=True)
     assert events == [None]
     assert "it holds a value that cannot be saved: " in why
     assert raw.decode() in why
@@ -172,7 +172,7 @@ def test_a_time_beyond_the_first_year_is_refused_and_the_others_are_not() -> Non
     kind = EventType(At)
     with pytest.raises(EventError, match="it holds a time that cannot be saved"):
         kind.decode(msgspec.msgpack.encode(rows))
-    events, ((index, _),) = kind.read(raws_in(msgspec.msgpack.encode(rows)))
+    events, ((index, _),) = kind.decode_each(raws_in(msgspec.msgpack.encode(rows)))
     assert (events[0], index) == (None, 0)
     assert events[1] is not None
 

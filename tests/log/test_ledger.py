@@ -95,7 +95,7 @@ def test_a_type_is_declared_with_its_first_frame() -> None:
     ledger = Ledger()
     plan = ledger.plan([frame("a", 0, 1), frame("a", 1, 1), frame("a", 2, 1, kind=VIEW)], 1000)
     assert plan.types == {7: CLICK, 8: VIEW}
-    ledger.settle(plan)
+    ledger.apply(plan)
     assert ledger.plan([frame("a", 3, 1)], 1000).types == {}
 
 
@@ -119,7 +119,7 @@ def test_every_event_is_there_once_and_in_order_whatever_is_sent_again(
         if lossy and data.draw(st.booleans()):
             sent = before
             continue
-        ledger.settle(plan)
+        ledger.apply(plan)
         for entry in plan.entries:
             assert entry.start == len(log)
             number = entry.frame.first + entry.start - entry.first
@@ -179,5 +179,5 @@ def appended(
     ledger: Ledger, *frames: Incoming, now_ms: int = 1000
 ) -> list[Appended | StoreCorrupt]:
     plan = ledger.plan(frames, now_ms)
-    ledger.settle(plan)
+    ledger.apply(plan)
     return plan.answers

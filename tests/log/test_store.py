@@ -222,7 +222,9 @@ async def test_a_writer_that_fails_answers_everything_and_says_why(
         partition = log.stream("clicks").partitions[0]
         await append(partition, numbered("a", 0, 5))
         with monkeypatch.context() as patch:
-            patch.setattr("s4node.log.partition_file.PartitionFile.write", lambda file, plan: 1 / 0)
+            patch.setattr(
+                "s4node.log.partition_file.PartitionFile.write_plan", lambda file, plan: 1 / 0
+            )
             with pytest.raises(StoreError, match=r"writer has failed .*ZeroDivisionError"):
                 await append(partition, numbered("a", 5, 5))
         with pytest.raises(StoreError, match="restart the node"):

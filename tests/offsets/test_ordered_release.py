@@ -44,7 +44,7 @@ def test_after_the_commit_what_is_complete_goes_on_without_another_event() -> No
         release.complete(number)
     release.complete(1, stops=True)
     release.complete(0)
-    assert release.resume() == [2, 3]
+    assert release.commit_taken() == [2, 3]
     assert len(release) == 0
 
 
@@ -53,8 +53,8 @@ def test_two_commits_that_were_asked_for_stop_it_twice() -> None:
     assert release.complete(1, stops=True) == []
     assert release.complete(0, stops=True) == [0]
     assert release.complete(2) == []
-    assert release.resume() == [1]
-    assert release.resume() == [2]
+    assert release.commit_taken() == [1]
+    assert release.commit_taken() == [2]
 
 
 @given(
@@ -89,11 +89,11 @@ def test_any_order_of_completion_is_released_in_order_and_covers_what_a_commit_m
                 stops.add(number)
             out += release.complete(number, asks)
         elif move == "commit" and release.stopped:
-            out += release.resume()
+            out += release.commit_taken()
         check()
     for number in outstanding[:]:
         outstanding.remove(number)
         out += release.complete(number)
     for _ in range(len(stops) + 1):
-        out += release.resume()
+        out += release.commit_taken()
     assert out == list(range(started))

@@ -38,10 +38,10 @@ def test_producers_share_the_capacity_evenly_and_each_has_one_event_at_least(
 def test_joining_twice_is_joining_once_and_who_leaves_makes_room() -> None:
     _, credit = credit_of(100, "a", "b", "a")
     assert credit.share == 50
-    credit.leave("a")
+    credit.remove("a")
     assert credit.share == 100
-    credit.leave("a")
-    credit.leave("b")
+    credit.remove("a")
+    credit.remove("b")
     assert credit.share == 100  # for whoever comes
 
 
@@ -95,7 +95,7 @@ def test_a_producer_that_has_left_is_not_waited_for() -> None:
     filled(stage, 100)
     credit.limit("a", 40, 50)
     credit.limit("b", 40, 50)
-    credit.leave("a")
+    credit.remove("a")
     stage.release(100)
     assert credit.release() == {"b"}
 
@@ -153,7 +153,7 @@ def test_limits_never_go_back_shares_are_kept_and_nobody_starves(
         elif move == "leave" and producer.sent == producer.safe:
             del members[number]
             held.discard(number)
-            credit.leave(number)
+            credit.remove(number)
         elif move == "send":
             sent = min(count, producer.limit - producer.sent)
             if sent:

@@ -54,7 +54,7 @@ def test_what_a_stage_of_100_events_and_1000_bytes_admits(
     executor: str, depth: int, size: int, coming: int, bytes_coming: int, room: int
 ) -> None:
     gauge = loaded(executor, depth, size)
-    assert gauge.executor.room(gauge, coming, bytes_coming, 0.0) == room
+    assert gauge.executor.admits(gauge, coming, bytes_coming, 0.0) == room
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_stage_that_drops_never_holds_more_than_it_is_meant_to(
     inside: list[tuple[int, int]] = []
     offered = dropped = 0
     for events, size, leaves in moves:
-        room = gauge.executor.room(gauge, events, size, 0.0)
+        room = gauge.executor.admits(gauge, events, size, 0.0)
         offered += events
         dropped += events - room
         gauge.dropped(events - room, gauge.executor.reason)
@@ -157,7 +157,7 @@ class Picky(Executor):
 
     reason = "picky"
 
-    def room(self, load: object, events: int, size: int, now: float) -> int:
+    def admits(self, load: object, events: int, size: int, now: float) -> int:
         return min(events, 3)
 
 
@@ -172,7 +172,7 @@ NOT_AN_EXECUTOR = 5
 def test_an_own_executor_is_named_by_module_and_class() -> None:
     found = executor_of(StageSettings(executor=f"{__name__}:Picky"))
     assert type(found) is Picky
-    assert found.room(loaded("block", 0, 0), 10, 0, 0.0) == 3
+    assert found.admits(loaded("block", 0, 0), 10, 0, 0.0) == 3
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_an_executor_that_cannot_be_had_is_named(name: str, message: str) -> Non
 class Failing(Executor):
     """Fails in whatever it is asked, but for what it has of its base."""
 
-    def room(self, load: object, events: int, size: int, now: float) -> int:
+    def admits(self, load: object, events: int, size: int, now: float) -> int:
         raise RuntimeError("no room")
 
     def next_at(self, now: float) -> float:
@@ -204,10 +204,10 @@ def test_an_own_executor_that_fails_is_named() -> None:
     key = "s4.stream.clicks.executor"
     failing = executor_of(StageSettings(executor=f"{__name__}:Failing", named_by=key))
     named = f"of executor '{__name__}:Failing' of {key}"
-    with pytest.raises(S4Error, match=f"room {named} raised RuntimeError: no room"):
-        failing.room(loaded("block", 0, 0), 10, 0, 0.0)
-    with pytest.raises(S4Error, match=f"room {named} raised RuntimeError: no room"):
-        failing.room_for_put(loaded("block", 0, 0), 10, 0, 0.0)
+    with pytest.raises(S4Error, match=f"admits {named} raised RuntimeError: no room"):
+        failing.admits(loaded("block", 0, 0), 10, 0, 0.0)
+    with pytest.raises(S4Error, match=f"admits {named} raised RuntimeError: no room"):
+        failing.admits_put(loaded("block", 0, 0), 10, 0, 0.0)
     with pytest.raises(S4Error, match=f"next_at {named} returned 'soon'; it has to return a time"):
         failing.next_at(0.0)
     assert failing.allowance(0.0) == UNLIMITED
@@ -233,7 +233,7 @@ class Decorated(Executor):
     """All of its methods have another name than they are called by."""
 
     @undisguised
-    def room(self, load: object, events: int, size: int, now: float) -> Any:
+    def admits(self, load: object, events: int, size: int, now: float) -> Any:
         return now or Three()
 
     @undisguised
@@ -252,15 +252,17 @@ class Decorated(Executor):
 def test_what_an_own_executor_answers_is_taken_for_what_it_is_whoever_decorates_it() -> None:
     found = executor_of(StageSettings(executor=f"{__name__}:Decorated"))
     load = loaded("block", 0, 0)
-    assert type(room := found.room(load, 10, 0, 0.0)) is int
-    assert (room, found.room_for_put(load, 10, 0, 0.0)) == (3, 3)
-    assert found.room(load, 10, 0, math.inf) == found.allowance(1.0) == UNLIMITED
+    assert type(room := found.admits(load, 10, 0, 0.0)) is int
+    assert (room, found.admits_put(load, 10, 0, 0.0)) == (3, 3)
+    assert found.admits(load, 10, 0, math.inf) == found.allowance(1.0) == UNLIMITED
     found.left(1)
     assert (found.next_at(1.0), found.next_at(0.0)) == (1.5, 2.0)
     named = f"of executor '{__name__}:Decorated' of s4.stream.executor"
     for wrong in (1.5, math.nan, -math.inf):
-        with pytest.raises(S4Error, match=f"room {named} returned {wrong}; .* a number of events"):
-            found.room(load, 10, 0, wrong)
+        with pytest.raises(
+            S4Error, match=f"admits {named} returned {wrong}; .* a number of events"
+        ):
+            found.admits(load, 10, 0, wrong)
     with pytest.raises(S4Error, match=f"allowance {named} returned 'some'; .* a number of events"):
         found.allowance(0.0)
 

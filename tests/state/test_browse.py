@@ -42,7 +42,7 @@ def test_a_row_is_a_line_whatever_is_in_its_key(s4: S4, job: Path) -> None:
     state = TaskState(database, crc32m)
     state.store(StoreSpec("texts", str, int)).put("two\nlines\x1b[31m", 1)
     state.begin_commit({})
-    state.write()
+    state.write_commit()
     state.end_commit(written=True)
     state.close()
     quoted = "Partition 0  texts  two\\nlines\\x1b[31m  1\n"
@@ -211,7 +211,7 @@ def job(tmp_path: Path) -> Path:
         state = TaskState(database, crc32m, fence=claim.fence)
         state.store(SEEN).put(("k", number), 7 + number)
         state.begin_commit({f"memory.clicks[{number}]": 5})
-        state.write()
+        state.write_commit()
         state.end_commit(written=True)
         state.close()
     store.close()

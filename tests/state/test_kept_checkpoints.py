@@ -190,13 +190,13 @@ def test_a_checkpoint_is_due_so_long_after_the_last_one_and_one_that_fails_is_to
     assert not keeping.due
     clock[0] = 160.0
     assert keeping.due
-    keeping.keep(owner.state)
+    keeping.make_checkpoint(owner.state)
     assert not keeping.due
     assert [one.commit for one in kept_of(tmp_path / "t")] == [1]
     clock[0] = 221.0
     blocked = CheckpointRetention(tmp_path / "other", 1, Policy(60, 2, 0), None, lambda: clock[0])
     (tmp_path / "other").touch()  # no folder
-    blocked.keep(owner.state)
+    blocked.make_checkpoint(owner.state)
     assert "a checkpoint could not be kept; it is retried" in capsys.readouterr().err
     assert not blocked.due
     owner.die()
@@ -281,7 +281,7 @@ class Owner:
     def commit(self, n: int) -> None:
         self.counts.put_many({f"key-{key}": n for key in range(200)})
         self.state.begin_commit({"log.clicks[0]": n})
-        self.state.write()
+        self.state.write_commit()
         self.state.end_commit(written=True)
 
     def keep(self, now: float = NOW) -> None:

@@ -48,13 +48,13 @@ class Owner:
         self.state.begin_commit({"log.clicks[0]": n})
         written = False
         try:
-            self.state.write()
+            self.state.write_commit()
             written = True
         finally:
             self.state.end_commit(written=written)
 
     def checkpoint(self) -> None:
-        upload = self.keeping.keep(self.state)
+        upload = self.keeping.make_checkpoint(self.state)
         assert upload is not None
         upload()
 
@@ -156,7 +156,7 @@ def test_state_that_was_there_before_the_url_is_shipped_first(url: str, tmp_path
     state = TaskState(epochs.claim(tmp_path / "one", 1, Database), crc32m, fence=1)
     state.store(COUNTS).put("key-0", 7)
     state.begin_commit({"log.clicks[0]": 7})
-    state.write()
+    state.write_commit()
     state.end_commit(written=True)
     state.close()
     Owner(url, tmp_path / "one").close()
@@ -174,7 +174,7 @@ def test_commits_that_were_never_shipped_are_not_passed_over_in_silence(
     first.close()
     state = TaskState(epochs.claim(tmp_path / "one", 0, Database), crc32m, fence=9)
     state.begin_commit({"log.clicks[0]": 2})
-    state.write()
+    state.write_commit()
     state.end_commit(written=True)
     state.close()
     told = r"has commit 2, which was written without .*last is 1\. To continue from the shipped"
@@ -191,7 +191,7 @@ def unshipped(folder: Path, n: int) -> tuple[int, int, int]:
     state = TaskState(epochs.claim(folder, fence, Database), crc32m, fence=fence)
     state.store(COUNTS).put("key-0", n)
     state.begin_commit({"log.clicks[0]": n})
-    state.write()
+    state.write_commit()
     state.end_commit(written=True)
     last = state.last
     state.close()
@@ -288,7 +288,7 @@ def test_a_commit_without_the_url_behind_a_going_back_is_not_shipped_either(
     state.store(COUNTS).put("key-0", 50)
     state = state.reloaded()  # the task has failed at an event
     state.begin_commit({"log.clicks[0]": 2})
-    state.write()
+    state.write_commit()
     state.end_commit(written=True)
     assert shipped_of(state.database) == ""
     state.close()
@@ -416,7 +416,7 @@ def test_an_upload_that_is_overtaken_by_the_next_owner_ends_without_an_error(
     for n in range(1, 4):
         before.commit(n)
         before.checkpoint()
-    upload = before.keeping.keep(before.state)
+    upload = before.keeping.make_checkpoint(before.state)
     assert upload is not None
     before.close()
     owners: list[Owner] = []

@@ -42,7 +42,7 @@ def test_what_changes_after_a_commit_began_is_not_part_of_it(tmp_path: Path) -> 
     first.store.put("last", 4)
     while first.state.encode(1):
         pass
-    first.state.write()
+    first.state.write_commit()
     first.state.end_commit(written=True)
     first.state.close()
     second = Life(tmp_path / "t")
@@ -70,7 +70,7 @@ def test_an_instance_that_was_removed_begins_anew(tmp_path: Path) -> None:
     life = Life(tmp_path / "t")
     life.count("joe")
     life.commit({})
-    life.saved.forget("joe")
+    life.saved.remove("joe")
     del life.live["joe"]
     life.count("joe")
     assert life.live["joe"].value == 1
@@ -97,7 +97,7 @@ def test_a_commit_that_failed_is_in_the_next(tmp_path: Path, fails: bool) -> Non
     while life.state.encode(9):
         pass
     if not fails:
-        life.state.write()
+        life.state.write_commit()
     life.state.end_commit(written=not fails)
     life.count("ann")
     life.commit({"log.clicks[0]": 2})
@@ -141,7 +141,7 @@ class Crashes(RuleBasedStateMachine):
     @rule(key=keys)
     def remove(self, key: str) -> None:
         if key in self.life.live:
-            self.life.saved.forget(key)
+            self.life.saved.remove(key)
             del self.life.live[key]
             del self.now[key]
 
@@ -162,7 +162,7 @@ class Crashes(RuleBasedStateMachine):
             while self.life.state.encode(2):
                 pass
             if written:
-                self.life.state.write()
+                self.life.state.write_commit()
                 self.committed = self.under_way
             self.life.state.end_commit(written=written)
             self.under_way = None
@@ -195,7 +195,7 @@ def test_who_looks_finds_in_a_store_what_its_task_finds(tmp_path: Path) -> None:
     now[0] += 30
     store.put(2, "late")
     state.begin_commit({})
-    state.write()
+    state.write_commit()
     state.end_commit(written=True)
     look = StateReader(state, now=lambda: now[0])
 
@@ -228,7 +228,7 @@ class Changing:
         if self.store.expires:  # as after each commit
             self.store.expire(100)
         self.state.begin_commit({})
-        self.state.write()
+        self.state.write_commit()
         self.state.end_commit(written=True)
 
     def found(self) -> dict[str, Any]:
@@ -378,5 +378,5 @@ class Life:
         self.state.begin_commit(positions)
         while self.state.encode(2):
             pass
-        self.state.write()
+        self.state.write_commit()
         self.state.end_commit(written=True)

@@ -43,10 +43,10 @@ for life in range(2):
         state.set_meta("fact", number)
         state.begin_commit({"log.clicks[0]": number})
         claims.renew(claim, 1, state.last[1] + 1)
-        state.write()
+        state.write_commit()
         state.end_commit(written=True)
         if not life:
-            keeping.keep(state)()
+            keeping.make_checkpoint(state)()
     if life:
         os._exit(0)
     state.close()

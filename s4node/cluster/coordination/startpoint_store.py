@@ -51,7 +51,7 @@ class StartpointStore:
         async with self._registry() as registry, registry.gate(app):
             return await threads.run_sync(identify)
 
-    async def read(self, state: str) -> Requests:
+    async def requests(self, state: str) -> Requests:
         """The startpoints for the state with this identity."""
         return await self.change(state, lambda them: (them, them))
 

@@ -66,7 +66,7 @@ class Redirector:
             self._open = True
             task_status.started()
             while True:
-                due = self._listener.flush(trio.current_time())
+                due = self._listener.send_due(trio.current_time())
                 with trio.move_on_at(float("inf") if due is None else due):
                     await self._work.park()
 
@@ -88,7 +88,7 @@ class Redirector:
         self._listener.broadcast(self._drain_word)
         self._log.close()
         with trio.move_on_after(self._grace) as patience:
-            await self._log.settle()
+            await self._log.wait_written()
         if patience.cancelled_caught:
             log.warning(
                 "not all events reached the disk in time; their producers keep the rest",

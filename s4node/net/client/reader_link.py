@@ -73,7 +73,7 @@ class ReaderLink:
         """Carry one more reading."""
         self._readings[reading.reader] = reading
         if self.connected:
-            self._control.append(reading.hello())
+            self._control.append(reading.hello_frame())
             self.wake()
 
     def remove(self, reading: Reading) -> None:
@@ -135,7 +135,7 @@ class ReaderLink:
 
     def _changed(self, connected: bool) -> None:
         if not connected:
-            self.answers.ended()
+            self.answers.disconnected()
         self._control.clear()
         self._unanswered.clear()
         for reading in self._readings.values():
@@ -150,7 +150,7 @@ class ReaderLink:
                 )
         self._unsent = deque(n for n, asked in self._asked.items() if not asked.done.is_set())
         if connected:
-            self._control += [reading.hello() for reading in self._readings.values()]
+            self._control += [reading.hello_frame() for reading in self._readings.values()]
         self._on_news()
         self.wake()
 

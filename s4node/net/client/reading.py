@@ -154,7 +154,7 @@ class Reading:
 
     # -- out ---------------------------------------------------------------------------------
 
-    def hello(self) -> bytes:
+    def hello_frame(self) -> bytes:
         """The frame that begins the reading on a new connection."""
         start = start_header(self._start)
         if self.log:

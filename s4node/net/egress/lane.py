@@ -96,12 +96,12 @@ class Lane:
             budget -= len(kept.data)
         return frames
 
-    def settle(self, upto: int) -> list[Kept]:
+    def acknowledge(self, upto: int) -> list[Kept]:
         """Settle everything below ``upto``; return the frames that are no longer kept."""
         kept, settled = self.kept, []
         self.upto = max(self.upto, upto)
         if self.excepted.ranges:
-            self.excepted.settle(self.upto)
+            self.excepted.remove_below(self.upto)
         while kept and kept[0].end <= upto:
             settled.append(kept.popleft())
             self.cursor = max(0, self.cursor - 1)
@@ -121,7 +121,7 @@ class Lane:
                 settled += self.kept
                 self.kept.clear()
                 self.start = self.next_number = self.upto = position.number
-        settled += self.settle(min(position.safe, self.next_number, self.released))
+        settled += self.acknowledge(min(position.safe, self.next_number, self.released))
         self.rewind(position.number)
         self.limit, self.life = position.limit, position.life
         self.open = True

@@ -88,7 +88,7 @@ class Link:
         self.routes.append(route)
         route.draining = bool(self.draining)
         if self.connected:
-            self._control.append(route.hello())
+            self._control.append(route.hello_frame())
             self.wake()
 
     def remove(self, route: NodeRoute) -> None:
@@ -176,11 +176,13 @@ class Link:
             route.disconnected()
         if connected:
             self.draining = ""
-            self._control += [route.hello() for route in self.routes if not route.outbox.error]
+            self._control += [
+                route.hello_frame() for route in self.routes if not route.outbox.error
+            ]
             self.wake()
         else:
             self._away_since = clocks.steady()
-            if self.answers.ended():
+            if self.answers.disconnected():
                 log.info("connection lost; dialling again", address=self.address)
         self._sent.unpark_all()
         if connected:

@@ -289,7 +289,9 @@ class Outbox:
         if ruling.exceptions or ruling.shed:
             self._take_exceptions(lane, ruling)
         before = lane.upto
-        self._settled(lane, before, lane.settle(min(ruling.upto, lane.next_number, lane.released)))
+        self._settled(
+            lane, before, lane.acknowledge(min(ruling.upto, lane.next_number, lane.released))
+        )
         lane.limit = max(lane.limit, ruling.limit)
         if ruling.outcome == wire.EXPECTED:
             lane.rewind(ruling.expected)
@@ -433,7 +435,7 @@ class Outbox:
         self.taken_out += built.events
         lane.next_number = end
         if end <= lane.known:
-            self._settled(lane, end, lane.settle(end))
+            self._settled(lane, end, lane.acknowledge(end))
             return None
         lane.kept.append(Kept(first, end, built.data))
         self.kept_bytes += len(built.data)

@@ -85,7 +85,7 @@ class RowKeys:
         """The key of a lane's next number."""
         return self._row(_NEXT, _NEXT_AT.pack(partition))
 
-    def own(self, index: int) -> bytes:
+    def own_row(self, index: int) -> bytes:
         """The key of waiting events that the task has put for itself."""
         return self._row(_OWN, _OWN_AT.pack(index))
 

@@ -253,7 +253,7 @@ class NodeRoute:
 
     # -- out ---------------------------------------------------------------------------------
 
-    def hello(self) -> bytes:
+    def hello_frame(self) -> bytes:
         """The frame that opens the stream on a connection, or reopens it."""
         box = self.outbox
         self._declared = tuple(box.types.known)
@@ -293,7 +293,7 @@ class NodeRoute:
         if box.error:
             return []
         box.route()
-        hello = [self.hello()] if self.asks else []
+        hello = [self.hello_frame()] if self.asks else []
         if not self.opened:
             return hello
         data = self._data_frames(min(budget, self.budget), now_ms)

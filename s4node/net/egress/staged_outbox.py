@@ -93,7 +93,7 @@ class StagedOutbox(Outbox):
         room = count
         if stage.overflow is None and not self._executor.withholds:
             size = footprint(events)
-            room = min(count, self._executor.room_for_put(self, count, size, now))
+            room = min(count, self._executor.admits_put(self, count, size, now))
             if room < count:
                 stage.dropped(count - room, self._executor.reason)
                 events = events[:room]

@@ -32,12 +32,12 @@ class Subscriber:
         routes = Routes(self._outbox)
         self._route = routes.to(hello.peer)
         routes.assign([hello.peer], 0)
-        self._route.hello()  # the node's answer says the same
+        self._route.hello_frame()  # the node's answer says the same
         self._route.opened = True
         for position in hello.positions[:1]:
             self._outbox.lanes[0].reopen(position)  # the lane is empty
 
-    def offer(self, events: Sequence[Any]) -> None:
+    def deliver(self, events: Sequence[Any]) -> None:
         """Queue events that the app has put on the stream, as far as there is room."""
         room = max(0, self._queue_size - self._outbox.pending)
         if self._outbox.pending_bytes >= wire.WINDOW_BYTES:

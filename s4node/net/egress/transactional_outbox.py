@@ -231,7 +231,7 @@ class TransactionalOutbox(Outbox):
             self._save_own()
             return True
         for index in range(self._own_at, self._own_rows):
-            self._changes.add(self._keys.own(index), None)
+            self._changes.add(self._keys.own_row(index), None)
         self._own_rows = self._own_at
         return False
 
@@ -289,7 +289,7 @@ class TransactionalOutbox(Outbox):
             if isinstance(events, EventError):
                 self.unsent.add_own(Refusal(self.stream, -1, -1, str(events), unsent=True))
                 continue
-            self._changes.add(self._keys.own(self._own_at), events)
+            self._changes.add(self._keys.own_row(self._own_at), events)
             self._own_at += 1
         self._declare(self._changes.add)
         self._own_rows = max(self._own_rows, self._own_at)
@@ -329,7 +329,7 @@ class TransactionalOutbox(Outbox):
             del self._ahead[at]
             lane, before = self.lanes[at], self.lanes[at].upto
             upto = min(self._settles.pop(at, before), lane.next_number, lane.released)
-            self._settled(lane, before, lane.settle(max(before, upto)))
+            self._settled(lane, before, lane.acknowledge(max(before, upto)))
 
     def reopen(self, lane: Lane, position: wire.Position, *, again: bool) -> bool:
         """Resume a lane at its owner's position, unless the position contradicts ours."""
@@ -487,7 +487,7 @@ class TransactionalOutbox(Outbox):
                 yield self._keys.frame(lane.partition, kept.first, kept.end)
             yield self._keys.next_number(lane.partition)
         for index in range(self._own_rows):
-            yield self._keys.own(index)
+            yield self._keys.own_row(index)
         for fingerprint in self._declared | self.types.versions.keys():
             yield self._keys.type(fingerprint)
         yield self._keys.lanes

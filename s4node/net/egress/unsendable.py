@@ -53,10 +53,10 @@ class Unsent:
 
     def roll_back(self) -> None:
         """Roll back to the last commit."""
-        self.leave()
+        self.tell_lost()
         self._since = self._committing = None
 
-    def leave(self) -> None:
+    def tell_lost(self) -> None:
         """Report the unsaved own events, which are lost now."""
         self._tell(self._own_unsaved)
         self._own_unsaved = None

@@ -316,8 +316,8 @@ class StreamAdmission:
         makes producers wait: events that it has no room for, the stage has no room for either.
         """
         first, stage = self.deserializer, self.stages[lane.partition]
-        room = first.executor.room(first, count, size, now)
-        fits = max(0, min(count, stage.executor.room(stage, count, size, now)))
+        room = first.executor.admits(first, count, size, now)
+        fits = max(0, min(count, stage.executor.admits(stage, count, size, now)))
         gauge = first
         if fits < room or (room < count and not stage.executor.withholds):
             room, gauge = min(room, fits), stage
@@ -386,7 +386,7 @@ class StreamAdmission:
             lane.connection, lane.seen = None, now
             self._away[lane] = None
             self._held.pop(lane, None)
-            self._credit(lane.partition).leave(lane)
+            self._credit(lane.partition).remove(lane)
 
     def forget(self, producer: str, connection: Hashable) -> None:
         """Forget a producer that has ended, once none of its events are in flight.
@@ -400,7 +400,7 @@ class StreamAdmission:
             self._ended[producer] = None
             lane.ended = True
             if self._is_over(lane):
-                self._credit(lane.partition).leave(lane)
+                self._credit(lane.partition).remove(lane)
                 self._drop(lane)
         self._forget_ended()
         if (producer, next(iter(self.stages), 0)) not in self.lanes:
@@ -414,7 +414,7 @@ class StreamAdmission:
             ]
             if all(self._is_over(one) and (one.ended or one.connection is None) for one in lanes):
                 for lane in lanes:
-                    self._credit(lane.partition).leave(lane)
+                    self._credit(lane.partition).remove(lane)
                     self._drop(lane)
                 del self._ended[producer]
                 self._forget_rows(producer)
@@ -434,10 +434,10 @@ class StreamAdmission:
         if self._ended:
             self._forget_ended()
 
-    def leave(self, partition: int) -> None:
+    def revoke(self, partition: int) -> None:
         """Leave a partition, with the lanes of its producers, to another node."""
         for lane in [lane for lane in self.lanes.values() if lane.partition == partition]:
-            self._credit(partition).leave(lane)
+            self._credit(partition).remove(lane)
             self._held.pop(lane, None)
             self._away.pop(lane, None)
             lane.connection = None  # which reports it no more

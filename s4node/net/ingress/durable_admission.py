@@ -142,7 +142,7 @@ class DurableLane(ProducerLane):
         told = [one for _, exceptions in self.unheard or () for one in exceptions]
         return KeptProducer(self.safe, *self.life, self.own_id, (*told, *self.untold))
 
-    def resume(self, kept: KeptProducer) -> None:
+    def restore(self, kept: KeptProducer) -> None:
         """Resume from a saved row."""
         self.life = Life(kept.life, kept.incarnation)
         self.own_id = kept.own_id
@@ -210,9 +210,9 @@ class DurableAdmission(StreamAdmission):
             self._known[producer, partition] = Known(kept, now)
             self.learn(producer)
 
-    def leave(self, partition: int) -> None:
+    def revoke(self, partition: int) -> None:
         """Leave a partition, with its rows, to another node."""
-        super().leave(partition)
+        super().revoke(partition)
         self._moved.pop(partition, None)
         self._forgotten.pop(partition, None)
         for lane in [lane for lane in self._stopped if lane.partition == partition]:
@@ -239,7 +239,7 @@ class DurableAdmission(StreamAdmission):
         lanes = {lane: lane.kept() for lane in self._moved.get(partition, ())}
         return TakenLanes(lanes, frozenset(self._forgotten.get(partition, ())))
 
-    def committed(self, partition: int, taken: TakenLanes) -> None:
+    def commit_written(self, partition: int, taken: TakenLanes) -> None:
         """Acknowledge the lanes of a commit that was written."""
         moved = self._moved.get(partition, {})
         for lane, kept in taken.lanes.items():
@@ -387,7 +387,7 @@ class DurableAdmission(StreamAdmission):
         if known is None:
             return DurableLane(self, producer, partition, start)
         lane = DurableLane(self, producer, partition, known.kept.number)
-        lane.resume(known.kept)
+        lane.restore(known.kept)
         if self._known.pop((producer, partition), None) is None:
             del self._forgotten[partition][producer]
             self.moved(lane)  # a running commit may forget it

@@ -137,7 +137,7 @@ class Connection:
         whose = (header.stream, header.producer) if isinstance(header, wire.Data) else ("", "")
         self.answer(wire.encode_frame(wire.Verdict(*whose, error=reason)))
 
-    def flush(self, now: float) -> float | None:
+    def send_due(self, now: float) -> float | None:
         """Send what is due; return when to call again, or None if nothing is left.
 
         Pressing lanes go at once, the others together after the delay.
@@ -212,7 +212,7 @@ class Connection:
         """True if the peer is connected now."""
         return self.arrived.is_set() and not self.ended.is_set()
 
-    def changed(self, connected: bool) -> None:
+    def set_connected(self, connected: bool) -> None:
         """Note that the peer has connected or gone."""
         (self.arrived if connected else self.ended).set()
         if not connected:
@@ -342,11 +342,11 @@ class Listener:
             self._news[connection] = None
         self._nudge()
 
-    def flush(self, now: float) -> float | None:
+    def send_due(self, now: float) -> float | None:
         """Send what is due to all peers; return when to call again, or None."""
         earliest: float | None = None
         for connection in list(self._news):
-            due = connection.flush(now)
+            due = connection.send_due(now)
             if due is None:
                 self._news.pop(connection, None)
             elif earliest is None or due < earliest:
@@ -363,7 +363,7 @@ class Listener:
     async def _tell(self, connection: Connection) -> None:
         assert connection.socket is not None
         with suppress(trio.ClosedResourceError):
-            while connection.flush(float("inf")) is not None:
+            while connection.send_due(float("inf")) is not None:
                 await connection.socket.wait_writable()
 
     async def shut_down(self) -> None:
@@ -404,7 +404,7 @@ class Listener:
         peer = caller.name
         connection = Connection(self, peer, self.counts["connections"])
         try:
-            connection.socket = caller.make_pipe(self._max_envelope, connection.changed)
+            connection.socket = caller.make_pipe(self._max_envelope, connection.set_connected)
         except StageBroken as error:
             self.counts["connections refused"] += 1
             self.warn("a connection cannot be taken; closed", peer, error=str(error))

@@ -230,7 +230,7 @@ class ProducerLane:
         self.seen = 0.0
 
     @property
-    def home(self) -> tuple[str, str, int]:
+    def ssp(self) -> tuple[str, str, int]:
         """System, stream and partition of its events."""
         return LIVE, self.admission.stream, self.partition
 

@@ -46,7 +46,7 @@ class NumberRanges:
         self.ranges[begin:behind] = [merged]
         return new
 
-    def settle(self, upto: int) -> None:
+    def remove_below(self, upto: int) -> None:
         """Forget everything below ``upto``."""
         ranges = self.ranges
         if ranges and ranges[0][0] < upto:

@@ -44,7 +44,7 @@ class PeerAnswers:
         told, self._told_bad = self._told_bad, True
         return not told
 
-    def ended(self) -> bool:
+    def disconnected(self) -> bool:
         """Note the end of the connection; return True if it should be logged."""
         self.answered = False
         told, self._told_end = self._told_end, True

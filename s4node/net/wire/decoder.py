@@ -84,7 +84,7 @@ class _Section:
         first, self._at = self._at, self._at + count
         if self._reader is None or self._reason:
             return [None] * count, [(index, self._reason) for index in range(count)]
-        return self._reader.read(self._raws[first : self._at], json=self._json)
+        return self._reader.decode_each(self._raws[first : self._at], json=self._json)
 
 
 class Apart:
@@ -121,7 +121,7 @@ class Apart:
             events, refusals = self._sections[0].next_events(count)
             return events, [(at + index, reason) for index, reason in refusals] if at else refusals
         order = self._order[at : self._at]
-        shares = [each.next_events(order.count(at)) for at, each in enumerate(self._sections)]
+        shares = [part.next_events(order.count(which)) for which, part in enumerate(self._sections)]
         merged: list[Any] = []
         found: Refusals = []
         cursors = [0] * len(shares)

@@ -6,7 +6,7 @@ Rules
   progress of a task that saves nothing else is taken at the request, so that the commit covers
   exactly the requesting event, unless more is requested before it begins.
 - A commit that could not be written is repeated with the newest offsets.
-- ``finish`` returns once all changes are written.
+- ``wait_written`` returns once all changes are written.
 """
 
 from __future__ import annotations
@@ -98,12 +98,12 @@ class Committer:
         assert context.store is not None
         await context.claims(context.store.end_run, context.run, tasks)
 
-    async def check(self) -> None:
+    async def check_fences(self) -> None:
         """Raise TaskFenced if another container owns one of the tasks now."""
         context = self._context
         for kept in list(self._tasks.values()):
             assert context.store is not None  # opened before the first task is claimed
-            await context.claims(context.store.check, kept.claim)
+            await context.claims(context.store.check_fence, kept.claim)
 
     async def release(self, task: Task) -> None:
         """Write the last commits of a retired task, and close its files."""
@@ -143,7 +143,7 @@ class Committer:
             self._begin(kept, kept.snapshot())
         return True
 
-    async def finish(self, tasks: Iterable[Task]) -> None:
+    async def wait_written(self, tasks: Iterable[Task]) -> None:
         """Write the changes of all these tasks that are idle."""
         self._finishing = True
         mine = [kept for task in tasks if (kept := self._tasks.get(task.partition)) is not None]
@@ -204,7 +204,7 @@ class Committer:
             if kept.cut:
                 await self._keep_cut(kept)
             if kept.keeping.due:
-                upload = await self._context.in_thread(kept.keeping.keep, kept.state)
+                upload = await self._context.in_thread(kept.keeping.make_checkpoint, kept.state)
                 if upload is not None:
                     self._nursery.start_soon(self._context.in_thread, upload)
             if not (self._finishing or kept.leaving):

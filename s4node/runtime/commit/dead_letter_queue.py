@@ -80,7 +80,7 @@ class DeadLetterQueue:
         while self.full:
             await self._room.park()
 
-    async def settle(self) -> None:
+    async def wait_empty(self) -> None:
         """Wait until all dead letters are stored."""
         while self._waiting:
             await self._room.park()

@@ -56,10 +56,10 @@ class Producers:
             if admission.has_moved(partition)
         }
 
-    def committed(self, partition: int, taken: TakenProducers) -> None:
+    def commit_written(self, partition: int, taken: TakenProducers) -> None:
         """Acknowledge the lanes of a commit that was written."""
         for stream, each in taken.items():
-            self._admissions[stream].committed(partition, each)
+            self._admissions[stream].commit_written(partition, each)
         self._on_committed()
 
 

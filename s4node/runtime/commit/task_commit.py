@@ -202,10 +202,10 @@ class TaskCommits:
         self._epochs = dict(checkpoint_of(self.state).epochs)
         self.pending = None
 
-    def forget(self, startpoints: Collection[str]) -> None:
+    def remove_startpoints(self, startpoints: Collection[str]) -> None:
         """Leave removed startpoints out of the next commit."""
         self.checkpoint = self.checkpoint.without(startpoints)
-        self.state.forget(startpoints)
+        self.state.remove_consumed(startpoints)
 
     # -- changes ---------------------------------------------------------------------------------
 
@@ -335,7 +335,7 @@ class TaskCommits:
             with self._context.claiming:
                 store.renew(self.claim, self._written_ms, number, linked=linked, done=done)
             passing("commit.write")
-            self.state.write()
+            self.state.write_commit()
             passing("commit.written")
             if checks:
                 try:
@@ -399,12 +399,12 @@ class TaskCommits:
         progress = self._context.progress.get(self.task.partition, {})
         for ssp, offset in offsets.items():
             progress[ssp].committed = offset
-        self._context.producers.committed(self.task.partition, producers)
+        self._context.producers.commit_written(self.task.partition, producers)
         if consumed:
             for each in progress.values():
                 each.startpoints -= consumed
             if over := await self._context.on_consumed(self.claim.task, consumed):
-                self.forget(over)
+                self.remove_startpoints(over)
 
     def keep_cut(self, job: Path) -> None:
         """Save the commit just written as the task's part of its savepoint.

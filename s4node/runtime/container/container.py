@@ -158,7 +158,7 @@ class Container:
 
     def abandon(self) -> None:
         """Call no hook of the app at the next cancellation, as if the process had been killed."""
-        self._lifecycle.forget("files", "state")
+        self._lifecycle.keep_only("files", "state")
 
     # -- life --------------------------------------------------------------------------------
 
@@ -195,7 +195,7 @@ class Container:
         fast = [name for name in live_of(app) if name not in durable]
         recovery.check(app, config, fast, kept=self.replay is not None)
         self._choosers = ChooserSettings.from_config(config)
-        self._choosers.check([stream.name for stream in replayable(app)], live_of(app))
+        self._choosers.check_streams([stream.name for stream in replayable(app)], live_of(app))
         if self.log is not None:
             self.log.check_names()
 
@@ -318,7 +318,7 @@ class Container:
     async def _stop_in_order(self, loop_ended: trio.Event) -> None:
         """Stop the parts in order, from the inputs to the peers."""
         parts = self.parts
-        parts.ownership.keep()
+        parts.ownership.stop_handing_over()
         self._stop_accepting()
         if self.replay is not None:
             await self.replay.consumers.stop()
@@ -328,15 +328,15 @@ class Container:
         parts.loop.drain()
         await loop_ended.wait()
         if self.replay is not None:
-            await parts.outputs.settle()
-            await self.replay.commit(self.tasks.values())
+            await parts.outputs.wait_acknowledged()
+            await self.replay.wait_written(self.tasks.values())
             if parts.loop.stopped_itself:
                 await self.replay.end_run()
         await parts.ownership.leave()
-        await parts.outputs.settle()
+        await parts.outputs.wait_acknowledged()
         if self.log is not None:
             self.log.close()
-            await self.log.settle()
+            await self.log.wait_written()
         if parts.members is not None:
             await parts.members.finish()
         with trio.move_on_after(_PEERS_SECONDS):
@@ -353,7 +353,7 @@ class Container:
         self.parts.loop.grace = _LAST_SECONDS
         if self.replay is not None:
             with trio.move_on_after(_LAST_SECONDS):
-                await self.replay.commit(self.tasks.values())
+                await self.replay.wait_written(self.tasks.values())
 
     async def _close_tasks(self) -> None:
         """Close the tasks, and then the app; after a failure the lifecycle does it."""
@@ -386,7 +386,9 @@ class Container:
     async def _open(self, nursery: trio.Nursery) -> None:
         """Accept producers and subscribers of the app."""
         parts, ownership = self.parts, self.parts.ownership
-        await self.front.open(nursery, parts.inputs, parts.readers, lambda: ownership.view.owners)
+        await self.front.accept_peers(
+            nursery, parts.inputs, parts.readers, lambda: ownership.view.owners
+        )
 
     async def _run_loop(self, ended: trio.Event) -> None:
         self.front.attach_loop(self.parts.loop)
@@ -403,7 +405,7 @@ class Container:
             self.replay.exchange.emitter.insist()
         self.front.drain()
         close(self.ports.values())
-        self.listener.flush(float("inf"))
+        self.listener.send_due(float("inf"))
 
     async def _leave_to_producers(self) -> None:
         """Leave events that have not begun to their producers, if many of them wait."""
@@ -423,7 +425,7 @@ class Container:
             await parts.members.drain(parts.loop, parts.partitions)
             if parts.quiescence is not None:  # for events that other members have sent meanwhile
                 await parts.quiescence.wait()
-            parts.inputs.leave()
+            parts.inputs.revoke_all()
         self.listener.stop_accepting()
 
     def _has_stream(self, name: str) -> str:

@@ -85,7 +85,7 @@ class Drain:
     def _unprocessed(self) -> Counter[str]:
         found: Counter[str] = Counter()
         for task in self._tasks.values():
-            for stream, events in task.own().items():  # others keep what they have sent
+            for stream, events in task.own_events().items():  # others keep what they have sent
                 if stream in self._inner:
                     found[stream] += len(events)
         return found

@@ -329,7 +329,7 @@ class DurableParts:
     async def release(self, task: Task) -> None:
         """Commit the work of a retired task, and stop writing it."""
         await self.committer.release(task)
-        self.consumers.forget(task.partition)
+        self.consumers.drop_progress(task.partition)
 
     def statistics(self) -> ReplayStatistics:
         """Counts since the start."""
@@ -343,9 +343,9 @@ class DurableParts:
             dict(self.recovery.counts),
         )
 
-    async def commit(self, tasks: Iterable[Task]) -> None:
+    async def wait_written(self, tasks: Iterable[Task]) -> None:
         """Write the changes of all these tasks that are idle."""
-        await self.committer.finish(tasks)
+        await self.committer.wait_written(tasks)
 
     async def end_run(self) -> None:
         """End the run of the job if all its tasks are done, after the last commits."""

@@ -65,7 +65,7 @@ class FrameRouter:
         await nursery.start(self.listener.serve)
         nursery.start_soon(self._answer_early)
 
-    async def open(
+    async def accept_peers(
         self,
         nursery: trio.Nursery,
         inputs: Ports,
@@ -96,7 +96,7 @@ class FrameRouter:
     async def _answer_early(self) -> None:
         """Send the answers of the log until the loop does so."""
         while self._loop is None:
-            due = self.listener.flush(trio.current_time())
+            due = self.listener.send_due(trio.current_time())
             with trio.move_on_at(math.inf if due is None else due):
                 await self._answering.park()
 

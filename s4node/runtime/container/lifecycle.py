@@ -169,7 +169,7 @@ class Lifecycle:
         self._closings.remove(closing)
         await closing()
 
-    def forget(self, *but: str) -> None:
+    def keep_only(self, *but: str) -> None:
         """Close only the parts with these names at the end."""
         self._closings = [closing for closing in self._closings if closing.name in but]
 

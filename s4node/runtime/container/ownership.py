@@ -120,7 +120,7 @@ class Ownership:
         await self._own(view)
         nursery.start_soon(self._follow, views)
 
-    def keep(self) -> None:
+    def stop_handing_over(self) -> None:
         """Hand no partition over any more, because we are about to leave all of them."""
         self._leaving = True
 
@@ -187,11 +187,11 @@ class Ownership:
         await self._lifecycle.reached(Step.TASKS)
         for task in gained:  # after all have started, as a frame may have events for any of them
             if self._replay is not None:
-                self._replay.exchange.resume(task)
-            self._inputs.open(task.partition, task.backlog.stages)
+                self._replay.exchange.return_own_events(task)
+            self._inputs.open_partition(task.partition, task.backlog.stages)
             self._loop.wake(task)
         if self._replay is not None:
-            await self._replay.restore.read(gained)
+            await self._replay.restore.start_reading(gained)
         await self._lifecycle.reached(Step.LOOP)
         if gained and self._members is not None:
             log.info(
@@ -216,7 +216,7 @@ class Ownership:
         new = await self._replay.restore.restore_failed(old)
         self._inputs.roll_back(new.partition)
         await self._start(new)
-        self._replay.exchange.resume(new)
+        self._replay.exchange.return_own_events(new)
         self._loop.wake(new)
 
     async def _hand_over(self, partition: int) -> None:
@@ -224,7 +224,7 @@ class Ownership:
         assert self._replay is not None
         assert self._membership is not None
         self._inputs.refrain(partition)
-        await self._replay.consumers.leave(partition)
+        await self._replay.consumers.revoke(partition)
         task = self._tasks[partition]
         while not task.has_retired:  # a task that fails meanwhile is replaced
             task = self._tasks[partition]
@@ -236,7 +236,7 @@ class Ownership:
             await self._close(task)
         self._partitions.remove(task)
         # after the task's waiting events, some of which are in its rows
-        self._replay.exchange.leave(task)
+        self._replay.exchange.revoke(task)
         self._left[partition] = self.view.epochs[partition]
         self._inputs.leave_one(partition)
         log.info(

@@ -164,9 +164,9 @@ class Partitions:
         assert self._exchange is not None
         self._exchange.put(task, stream, partition, events)
 
-    def full(self, task: Task, stream: str) -> bool:
+    def backpressured(self, task: Task, stream: str) -> bool:
         """Return True if too many events that a task has sent on wait; then it reads no more."""
-        return self._exchange is not None and self._exchange.full(task, stream)
+        return self._exchange is not None and self._exchange.backpressured(task, stream)
 
     def wake(self, task: Task) -> None:
         """Queue a task that may have something to do, and have a turn soon."""
@@ -184,9 +184,9 @@ class Partitions:
         if task is not None and task.await_commit(patience):
             self._loop.nudge()
 
-    def ended(self, task: Task, ssp: SystemStreamPartition) -> None:
+    def end_input(self, task: Task, ssp: SystemStreamPartition) -> None:
         """Note that a task was given all events of an input that has ended."""
-        task.ended(ssp)
+        task.end_input(ssp)
         if not task.alone:
             self._loop.inputs_end()
         self._loop.wake(task)
@@ -197,7 +197,7 @@ class Partitions:
         return sum(task.processed for task in self.tasks.values())
 
     @property
-    def waiting(self) -> bool:
+    def has_waiting(self) -> bool:
         """True if events wait, also for room in a full stage."""
         return any(
             stage.depth for task in self.tasks.values() for stage in task.backlog.stages.values()
@@ -250,7 +250,7 @@ class Partitions:
         size, dropped = footprint(events), 0
         if stage.overflow is None and not stage.executor.withholds:
             now = trio.current_time()
-            room = stage.executor.room_for_put(stage, len(events), size, now)
+            room = stage.executor.admits_put(stage, len(events), size, now)
             if room < len(events):
                 dropped = len(events) - room
                 stage.dropped(dropped, stage.executor.reason)

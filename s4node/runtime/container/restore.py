@@ -176,10 +176,10 @@ class Restore:
 
         # its state, and the events that it had put for others
         self._context.cuts.restore(task.partition, state.meta(CUT) or 0)
-        task.keep(state, self._changes_bytes)
+        task.attach_state(state, self._changes_bytes)
         self._tell_unused(state.unused())
         left = await in_thread(state.rows, OUTBOX)
-        self._context.exchange.open(task, state, claim.fence, left)
+        self._context.exchange.add_task(task, state, claim.fence, left)
 
         # the offsets of its inputs, and whether it starts at all
         kept = commits.checkpoint
@@ -189,7 +189,7 @@ class Restore:
             for ssp, request in pending.items()
             if id_of_start(self.start, ssp) not in kept.consumed
         }
-        commits.forget(kept.consumed - ids_of_start(kept.consumed, self.start))
+        commits.remove_startpoints(kept.consumed - ids_of_start(kept.consumed, self.start))
         self._begin_at[task.partition] = kept, startpoints
         if commits.done:
             if task.may_rest and not startpoints and kept.offsets.keys() >= set(model.ssps):
@@ -198,7 +198,7 @@ class Restore:
                 commits.begin_anew()
         self._consumers.add(task, model.ssps)
 
-    async def read(self, tasks: Iterable[Task]) -> None:
+    async def start_reading(self, tasks: Iterable[Task]) -> None:
         """Read the inputs of started tasks."""
         begin_at = [(task, self._begin_at.pop(task.partition)) for task in tasks]
         gained = [
@@ -220,7 +220,7 @@ class Restore:
         new.failures.isolate(self._recovery)
         new.succeed(old)
         commits.roll_back(new)
-        new.keep(commits.state, self._changes_bytes)
+        new.attach_state(commits.state, self._changes_bytes)
         self._context.exchange.roll_back(new, commits.state)
         progress = self._consumers.progress[old.partition].items()
         committed = {str(ssp): one.committed for ssp, one in progress if one.committed is not None}

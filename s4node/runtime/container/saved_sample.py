@@ -82,7 +82,7 @@ def _read(app: App, elements: PeProcessor | None, state: TaskState) -> None:
         for key in _keys(state.database, tables.get(f"store {spec.name}")):
             store.get(key)  # raises for a value of another type
     if elements is not None:
-        elements.keep(state)
+        elements.attach_state(state)
         for name in app.prototypes:
             elements.have(name, _keys(state.database, tables.get(f"pe {name}")))
 

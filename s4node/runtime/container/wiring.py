@@ -251,7 +251,7 @@ class Parts:
 
     def _full(self, stream: str, home: int) -> bool:
         """Return True if too many events that a task has sent on wait."""
-        return self.partitions.full(self._tasks[home], stream)
+        return self.partitions.backpressured(self._tasks[home], stream)
 
     def _committed(self) -> None:
         """Tell producers that more of their events are committed."""
@@ -265,7 +265,7 @@ class Parts:
         if self.partitions.turned:
             self.partitions.turned.unpark_all()
         now = trio.current_time()
-        dues = [self._listener.flush(now)]
+        dues = [self._listener.send_due(now)]
         if self.members is not None:
             dues.append(self.members.pump(now))
         if self.outputs.senders:
@@ -280,7 +280,7 @@ class Parts:
 
     def _room(self) -> None:
         """Wake tasks if a full stage has room again."""
-        if self.pipeline.strained and self.pipeline.settle():
+        if self.pipeline.strained and self.pipeline.check_full():
             for task in self._tasks.values():
                 self.loop.wake(task)
 
@@ -301,14 +301,14 @@ class Parts:
         if self._replay is not None:
             self._replay.consumers.released()
         self._room()
-        if self.members is not None and self.members.waiting:
+        if self.members is not None and self.members.has_waiting:
             self.loop.nudge()  # there may be room for waiting events
 
     async def _fail(self, error: S4Error) -> None:
         """Stop with an error of a peer, or with TaskFenced if another container has our tasks."""
         if self._replay is not None:
             try:
-                await self._replay.committer.check()
+                await self._replay.committer.check_fences()
             except TaskFenced:
                 if self.ownership.left:  # and all was committed before
                     return

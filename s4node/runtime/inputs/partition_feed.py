@@ -49,7 +49,7 @@ class FedTasks(Protocol):
         """Send events that a task has read to the task of their keys."""
         ...
 
-    def full(self, task: Task, stream: str) -> bool:
+    def backpressured(self, task: Task, stream: str) -> bool:
         """Return True if too many events that a task has sent on wait; then it reads no more."""
         ...
 
@@ -140,7 +140,7 @@ class PartitionFeed:
         self._runs = True
         return True
 
-    def leave(self, partition: int) -> bool:
+    def revoke(self, partition: int) -> bool:
         """Stop reading for a task; return True if it was one of the takers."""
         if self.takers.pop(partition, None) is None:
             return False
@@ -190,8 +190,8 @@ class PartitionFeed:
         while True:
             if any(stage.full for stage in stages):
                 await owner.wait(lambda: all(stage.roomy for stage in stages))
-            if keyed is not None and self._tasks.full(tasks[0], stream):
-                await owner.wait(lambda: not self._tasks.full(tasks[0], stream))
+            if keyed is not None and self._tasks.backpressured(tasks[0], stream):
+                await owner.wait(lambda: not self._tasks.backpressured(tasks[0], stream))
             if owner.dead_letters.full:
                 await owner.dead_letters.wait_room()
             try:

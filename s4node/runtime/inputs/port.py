@@ -256,7 +256,7 @@ class InputPort:
         self._readers: dict[int, TypeReader] = {kind.fingerprint: kind for kind in stream.types}
         self.decoder = FrameDecoder(self._readers)
 
-    def open(self, partition: int, stage: Stage) -> None:
+    def open_partition(self, partition: int, stage: Stage) -> None:
         """Take frames for a partition that the container now owns."""
         self._leaving.discard(partition)
         self.admission.enter(partition)
@@ -266,9 +266,9 @@ class InputPort:
         """Take no more frames for a partition that is about to move to another container."""
         self._leaving.add(partition)
 
-    def leave(self, partition: int) -> None:
+    def revoke(self, partition: int) -> None:
         """Forget a partition that has moved; producers are told its new owner."""
-        self.admission.leave(partition)
+        self.admission.revoke(partition)
         del self._stages[partition]
 
     def roll_back(self, partition: int) -> None:
@@ -445,7 +445,7 @@ class InputPort:
             numbers = PartNumbers(whole, mine)
             stage = self._stages.get(partition)
             if stage is not None and not stage.executor.withholds:
-                room = stage.executor.room(stage, len(mine), int(weight * len(mine)), now)
+                room = stage.executor.admits(stage, len(mine), int(weight * len(mine)), now)
                 if room < len(mine):
                     self._shed(stage, receipt, numbers[room:])
                     mine = mine[:room]

@@ -116,10 +116,10 @@ class Ports:
         known = ", ".join(self.ports) or "none"
         return f"app {self._app.name!r} has no input stream {stream!r}; its input streams: {known}"
 
-    def open(self, partition: int, stages: Mapping[Hashable, Stage]) -> None:
+    def open_partition(self, partition: int, stages: Mapping[Hashable, Stage]) -> None:
         """Take frames for a partition, into its ``stages`` by stream."""
         for port in self._all:
-            port.open(partition, stages[port.stream.name])
+            port.open_partition(partition, stages[port.stream.name])
 
     def refrain(self, partition: int) -> None:
         """Take no more frames for a partition that is about to move to another member."""
@@ -133,7 +133,7 @@ class Ports:
                 port,
                 [lane for lane in port.admission.lanes.values() if lane.partition == partition],
             )
-            port.leave(partition)
+            port.revoke(partition)
         self.committed()  # hellos that waited for a commit are answered: ask the next owner
 
     def roll_back(self, partition: int) -> None:
@@ -229,7 +229,7 @@ class Ports:
 
     # -- leaving the cluster -----------------------------------------------------------------
 
-    def leave(self) -> None:
+    def revoke_all(self) -> None:
         """Admit nothing more, because others will own our partitions."""
         self._left = True
         for port in self._all:

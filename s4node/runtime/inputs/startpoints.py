@@ -125,7 +125,9 @@ class Startpoints:
 
     async def enter(self) -> None:
         """Note what is pending when the container has entered the job."""
-        self._pending = await self._found() and bool((await self._store.read(self._state)).pending)
+        self._pending = await self._found() and bool(
+            (await self._store.requests(self._state)).pending
+        )
 
     async def _found(self) -> bool:
         """Return True if there may be startpoints; then the job's state has an identity."""

@@ -58,7 +58,7 @@ class Tasks(FedTasks, Protocol):
         """Have the task of a partition commit as soon as the gate allows."""
         ...
 
-    def ended(self, task: Task, ssp: SystemStreamPartition) -> None:
+    def end_input(self, task: Task, ssp: SystemStreamPartition) -> None:
         """Note that a task was given all events of an input that has ended."""
         ...
 
@@ -147,7 +147,7 @@ class SystemConsumers:
             scope.cancel()
         while self._reading:
             await self._quiet.park()
-        await self.dead_letters.settle()
+        await self.dead_letters.wait_empty()
 
     def add(self, task: Task, ssps: Iterable[SystemStreamPartition]) -> None:
         """Add a stage for each partition to a task that has not started."""
@@ -183,7 +183,7 @@ class SystemConsumers:
     async def revoke(self, partition: int) -> None:
         """Stop feeding the task of a partition that moves to another container."""
         await self.wait(lambda: all(t.task.partition != partition for t in self._beginning))
-        left = [feed for feed in self._feeds.values() if feed.leave(partition)]
+        left = [feed for feed in self._feeds.values() if feed.revoke(partition)]
         for feed in left:
             if not feed.takers:
                 del self._feeds[feed.ssp]
@@ -345,7 +345,7 @@ class SystemConsumers:
             for taker in [taker for each in over for taker in each.takers.values()]:
                 if not taker.told_end:
                     taker.told_end = True
-                    self._tasks.ended(taker.task, taker.ssp)
+                    self._tasks.end_input(taker.task, taker.ssp)
 
     def statistics(self, names: Mapping[int, str]) -> Iterator[ProgressStatistics]:
         """The progress of each task; ``names`` are by partition."""

@@ -193,7 +193,7 @@ class Pipeline:
             self._full[stream, place] = holder  # an earlier stage may have had the place
             self.order.filled(stream, place)
 
-    def settle(self) -> bool:
+    def check_full(self) -> bool:
         """Check the stages that were full; return True if a held stream may go on."""
         freed = False
         for (stream, place), holder in list(self._full.items()):
@@ -202,8 +202,8 @@ class Pipeline:
                 freed |= self.order.emptied(stream, place)
         return freed
 
-    def forget(self, stream: str, place: Hashable) -> None:
-        """Forget a stage that is gone; tasks that it held go on after the next ``settle``."""
+    def unwatch(self, stream: str, place: Hashable) -> None:
+        """Forget a stage that is gone; tasks that it held go on after the next ``check_full``."""
         if (stream, place) in self._full:
             self._full[stream, place] = _GONE
 

@@ -154,7 +154,7 @@ class Exchange:
 
     # -- tasks -------------------------------------------------------------------------------
 
-    def open(self, task: Task, state: TaskState, fence: int, rows: Rows) -> None:
+    def add_task(self, task: Task, state: TaskState, fence: int, rows: Rows) -> None:
         """Open the part of a claimed task, with the rows that its previous owner left."""
         side = self._sides[task.partition] = _Side(task, state, fence)
         for name, mine in ways_of(rows).items():
@@ -193,15 +193,15 @@ class Exchange:
         for name in rows.keys() - side.ways.keys() - side.unclaimed.keys():
             forget(state.changes, rows[name])  # the consumer has gone since they were written
 
-    def leave(self, task: Task) -> None:
+    def revoke(self, task: Task) -> None:
         """Close the part of a task that another container takes over from its last commit."""
         side = self._sides.pop(task.partition)
         for name, way in side.ways.items():
-            way.outbox.unsent.leave()
+            way.outbox.unsent.tell_lost()
             self._tell(way)
             self._close(side, name, way)
 
-    def resume(self, task: Task) -> None:
+    def return_own_events(self, task: Task) -> None:
         """Give a started task the events that it had put for itself."""
         side = self._sides.get(task.partition)
         if side is None:
@@ -212,7 +212,7 @@ class Exchange:
         for stream, way in side.ways.items():
             if way.outbox.spill.events:
                 overflow = self._overflow_of(stream, task.partition)
-                task.backlog.resume(stream, overflow, way.outbox.spill.events)
+                task.backlog.restore_overflow(stream, overflow, way.outbox.spill.events)
 
     def _overflow_of(self, stream: str, partition: int) -> Overflow:
         return _Spilled(self, stream, partition)
@@ -288,7 +288,7 @@ class Exchange:
     def _close(self, side: _Side, name: str, way: Way) -> None:
         """Stop sending on a way; nothing waits for it any more."""
         way.emitter.remove(way.routes)
-        self._pipeline.forget(name.partition(_TO)[0], (side.task.partition, name))
+        self._pipeline.unwatch(name.partition(_TO)[0], (side.task.partition, name))
 
     def assign(self, owners: Sequence[str], epoch: int, origin: str = "") -> None:
         """Route the ways to the current owners of partitions."""
@@ -325,7 +325,7 @@ class Exchange:
         elif way.outbox.unreleased and side.task.await_commit():
             self._wake(side.task)
 
-    def full(self, task: Task, stream: str) -> bool:
+    def backpressured(self, task: Task, stream: str) -> bool:
         """Return True if more events of a stream wait for acknowledgement than the bound."""
         way = self._sides[task.partition].ways.get(stream)
         return way is not None and way.outbox.holds
@@ -427,14 +427,14 @@ class Exchange:
             return False
         if any(way.outbox.changed for way in side.ways.values()):
             return True
-        return _moved(task) != side.moved and (side.own_rows or bool(task.own()))
+        return _moved(task) != side.moved and (side.own_rows or bool(task.own_events()))
 
     def begin_commit(self, task: Task) -> None:
         """Begin a commit of a task, or its cut, which covers all events put until now."""
         side = self._sides.get(task.partition)
         if side is None:
             return
-        own = task.own()
+        own = task.own_events()
         for stream, events in side.left.items():
             own[stream] = [*events, *own.get(stream, ())]
         for stream in own.keys() - side.ways.keys():

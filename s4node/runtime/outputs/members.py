@@ -51,7 +51,7 @@ class Work(Protocol):
         ...
 
     @property
-    def waiting(self) -> bool:
+    def has_waiting(self) -> bool:
         """True if events wait, also for room in a full stage."""
         ...
 
@@ -156,7 +156,7 @@ class Members:
         return min((due for due in dues if due is not None), default=None)
 
     @property
-    def waiting(self) -> bool:
+    def has_waiting(self) -> bool:
         """True if events wait for an outbox."""
         return any(way.stage.depth for way in self.ways.values())
 
@@ -179,7 +179,7 @@ class Members:
             with trio.move_on_after(_QUIET_SECONDS):
                 await trio.sleep_forever()
             unsettled = any(self.unsettled(stream) for stream in self.ways)
-            waiting = not loop.idle or partitions.waiting
+            waiting = not loop.idle or partitions.has_waiting
             if partitions.processed == before and not waiting and not unsettled:
                 return
             if unsettled:

@@ -189,7 +189,7 @@ class OutputStreams:
         """Wait until a consumer answers, comes or goes."""
         await self._news.park()
 
-    async def settle(self) -> None:
+    async def wait_acknowledged(self) -> None:
         """Wait until all events are acknowledged and the consumers know that no more will come."""
         for emitter in self._emitters.values():
             emitter.hurry()

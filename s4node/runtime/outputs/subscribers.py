@@ -123,7 +123,7 @@ class Subscribers:
         """Offer events that the app has put on a stream to its subscribers."""
         if stream in self.subscribers:
             for subscriber in self.subscribers[stream].values():
-                subscriber.offer(events)
+                subscriber.deliver(events)
 
     def feed(self, now: float) -> float | None:
         """Send what there is room for; return when to call again, or None."""

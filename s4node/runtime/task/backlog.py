@@ -88,7 +88,7 @@ class Backlog:
         if rates:
             self.rates[source] = rates
 
-    def ended(self, source: Hashable) -> None:
+    def end_input(self, source: Hashable) -> None:
         """Note that all batches of an input have been offered."""
         self._unended.discard(source)
 
@@ -112,10 +112,10 @@ class Backlog:
         if stage.head is None:
             self._next(batch.source, stage)
 
-    def resume(self, source: Any, overflow: Overflow, events: int) -> None:
+    def restore_overflow(self, source: Any, overflow: Overflow, events: int) -> None:
         """Take over ``events`` events that an earlier run left in the overflow of a stage."""
         stage = self.stages[source]
-        stage.resume(overflow, events)
+        stage.restore_overflow(overflow, events)
         if stage.head is None:
             self._next(source, stage)
 
@@ -340,7 +340,7 @@ class Backlog:
     # -- observing ---------------------------------------------------------------------------
 
     @property
-    def waiting(self) -> bool:
+    def has_waiting(self) -> bool:
         """True if batches wait beside the current one.
 
         Batches that wait for a bootstrap that will never end are left to their producers.
@@ -350,10 +350,10 @@ class Backlog:
         ends = self._given_back and self.bootstrap is not None and self.bootstrap.streams
         return bool(self._outer_waiting) and not ends
 
-    def own(self) -> Iterator[tuple[str, list[Any]]]:
+    def own_events(self) -> Iterator[tuple[str, list[Any]]]:
         """The waiting events that the app itself has put, by stream."""
         for name in self._fed:
-            for events in self.stages[name].own:
+            for events in self.stages[name].own_events:
                 yield name, events
 
     @property

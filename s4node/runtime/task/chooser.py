@@ -252,7 +252,7 @@ class ChooserSettings:
         priorities = first | config.matching(settings.STREAM_PRIORITY)
         return cls(config[settings.CHOOSER], config[settings.BATCH_SIZE], priorities, bootstrap)
 
-    def check(self, replayable: Collection[str], live: Collection[str]) -> None:
+    def check_streams(self, replayable: Collection[str], live: Collection[str]) -> None:
         """Raise ConfigError for settings of streams that are not inputs of these names.
 
         Only a replayable input can bootstrap: the newest event of others is unknown.

@@ -116,11 +116,11 @@ class Failures(Generic[T]):
         if op is Op.PROCESS:
             assert self.isolation is not None
             assert self._backlog.at_hand is not None
-            self.isolation.ended(self._backlog.at_hand, 0)
+            self.isolation.events_ended(self._backlog.at_hand, 0)
         self._gate.end_step(op)
-        return self.ended()
+        return self.step_ended()
 
-    def ended(self) -> Actions:
+    def step_ended(self) -> Actions:
         """Replace the failed task if nothing of it is in flight any more."""
         return NONE if self._gate.in_flight or self._gate.running is not None else (Replace(),)
 
@@ -137,7 +137,7 @@ class Failures(Generic[T]):
         if isolation is None or not isolation.examination.looks:
             return None
         try:
-            self._processor.check(batch.stream, batch.events[index])
+            self._processor.check_saveable(batch.stream, batch.events[index])
         except NotSaveable as error:
             place = batch.position(index)
             failure = ProcessingError(self._app, error.pe, error.key, place, error)
@@ -167,4 +167,4 @@ class Failures(Generic[T]):
             raise error
         recovery.searches(self._task, error)
         self._halt()
-        return self.ended()
+        return self.step_ended()

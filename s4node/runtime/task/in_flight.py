@@ -125,11 +125,11 @@ class InFlightEvents:
         """The events that are in flight."""
         return list(self._begun)
 
-    def resume(self) -> Iterator[InFlightEvent | EventBatch]:
+    def commit_taken(self) -> Iterator[InFlightEvent | EventBatch]:
         """The events that a commit releases."""
         for release in self._releases.values():
             if release.stopped:
-                yield from release.resume()
+                yield from release.commit_taken()
 
 
 class InFlight:
@@ -185,7 +185,7 @@ class InFlight:
         """True if a commit waits for events that were looked at, as later ones may be done."""
         return self._gate.whole and self._gate.commit_due and self._order.waiting > 0
 
-    def own(self) -> Iterator[tuple[str, list[Any]]]:
+    def own_events(self) -> Iterator[tuple[str, list[Any]]]:
         """The events that the app itself has put, by stream."""
         for entry in self._entries.unended:
             if entry.batch.receipt is None:
@@ -229,7 +229,7 @@ class InFlight:
             if batch.at < len(batch.events):
                 receipt = batch.receipt
                 entry = entries.look(batch, in_order=receipt is not None and receipt.by_event)
-                self._processor.place(entry)
+                self._processor.set_order_key(entry)
                 entries.add(entry)
                 batch.at += 1
                 for executor in backlog.rates.get(batch.source, ()):
@@ -270,10 +270,10 @@ class InFlight:
             self._timetable.event_begins()
             isolation, processor = self._failures.isolation, self._processor
             if isolation is not None:
-                entry.slot = isolation.begins_one(entry.batch, entry.index)
-            processor.begins(entry)
+                entry.slot = isolation.event_begins(entry.batch, entry.index)
+            processor.before_event(entry)
             if isolation is not None and isolation.examination.looks:
-                processor.check(entry.batch.stream, entry.event)
+                processor.check_saveable(entry.batch.stream, entry.event)
         return entry
 
     def end_soon(self, entry: InFlightEvent, error: BaseException | None) -> None:
@@ -318,7 +318,7 @@ class InFlight:
             alone = order.outstanding == 1 and not order.waiting
             if not alone and not processor.crowded(len(order.keys)):
                 return
-            processor.ended(entry)  # instances that leave memory are saved as they are now
+            processor.after_event(entry)  # instances that leave memory are saved as they are now
             await processor.tidy(None if alone else order.keys)
 
     def end_event(self, entry: InFlightEvent, error: BaseException | None = None) -> Actions:
@@ -331,7 +331,7 @@ class InFlight:
         if error is None and self._gate.phase is not Phase.FAILED:
             failure = failures.left_by(batch, entry.index)
         if isolation is not None:
-            isolation.ended_one(batch, entry.index, entry.slot)
+            isolation.event_ended(batch, entry.index, entry.slot)
         if isinstance(error, EventTimeout):
             failure = error
         elif error is not None:
@@ -346,8 +346,8 @@ class InFlight:
             entry.put.clear()
             entries.end_event(entry)
             self._gate.end_step(Op.PROCESS)
-            return [*actions, *failures.ended()]
-        self._processor.ended(entry)
+            return [*actions, *failures.step_ended()]
+        self._processor.after_event(entry)
         pulled, changes = isolation is not None and isolation.pulls(1), failures.changes
         if pulled or (changes is not None and changes.bytes > failures.changes_bytes):
             self._gate.commit_due = True
@@ -391,14 +391,14 @@ class InFlight:
 
     def commit_ended(self) -> Actions:
         """Release the events that waited for a commit; they are part of the next one."""
-        behind = list(self._entries.resume())
+        behind = list(self._entries.commit_taken())
         self._gate.uncommitted |= bool(behind)
         self._release(behind)
         return self._taken()
 
     def release_all(self) -> Actions:
         """Release all events that wait for a commit, without a commit."""
-        while behind := list(self._entries.resume()):
+        while behind := list(self._entries.commit_taken()):
             self._release(behind)
         return self._taken()
 

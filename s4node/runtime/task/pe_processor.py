@@ -76,7 +76,7 @@ class PeProcessor(Processor):
             if prototype.triggers
         }
         for name, trigger in self._triggers.items():
-            self.instances[name].gone = trigger.forget
+            self.instances[name].gone = trigger.remove
         fed = [s for s in app.streams.values() if not isinstance(s, OutputStream)]
         self._plans = {s.name: graph.compile_plan(s, self.instances, self._triggers) for s in fed}
         self._bounded = [i for i in self.instances.values() if isinstance(i, BoundedInstances)]
@@ -101,7 +101,7 @@ class PeProcessor(Processor):
         )
         self._timer_mode = Mode.AWAIT if waits else Mode.LOOP
 
-    def keep(self, state: State) -> None:
+    def attach_state(self, state: State) -> None:
         """Make the instances durable in ``state`` and restore singletons; call before the start."""
         kept = self._kept = PeState(self._app, self.instances, self._triggers, state)
         for name in self._plans:
@@ -130,10 +130,10 @@ class PeProcessor(Processor):
 
     # -- slices ------------------------------------------------------------------------------
 
-    def check(self, stream: str, event: Any) -> None:
+    def check_saveable(self, stream: str, event: Any) -> None:
         """Raise NotSaveable if an instance that gets this event cannot be saved."""
         if self._kept is not None:
-            self._kept.check(stream, event)
+            self._kept.check_saveable(stream, event)
 
     async def process(self, batch: EventBatch, events: list[Any]) -> int:
         """Process these events, from ``batch.at`` on; return how many were processed."""
@@ -233,7 +233,7 @@ class PeProcessor(Processor):
     def limit(self, stream: str) -> int:
         return self._parallel[stream]
 
-    def place(self, entry: InFlightEvent) -> None:
+    def set_order_key(self, entry: InFlightEvent) -> None:
         """Set the event's place to its key; the dispatch reports a bad key."""
         try:
             place: Hashable = self._finders[entry.batch.stream](entry.event)
@@ -248,12 +248,12 @@ class PeProcessor(Processor):
         """AWAIT for async handlers; plain ones overlap in threads."""
         return Mode.AWAIT if self._plans[stream].is_async else Mode.THREAD
 
-    def begins(self, entry: InFlightEvent) -> None:
+    def before_event(self, entry: InFlightEvent) -> None:
         """Load the event's instances into memory."""
         if self._kept is not None:
             self._kept.before_one(entry.batch.stream, entry.event)
 
-    def ended(self, entry: InFlightEvent) -> None:
+    def after_event(self, entry: InFlightEvent) -> None:
         """Mark the event's instances again: a commit may have been taken while it was processed."""
         if self._kept is not None:
             self._kept.before_one(entry.batch.stream, entry.event)

@@ -129,7 +129,7 @@ class _Prototype:
             if self._trigger is not None and not look:
                 now = self._now()
                 ago = [each and (each[0], now - each[1]) for each in counted.counts]
-                self._trigger.resume(instance.key, counted.fired or ago, now)
+                self._trigger.restore(instance.key, counted.fired or ago, now)
         self._codec.restore(instance, data)
 
     def instance_of(self, key: Any) -> ProcessingElement | None:
@@ -238,7 +238,7 @@ class PeState:
         """Prepare for one event of a stream, which may be processed beside others."""
         self._before[stream].single(event)
 
-    def check(self, stream: str, event: Any) -> None:
+    def check_saveable(self, stream: str, event: Any) -> None:
         """Raise NotSaveable if an instance in memory that gets this event cannot be saved."""
         for prototype, instance in self._before[stream].instances_of(event):
             prototype.encode(instance)

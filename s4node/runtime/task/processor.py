@@ -140,12 +140,12 @@ class Processor(ABC):
         """The mode of ``op``; ``stream`` matters for PROCESS only."""
 
     @abstractmethod
-    def keep(self, state: State, /) -> None:
+    def attach_state(self, state: State, /) -> None:
         """Make the processor durable in ``state``; called before ``start``."""
 
     # -- slices, and steps that run alone
 
-    def check(self, stream: str, event: Any, /) -> None:
+    def check_saveable(self, stream: str, event: Any, /) -> None:
         """Raise NotSaveable if the state that an event of ``stream`` belongs to cannot be saved."""
 
     @abstractmethod
@@ -167,13 +167,13 @@ class Processor(ABC):
         """The number of events of a stream that may be in flight."""
 
     @abstractmethod
-    def place(self, entry: InFlightEvent) -> None:
+    def set_order_key(self, entry: InFlightEvent) -> None:
         """Set the event's place in the order."""
 
-    def begins(self, entry: InFlightEvent) -> None:
+    def before_event(self, entry: InFlightEvent) -> None:
         """Prepare for an event that is about to begin; called on the loop."""
 
-    def ended(self, entry: InFlightEvent) -> None:
+    def after_event(self, entry: InFlightEvent) -> None:
         """Clean up after an event that has ended; called on the loop."""
 
     @abstractmethod

@@ -109,7 +109,7 @@ class StreamTaskProcessor(Processor):
         self._hooks = {op: getattr(task, hook, None) for op, hook in _HOOKS.items()}
         self.windowable = self._hooks[Op.WINDOW] is not None
 
-    def keep(self, state: State) -> None:
+    def attach_state(self, state: State) -> None:
         """Give the task its stores."""
         self.context.stores = {name: state.store(spec) for name, spec in self._app.stores.items()}
 
@@ -256,7 +256,7 @@ class StreamTaskProcessor(Processor):
 
     # -- events in flight together -------------------------------------------------------------
 
-    def place(self, entry: InFlightEvent) -> None:
+    def set_order_key(self, entry: InFlightEvent) -> None:
         """Find the event's key, which is also its place if events are in key order."""
         find = self._finders[entry.batch.stream]
         if find is not None:

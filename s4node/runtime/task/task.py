@@ -119,20 +119,20 @@ class Task:
 
     # -- feeding -----------------------------------------------------------------------------
 
-    def keep(self, state: TaskState, changes_bytes: int) -> None:
+    def attach_state(self, state: TaskState, changes_bytes: int) -> None:
         """Make the task durable in ``state``; call before the start.
 
         The task commits early when its changes take more than ``changes_bytes``.
         """
         self.failures.changes = state.changes
         self.failures.changes_bytes = changes_bytes
-        self.processor.keep(state)
+        self.processor.attach_state(state)
         puts = any(not isinstance(stream, InputStream) for stream in self.app.streams.values())
         self.gate.whole = puts or bool(state.stores or state.instances)
 
-    def ended(self, source: Hashable) -> None:
+    def end_input(self, source: Hashable) -> None:
         """All batches of an input have been offered; the caller wakes the loop."""
-        self.backlog.ended(source)
+        self.backlog.end_input(source)
         if self.alone and self.backlog.inputs_ended:
             self.gate.end_inputs()
 
@@ -168,7 +168,7 @@ class Task:
         """True if nothing waits and nothing is in flight."""
         gate = self.gate
         busy = gate.in_flight or gate.running or gate.commit_due or gate.committing
-        return not busy and not self.choose() and not self.backlog.waiting
+        return not busy and not self.choose() and not self.backlog.has_waiting
 
     def drain(self) -> None:
         """Finish the events that cannot be replayed, then be done."""
@@ -189,11 +189,11 @@ class Task:
         """Leave these frames, and the rest of the current one, to their producers."""
         self.backlog.leave_to_producers(frames, kept, slicing=self._slicing)
 
-    def own(self) -> dict[str, list[Any]]:
+    def own_events(self) -> dict[str, list[Any]]:
         """The waiting events that the app itself has put, by stream."""
         found: dict[str, list[Any]] = {}
-        in_flight = self.in_flight.own() if self.in_flight is not None else ()
-        for stream, events in chain(in_flight, self.backlog.own()):
+        in_flight = self.in_flight.own_events() if self.in_flight is not None else ()
+        for stream, events in chain(in_flight, self.backlog.own_events()):
             found.setdefault(stream, []).extend(events)
         return found
 
@@ -211,7 +211,7 @@ class Task:
             if phase is Phase.RETIRING and not self._looked_ahead:
                 return Op.DONE
         waiting = in_flight.ready if closing and in_flight is not None else self.choose()
-        op = self.gate.next_op(waiting, self.backlog.waiting, closing)
+        op = self.gate.next_op(waiting, self.backlog.has_waiting, closing)
         isolation = failures.isolation
         if isolation is not None:
             if op is Op.END_OF_STREAM:
@@ -272,9 +272,11 @@ class Task:
         if batch.at or limit < len(events):
             events = events[batch.at : batch.at + limit]
         if isolation is not None:
-            isolation.begins(batch, len(events))
+            isolation.events_begin(batch, len(events))
             if events and isolation.examination.looks:
-                self.processor.check(batch.stream, events[0])  # state that was unsaveable already
+                self.processor.check_saveable(
+                    batch.stream, events[0]
+                )  # state that was unsaveable already
         return batch, events
 
     def _looked_at(self, result: int) -> int:
@@ -315,7 +317,7 @@ class Task:
             if isolation is not None:
                 batch = self.backlog.at_hand
                 assert batch is not None
-                isolation.ended(batch, result)
+                isolation.events_ended(batch, result)
                 if isolation.pulls(result):
                     self.want_commit()
             self._processed += result
@@ -323,7 +325,7 @@ class Task:
             gate.end_step(op)
         elif op is Op.COMMIT:
             if result and isolation is not None:
-                isolation.committed()
+                isolation.commit_taken()
             gate.end_step(op)
             if self.in_flight is not None:
                 actions = self.in_flight.commit_ended()

@@ -199,7 +199,7 @@ class Timers:
         """True if events, or the end of the task, come before further timers."""
         if not self.timers_owing:
             return False
-        return self._task.choose() or (self._gate.ends and not self._task.backlog.waiting)
+        return self._task.choose() or (self._gate.ends and not self._task.backlog.has_waiting)
 
     def check_due(self, now: float) -> bool:
         """Tell the gate what is due; return True if anything is."""

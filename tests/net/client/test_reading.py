@@ -200,7 +200,7 @@ def said(reading: Reading) -> list[wire.Header]:
 
 
 def hello(reading: Reading) -> wire.Hello:
-    (frame,) = wire.read_envelope(wire.envelope([reading.hello()]), 1 << 20)
+    (frame,) = wire.read_envelope(wire.envelope([reading.hello_frame()]), 1 << 20)
     assert isinstance(frame.header, wire.Hello)
     return frame.header
 

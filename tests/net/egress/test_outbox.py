@@ -44,7 +44,7 @@ def test_events_of_a_class_that_the_node_does_not_take_are_refused_here_by_its_n
 def test_a_log_takes_types_that_it_has_not_had() -> None:
     outbox = Outbox("ticks", "p", types=[Tick])
     route = route_of(outbox)
-    route.hello()
+    route.hello_frame()
     route.on_hello(answer(wire.Position(0, 0, 10), headers={wire.LOG: True}))
     outbox.types.declare(Tock)
     outbox.put(Tock("joe"))
@@ -98,7 +98,7 @@ def test_with_the_node_s_key_events_go_to_the_partition_of_their_key(routing: st
         expected.setdefault(partitioner.partition_of(f"user-{n}"), []).append(n)
     assert lanes_of(outbox, frames) == expected
     assert {header.routing for header in headers_of(frames)} == {routing}
-    assert headers_of([route.hello()])[0].routing == routing
+    assert headers_of([route.hello_frame()])[0].routing == routing
 
 
 def test_a_stream_without_a_key_is_routed_by_a_key_of_one_s_own() -> None:
@@ -195,7 +195,7 @@ def test_the_one_lane_is_the_same_in_each_life_of_a_producer() -> None:
 def test_an_event_whose_key_is_not_found_is_refused_here_and_the_others_go() -> None:
     outbox = Outbox("ticks", "p", types=[GenericEvent])
     route = route_of(outbox)
-    route.hello()
+    route.hello_frame()
     types = (EventType(GenericEvent).declaration,)
     positions = (wire.Position(0, 0, 9), wire.Position(1, 0, 9))
     route.on_hello(wire.Hello("node", "n1", "ticks", types, "crc32m:user", 2, positions))
@@ -274,7 +274,7 @@ def test_how_events_are_sent_does_not_depend_on_when_their_classes_become_known(
 
     if known == "before the hello":
         put()
-    (hello,) = headers_of([route.hello()])
+    (hello,) = headers_of([route.hello_frame()])
     if known == "before the answer":
         put()
     route.on_hello(answers(hello))
@@ -294,7 +294,7 @@ def test_how_events_are_sent_does_not_depend_on_when_their_classes_become_known(
 def test_a_class_that_was_given_without_the_key_s_attribute_goes_where_the_node_reads_it() -> None:
     outbox = Outbox("ticks", "p", types=[EarlierTick])
     route = route_of(outbox)
-    route.hello()
+    route.hello_frame()
     positions = [wire.Position(partition, 0, 10) for partition in range(4)]
     route.on_hello(answer(*positions, routing="crc32m:serial"))
     outbox.extend([EarlierTick("joe"), EarlierTick("ann")])
@@ -335,7 +335,7 @@ def test_frames_hold_no_more_events_and_bytes_than_they_may() -> None:
 def test_time_and_flags_are_in_the_header() -> None:
     outbox = Outbox("ticks", "p", types=[Tick])
     route = route_of(outbox, flags=wire.ANSWER_NOW)
-    route.hello()
+    route.hello_frame()
     route.on_hello(answer(wire.Position(0, 0, 10)))
     outbox.put(Tick("joe"))
     (header,) = headers_of(route.frames(1000, now_ms=1700000000123))
@@ -345,7 +345,7 @@ def test_time_and_flags_are_in_the_header() -> None:
 def test_an_event_that_cannot_be_sent_is_refused_here_and_the_others_keep_their_order() -> None:
     outbox = Outbox("ticks", "p", types=[GenericEvent], max_frame_bytes=100)
     route = route_of(outbox)
-    route.hello()
+    route.hello_frame()
     route.on_hello(answer(wire.Position(0, 0, 50)))
     events = [GenericEvent(n=n) for n in range(7)]
     events[1].put("n", object())
@@ -369,7 +369,7 @@ def test_an_event_that_cannot_be_sent_is_refused_here_and_the_others_keep_their_
 def test_events_of_several_classes_share_a_frame_in_sections() -> None:
     outbox, route = opened(10, takes=[Tick, Tock])
     outbox.types.declare(Tock)
-    route.hello()
+    route.hello_frame()
     outbox.extend([Tick("a", 1), Tock("b"), Tock("c"), Tick("d", 2)])
     (frame,) = read_envelope(envelope(route.frames(1000)), 1 << 20)
     assert isinstance(frame, Frame)
@@ -395,7 +395,7 @@ def test_any_number_of_event_classes_may_be_mixed() -> None:
     outbox, route = opened(1000, takes=classes)
     for cls in classes:
         outbox.types.declare(cls)
-    route.hello()
+    route.hello_frame()
     outbox.extend([cls(n) for n, cls in enumerate(classes)])
     seen = 0
     for frame in read_envelope(envelope(route.frames(1 << 20)), 1 << 20):
@@ -412,7 +412,7 @@ def test_json_texts_travel_under_the_node_s_type() -> None:
     route = route_of(outbox)
     route.on_hello(answer(wire.Position(0, 0, 9), wire.Position(1, 0, 9)))
     outbox.declare_json(TICK.declaration)
-    route.hello()
+    route.hello_frame()
     outbox.extend([JsonText(b'{"user":"a"}'), JsonText(b'{"user":"b"}'), JsonText(b'{"user":"c"}')])
     frames = list(read_envelope(envelope(route.frames(1000)), 1 << 20))
     assert [(f.header.partition, f.header.count) for f in frames] == [(0, 2), (1, 1)]  # type: ignore[union-attr]
@@ -465,7 +465,7 @@ def test_expected_n_sends_again_byte_for_byte_from_the_frame_that_holds_n() -> N
 def test_a_producer_goes_on_where_its_earlier_life_stopped() -> None:
     outbox = Outbox("ticks", "p", types=[Tick])
     route = route_of(outbox, "i2")
-    route.hello()
+    route.hello_frame()
     outbox.extend(ticks(3))
     route.on_hello(answer(wire.Position(0, 40, 140, 38)))
     assert (outbox.admitted, outbox.unsettled) == (0, 3)
@@ -492,7 +492,7 @@ def test_refused_and_shed_events_are_told_and_not_counted_as_admitted() -> None:
 def test_refusals_beyond_those_that_are_kept_are_counted_by_what_became_of_the_events() -> None:
     outbox = Outbox("ticks", "p", types=[Tick, Tock])
     route = route_of(outbox)
-    route.hello()
+    route.hello_frame()
     route.on_hello(answer(wire.Position(0, 0, 100)))
     outbox.reject([Tock], "not taken")
     outbox.extend([Tock(n) for n in range(MAX_REFUSALS + 1)])
@@ -565,7 +565,7 @@ def test_what_waits_is_weighed_before_it_has_ever_been_sent() -> None:
     for n in range(1000):
         outbox.put(Tick(LARGE, n))
     assert 90_000_000 < outbox.pending_bytes < 110_000_000
-    route.hello()
+    route.hello_frame()
     route.on_hello(answer(wire.Position(0, 0, 0), wire.Position(1, 0, 0)))
     outbox.route()
     assert 90_000_000 < outbox.unsettled_bytes < 110_000_000

@@ -36,7 +36,7 @@ def test_nothing_leaves_before_the_hello_has_been_answered() -> None:
     assert not route.sendable.events
     assert route.frames(1000) == []
     assert (outbox.pending, outbox.unsettled, outbox.in_flight) == (3, 3, 0)
-    route.hello()
+    route.hello_frame()
     route.on_hello(answer(wire.Position(0, 0, 10)))
     assert route.sendable.events
     assert spans(route.frames(1000)) == [(0, 0, 3)]
@@ -45,14 +45,14 @@ def test_nothing_leaves_before_the_hello_has_been_answered() -> None:
 def test_the_hello_names_producer_types_and_where_each_lane_stands() -> None:
     outbox = Outbox("ticks", "p", types=[Tick])
     route = route_of(outbox)
-    assert headers_of([route.hello()]) == [
+    assert headers_of([route.hello_frame()]) == [
         wire.Hello("p", "i1", "ticks", (TICK.declaration,), "", 0, ())
     ]
     route.on_hello(answer(wire.Position(0, 0, 10), wire.Position(1, 0, 10)))
     outbox.extend(ticks(4))
     route.frames(1000)
     ruled(route, 1, 1, 10)
-    assert headers_of([route.hello()]) == [
+    assert headers_of([route.hello_frame()]) == [
         wire.Hello(
             "p",
             "i1",
@@ -93,8 +93,8 @@ def test_a_node_that_turns_down_the_older_of_two_ways_to_it_is_heard_out_on_the_
     outbox, route = opened(10)
     outbox.put(Tick("joe"))
     older, newer = route, route.routes.to("tcp://redirector:1")
-    newer.hello()
-    older.hello()
+    newer.hello_frame()
+    older.hello_frame()
     older.on_hello(answer(error="there is a newer connection"))
     assert not outbox.error
     newer.on_hello(answer(wire.Position(0, 0, 10), headers={wire.ADDRESS: older.address}))
@@ -106,7 +106,7 @@ def test_a_producer_that_is_turned_down_on_all_ways_is_told() -> None:
     route = route_of(outbox)
     ways = [route.routes.to("tcp://node:1"), route.routes.to("tcp://node:2")]
     for each in ways:
-        each.hello()
+        each.hello_frame()
     ways[0].on_hello(answer(error="no stream 'ticks'"))
     assert not outbox.error
     ways[1].on_hello(answer(error="no stream 'ticks'"))
@@ -181,7 +181,7 @@ def test_after_a_reconnect_what_had_no_verdict_is_sent_again_byte_for_byte() -> 
     assert not route.sendable.events
     assert route.frames(1 << 20) == []
     assert outbox.unsettled == 7
-    assert headers_of([route.hello()])[0].positions == (wire.Position(0, 5),)
+    assert headers_of([route.hello_frame()])[0].positions == (wire.Position(0, 5),)
     route.on_hello(answer(wire.Position(0, 8, 100, 6)))
     assert outbox.unsettled == 6
     assert route.frames(1 << 20) == first[2:]
@@ -203,7 +203,7 @@ def test_resends_stay_below_the_limit_too() -> None:
 def test_a_frame_in_the_one_lane_that_has_events_waits_for_none_in_the_others(lines: bool) -> None:
     outbox = Outbox("ticks", "p", types=() if lines else [Tick])
     route = route_of(outbox)
-    route.hello()
+    route.hello_frame()
     route.on_hello(answer(*(wire.Position(p, 0, 10_000) for p in range(64)), routing="crc32m:user"))
     if lines:  # the node knows their keys
         outbox.declare_json(TICK.declaration)
@@ -241,7 +241,10 @@ def test_a_lane_whose_partition_is_run_elsewhere_goes_there_with_all_that_has_no
     ruled(route, 0, 0, 0, wire.NOT_OWNER, owner="tcp://node:2")
     assert not route.sendable.events
     other = route.routes.to("tcp://node:2")
-    assert [position.number for position in headers_of([other.hello()])[0].positions] == [2, 0]
+    assert [position.number for position in headers_of([other.hello_frame()])[0].positions] == [
+        2,
+        0,
+    ]
     other.on_hello(
         wire.Hello("b", "n2", "ticks", partitions=2, positions=(wire.Position(0, 2, 9),))
     )
@@ -279,16 +282,16 @@ def word(
 def test_the_later_of_two_deployments_is_believed_although_its_epochs_begin_anew() -> None:
     outbox = Outbox("ticks", "p", types=[Tick])
     first = route_of(outbox)
-    first.hello()
+    first.hello_frame()
     at = wire.Position(0, 0, 9)
     first.on_hello(word(7, 0, positions=(at,), more={wire.ORIGIN: "before"}))
     first.disconnected()
     second = first.routes.to("tcp://node:2")
-    second.hello()
+    second.hello_frame()
     second.on_hello(word(1, 1, positions=(at,), more={wire.ORIGIN: "after"}))
     outbox.extend(ticks(3))
     assert spans(second.frames(1000)) == [(0, 0, 3)]
-    first.hello()  # one that was paused, and has yet to hear that it is over
+    first.hello_frame()  # one that was paused, and has yet to hear that it is over
     first.on_hello(word(8, 0, positions=(at,), more={wire.ORIGIN: "before"}))
     outbox.extend(ticks(2))
     assert spans(second.frames(1000)) == [(0, 3, 5)]
@@ -301,7 +304,7 @@ def test_each_node_that_turns_down_a_class_of_events_hears_hello_without_it() ->
     outbox.extend([Tock("joe")])
     both = [routes.to("tcp://node:1"), routes.to("tcp://node:2")]
     for each in both:
-        each.hello()
+        each.hello_frame()
     for each in both:
         each.on_hello(answer(error="stream 'ticks' takes Tick, not 'Tock'"))
     for number, each in enumerate(both):
@@ -320,7 +323,7 @@ def test_each_node_that_turns_down_a_class_of_events_hears_hello_without_it() ->
 def test_a_hello_that_is_turned_down_for_anything_else_is_an_error(given: list[type]) -> None:
     outbox = Outbox("ticks", "p", types=given)
     route = route_of(outbox)
-    route.hello()
+    route.hello_frame()
     route.on_hello(answer(error="no"))
     assert (outbox.error, route.asks) == ("no", False)
 
@@ -333,7 +336,7 @@ def test_the_lanes_of_a_node_that_drains_move_when_it_gives_them_up_or_is_gone(e
     assert spans(first.frames(1000)) == [(0, 0, 3), (1, 0, 3)]
     first.draining = True
     second = route.routes.to("tcp://node:2")
-    second.hello()
+    second.hello_frame()
     second.on_hello(word(7, 1, 1, positions=(wire.Position(0, 0, 9), wire.Position(1, 0, 9))))
     assert second.frames(1000) == []
     ruled(route, 0, 2, 100)  # what it has processed is not sent to the other
@@ -355,12 +358,12 @@ def test_the_answer_to_a_hello_leads_each_lane_to_its_owner() -> None:
     outbox = Outbox("ticks", "p", types=[Tick])
     route = route_of(outbox)
     outbox.extend(ticks(4))
-    route.hello()
+    route.hello_frame()
     route.on_hello(word(1, 0, 1, positions=(wire.Position(0, 0, 9),)))
     assert set(route.routes.by_address) == {"tcp://node:1", "tcp://node:2"}
     assert spans(route.frames(1000)) == [(0, 0, 2)]
     other = route.routes.to("tcp://node:2")
-    other.hello()
+    other.hello_frame()
     other.on_hello(word(1, 0, 1, positions=(wire.Position(1, 0, 9),)))
     assert spans(other.frames(1000)) == [(1, 0, 2)]
 
@@ -368,10 +371,10 @@ def test_the_answer_to_a_hello_leads_each_lane_to_its_owner() -> None:
 def test_the_owners_of_the_higher_epoch_are_believed() -> None:
     outbox = Outbox("ticks", "p", types=[Tick])
     route = route_of(outbox)
-    route.hello()
+    route.hello_frame()
     route.on_hello(word(5, 1))
     late = route.routes.to("tcp://node:3")
-    late.hello()
+    late.hello_frame()
     late.on_hello(word(4, 0, nodes=["tcp://node:3"], positions=(wire.Position(0, 0, 9),)))
     (lane,) = outbox.lanes
     assert route.routes.route_of(lane) is route.routes.to("tcp://node:2")
@@ -382,14 +385,14 @@ def test_the_owners_of_the_higher_epoch_are_believed() -> None:
 def test_a_lane_that_changes_its_owner_sends_again_what_had_no_verdict() -> None:
     outbox = Outbox("ticks", "p", types=[Tick])
     route = route_of(outbox)
-    route.hello()
+    route.hello_frame()
     route.on_hello(word(1, 0, positions=(wire.Position(0, 0, 9),)))
     outbox.extend(ticks(4))
     route.frames(1000)
     ruled(route, 0, 1, 9)
     route.disconnected()
     other = route.routes.to("tcp://node:2")
-    other.hello()
+    other.hello_frame()
     other.on_hello(word(1, 0))
     assert not other.sendable.events
     other.on_hello(word(2, 1))  # unasked: the partition has been taken over
@@ -404,11 +407,11 @@ def test_a_node_that_was_dialled_by_two_names_keeps_one_route() -> None:
     outbox = Outbox("ticks", "p", types=[Tick])
     route = route_of(outbox)
     headers = {wire.ADDRESS: "tcp://node:1", wire.NODES: ["tcp://node:1"], wire.OWNERS: [0]}
-    route.hello()
+    route.hello_frame()
     route.on_hello(answer(wire.Position(0, 0, 9), headers=headers))
     again = NodeRoute(route.routes, "tcp://localhost:1")
     route.routes.by_address[again.address] = again
-    again.hello()
+    again.hello_frame()
     again.on_hello(answer(wire.Position(0, 0, 9), headers=headers))
     assert list(route.routes.by_address) == ["tcp://localhost:1"]
     assert route.routes.to("tcp://node:1") is again
@@ -440,7 +443,7 @@ def test_a_verdict_is_asked_for_with_every_quarter_of_a_window() -> None:
     assert asked == [wire.Idle("ticks", "p", wire.ANSWER_NOW)] * 4
     route.disconnected()
     route.routes.assign([route.address], 0)
-    route.hello()
+    route.hello_frame()
     route.on_hello(answer(wire.Position(0, 0, LIMITLESS)))
     asked = [h for h in headers_of(drained(route)) if isinstance(h, wire.Idle)]
     assert len(asked) == 4  # what is sent again has to be ruled on as well

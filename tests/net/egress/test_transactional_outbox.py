@@ -269,7 +269,7 @@ def test_a_way_that_was_made_anew_goes_back_to_nothing_of_the_one_before() -> No
 
 def test_an_owner_that_has_seen_more_than_was_sent_is_an_error() -> None:
     life = Life(Database())
-    life.route.hello()
+    life.route.hello_frame()
     positions = tuple(wire.Position(p, 7, 99, 7) for p in range(PARTITIONS))
     life.route.on_hello(wire.Hello("there", "1", "digits", partitions=3, positions=positions))
     assert "its owner expects event 7" in life.outbox.error
@@ -284,7 +284,7 @@ def test_an_owner_that_has_forgotten_what_it_had_committed_is_an_error() -> None
     receiver.receive(life)
     receiver.commit(life)
     life.route.disconnected()
-    life.route.hello()
+    life.route.hello_frame()
     positions = tuple(wire.Position(p, 2 if p == 0 else 0, 99, 0) for p in range(PARTITIONS))
     life.route.on_hello(wire.Hello("there", "2", "digits", partitions=3, positions=positions))
     assert "but has acknowledged 4: the state there is older" in life.outbox.error
@@ -388,10 +388,10 @@ def test_an_event_of_the_task_s_own_that_no_commit_can_save_is_told_when_it_is_l
     assert (told.count, told.unsent) == (2, True)
     assert told.reason.startswith("a Click cannot be encoded: ")
     life.commit([Click(2), Click(4, object())])
-    life.outbox.unsent.leave()
+    life.outbox.unsent.tell_lost()
     assert [each.count for each in life.outbox.take_refusals()] == [1]
     life.commit()
-    life.outbox.unsent.leave()
+    life.outbox.unsent.tell_lost()
     assert life.outbox.take_refusals() == []
 
 
@@ -534,7 +534,7 @@ class Receiver:
     def open(self, life: Life) -> None:
         """Answer the hello of a new connection; what was not committed is forgotten."""
         life.route.disconnected()
-        life.route.hello()
+        life.route.hello_frame()
         for partition, committed in enumerate(self.committed):
             del self.taken[partition][committed:]
         positions = tuple(

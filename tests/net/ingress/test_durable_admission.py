@@ -161,7 +161,7 @@ class DurableWorld(World):
         """It is written, and told."""
         taken = self.write(partition)
         if taken is not None:
-            self.admission.committed(partition, taken)
+            self.admission.commit_written(partition, taken)
             waiting, self.waiting = self.waiting, []
             for frame, wire_ in waiting:
                 if wire_ in self.wires.values():
@@ -313,7 +313,7 @@ class Node:
     def commit(self, partition: int = 0) -> dict[str, KeptProducer | None]:
         """What is written."""
         taken = self.admission.snapshot(partition)
-        self.admission.committed(partition, taken)
+        self.admission.commit_written(partition, taken)
         rows: dict[str, KeptProducer | None] = dict.fromkeys(taken.forgotten)
         return rows | {lane.producer: kept for lane, kept in taken.lanes.items()}
 
@@ -525,7 +525,7 @@ def test_a_producer_that_comes_back_before_it_is_forgotten_is_known() -> None:
     taken = node.admission.snapshot(0)
     assert taken.forgotten == {"p"}
     assert node.greet() == [(5, 5), (0, 0)]
-    node.admission.committed(0, taken)
+    node.admission.commit_written(0, taken)
     assert node.commit() == {"p": kept(5)}
 
 
@@ -633,6 +633,6 @@ def test_no_producer_waits_for_a_partition_that_has_been_given_up() -> None:
     node.commit()
     tasks[0] = True
     assert node.ruling().limit == 512
-    node.admission.leave(0)
+    node.admission.revoke(0)
     del tasks[0]
     node.admission.released()

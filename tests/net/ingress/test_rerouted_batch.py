@@ -68,9 +68,9 @@ def test_one_that_the_task_itself_has_put_is_covered_as_soon_as_commits_do_not_k
     backlog.on_load = lambda batch: left.extend(poison_events.leave_out(batch))
     batch = EventBatch("clicks", 0, [first, second, bad])
     backlog.offer(batch)
-    assert list(backlog.own()) == [(stream.name, [first, second, bad])]
+    assert list(backlog.own_events()) == [(stream.name, [first, second, bad])]
     assert backlog.choose()
-    assert list(backlog.own()) == [(stream.name, [first, second])]  # what a commit keeps now
+    assert list(backlog.own_events()) == [(stream.name, [first, second])]  # what a commit keeps now
     assert is_covered(batch, left[0])
 
 

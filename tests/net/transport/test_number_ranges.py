@@ -44,11 +44,11 @@ def test_only_what_is_new_is_told(
 
 def test_what_is_settled_is_forgotten() -> None:
     found = of((3, 5), (7, 9))
-    found.settle(4)
+    found.remove_below(4)
     assert (found.ranges, len(found)) == ([(4, 5), (7, 9)], 3)
-    found.settle(5)
+    found.remove_below(5)
     assert found.ranges == [(7, 9)]
-    found.settle(20)
+    found.remove_below(20)
     assert (found.ranges, len(found)) == ([], 0)
 
 

@@ -12,20 +12,20 @@ def test_a_peer_is_no_node_until_one_of_its_frames_can_be_read() -> None:
     assert "not with an s4node frame (no magic); the port may be another program's" in (
         answers.stranger
     )
-    answers.ended()
+    answers.disconnected()
     assert answers.stranger
     answers.good()
     assert answers.stranger == ""
     answers.bad("a header that does not decode")
     assert answers.stranger == ""
-    answers.ended()
+    answers.disconnected()
     answers.bad("no magic")  # another program has taken the port
     assert answers.stranger
 
 
 def test_a_peer_that_comes_and_goes_without_a_good_answer_is_told_of_once() -> None:
     answers = PeerAnswers()
-    told = [(answers.bad(f"rubbish {n}"), answers.ended()) for n in range(100)]
+    told = [(answers.bad(f"rubbish {n}"), answers.disconnected()) for n in range(100)]
     assert told == [(True, True)] + [(False, False)] * 99
 
 
@@ -35,9 +35,9 @@ def test_after_a_good_answer_on_a_later_connection_it_is_told_again() -> None:
     assert answers.bad("one")
     answers.good()
     assert not answers.bad("two")  # the same connection
-    assert answers.ended()
+    assert answers.disconnected()
     assert not answers.bad("three")
-    assert not answers.ended()
+    assert not answers.disconnected()
     answers.good()
     assert answers.bad("four")
-    assert answers.ended()
+    assert answers.disconnected()

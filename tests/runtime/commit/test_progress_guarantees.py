@@ -372,7 +372,7 @@ async def test_the_first_that_a_task_sends_leaves_with_the_progress_of_its_own_m
     system: MemorySystem, settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_write = threading.Event()
-    write = TaskState.write
+    write = TaskState.write_commit
 
     def slowly(state: TaskState) -> None:
         may_write.wait(20)
@@ -385,7 +385,7 @@ async def test_the_first_that_a_task_sends_leaves_with_the_progress_of_its_own_m
             "s4.cluster.end.address": end.address,
             "task.commit.ms": "60000",  # without it, what is sent asks for commits
         }
-        monkeypatch.setattr(TaskState, "write", slowly)
+        monkeypatch.setattr(TaskState, "write_commit", slowly)
         system.create("clicks", 1)
         async with crashing(seldom_app(), settings) as node:
             task = node.tasks[0]

@@ -660,7 +660,7 @@ async def test_no_producer_is_told_of_a_commit_that_the_next_owner_does_not_have
     one = settings | {"s4.cluster.partitions": "1"}
     other = one | {"s4.listener.address": f"tcp://127.0.0.1:{free_port()}"}
     sleeps, awake = threading.Event(), threading.Event()
-    write = TaskState.write
+    write = TaskState.write_commit
 
     def sleeping(state: TaskState) -> None:
         """The first one that writes stops there, as by SIGSTOP."""
@@ -670,7 +670,7 @@ async def test_no_producer_is_told_of_a_commit_that_the_next_owner_does_not_have
         write(state)
 
     armed: list[bool] = []
-    monkeypatch.setattr(TaskState, "write", sleeping)
+    monkeypatch.setattr(TaskState, "write_commit", sleeping)
     first, second = CountingApp(), CountingApp()
     with dies(TaskFenced, match="has taken over task 'Partition 0'"):
         async with lives(one) as node:

@@ -361,7 +361,7 @@ def test_settings_of_streams_that_are_no_such_inputs_are_refused(key: str, what:
         Config.from_values({key: value, "streams.a.b.samza.priority": "1"})
     )
     with pytest.raises(ConfigError) as caught:
-        found.check(["a.b"], ["live"])
+        found.check_streams(["a.b"], ["live"])
     assert str(caught.value).startswith(f"{key}: {what}")
 
 

@@ -119,7 +119,7 @@ class Memory:
 
     def touch_one(self, _instance: Any) -> None: ...
 
-    def forget(self, key: Any) -> None:
+    def remove(self, key: Any) -> None:
         self.rows.pop(key, None)
 
     def evict(self, key: Any) -> None:
@@ -138,7 +138,7 @@ class Life:
         app.freeze()
         self.memory, self.clock = memory, clock
         self.elements = PeProcessor(app, 0, lambda: self.clock)
-        self.elements.keep(memory)
+        self.elements.attach_state(memory)
         self.instances = self.elements.instances["Fires"]
 
     def send(self, *users: str) -> None:

@@ -123,7 +123,7 @@ class Machine:
         self.commits: list[tuple[int, ...]] = []
         for ssp in SSPS:
             self.task.backlog.add_input(ssp, Stage(StageSettings(stream=ssp.stream)))
-        self.task.keep(Nothing(), 1 << 20)  # type: ignore[arg-type]
+        self.task.attach_state(Nothing(), 1 << 20)  # type: ignore[arg-type]
         with pytest.raises(StopIteration):  # it has nothing to wait for
             self.task.start().send(None)
 

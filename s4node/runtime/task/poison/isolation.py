@@ -55,7 +55,7 @@ class Isolated(Protocol):
         """The gate of the task."""
         ...
 
-    def own(self) -> Mapping[str, list[Any]]:
+    def own_events(self) -> Mapping[str, list[Any]]:
         """The waiting events that the app itself has put, by stream."""
         ...
 
@@ -165,7 +165,7 @@ class Isolation(Generic[T]):
         """Return the dead letters, with their streams, that belong to the commit to be taken."""
         self._end_taken = self._task.gate.end_told
         if self._suspects is not None:
-            self._suspects.taken(waits=bool(self._task.own()))
+            self._suspects.taken(waits=bool(self._task.own_events()))
         left, told = [], []
         for untold in self._untold:
             batch, one, stream = untold
@@ -195,7 +195,7 @@ class Isolation(Generic[T]):
             limit = max(1, self._suspects.alone(origin_of(batch), numbers))
         return limit
 
-    def begins(self, batch: EventBatch, count: int) -> None:
+    def events_begin(self, batch: EventBatch, count: int) -> None:
         """Record that ``count`` events of a batch are about to be processed."""
         if self._suspects is not None:
             self._policy.turns(self._task, begins=True)
@@ -210,7 +210,7 @@ class Isolation(Generic[T]):
         else:
             self._under_way.write_slot(origin_of(batch), 0, ALL)
 
-    def ended(self, batch: EventBatch, count: int) -> None:
+    def events_ended(self, batch: EventBatch, count: int) -> None:
         """Record that ``count`` of the events that began are done."""
         self.examination.did(count)
         if self._under_way is not None:
@@ -220,7 +220,7 @@ class Isolation(Generic[T]):
                 self._suspects.processed(*place_of(batch, batch.at + count - 1))
             self._policy.turns(self._task, begins=False)
 
-    def begins_one(self, batch: EventBatch, index: int) -> int:
+    def event_begins(self, batch: EventBatch, index: int) -> int:
         """Record that an event begins beside others; return its slot, for ``ended_one``."""
         slot = -1
         if self._under_way is not None:
@@ -232,7 +232,7 @@ class Isolation(Generic[T]):
             self._policy.turns(self._task, begins=True)
         return slot
 
-    def ended_one(self, batch: EventBatch, index: int, slot: int) -> None:
+    def event_ended(self, batch: EventBatch, index: int, slot: int) -> None:
         """Record that an event that began beside others has ended."""
         self.examination.did(1)
         if self._under_way is not None:
@@ -247,11 +247,11 @@ class Isolation(Generic[T]):
         """Count processed events; return True if a commit is due."""
         return self._backoff is not None and self._backoff.pulls(count)
 
-    def committed(self) -> None:
+    def commit_taken(self) -> None:
         """Note that a commit was taken."""
         self.poison_events.taken()
         self.examination.taken()
-        if self._backoff is not None and self._backoff.committed():
+        if self._backoff is not None and self._backoff.commit_taken():
             self._backoff = None
 
     def written(self) -> None:

@@ -146,7 +146,7 @@ class PoisonEvents:
         if batch.receipt is not None:
             numbers = [batch.number(index) for index in left]
             gone = [batch.number(index) for index in faults]
-            if batch.receipt.home[0] == LIVE:  # tell its producer, in order
+            if batch.receipt.ssp[0] == LIVE:  # tell its producer, in order
                 for number, index in sorted(zip(gone, faults, strict=True)):
                     batch.receipt.refuse(number, faults[index].reason)
             batch.receipt = batch.receipt.without(gone, numbers)
@@ -215,7 +215,7 @@ class CommitBackoff:
         self._done += count
         return self._done >= self._length
 
-    def committed(self) -> bool:
+    def commit_taken(self) -> bool:
         """Note a commit; return True if the back-off ends. A commit without events is ignored."""
         if not self._done:
             return False
@@ -229,6 +229,6 @@ def _dead_letter(batch: EventBatch, index: int, fault: Fault) -> GenericEvent:
     if receipt is None:
         home, offset = (LIVE, batch.stream, batch.partition), -1
     else:
-        home, offset = receipt.home, batch.number(index)
+        home, offset = receipt.ssp, batch.number(index)
     more = {"pe": fault.pe, "key": fault.key, "trace": fault.trace}
     return dead_letter(home, origin_of(batch), offset, fault.reason, event, more)

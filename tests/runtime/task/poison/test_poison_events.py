@@ -1,4 +1,4 @@
-"""PoisonEvents are left out of their batches, and the leash behind them grows."""
+"""PoisonEvents are left out of their batches, and the backoff behind them grows."""
 
 from __future__ import annotations
 
@@ -136,14 +136,14 @@ def test_a_fault_says_what_was_raised_where_with_the_end_of_a_long_trace() -> No
     assert len(fault.trace) == 2006
 
 
-def test_the_leash_is_a_commit_after_one_event_two_four_and_so_on() -> None:
-    leash, lengths, length = CommitBackoff(), [], 0
+def test_the_backoff_is_a_commit_after_one_event_two_four_and_so_on() -> None:
+    backoff, lengths, length = CommitBackoff(), [], 0
     while True:
-        length += leash.left
-        if leash.pulls(leash.left):
+        length += backoff.left
+        if backoff.pulls(backoff.left):
             lengths.append(length)
             length = 0
-            if leash.committed():
+            if backoff.commit_taken():
                 break
     assert lengths == [2**n for n in range(15)]
     assert lengths[-1] == LONGEST_BACKOFF
