@@ -21,7 +21,8 @@ JOBS ?= 3
 BESIDE := -n $(JOBS) --dist loadfile
 
 # what has a target of its own, for it takes long: processes that are killed, deploying
-CRASHES := tests/test_failpoints.py tests/deploy/test_deploy.py tests/process/test_launch.py \
+CRASHES := tests/test_failpoints.py tests/deploy/test_deploy.py tests/deploy/test_savepoints.py \
+	tests/process/test_launch.py \
 	tests/runtime/container/test_durable_crashes.py tests/runtime/container/test_moving.py \
 	tests/runtime/inputs/test_input_crashes.py tests/runtime/inputs/test_startpoints.py \
 	tests/runtime/outputs/test_exchange.py tests/runtime/task/poison/test_error_crashes.py \

@@ -72,6 +72,7 @@ PURE_MODULES = {
         "startpoint startpoint_fan_out system"
     ),
     "state": "key_encoding remote_manifest rows",
+    "savepoints": "manifest",
     "net.wire": "decoder encoder frame",
     "net.transport": "linger log_throttle number_ranges peer_answers",
     "net.egress": (

@@ -104,6 +104,16 @@ def to_option(
     parser.add_argument("--to", metavar="ADDRESS", action=action, help=where)
 
 
+def from_options(parser: argparse.ArgumentParser) -> None:
+    """Add ``--from`` and what it may need."""
+    since = "go on from a savepoint; inputs that can be read again go back with it"
+    parser.add_argument("--from", dest="savepoint", metavar="NAME", default="", help=since)
+    again = "what consumers have received since the savepoint may come again"
+    parser.add_argument("--outputs", choices=["again"], default="", help=again)
+    loss = "events that producers were told are committed since may be lost"
+    parser.add_argument("--accept-loss", action="store_true", help=loss)
+
+
 def timeout_option(parser: argparse.ArgumentParser, what: str, default: float = 10.0) -> None:
     """Add ``--timeout``, the longest time to wait for ``what``."""
     said = f"for {what} (default %(default)g)"

@@ -104,6 +104,16 @@ COMMANDS = {
         "show, export and import the progress of an app's tasks",
         "s4 checkpoint show clicks",
     ),
+    "savepoint": Command(
+        "s4node.cli.savepoint:arguments",
+        "take a savepoint: a name for the state of an app as it is now",
+        "s4 savepoint clicks --name before-the-upgrade",
+    ),
+    "savepoints": Command(
+        "s4node.cli.savepoints:arguments",
+        "list, show, remove, export and import the savepoints of an app",
+        "s4 savepoints list clicks",
+    ),
     "state": Command(
         "s4node.cli.state:arguments",
         "show the state of an app's PEs and stores, as of the last commits",

@@ -16,6 +16,7 @@ from s4node.cli.arguments import (
     PARTITIONS,
     count,
     folder_option,
+    from_options,
     json_option,
     setting_options,
     utf8,
@@ -49,6 +50,7 @@ def run_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: job.container.count)"
     )
     parser.add_argument("--nodes", type=count, metavar="N", help=nodes)
+    from_options(parser)
     _serving_options(parser)
     parser.set_defaults(function=run)
 
@@ -81,8 +83,21 @@ def _serving_options(parser: argparse.ArgumentParser) -> None:
     setting_options(parser)
 
 
-def run(target: str, config: Config, *, nodes: int | None, as_json: bool) -> int:
+def run(
+    target: str,
+    config: Config,
+    *,
+    nodes: int | None,
+    savepoint: str,
+    outputs: str,
+    accept_loss: bool,
+    as_json: bool,
+) -> int:
     """Run an app here, or in several processes; returns the exit status."""
+    if savepoint:
+        from s4node.cli.savepoint import go_back
+
+        go_back(target, config, savepoint, outputs=outputs, accept_loss=accept_loss)
     if nodes:
         config = config.with_({CONTAINER_COUNT.name: "0"})  # partitions for all containers
         if config.origin(CLUSTER_PARTITIONS) == "default":

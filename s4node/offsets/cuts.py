@@ -15,6 +15,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
+
+class CutReport(msgspec.Struct, frozen=True):
+    """What a container says of the cut of one of its tasks: the owner's fence and the commit that
+    the cut is, or the ``error`` for which there is none."""
+
+    task: str
+    fence: int
+    commit: int
+    error: str = ""
+
 
 class Cuts:
     """The numbers by partition; ``on_due(partition)`` asks a task for a commit at once."""
@@ -25,9 +37,19 @@ class Cuts:
         self._due: dict[int, int] = {}
 
     def restore(self, partition: int, number: int) -> None:
-        """The last commit of a task that is ours now has this number."""
+        """The last cut of a task that is ours now has this number."""
         self._made[partition] = number
         self._due.pop(partition, None)
+
+    def remove(self, partition: int) -> None:
+        """The task is another container's, and nothing more is asked of ours."""
+        self._made.pop(partition, None)
+        self._due.pop(partition, None)
+
+    def request_all(self, number: int) -> None:
+        """Ask all tasks for the cut of this number; 0 is none."""
+        for partition in list(self._made):
+            self.request(partition, number)
 
     def made(self, partition: int) -> int:
         """The number of the task's last cut; 0 before the first."""

@@ -22,7 +22,8 @@ class KeptProducer(msgspec.Struct, array_like=True, frozen=True, gc=False):
     ``number`` is the next one. ``life`` is the latest of a program, or the highest fence that an
     owner of the task has used, and ``incarnation`` names its process. ``own_id``: later lives use
     the same id. ``untold`` are refusals that the producer may not know: number, count, reason, and
-    whether the events were shed.
+    whether the events were shed. After a savepoint was gone back to, the producer may go on at any
+    number up to ``skips``: the loss of the events between was accepted.
     """
 
     number: int
@@ -30,6 +31,7 @@ class KeptProducer(msgspec.Struct, array_like=True, frozen=True, gc=False):
     incarnation: str = ""
     own_id: bool = False
     untold: tuple[tuple[int, int, str, bool], ...] = ()
+    skips: int = 0
 
 
 KeptProducers: TypeAlias = Mapping[Producer, KeptProducer | None]

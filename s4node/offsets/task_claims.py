@@ -191,6 +191,11 @@ class TaskClaims(SqliteFile):
         if found is None:
             raise _taken_over(claim)
 
+    def fences(self) -> dict[str, int]:
+        """The fence of each task's owner."""
+        with self.transaction(write=False):
+            return dict(self.execute("SELECT name, fence FROM task").fetchall())
+
     def tasks(self) -> dict[str, int]:
         """The claimed tasks, and when each was last written (Unix time, ms)."""
         with self.transaction(write=False):

@@ -148,7 +148,7 @@ def _copy(folder: Path, place: Path, elsewhere: RemoteTask | None) -> Database:
     original = folder / str(epochs_of(folder)[0])
     own = place / original.name
     own.mkdir()
-    _inherit(original, own)
+    inherit(original, own)
     database = Database(own)
     try:
         database.verify()
@@ -194,10 +194,12 @@ def claim(
     epoch: int,
     make: Callable[[Path], Database],
     elsewhere: RemoteTask | None = None,
+    saved: Path | None = None,
 ) -> Database:
     """Take over the task of ``folder`` under ``epoch``, with all that was committed before.
 
-    ``epoch`` 0 takes the next free one. ``elsewhere`` has the current state if it is shipped.
+    ``epoch`` 0 takes the next free one. ``elsewhere`` has the current state if it is shipped. With
+    the files of a savepoint in ``saved`` the database is that one.
 
     Raises TaskFenced if this epoch or a higher one is claimed already, StateError if the folder
     cannot be written, StoreCorrupt if no sound database is left.
@@ -224,6 +226,9 @@ def claim(
             f"you may write to"
         ) from error
     passing("claim.copy")
+    if saved is not None:
+        inherit(saved, own)
+        return _completed(own, make(own))
     earlier = _candidates(folder, epoch)
     if elsewhere is not None:
         return _completed(own, elsewhere.restored(own, lambda: _newest(earlier, own, make), make))
@@ -298,14 +303,14 @@ def _inherited(
     """A copy of the database in ``before``; raises StoreCorrupt if it is damaged."""
     if (before / DAMAGED).exists():
         raise StoreCorrupt((before / DAMAGED).read_text())
-    _inherit(before, own)
+    inherit(before, own)
     with _reported_for(before, own):
         try:
             with _reported_for(before, own):
                 database = make(own)
         except StoreCorrupt as error:
             empty(own)
-            _inherit(before, own)
+            inherit(before, own)
             Database(own, salvage=True).close()  # moves what can be read into tables
             database = make(own)
             log.error(
@@ -383,7 +388,7 @@ def sweep_kept(folder: Path, epoch: int, keep: int, older_than: float, now: floa
 # -- inside -----------------------------------------------------------------------------------
 
 
-def _inherit(before: Path, own: Path) -> None:
+def inherit(before: Path, own: Path) -> None:
     """Link or copy the files of ``before`` to ``own``, even while its owner writes."""
     for pause in _PAUSES:
         try:

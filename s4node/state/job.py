@@ -38,6 +38,9 @@ _IDENTITY_BYTES = 16
 DONE = "done"
 """The fact that says in which run of its job a task was done; 0 for none."""
 
+ENDED = "ended on "
+"""The fact how many events of a durable stream came from producers that are forgotten."""
+
 CUT = "cut"
 """The fact for which savepoint the task has made its last cut, by number."""
 

@@ -174,6 +174,13 @@ class TaskState:
         data = self.database.get(task_row(META, name.encode()))
         return None if data is None else _decode(data)
 
+    def facts(self, prefix: str) -> set[str]:
+        """The rest of the names of facts that begin so, as of the last commit."""
+        start = task_row(META, prefix.encode())
+        return {
+            row[len(start) :].decode() for row, _ in self._task_rows(META) if row.startswith(start)
+        }
+
     def set_meta(self, name: str, value: Any) -> None:
         """Write a fact with the next commit."""
         self.changes.put(task_row(META, name.encode()), _encode(value))

@@ -22,6 +22,7 @@ GROUPS = {
     "startpoint": 16,
     "once": 9,
     "power": 1,
+    "save": 5,
 }
 """How many sentences each of the five documents has at least, and the project's own groups."""
 

@@ -16,7 +16,7 @@ from s4node.net.egress.outbox_rows import sort_rows, ways_of
 from s4node.net.egress.transactional_outbox import TransactionalOutbox
 from s4node.net.ingress.admission import StreamAdmission
 from s4node.net.ingress.durable_admission import DurableAdmission
-from s4node.savepoints.folders import savepoints_folder
+from s4node.savepoints.folders import cuts_folder
 from s4node.state.database import Database
 from s4node.state.job import task_of
 from s4node.state.rows import OUTBOX
@@ -119,7 +119,7 @@ WAYS: dict[str, Tokens] = {"in circles": in_circles, "upwards": upwards}
 
 
 def cuts_of(nodes: Cluster, number: int) -> list[Path]:
-    place = savepoints_folder(nodes.job) / f"cut-{number}"
+    place = cuts_folder(nodes.job, number)
     return sorted(place.iterdir()) if place.exists() else []
 
 

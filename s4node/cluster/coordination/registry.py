@@ -45,6 +45,7 @@ from s4node.errors import (
     SessionLost,
 )
 from s4node.events.schema import UNREADABLE
+from s4node.offsets.cuts import CutReport
 from s4node.offsets.startpoint_fan_out import Requests
 
 if TYPE_CHECKING:
@@ -395,6 +396,43 @@ class Registry:
             except (EntryExists, BadVersion, NoEntry):
                 continue
             return result
+
+    # --- savepoints ------------------------------------------------------------------------------
+
+    async def request_savepoint(self, state: str, number: int) -> None:
+        """Ask the tasks of the job whose state has this identity for their cuts, for as long as
+        this session lives; raises EntryExists where another session asks."""
+        path = self.path_of_savepoint(state)
+        await self.session.create(path + "/request", str(number).encode(), ephemeral=True)
+        for before in await self._names(path + "/cuts"):
+            if before != str(number):
+                await self._delete_tree(f"{path}/cuts/{before}")
+
+    async def requested_savepoint(self, state: str) -> int:
+        """The number of the savepoint that is asked for; 0 for none."""
+        return int(await self._text(self.path_of_savepoint(state) + "/request") or 0)
+
+    async def withdraw_savepoint(self, state: str) -> None:
+        """Ask for no cuts any more, and remove what was reported."""
+        path = self.path_of_savepoint(state)
+        with contextlib.suppress(NoEntry):
+            await self.session.delete(path + "/request")
+        await self._delete_tree(path + "/cuts")
+
+    async def report_cut(self, state: str, number: int, report: CutReport) -> None:
+        """Say what has become of the cut of a task."""
+        path = _below(f"{self.path_of_savepoint(state)}/cuts/{number}", report.task)
+        await self._put(path, report)
+
+    async def cuts(self, state: str, number: int) -> dict[str, CutReport]:
+        """What was reported for the savepoint of this number, by task."""
+        found = await self._all(f"{self.path_of_savepoint(state)}/cuts/{number}", CutReport)
+        return {name: each.value for name, each in found.items()}
+
+    @staticmethod
+    def path_of_savepoint(state: str) -> str:
+        """Where there is a change when a savepoint is asked for, or a cut is made."""
+        return _path("savepoints", state)
 
     async def _text(self, path: str) -> str:
         entry = await self.session.get(path)

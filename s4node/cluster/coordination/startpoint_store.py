@@ -4,9 +4,6 @@ Rules
 - The startpoints are one entry of a coordination, named by the identity of the job's state: two
   copies of an app with separate states have separate startpoints. They are separate from progress:
   a request touches no checkpoint, and waits whether the job runs or not.
-- If the state is at a URL, all nodes can reach it: then the startpoints are in their coordination.
-  Else only processes with the job's folder can, and the coordination is a folder in it.
-- A job without any request has no such folder.
 - Each call opens a session: there is one at each start, and a few after a request.
 """
 
@@ -18,32 +15,25 @@ from pathlib import Path
 from typing import TypeVar
 
 from s4node import threads
-from s4node.cluster.coordination.folder import FolderCoordination
 from s4node.cluster.coordination.registry import AppId, Registry
-from s4node.config import settings
+from s4node.cluster.coordination.state_coordination import StateCoordination
 from s4node.config.config import Config
-from s4node.config.paths import full_path
 from s4node.errors import CoordinationError, StartpointError
 from s4node.offsets.startpoint_fan_out import Requests
 
 R = TypeVar("R")
-
-FOLDER = "coordination"
 
 
 class StartpointStore:
     """The startpoints of the job in ``folder`` with these settings."""
 
     def __init__(self, folder: Path, config: Config) -> None:
-        setting = settings.COORDINATION_FOLDER
-        shared = bool(config[settings.STATE_URL])
-        self.folder = full_path(config[setting], setting.name) if shared else folder / FOLDER
-        self._timeout = config[settings.SESSION_TIMEOUT]
+        self._coordination = StateCoordination(folder, config)
 
     @property
     def exists(self) -> bool:
         """Return True if there may be startpoints."""
-        return self.folder.exists()
+        return self._coordination.exists
 
     async def named(self, app: AppId, identify: Callable[[], str]) -> str:
         """The identity of the state of ``app``. ``identify`` may create it, as no container can
@@ -65,11 +55,10 @@ class StartpointStore:
 
     @asynccontextmanager
     async def _registry(self) -> AsyncIterator[Registry]:
-        coordination = FolderCoordination(self.folder, session_timeout=self._timeout)
         try:
-            async with coordination.session("startpoints") as session:
-                yield Registry(session)
+            async with self._coordination.registry("startpoints") as registry:
+                yield registry
         except CoordinationError as error:
             raise StartpointError(
-                f"the startpoints in {self.folder} cannot be read or written: {error}"
+                f"the startpoints in {self._coordination.folder} cannot be read or written: {error}"
             ) from error

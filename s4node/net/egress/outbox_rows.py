@@ -53,6 +53,12 @@ def life_of(rows: Rows) -> str:
     return next((value.decode() for key, value in rows if key[:1] == _LIFE), "")
 
 
+def renamed(rows: Rows, way: str) -> list[tuple[bytes, bytes]]:
+    """These rows as those of a way with another name."""
+    name = way.encode() + b"\0"
+    return [(key[:1] + name + key[key.index(b"\0", 1) + 1 :], value) for key, value in rows]
+
+
 def forget(changes: Changes, rows: Rows) -> None:
     """Delete rows with the next commit."""
     for key, _ in rows:

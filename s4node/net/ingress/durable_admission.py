@@ -159,10 +159,12 @@ class Known(NamedTuple):
 
 
 class TakenLanes(NamedTuple):
-    """The producers in a commit: the changed lanes at that moment, and those to forget."""
+    """The producers in a commit: the changed lanes at that moment, and those to forget, with the
+    events that those have ``ended`` with."""
 
     lanes: dict[DurableLane, KeptProducer]
     forgotten: frozenset[str]
+    ended: int
 
 
 @dataclass
@@ -237,7 +239,9 @@ class DurableAdmission(StreamAdmission):
     def snapshot(self, partition: int) -> TakenLanes:
         """Take the changed lanes of a partition, for a commit."""
         lanes = {lane: lane.kept() for lane in self._moved.get(partition, ())}
-        return TakenLanes(lanes, frozenset(self._forgotten.get(partition, ())))
+        forgotten = self._forgotten.get(partition, {})
+        ended = sum(known.kept.number for known in forgotten.values())
+        return TakenLanes(lanes, frozenset(forgotten), ended)
 
     def commit_written(self, partition: int, taken: TakenLanes) -> None:
         """Acknowledge the lanes of a commit that was written."""
@@ -278,6 +282,9 @@ class DurableAdmission(StreamAdmission):
             )
         for position in hello.positions:
             number = self._number(hello.peer, position.partition)
+            row = self._row(hello.peer, position.partition)
+            if row is not None and number is not None:
+                number = max(number, row.skips)
             if number is not None and position.number > number:
                 is_task = hello.peer.startswith(wire.TASK)
                 anew = "without any of its app" if is_task else "with another producer id"

@@ -12,7 +12,7 @@ Rules
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -20,15 +20,17 @@ import trio
 
 from s4node.config.paths import full_path
 from s4node.config.settings import STATE_FOLDER
-from s4node.errors import NotSaveable, StateError, StoreCorrupt
+from s4node.errors import NotSaveable, ProgressUnwritten, StateError, StoreCorrupt
 from s4node.failpoints import passing
 from s4node.logger import get_logger
 from s4node.offsets.checkpoint import Checkpoint, JobGuard
+from s4node.offsets.cuts import CutReport
 from s4node.offsets.task_claims import FILE, TaskClaims
 from s4node.runtime.commit.task_commit import CommitContext, TaskCommits, TaskProgress
 from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.task.actions import HandOn
 from s4node.runtime.task.task import Task
+from s4node.savepoints.folders import check_restored
 from s4node.state.job import named_folder
 from s4node.state.remote_job import RemoteJob
 
@@ -59,6 +61,7 @@ class Committer:
         self._nursery: trio.Nursery
         self._ending = False
         self._quiet = trio.lowlevel.ParkingLot()
+        self.report_cut: Callable[[int, CutReport], Awaitable[None]] = _report_to_nobody
 
     # -- life --------------------------------------------------------------------------------
 
@@ -68,6 +71,7 @@ class Committer:
         open_claims = partial(TaskClaims, self._folder, sync=self._sync)
         context.store = await context.claims(open_claims)
         context.run = await context.claims(context.store.admit, job)
+        await context.in_thread(check_restored, self._folder)
         if self._depot is not None:
             await context.claims(self._depot.admit, job)
 
@@ -211,6 +215,8 @@ class Committer:
                 await kept.expire()  # before the state may be closed or rolled back
         else:
             kept.again = True  # with the newest offsets
+            if kept.cut:  # what it is part of now has more than the cut
+                await self._cut_failed(kept, "its commit could not be written")
         kept.writing = False
         kept.task.timetable.commit_ended(trio.current_time(), *kept.spent)
         if kept.pending is not None and kept.pending != what and not kept.keeps:
@@ -226,12 +232,23 @@ class Committer:
     async def _keep_cut(self, kept: TaskCommits) -> None:
         """Save a task's cut; if that fails, the savepoint fails and the task goes on."""
         passing("savepoint.cut")
+        report = CutReport(kept.claim.task, kept.claim.fence, kept.state.last[1])
         try:
             await self._context.in_thread(kept.keep_cut, self._folder)
-        except (StateError, StoreCorrupt) as error:
-            log.warning("the part of a task in a savepoint could not be saved; the savepoint fails",
-                        task=kept.claim.task, savepoint=kept.cut, error=str(error))  # fmt: skip
+        except (OSError, StateError, StoreCorrupt, ProgressUnwritten) as error:
+            await self._cut_failed(kept, str(error))
+            return
         passing("savepoint.kept")
+        await self.report_cut(kept.cut, report)
+
+    async def _cut_failed(self, kept: TaskCommits, reason: str) -> None:
+        task = kept.claim.task
+        log.warning(
+            "a savepoint fails, for the part of a task could not be kept; the job goes on",
+            task=task,
+            reason=reason,
+        )
+        await self.report_cut(kept.cut, CutReport(task, kept.claim.fence, 0, reason))
 
     # -- observing -------------------------------------------------------------------------------
 
@@ -253,6 +270,10 @@ class Committer:
     def committed(self) -> Mapping[int, Checkpoint]:
         """The last checkpoint of each task."""
         return {task: kept.checkpoint for task, kept in self._tasks.items()}
+
+
+async def _report_to_nobody(number: int, report: CutReport) -> None:
+    """Nobody has asked."""
 
 
 def folder_of(root: str, cluster: str, app: str) -> Path:

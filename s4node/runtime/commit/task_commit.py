@@ -45,7 +45,7 @@ from s4node.runtime.task.poison.in_flight_journal import InFlightJournal
 from s4node.runtime.task.task import Task
 from s4node.savepoints.folders import cut_folder
 from s4node.state.checkpoint_policy import CheckpointRetention
-from s4node.state.job import CUT, DONE, EPOCH_OF, WRITTEN, checkpoint_of
+from s4node.state.job import CUT, DONE, ENDED, EPOCH_OF, WRITTEN, checkpoint_of
 from s4node.state.task_state import TaskState
 
 log = get_logger("s4node.runtime")
@@ -266,6 +266,10 @@ class TaskCommits:
         self.cut = self._context.cuts.begin(self.task.partition)
         if self.cut:
             self.state.set_meta(CUT, self.cut)
+        for stream, each in what.producers.items():
+            if each.ended:
+                ended = (self.state.meta(ENDED + stream) or 0) + each.ended
+                self.state.set_meta(ENDED + stream, ended)
         self._context.exchange.begin_commit(self.task)
         self.state.begin_commit(*what.rows)
         self.spent = (0.0, 0.0)
@@ -409,9 +413,13 @@ class TaskCommits:
     def keep_cut(self, job: Path) -> None:
         """Save the commit just written as the task's part of its savepoint.
 
-        Called in a thread before the next commit. Raises StateError.
+        Called in a thread before the next commit. Raises StateError, and TaskFenced if another
+        container has taken the task over.
         """
+        assert self._context.store is not None
         self.state.database.checkpoint(cut_folder(job, self.cut, self.claim.task))
+        with self._context.claiming:
+            self._context.store.check_fence(self.claim)
 
     async def expire(self) -> None:
         """Delete expired rows of stores, in slices, as part of the next commit."""

@@ -41,6 +41,7 @@ from s4node.runtime.commit.committer import Committer, folder_of, job_before
 from s4node.runtime.commit.dead_letter_queue import DeadLetterQueue
 from s4node.runtime.commit.producers import Producers
 from s4node.runtime.commit.recovery import Recovery
+from s4node.runtime.commit.savepoint_requests import SavepointRequests
 from s4node.runtime.commit.task_commit import CommitContext
 from s4node.runtime.container import saved_sample
 from s4node.runtime.container.partitions import Partitions
@@ -53,6 +54,7 @@ from s4node.runtime.inputs.system_consumers import SystemConsumers, watch
 from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.outputs.exchange import Exchange
 from s4node.runtime.outputs.output_streams import OutputStreams
+from s4node.runtime.task.gate import Phase
 from s4node.runtime.task.task import Task
 from s4node.state.job import elsewhere, identity_of
 from s4node.state.remote_job import depot_of
@@ -87,6 +89,7 @@ class DurableParts:
         self._partitions: Partitions
         self._model: JobModel
         self._startpoints: Startpoints
+        self._savepoints: SavepointRequests
         self._presence: JobLock
         self._name = ""
         self.state = ""  # the identity of the state here, for members
@@ -247,6 +250,8 @@ class DurableParts:
         self.committer = Committer(
             folder, context, loop, depot, sync=config[settings.STATE_SYNC] == "full"
         )
+        self._savepoints = SavepointRequests(folder, depot, config, self.cuts)
+        self.committer.report_cut = self._savepoints.report_cut
         self.recovery = Recovery(self._app, config, self.dead_letters, loop, self.committer)
         self.restore = Restore(
             self._app,
@@ -275,6 +280,7 @@ class DurableParts:
         await self.committer.open(self._guard(self._model))
         await nursery.start(self._be_present, enrolment)
         await self._startpoints.enter()
+        nursery.start_soon(self._savepoints.run)
         await nursery.start(self.committer.run)
         for system in self.systems:
             await nursery.start(system.run)
@@ -324,7 +330,12 @@ class DurableParts:
     # -- tasks -------------------------------------------------------------------------------
 
     def _cut_soon(self, partition: int) -> None:
-        self._partitions.commit_soon(partition)
+        """Have a task make a cut. One that rests is not called any more."""
+        task = self._partitions.tasks[partition]
+        if task.gate.phase is Phase.RESTING:
+            self.committer.commit(task)
+        else:
+            self._partitions.commit_soon(partition)
 
     async def release(self, task: Task) -> None:
         """Commit the work of a retired task, and stop writing it."""

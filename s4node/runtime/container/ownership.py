@@ -239,6 +239,7 @@ class Ownership:
         self._replay.exchange.revoke(task)
         self._left[partition] = self.view.epochs[partition]
         self._inputs.leave_one(partition)
+        self._replay.cuts.remove(partition)
         log.info(
             "handing a partition over", app=self._app.name, node=self._node, partition=partition
         )

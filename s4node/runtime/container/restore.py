@@ -239,8 +239,9 @@ class Restore:
                 f"{claim.commit} that were begun, and {claim.acknowledged} were acknowledged to "
                 f"others. The task had sent events to other tasks or streams, or received theirs, "
                 f"so resuming it from an earlier state would count events twice. All tasks have to "
-                f"be of one moment: restore {self._folder} as a whole from a backup made while the "
-                f"job was stopped; or remove it to begin anew, which puts events on streams again"
+                f"be of one moment: go on from a savepoint (--from NAME); or restore "
+                f"{self._folder} as a whole from a backup made while the job was stopped; or "
+                f"remove it to begin anew, which puts events on streams again"
             )
 
     def _tell_unused(self, pes: Iterable[str]) -> None:

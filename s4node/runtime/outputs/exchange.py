@@ -14,6 +14,9 @@ Rules
   on; the way to a consumer that has gone is forgotten. A consumer that returns may know earlier
   numbers, so its new way has another producer name. The same holds for a consumer with a new number
   of partitions: it has begun anew, and waiting events are routed again.
+- If a job goes on from a savepoint, a consumer may have received more than the savepoint has. Then
+  a task has a former way to it, which sends what the savepoint still had under its numbers. The
+  new way, with another producer name, begins when the consumer has committed all of that.
 - Events of a commit that was taken before the partitions were known leave with a later commit.
 """
 
@@ -57,6 +60,8 @@ log = get_logger("s4node.runtime")
 _LIFE = "life"
 _TO = "\1"
 """Separates a stream from its consumer in the name of a way."""
+FORMER = f"{_TO}former"
+"""Ends the name of a former way."""
 
 _MOMENT = 0.5
 """Seconds that connecting to an owner may take."""
@@ -157,8 +162,8 @@ class Exchange:
     def add_task(self, task: Task, state: TaskState, fence: int, rows: Rows) -> None:
         """Open the part of a claimed task, with the rows that its previous owner left."""
         side = self._sides[task.partition] = _Side(task, state, fence)
-        for name, mine in ways_of(rows).items():
-            stream, _, consumer = name.partition(_TO)
+        for name, mine in sorted(ways_of(rows).items(), key=_is_new):
+            stream, consumer = parts_of(name)
             if stream not in self._app.streams:
                 raise S4Error(
                     f"task {task.name!r} has unacknowledged events on stream {stream!r}, which the "
@@ -230,7 +235,7 @@ class Exchange:
     def _way(self, side: _Side, name: str, rows: Rows = ()) -> Way:
         """Make a way; its name is a stream, or a stream and a consumer."""
         task, state = side.task, side.state
-        stream, _, consumer = name.partition(_TO)
+        stream, consumer = parts_of(name)
         if not side.life:
             side.life = tokens.later()
             state.set_meta(_LIFE, side.life)
@@ -251,6 +256,7 @@ class Exchange:
             read=state.database.get,
             life=life,
             app=self._app.name,
+            former=name.endswith(FORMER),
             ask_for_cut=_other_job if consumer else partial(self._cuts.request, task.partition),
             **outbox_options(self._app.streams[stream], self._config),
         )
@@ -266,7 +272,8 @@ class Exchange:
             side.left[stream] = own
             side.own_rows = True
         way = side.ways[name] = Way(outbox, routes, emitter)
-        emitter.add(routes)
+        if f"{name}{FORMER}" not in side.ways:
+            emitter.add(routes)
         owners, epoch, origin = self._owners
         if owners and not consumer:
             emitter.assign(routes, owners, epoch, origin)
@@ -274,21 +281,35 @@ class Exchange:
 
     def consumer(self, stream: str, consumer: str) -> None:
         """Add or remove the ways to a consumer that has come or gone."""
-        name = f"{stream}{_TO}{consumer}"
+        new = way_name(stream, consumer)
         here = consumer in self._outputs.senders[stream].emitters
         for side in self._sides.values():
-            if here and name in side.unclaimed:
-                self._way(side, name, side.unclaimed.pop(name).rows)
-            elif not here and name in side.ways:
-                way = side.ways.pop(name)
-                self._close(side, name, way)
-                for row in way.outbox.rows():
-                    side.state.changes.put(row, None)
+            for name in (f"{new}{FORMER}", new):
+                if here and name in side.unclaimed:
+                    self._way(side, name, side.unclaimed.pop(name).rows)
+                elif not here and name in side.ways:
+                    self._forget_way(side, name)
+
+    def _forget_way(self, side: _Side, name: str) -> None:
+        """Nothing more is sent on a way, and its rows go with the next commit."""
+        way = side.ways.pop(name)
+        self._close(side, name, way)
+        for row in way.outbox.rows():
+            side.state.changes.put(row, None)
+
+    def _end_former(self, side: _Side) -> None:
+        """Have a new way begin if all of the former one is committed; not during a commit."""
+        for name in [name for name in side.ways if name.endswith(FORMER)]:
+            if side.ways[name].outbox.idle:
+                self._forget_way(side, name)
+                if (new := side.ways.get(name.removesuffix(FORMER))) is not None:
+                    new.emitter.add(new.routes)
 
     def _close(self, side: _Side, name: str, way: Way) -> None:
         """Stop sending on a way; nothing waits for it any more."""
-        way.emitter.remove(way.routes)
-        self._pipeline.unwatch(name.partition(_TO)[0], (side.task.partition, name))
+        if way.routes in way.emitter.carried:  # else a former way has not ended
+            way.emitter.remove(way.routes)
+        self._pipeline.unwatch(parts_of(name)[0], (side.task.partition, name))
 
     def assign(self, owners: Sequence[str], epoch: int, origin: str = "") -> None:
         """Route the ways to the current owners of partitions."""
@@ -311,7 +332,7 @@ class Exchange:
         sender = self._outputs.senders[stream]
         sender.passed_by(len(events))
         for consumer in sender.consumers:
-            name = f"{stream}{_TO}{consumer}"
+            name = way_name(stream, consumer)
             way = side.ways.get(name) or self._way(side, name)
             way.outbox.extend(events)
             self._after_put(side, stream, name, way)
@@ -357,6 +378,7 @@ class Exchange:
                 self._wake(side.task)  # for events put before the stream's partitions were known
             if not side.committing:
                 self._replace_ways(side)
+                self._end_former(side)
         for way in self._all():
             outbox = way.outbox
             if outbox.settled:
@@ -378,7 +400,7 @@ class Exchange:
             events = way.outbox.unsettled_events()
             log.warning("a consumer has a new number of partitions; events that it has not "
                         "committed are routed again", stream=outbox.stream, task=side.task.name,
-                        consumer=name.partition(_TO)[2], events=len(events))  # fmt: skip
+                        consumer=parts_of(name)[1], events=len(events))  # fmt: skip
             self._close(side, name, side.ways.pop(name))
             for row in way.outbox.rows():
                 side.state.changes.put(row, None)
@@ -399,11 +421,11 @@ class Exchange:
         for side in self._sides.values():
             task = side.task.name
             for name, way in side.ways.items():
-                stream, _, consumer = name.partition(_TO)
+                stream, consumer = parts_of(name)
                 events, size = way.outbox.unsettled, way.outbox.unsettled_bytes
                 yield OutboxStatistics(task, stream, consumer, events, size)
             for name, (_, depth, size) in side.unclaimed.items():
-                stream, _, consumer = name.partition(_TO)
+                stream, consumer = parts_of(name)
                 yield OutboxStatistics(task, stream, consumer, depth, size)
 
     # -- commits -----------------------------------------------------------------------------
@@ -462,6 +484,7 @@ class Exchange:
             return
         side.committing = False
         self._replace_ways(side)
+        self._end_former(side)
         if not written:
             side.moved = -1
         leaves = written and self.leaves(task)
@@ -475,6 +498,21 @@ class Exchange:
             self._tell(way)  # no answer will come if nothing is left to send
         if leaves:
             passing("outbox.released")
+
+
+def way_name(stream: str, consumer: str) -> str:
+    """The name of a task's way to a consumer of an output stream."""
+    return f"{stream}{_TO}{consumer}"
+
+
+def parts_of(way: str) -> tuple[str, str]:
+    """The stream and the consumer in a way's name; no consumer between tasks of the app."""
+    stream, _, rest = way.partition(_TO)
+    return stream, rest.partition(_TO)[0]
+
+
+def _is_new(way: tuple[str, Rows]) -> bool:
+    return not way[0].endswith(FORMER)
 
 
 def _other_job(_: int) -> bool:

@@ -1,0 +1,169 @@
+"""``s4 savepoints``: the savepoints of an app: list, show, remove, export and import them.
+
+Rules
+- An export is one file: the manifest and all files of a savepoint, as a tar archive.
+- An import is checked whole before its name is there. Nothing is written outside its folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+from s4node.cli.arguments import command, group, seconds, whole
+from s4node.cli.job import app_argument, find_job, job_options
+from s4node.cli.savepoint import as_row
+from s4node.config.config import Config
+from s4node.errors import ConfigError
+from s4node.savepoints import archive, folders
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    actions = group(parser)
+    listed = command(
+        actions, "list", list_, "list the savepoints of an app", "s4 savepoints list clicks"
+    )
+    shown = command(
+        actions,
+        "show",
+        show,
+        "show what is in a savepoint, and check its files",
+        "s4 savepoints show clicks before-the-upgrade",
+    )
+    removed = command(
+        actions,
+        "remove",
+        remove,
+        "remove savepoints by name, or all that are too old or too many",
+        "s4 savepoints remove clicks --keep 10 --older-than 604800",
+    )
+    exported = command(
+        actions,
+        "export",
+        export,
+        "write a savepoint into one file",
+        "s4 savepoints export clicks before-the-upgrade clicks.tar",
+    )
+    imported = command(
+        actions,
+        "import",
+        import_,
+        "have a savepoint that was exported, here or on another machine",
+        "s4 savepoints import clicks clicks.tar",
+    )
+    for action in (listed, shown, removed, exported, imported):
+        app_argument(action)
+    for action in (shown, exported):
+        action.add_argument("name", metavar="NAME", help="the savepoint's name")
+    removed.add_argument("names", metavar="NAME", nargs="*", help="savepoints to remove")
+    least = "remove all but so many, the newest"
+    removed.add_argument("--keep", type=whole, metavar="COUNT", help=least)
+    age = "remove those that were taken longer ago; the newest stays"
+    removed.add_argument("--older-than", type=seconds, metavar="SECONDS", help=age)
+    exported.add_argument("file", metavar="FILE", help="what to write; it must not exist")
+    imported.add_argument("file", metavar="FILE", help="what export has written")
+    imported.add_argument(
+        "--name", metavar="NAME", default="", help="call it so here (default: as it was)"
+    )
+    for action in (listed, shown, removed, exported, imported):
+        job_options(action)
+
+
+def list_(target: str, config: Config, *, as_json: bool) -> int:
+    """Print the savepoints; returns the exit status."""
+    job = find_job(target, config)
+    found = folders.found_in(job.folder)
+    if as_json:
+        print(json.dumps([as_row(each) for each in found]))
+        return 0
+    if not found:
+        print(f"{job.name} has no savepoints; s4 savepoint {job.name} takes one", file=sys.stderr)
+    for each in found:
+        why = f", {each.why}" if each.why else ""
+        print(f"{each.name}: {_at(each.created_ms)}, {each.bytes / 1e6:.1f} MB{why}")
+    return 0
+
+
+def show(target: str, config: Config, *, name: str, as_json: bool) -> int:
+    """Check a savepoint, and print what is in it; returns the exit status."""
+    job = find_job(target, config)
+    manifest = folders.read(job.folder, name)
+    folders.check(folders.savepoint_folder(job.folder, name), manifest)
+    if as_json:
+        print(json.dumps(as_row(manifest)))
+        return 0
+    print(f"{manifest.name} of {manifest.app}: {_at(manifest.created_ms)}, by s4node "
+          f"{manifest.version}, {manifest.bytes / 1e6:.1f} MB; all files are whole")  # fmt: skip
+    for task, saved in manifest.tasks.items():
+        size = sum(file.size for file in saved.files.values())
+        print(f"  {task}: commit {saved.commit}, {size / 1e6:.1f} MB")
+    return 0
+
+
+def remove(
+    target: str,
+    config: Config,
+    *,
+    names: list[str],
+    keep: int | None,
+    older_than: float | None,
+    as_json: bool,
+) -> int:
+    """Remove savepoints; returns the exit status."""
+    job = find_job(target, config)
+    if not names and keep is None and older_than is None:
+        raise ConfigError("name the savepoints to remove, or give --keep or --older-than")
+    for name in names:
+        folders.read(job.folder, name)  # raises where there is none
+    found = folders.found_in(job.folder)
+    now = datetime.now(UTC).timestamp()
+    doomed = set(names)
+    if keep is not None:
+        doomed |= {each.name for each in found[: max(0, len(found) - keep)]}
+    if older_than is not None:
+        doomed |= {each.name for each in found[:-1] if now - each.created_ms / 1000 > older_than}
+    for name in sorted(doomed):
+        folders.remove(job.folder, name)
+    if as_json:
+        print(json.dumps({"removed": sorted(doomed)}))
+    else:
+        print(f"removed: {', '.join(sorted(doomed)) or 'none'}", file=sys.stderr)
+    return 0
+
+
+def export(target: str, config: Config, *, name: str, file: str, as_json: bool) -> int:
+    """Write a savepoint into a file; returns the exit status."""
+    job = find_job(target, config)
+    manifest = folders.read(job.folder, name)
+    folder = folders.savepoint_folder(job.folder, name)
+    folders.check(folder, manifest)
+    size = archive.write(folder, manifest, Path(file))
+    if as_json:
+        print(json.dumps({"file": file, "bytes": size}))
+    else:
+        print(f"{file}: savepoint {name} of {job.name}, {size / 1e6:.1f} MB", file=sys.stderr)
+    return 0
+
+
+def import_(target: str, config: Config, *, file: str, name: str, as_json: bool) -> int:
+    """Have a savepoint from a file; returns the exit status."""
+    job = find_job(target, config)
+    manifest = archive.read(job.folder, Path(file), name)
+    if manifest.app != job.name:
+        print(f"s4: {file} is of app {manifest.app!r}; it goes to {job.name!r}", file=sys.stderr)
+    if as_json:
+        print(json.dumps(as_row(manifest)))
+    else:
+        print(
+            f"savepoint {manifest.name} of {job.name} is here; s4 run ... --from {manifest.name} "
+            f"goes on from it",
+            file=sys.stderr,
+        )
+    return 0
+
+
+def _at(millis: int) -> str:
+    return f"{datetime.fromtimestamp(millis / 1000, UTC):%Y-%m-%d %H:%M:%SZ}"

@@ -1,0 +1,104 @@
+"""A savepoint as one file: a tar archive with the manifest first.
+
+Rules
+- Only what the manifest names is read, and only regular files: nothing leads out of the folder.
+- A savepoint that is read appears under its name when all of its files are there and checked.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+from io import BytesIO
+from pathlib import Path
+
+import msgspec
+
+from s4node import disk
+from s4node.errors import CheckpointError, ConfigError
+from s4node.savepoints import folders
+from s4node.savepoints.folders import MANIFEST
+from s4node.savepoints.manifest import Manifest, parse
+from s4node.state.job import named_folder, safe_name
+
+_MANIFEST_BYTES = 256 << 20
+
+
+def write(folder: Path, manifest: Manifest, file: Path) -> int:
+    """Write the savepoint in ``folder`` into a new ``file``; returns its bytes."""
+    new = file.with_name(f"{file.name}.new")
+    try:
+        if file.exists():
+            raise ConfigError(f"{file} exists already; remove it, or name another file")
+        with tarfile.open(new, "w", format=tarfile.PAX_FORMAT) as tar:
+            data = msgspec.json.encode(manifest)
+            about = tarfile.TarInfo(MANIFEST)
+            about.size = len(data)
+            tar.addfile(about, BytesIO(data))
+            for task, saved in manifest.tasks.items():
+                for name in saved.files:
+                    tar.add(named_folder(folder, task) / name, f"{safe_name(task)}/{name}")
+        disk.sync(new)
+        new.rename(file)
+        return file.stat().st_size
+    except OSError as error:
+        new.unlink(missing_ok=True)
+        raise ConfigError(f"{file} cannot be written: {error.strerror or error}") from error
+
+
+def read(job: Path, file: Path, name: str = "") -> Manifest:
+    """Have the savepoint in ``file`` among those of the job in a folder, under its own name or
+    ``name``. Raises CheckpointError where it is damaged, ConfigError where it cannot be read."""
+    try:
+        with tarfile.open(file, "r:") as tar:
+            return _read(job, tar, file, name)
+    except tarfile.TarError as error:
+        raise CheckpointError(
+            f"{file} is not what s4 savepoints export has written, or is cut off: {error}"
+        ) from error
+    except FileNotFoundError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
+
+
+def _read(job: Path, tar: tarfile.TarFile, file: Path, name: str) -> Manifest:
+    first = tar.next()
+    if first is None or first.name != MANIFEST or first.size > _MANIFEST_BYTES:
+        raise CheckpointError(f"{file} is not what s4 savepoints export has written")
+    manifest = parse(_content(tar, first, file), file)
+    manifest = msgspec.structs.replace(manifest, name=name or manifest.name)
+    place = folders.savepoint_folder(job, manifest.name)
+    if place.exists():
+        raise CheckpointError(
+            f"there is a savepoint {manifest.name!r} already; give this one another --name"
+        )
+    cuts = folders.cuts_folder(job, manifest.number)
+    wanted = {
+        f"{safe_name(task)}/{each}": named_folder(cuts, task) / each
+        for task, saved in manifest.tasks.items()
+        for each in saved.files
+        if "/" not in each
+    }
+    with folders.told(job):
+        shutil.rmtree(cuts, ignore_errors=True)
+        try:
+            for member in tar:
+                if member.name in wanted and member.isreg():
+                    path = wanted[member.name]
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    source = tar.extractfile(member)
+                    assert source is not None
+                    with source, path.open("wb") as copy:
+                        shutil.copyfileobj(source, copy)
+            folders.check(cuts, manifest)
+            folders.finish(job, manifest)
+        finally:
+            shutil.rmtree(cuts, ignore_errors=True)
+    return manifest
+
+
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo, file: Path) -> bytes:
+    source = tar.extractfile(member)
+    if source is None:
+        raise CheckpointError(f"{file} is not what s4 savepoints export has written")
+    with source:
+        return source.read()

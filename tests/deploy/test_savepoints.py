@@ -1,0 +1,322 @@
+"""Savepoints of apps that run in real processes: taken amid events, gone back to, and damaged."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from harness import NodeProcess, node_process, s4_process, until_told
+
+from s4node import Client, Event
+from s4node.events.keys import crc32m
+from s4node.state import epochs
+from s4node.state.browse import StateReader
+from s4node.state.task_state import TaskState
+
+pytestmark = pytest.mark.slow
+
+
+async def test_a_savepoint_taken_amid_events_is_gone_back_to_and_its_outputs_come_again(
+    it: Shop,
+) -> None:
+    async with it.totals() as totals:
+        async with it.counter(totals) as counter, Client(counter.address, producer="p") as client:
+            sent = 0
+            async with trio.open_nursery() as nursery:
+
+                async def keep_sending() -> None:
+                    nonlocal sent
+                    while True:
+                        with trio.CancelScope(shield=True):
+                            await it.send(client, sent, sent + 100)
+                        sent += 100
+                        await trio.lowlevel.checkpoint()
+
+                nursery.start_soon(keep_sending)
+                await it.s4("savepoint", "counter", "--name", "amid")
+                nursery.cancel_scope.cancel()
+            await it.send(client, sent, sent + 1000)
+            sent += 1000
+            await it.until_total(sent)
+        before = it.counts("counter")
+        assert before == counts(range(sent))
+
+        refused = await it.s4("run", "counter.py", "--from", "amid", *it.to(totals), ends=1)
+        assert "add --outputs again --accept-loss" in refused.errors
+        again = int(_number_before(" events come again", refused.errors))
+        lost = int(_number_before(" events that were acknowledged since", refused.errors))
+        assert again >= 1000
+        assert lost >= 1000
+
+        more = ("--from", "amid", "--outputs", "again", "--accept-loss")
+        async with it.counter(totals, *more) as counter:
+            async with Client(counter.address, producer="p") as client:
+                await it.send(client, 0, sent, again=True)  # which fills the gap
+            await it.until_total(sent + again)
+        assert it.counts("counter") == before
+
+
+async def test_a_producer_goes_on_after_a_loss_that_was_accepted(it: Shop) -> None:
+    async with it.totals() as totals:
+        async with it.counter(totals) as counter, Client(counter.address, producer="p") as client:
+            await it.send(client, 0, 1000)
+            await it.s4("savepoint", "counter", "--name", "early")
+            await it.send(client, 1000, 1500)
+            await it.until_total(1500)
+            await counter.kill()
+            more = ("--from", "early", "--outputs", "again", "--accept-loss")
+            async with it.counter(totals, *more, listen=counter.address):
+                await it.send(client, 1500, 2000)  # the same program, which has not noticed
+                await it.until_total(2000)
+        assert it.counts("counter") == counts([*range(1000), *range(1500, 2000)])
+
+
+async def test_a_stopped_app_has_savepoints_too_and_one_file_takes_them_elsewhere(it: Shop) -> None:
+    async with it.totals() as totals:
+        async with it.counter(totals) as counter, Client(counter.address, producer="p") as client:
+            await it.send(client, 0, 600)
+            await it.until_total(600)
+        await it.s4("savepoint", "counter", "--name", "stopped")
+        await it.s4("savepoints", "export", "counter", "stopped", "stopped.tar")
+        shown = json.loads((await it.s4("savepoints", "list", "counter", "--json")).stdout[-1])
+        assert [each["name"] for each in shown] == ["stopped"]
+        await it.s4("savepoints", "remove", "counter", "stopped")
+
+        (it.folder / "elsewhere").mkdir()
+        it.state = "elsewhere/state"
+        more = ("--from", "stopped", "--outputs", "again", "--accept-loss")
+        await it.s4("savepoints", "import", "counter.py", "stopped.tar")
+        async with it.counter(totals, *more) as counter:
+            assert it.counts("counter") == counts(range(600))
+            async with Client(counter.address, producer="other") as client:
+                await it.send(client, 600, 900)
+                await it.until_total(900)
+        assert it.counts("counter") == counts(range(900))
+
+
+@pytest.mark.parametrize("step", ["savepoint.cut", "savepoint.kept"])
+async def test_a_container_that_dies_amid_a_savepoint_leaves_none_and_goes_on(
+    it: Shop, step: str
+) -> None:
+    async with it.totals() as totals:
+        async with (
+            it.counter(totals, fault=f"{step}:2") as counter,
+            Client(counter.address, producer="p") as client,
+        ):
+            await it.send(client, 0, 500)
+            failed = await it.s4("savepoint", "counter", "--name", "one", "--timeout", "2", ends=1)
+        assert "no savepoint of 'counter' was taken" in failed.errors
+        assert list(it.job.glob("savepoints/*")) == []
+        async with it.counter(totals) as counter:
+            async with Client(counter.address, producer="p") as client:
+                await it.send(client, 500, 700)
+            await it.s4("savepoint", "counter", "--name", "two")
+            await it.until_total(700)
+        assert it.counts("counter") == counts(range(700))
+
+
+async def test_a_job_that_is_half_restored_does_not_start_until_it_is_restored(it: Shop) -> None:
+    async with it.totals() as totals:
+        async with it.counter(totals) as counter, Client(counter.address, producer="p") as client:
+            await it.send(client, 0, 500)
+            await it.until_total(500)
+            await it.s4("savepoint", "counter", "--name", "one")
+            await it.send(client, 500, 800)
+            await it.until_total(800)
+        more = ("--from", "one", "--outputs", "again", "--accept-loss")
+        dead = ("run", "counter.py", *more, *it.to(totals))
+        await it.s4(*dead, ends=-9, fault="savepoint.restore:2")
+        refused = await it.s4("run", "counter.py", *it.to(totals), ends=1)
+        assert "start again with --from one" in refused.errors
+        async with it.counter(totals, *more) as counter:
+            async with Client(counter.address, producer="other") as client:
+                await it.send(client, 500, 800)
+            await it.until_total(800 + 300)
+        assert it.counts("counter") == counts(range(800))
+
+
+async def test_bad_savepoints_are_named_and_refused_and_the_job_stays_as_it_was(it: Shop) -> None:
+    async with it.totals() as totals:
+        async with it.counter(totals) as counter, Client(counter.address, producer="p") as client:
+            await it.send(client, 0, 300)
+            await it.s4("savepoint", "counter", "--name", "one")
+            taken = await it.s4("savepoint", "counter", "--name", "one", ends=1)
+            assert "has a savepoint 'one' already" in taken.errors
+            odd = await it.s4("savepoint", "counter", "--name", "../one", ends=2)
+            assert "cannot be the name of a savepoint" in odd.errors
+            running = await it.s4("run", "counter.py", "--from", "one", *it.to(totals), ends=1)
+            assert "is running" in running.errors
+            await it.until_total(300)
+        unknown = await it.s4("run", "counter.py", "--from", "nix", *it.to(totals), ends=1)
+        assert "there is no savepoint 'nix'" in unknown.errors
+        table = next((it.job / "savepoints" / "one").glob("*/*.sst"))
+        data = table.read_bytes()
+        table.unlink()  # it has two names, and the job goes on with the other
+        missing = await it.s4("run", "counter.py", "--from", "one", *it.to(totals), ends=1)
+        assert "is damaged" in missing.errors
+        assert "it is missing" in missing.errors
+        table.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        damaged = await it.s4("savepoints", "show", "counter", "one", ends=1)
+        assert "its content is not what was saved" in damaged.errors
+        manifest = it.job / "savepoints" / "one" / "manifest.json"
+        manifest.write_text(manifest.read_text().replace('"format":1', '"format":99'))
+        newer = await it.s4("run", "counter.py", "--from", "one", *it.to(totals), ends=1)
+        assert "has the format 99" in newer.errors
+        async with it.counter(totals):
+            assert it.counts("counter") == counts(range(300))
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+COUNTER = """
+from s4node import App, Event, ProcessingElement
+
+class Click(Event):
+    user: str
+    number: int
+
+class Digit(Event):
+    digit: str
+    number: int
+
+class Spread(ProcessingElement):
+    n: int = 0
+
+    def on_event(self, event: Click) -> None:
+        self.n += 1
+        self.app.streams["digits"].put(Digit(str(event.number % 10), event.number))
+
+class Count(ProcessingElement):
+    n: int = 0
+
+    def on_event(self, event: Digit) -> None:
+        self.n += 1
+        self.app.streams["done"].put(event)
+
+app = App("counter")
+app.create_output_stream("done", key="digit", types=Digit)
+app.create_stream("digits", app.create_pe(Count), key="digit")
+app.create_input_stream("clicks", app.create_pe(Spread), key="user")
+"""
+
+TOTALS = """
+from s4node import App, Event, ProcessingElement
+
+class Digit(Event):
+    digit: str
+    number: int
+
+class Total(ProcessingElement):
+    n: int = 0
+
+    def on_event(self, event: Digit) -> None:
+        self.n += 1
+
+app = App("totals")
+app.create_input_stream("done", app.create_pe(Total), key="digit")
+"""
+
+
+class Click(Event):
+    user: str
+    number: int
+
+
+def counts(numbers: Any) -> Counter[str]:
+    """How often each digit was counted."""
+    return Counter(str(number % 10) for number in numbers)
+
+
+def _number_before(words: str, text: str) -> str:
+    """The number that stands before these words."""
+    return text[: text.index(words)].split()[-1]
+
+
+class Shop:
+    """An app of four tasks that counts digits, and another that counts what it puts out."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.state = "state"
+        (folder / "counter.py").write_text(COUNTER)
+        (folder / "totals.py").write_text(TOTALS)
+
+    @property
+    def job(self) -> Path:
+        return self.folder / self.state / "default" / "counter"
+
+    @asynccontextmanager
+    async def totals(self) -> AsyncIterator[NodeProcess]:
+        settings = ("--partitions", "2", "-p", "s4.stream.done.grade=durable")
+        place = ("-p", "s4.state.folder=totals", "-p", "s4.cluster.name=end")
+        async with node_process("totals.py", *settings, *place, cwd=self.folder) as node:
+            yield node
+
+    def to(self, totals: NodeProcess) -> tuple[str, ...]:
+        """The settings of the app that counts."""
+        return (
+            *("--partitions", "4", "-p", "s4.stream.clicks.grade=durable"),
+            *("-p", f"s4.cluster.end.address={totals.address}"),
+            *("-p", "s4.stream.done.consumers=end"),
+            *("-p", f"s4.state.folder={self.state}"),
+        )
+
+    @asynccontextmanager
+    async def counter(
+        self,
+        totals: NodeProcess,
+        *more: str,
+        listen: str = "tcp://127.0.0.1:0",
+        fault: str = "",
+    ) -> AsyncIterator[NodeProcess]:
+        command = ("run", "counter.py", "--listen", listen, *more, *self.to(totals))
+        async with s4_process(*command, cwd=self.folder, fault=fault) as node:
+            yield node
+            if node.process.returncode is None:
+                node.process.terminate()
+                await node.wait()
+
+    async def s4(self, *words: str, ends: int | None = 0, fault: str = "") -> NodeProcess:
+        """A command, whose exit status has to be this one."""
+        place = () if words[0] == "run" else ("-p", f"s4.state.folder={self.state}")
+        async with s4_process(*words, *place, cwd=self.folder, ready=False, fault=fault) as command:
+            with trio.fail_after(60):
+                status = await command.wait()
+            assert ends is None or status == ends, command.errors
+        return command
+
+    async def send(self, client: Client, first: int, end: int, *, again: bool = False) -> None:
+        clicks = await client.stream("clicks", again=again)
+        await clicks.send_many(Click(f"user-{n % 23}", n) for n in range(first, end))
+        assert await clicks.flush() == []
+
+    def counts(self, app: str) -> Counter[str]:
+        """What has been counted, by digit, as of the last commits."""
+        pe, folder = ("Count", self.state) if app == "counter" else ("Total", "totals")
+        cluster = "default" if app == "counter" else "end"
+        found: Counter[str] = Counter()
+        for task in sorted((self.folder / folder / cluster / app).glob("tasks/*")):
+            with epochs.copied(task) as database:
+                reader = StateReader(TaskState(database, crc32m))
+                for key, state in reader.instances(pe) if pe in reader.elements else ():
+                    found[str(key)] += state["n"]
+        return found
+
+    async def until_total(self, events: int) -> None:
+        """Wait until the other app has counted so many events, and no more."""
+
+        async def total() -> int:
+            return sum(self.counts("totals").values())
+
+        assert await until_told(total, lambda found: found >= events, seconds=60) == events
+
+
+@pytest.fixture
+def it(tmp_path: Path) -> Shop:
+    return Shop(tmp_path)
