@@ -79,6 +79,12 @@ def go_back(target: str, config: Config, name: str, *, outputs: str, accept_loss
 
     def work(_: str) -> None:
         since = restore.since()
+        if not since.known:
+            print(
+                f"s4: the newer state of {job.name} is not here, so what others have received or "
+                f"sent since could not be counted",
+                file=sys.stderr,
+            )
         for (stream, consumer), events in sorted(since.outputs.items()):
             print(f"{stream} to {consumer}: {events} events come again", file=sys.stderr)
         for (stream, producer), events in sorted(since.producers.items()):

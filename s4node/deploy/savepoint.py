@@ -57,7 +57,7 @@ class SavepointOf:
         if folders.savepoint_folder(self.folder, name).exists():
             raise CheckpointError(
                 f"app {self.app!r} has a savepoint {name!r} already; take another name, or remove "
-                f"that one: s4 savepoint remove {self.app} {name}"
+                f"that one: s4 savepoints remove {self.app} {name}"
             )
         last = max((each.number for each in folders.found_in(self.folder)), default=0)
         return max(last + 1, now_ms())
@@ -70,9 +70,16 @@ class SavepointOf:
         async with coordination.registry(f"s4 savepoint {self.app}") as registry:
             for each in range(number, number + _TRIES):
                 try:
+                    await registry.request_savepoint(self.state, each)
+                except EntryExists as error:
+                    raise CheckpointError(
+                        f"another savepoint of {self.app!r} is being taken; wait for it"
+                    ) from error
+                try:
+                    await threads.run_sync(folders.remove_cuts, self.folder, each)
                     cuts = await self._cuts(registry, each, timeout)
                     return await threads.run_sync(self._finish, name, each, cuts, why)
-                except CheckpointError as error:
+                except _CutsError as error:
                     failed = str(error)
                 finally:
                     with trio.CancelScope(shield=True):
@@ -83,13 +90,7 @@ class SavepointOf:
     async def _cuts(
         self, registry: Registry, number: int, timeout: float
     ) -> Mapping[str, CutReport]:
-        """Have all tasks make their cuts; raises CheckpointError where one does not."""
-        try:
-            await registry.request_savepoint(self.state, number)
-        except EntryExists as error:
-            raise CheckpointError(
-                "another one is being taken at this moment; wait until it is there"
-            ) from error
+        """Return the cuts of all tasks; raises CheckpointError if one has made none in time."""
         path = registry.path_of_savepoint(self.state)
         cuts: dict[str, CutReport] = {}
         with trio.move_on_after(timeout):
@@ -99,14 +100,14 @@ class SavepointOf:
                 self.tell(len(cuts), len(self.tasks))
                 for report in cuts.values():
                     if report.error:
-                        raise CheckpointError(f"task {report.task!r}: {report.error}")
+                        raise _CutsError(f"task {report.task!r}: {report.error}")
                 if cuts.keys() >= set(self.tasks):
                     return cuts
                 await registry.session.wait_change(path, seen)
         missing = ", ".join(sorted(set(self.tasks) - cuts.keys()))
         raise CheckpointError(
-            f"no cut within {timeout:g} s of {missing}; see whether a container has them, and what "
-            f"it logs"
+            f"no savepoint of {self.app!r} was taken: no cut within {timeout:g} s of {missing}; "
+            f"see whether a container has them, and what it logs"
         )
 
     def take_stopped(self, name: str, why: str = "") -> Manifest:
@@ -144,7 +145,7 @@ class SavepointOf:
             tasks,
             why,
         )
-        folders.finish(self.folder, manifest)
+        folders.finish(self.folder, manifest, folders.cuts_folder(self.folder, number))
         return manifest
 
     def _check_owners(self, cuts: Mapping[str, CutReport]) -> None:
@@ -156,4 +157,8 @@ class SavepointOf:
             store.close()
         for task, cut in cuts.items():
             if fences.get(task, 0) != cut.fence:
-                raise CheckpointError(f"task {task!r} was taken over after it had made its cut")
+                raise _CutsError(f"task {task!r} was taken over after it had made its cut")
+
+
+class _CutsError(CheckpointError):
+    """The cuts of this number are of no use; those of another one may be."""

@@ -71,8 +71,7 @@ class SavepointRestore:
                 if newest is None:
                     known = False
                     continue
-                for way, events in _sent_since(saved, newest).items():
-                    outputs[parts_of(way)] += events
+                outputs.update(_sent_since(saved, newest))
                 producers.update(self._acknowledged_since(saved, newest))
         return Since(+outputs, +producers, known)
 
@@ -167,19 +166,19 @@ def _numbers(state: TaskState) -> dict[Producer, int]:
     return found
 
 
-def _sent_since(saved: TaskState, newest: TaskState) -> dict[str, int]:
-    """The events that a task has sent to consumers since, by way."""
+def _sent_since(saved: TaskState, newest: TaskState) -> Counter[tuple[str, str]]:
+    """The events that a task has sent since, by stream and consumer."""
     before = _ends(saved)
-    found: Counter[str] = Counter()
-    for (way, life, partition), number in _ends(newest).items():
-        found[way] += max(0, number - before.get((way, life, partition), 0))
-    return dict(+found)
+    found: Counter[tuple[str, str]] = Counter()
+    for lane, number in _ends(newest).items():
+        found[lane[:2]] += max(0, number - before.get(lane, 0))
+    return found
 
 
-def _ends(state: TaskState) -> dict[tuple[str, str, int], int]:
-    """The next number of each lane to a consumer, by the way's name and life."""
+def _ends(state: TaskState) -> dict[tuple[str, str, str, int], int]:
+    """The next number of each lane, by stream, consumer and life; a former way has its life."""
     return {
-        (way, life_of(rows), partition): number
+        (*parts_of(way), life_of(rows), partition): number
         for way, rows in ways_of(state.rows(OUTBOX)).items()
         if parts_of(way)[1]
         for partition, number in sort_rows(way, rows).next_numbers.items()

@@ -71,7 +71,7 @@ def _read(job: Path, tar: tarfile.TarFile, file: Path, name: str) -> Manifest:
         raise CheckpointError(
             f"there is a savepoint {manifest.name!r} already; give this one another --name"
         )
-    cuts = folders.cuts_folder(job, manifest.number)
+    cuts = folders.import_folder(job)
     wanted = {
         f"{safe_name(task)}/{each}": named_folder(cuts, task) / each
         for task, saved in manifest.tasks.items()
@@ -79,7 +79,6 @@ def _read(job: Path, tar: tarfile.TarFile, file: Path, name: str) -> Manifest:
         if "/" not in each
     }
     with folders.told(job):
-        shutil.rmtree(cuts, ignore_errors=True)
         try:
             for member in tar:
                 if member.name in wanted and member.isreg():
@@ -90,7 +89,7 @@ def _read(job: Path, tar: tarfile.TarFile, file: Path, name: str) -> Manifest:
                     with source, path.open("wb") as copy:
                         shutil.copyfileobj(source, copy)
             folders.check(cuts, manifest)
-            folders.finish(job, manifest)
+            folders.finish(job, manifest, cuts)
         finally:
             shutil.rmtree(cuts, ignore_errors=True)
     return manifest

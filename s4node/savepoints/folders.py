@@ -111,9 +111,8 @@ def check(folder: Path, manifest: Manifest) -> None:
             )
 
 
-def finish(job: Path, manifest: Manifest) -> None:
-    """Make a savepoint of the cuts that are there, under its name, which is not taken."""
-    cuts = cuts_folder(job, manifest.number)
+def finish(job: Path, manifest: Manifest, cuts: Path) -> None:
+    """Make a savepoint of the tasks in a folder, under its name, which is not taken."""
     with told(job):
         for task, saved in manifest.tasks.items():
             folder = named_folder(cuts, task)
@@ -132,13 +131,21 @@ def remove(job: Path, name: str) -> None:
         shutil.rmtree(folder)
 
 
-def remove_cuts(job: Path) -> None:
-    """Remove what was left of savepoints that were not finished."""
-    folder = savepoints_folder(job)
+def remove_cuts(job: Path, but: int = 0) -> None:
+    """Remove what was left of savepoints that were not finished, but for one number."""
     with told(job):
-        for each in folder.iterdir() if folder.is_dir() else ():
-            if each.is_dir() and not (each / MANIFEST).exists():
+        for each in savepoints_folder(job).glob(f"{_CUT}*"):
+            if each != cuts_folder(job, but):
                 shutil.rmtree(each)
+
+
+def import_folder(job: Path) -> Path:
+    """Where a savepoint is that is being imported; what an earlier import left is removed."""
+    place = savepoints_folder(job) / ".import"
+    with told(job):
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+    return place
 
 
 def begin_restore(job: Path, name: str) -> None:

@@ -679,7 +679,7 @@ async def test_an_import_beyond_the_end_is_refused_at_the_start_and_can_be_fixed
     exported = (await nodes.s4("checkpoint export two", "x")).stdout
     beyond = exported.replace('"offset": 3', '"offset": 4', 1).encode()
     assert (await nodes.s4("checkpoint import two -", "x", stdin=beyond)).returncode == 0
-    with pytest.raises(CheckpointError, match=r"at offset 4, and memory.ta\[0\] ends at 3") as died:
+    with pytest.raises(CheckpointError, match=r"at offset 4, but memory.ta\[0\] ends at 3") as died:
         await nodes.run("x", 1)
     (command,) = re.findall(r"s4 (startpoint set .*?) \(", str(died.value))
     assert "or s4 checkpoint import with one that fits" in str(died.value)

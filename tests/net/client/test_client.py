@@ -537,7 +537,7 @@ async def test_events_that_an_error_for_good_has_left_are_told_when_the_client_i
                 await until(lambda: stream._outbox.error)
                 with pytest.raises(EventError, match="had 3 partitions and now has 5"):
                     await stream.flush()
-    (told,) = [log for log in logs if log["event"].startswith("events have no verdict")]
+    (told,) = [log for log in logs if log["event"] == "events stay unacknowledged"]
     assert (told["stream"], told["events"]) == ("clicks", 10)
 
 

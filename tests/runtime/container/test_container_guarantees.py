@@ -349,6 +349,7 @@ async def test_no_task_waits_for_the_callback_window_or_commit_of_another(
     app = TaskApp("waits", lambda: Waits(held, windows), inputs=["memory.views"])
     async with running(app, {**settings, "task.window.ms": "5"}):
         await until(lambda: len(held["Partition 1"]) == 30 and windows["Partition 1"] >= 3)
+        await until(lambda: held["Partition 0"])  # each partition begins to be read by itself
         assert len(held["Partition 0"]) == 1
         for n in range(30):
             await until(lambda n=n: len(held["Partition 0"]) == n + 1)

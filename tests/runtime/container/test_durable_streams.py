@@ -361,7 +361,7 @@ async def test_a_state_that_was_put_back_is_told_and_not_counted_with(
             shutil.copytree(tmp_path / "older", folder)
             await node.begin(CountingApp())
             await clicks.send(Click("joe"))
-            with pytest.raises(EventError, match=r"everything below 40 is committed .* is of 20"):
+            with pytest.raises(EventError, match=r"everything below 40 is committed .* ends at 20"):
                 await clicks.flush()
             client.abandon()
 

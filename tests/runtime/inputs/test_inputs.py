@@ -357,7 +357,7 @@ async def test_the_reason_why_a_job_may_not_have_more_tasks_names_what_makes_the
     fix = r"give memory.clicks \(8 partitions\) a key"
     if keyed:
         fix = "set s4.cluster.partitions = 4$"
-    with dies(CheckpointError, match=f"(?m)it had 4 tasks and would have 8: .*; {fix}"):
+    with dies(CheckpointError, match=f"(?m)it had 4 tasks and would have 8, .*; {fix}"):
         async with running(make(), settings, partitions=8 if keyed else 4):
             await trio.sleep_forever()
 

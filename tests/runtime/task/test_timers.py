@@ -64,7 +64,7 @@ def made(*, may: bool = False, held: bool = False, **gate: object) -> tuple[Time
         processor=SimpleNamespace(timed=True, next_due=0.0),
         settings=SimpleNamespace(commit=0, window=0, callback_timeout=0),
         choose=lambda: may,
-        backlog=SimpleNamespace(waiting=held),
+        backlog=SimpleNamespace(has_waiting=held),
     )
     return Timers(task, 0.0), its
 
