@@ -377,8 +377,8 @@ async def test_what_is_no_adapter_cannot_be_run_as_one(folder: Path) -> None:
 
 COMMANDS = [
     "run", "node", "adapter", "deploy", "apps", "undeploy", "status", "top", "send", "tail",
-    "log", "startpoint", "checkpoint", "savepoint", "savepoints", "state", "dead-letter", "new-app", "graph", "health",
-    "bench", "config",
+    "log", "startpoint", "checkpoint", "savepoint", "savepoints", "state", "dead-letter", "new-app",
+    "graph", "health", "bench", "config",
 ]  # fmt: skip
 
 
