@@ -91,7 +91,7 @@ async def test_a_program_that_sends_again_and_is_not_known_is_told_so(
         await send(node.address, 10)
         capsys.readouterr()
         await send(node.address, 10)
-        assert "nothing is known" not in capsys.readouterr().err
+        assert "no earlier life of this producer is known" not in capsys.readouterr().err
         await forget(log, "import")
         await send(node.address, 10)
         assert "no earlier life of this producer is known" in capsys.readouterr().err
