@@ -296,7 +296,7 @@ async def test_a_task_that_others_have_heard_of_is_not_set_back_alone(
             async with s4_process(*arguments, cwd=tmp_path, ready=False) as process:
                 assert await process.wait() == 1
             assert "task 'Partition 1' has lost commits" in process.errors
-            assert "or remove it to start again without state" in process.errors
+            assert "or remove it to begin anew" in process.errors
             assert "Traceback" not in process.errors
         shutil.rmtree(tmp_path / "state" / "default" / "counting")
         async with s4_process(*arguments, cwd=tmp_path) as process:

@@ -54,6 +54,7 @@ class Store:
 
     def __init__(self, folder: Path, **given: str) -> None:
         self.inside = StartpointStore(folder, Config.from_values(given))
+        self.place = folder / FOLDER
         self._state = identity_of(folder, None)
 
     def put(
@@ -105,7 +106,7 @@ def test_what_is_asked_for_waits_in_a_file_apart_from_progress(
         ("", Timestamp(5)),
         ("Partition 0", Specific(7)),
     }
-    assert store.inside.folder == tmp_path / FOLDER
+    assert store.place == tmp_path / FOLDER
     assert not list(tmp_path.glob("progress*"))
 
 
@@ -119,7 +120,7 @@ def test_a_number_that_is_no_offset_or_time_is_refused_where_a_startpoint_is_mad
         with pytest.raises(StartpointError, match=f"{number} is out of range: {least} to "):
             kind(number)
     store.put([CLICKS], kind(5), NOW)
-    with closing(sqlite3.connect(store.inside.folder / "tree.sqlite")) as database, database:
+    with closing(sqlite3.connect(store.place / "tree.sqlite")) as database, database:
         query = "SELECT data FROM entry WHERE path LIKE '/startpoints/%'"
         ((data,),) = database.execute(query).fetchall()
         body = data.replace(b":5}", f":{least - 1}}}".encode())
@@ -201,13 +202,13 @@ def test_a_delete_for_a_task_leaves_what_is_for_all(store: Store) -> None:
 
 def test_a_damaged_store_and_one_that_cannot_be_written_are_told(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    store.inside.folder.mkdir()
-    tree = store.inside.folder / "tree.sqlite"
+    store.place.mkdir()
+    tree = store.place / "tree.sqlite"
     tree.write_bytes(b"not a database, but long enough to be looked at" * 50)
     with pytest.raises(StartpointError, match=r"it is damaged: stop all nodes and delete"):
         store.requests()
-    shutil.rmtree(store.inside.folder)
-    store.inside.folder.touch()
+    shutil.rmtree(store.place)
+    store.place.touch()
     with pytest.raises(StartpointError, match=r"cannot be used .*fix its permissions"):
         store.put([CLICKS], Oldest(), NOW)
 
