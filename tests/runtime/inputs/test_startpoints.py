@@ -106,7 +106,7 @@ def test_what_is_asked_for_waits_in_a_file_apart_from_progress(
         ("", Timestamp(5)),
         ("Partition 0", Specific(7)),
     }
-    assert store.place == tmp_path / FOLDER
+    assert (tmp_path / FOLDER / "tree.sqlite").exists()
     assert not list(tmp_path.glob("progress*"))
 
 
