@@ -77,8 +77,9 @@ class Terminal:
             self.running[name] = await self._background.enter_async_context(
                 s4_process(*words[1:-1], *options, cwd=self.folder)
             )
-        elif words[0] == "pkill":
-            stopped = self.running.pop(words[-1])
+        elif words[0] == "kill":
+            (name,) = [name for name in self.running if f"s4 {name}".startswith(words[-1][1:])]
+            stopped = self.running.pop(name)
             stopped.signal(signal.SIGKILL if "-9" in words else signal.SIGTERM)
             assert await stopped.wait() == (-signal.SIGKILL if "-9" in words else 0)
         elif words[0] == "python":

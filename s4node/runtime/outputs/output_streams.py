@@ -103,7 +103,7 @@ class OutputStreams:
             self._connect(sender, cluster, stream)
         if not sender.consumers and not self._awaited:
             log.warning(
-                "nobody consumes an output stream; its events go nowhere",
+                "no setting names a consumer of an output stream; only subscribers get its events",
                 stream=stream.name,
                 setting=f"s4.stream.{stream.name}.consumers",
             )
