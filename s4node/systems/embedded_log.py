@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, assert_never
 
 import trio
 
@@ -34,7 +34,7 @@ from s4node.net.client.reading import Arrived, Lost, Reading
 from s4node.net.transport.pair_socket import host_and_port
 from s4node.net.wire.decoder import raws_of
 from s4node.net.wire.encoder import encoded
-from s4node.offsets.startpoint import Oldest, Specific, Startpoint, Timestamp
+from s4node.offsets.startpoint import Oldest, Specific, Startpoint, Timestamp, Upcoming
 from s4node.offsets.system import (
     Bounds,
     EndOfStream,
@@ -122,7 +122,9 @@ class EmbeddedLog:
                         f"{bounds.upcoming}; start at one of these"
                     )
                 return offset
-        return bounds.upcoming
+            case Upcoming():
+                return bounds.upcoming
+        assert_never(startpoint)
 
     async def open(
         self, ssp: SystemStreamPartition, offset: int, types: Sequence[type]

@@ -10,7 +10,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, assert_never
 
 import trio
 
@@ -18,7 +18,7 @@ from s4node import clocks
 from s4node.errors import InputLost, StartpointError, UnknownStream
 from s4node.events.event import GenericEvent
 from s4node.events.schema import EventType, TypeDecl, TypeReader, reader_of
-from s4node.offsets.startpoint import Oldest, Specific, Startpoint, Timestamp
+from s4node.offsets.startpoint import Oldest, Specific, Startpoint, Timestamp, Upcoming
 from s4node.offsets.system import (
     END_OF_STREAM,
     Bounds,
@@ -163,7 +163,9 @@ class MemorySystem:
                     f"{ssp} has no offset {offset}: it has {home.oldest} to {home.upcoming - 1}; "
                     f"choose one of these, or {home.upcoming} for the next event"
                 )
-        return home.upcoming
+            case Upcoming():
+                return home.upcoming
+        assert_never(startpoint)
 
     async def open(self, ssp: SystemStreamPartition, offset: int, types: Sequence[type]) -> _Reader:
         await self.wait_reachable()

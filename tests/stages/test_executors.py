@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from s4node.config.kinds import EXECUTOR
 from s4node.errors import ConfigError, S4Error
 from s4node.stages.executors import (
+    BUILT_IN,
     UNLIMITED,
     Block,
     Executor,
@@ -64,6 +66,11 @@ def test_what_a_stage_of_100_events_and_1000_bytes_admits(
 def test_who_waits_for_a_stage(executor: str, withholds: bool, waits_from: float) -> None:
     found = loaded(executor, 0, 0).executor
     assert (found.withholds, found.waits_from) == (withholds, waits_from)
+
+
+def test_the_settings_know_each_built_in_executor_by_its_name() -> None:
+    with pytest.raises(ValueError, match=f"^is neither {', '.join(BUILT_IN)} nor package"):
+        EXECUTOR.parse("drop the oldest")
 
 
 @pytest.mark.parametrize("executor", ["block", "shed"])

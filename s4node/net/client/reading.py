@@ -13,7 +13,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, assert_never
 
 from s4node import errors
 from s4node.errors import ConnectionRefused, InputLost, S4Error, StartpointError
@@ -75,7 +75,9 @@ def start_header(start: Startpoint | Mapping[int, int]) -> Any:
             return wire.UPCOMING
         case Timestamp(millis):
             return millis
-    return wire.POSITIONS
+        case Specific() | Mapping():
+            return wire.POSITIONS
+    assert_never(start)
 
 
 def fault_of(error: str, headers: wire.Headers) -> S4Error:
