@@ -14,15 +14,14 @@ from datetime import UTC, datetime
 import trio
 
 from s4node.cli.arguments import seconds
-from s4node.cli.job import Job, app_argument, find_job, job_options
-from s4node.config import settings
+from s4node.cli.job import app_argument, find_job, job_options
 from s4node.config.config import Config
 from s4node.deploy.savepoint import TIMEOUT, SavepointOf
 from s4node.deploy.savepoint_restore import SavepointRestore
-from s4node.errors import CheckpointError, ConfigError
+from s4node.errors import CheckpointError
 from s4node.offsets.job_lock import stopped
 from s4node.savepoints.manifest import Manifest
-from s4node.state.job import identity_of
+from s4node.savepoints.shipped import savepoints_of
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,20 +42,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def take(target: str, config: Config, *, name: str, timeout: float, as_json: bool) -> int:
     """Take a savepoint; returns the exit status."""
-    job = find_job(target, config)
+    job = find_job(target, config, shipped=True)
     if job.guard is None or not job.tasks:
         raise CheckpointError(f"{job.name} keeps nothing in {job.folder}; it has not run yet")
-    check_unshipped(job)
     name = name or f"{datetime.now(UTC):%Y-%m-%dT%H%M%S}"
-    of = SavepointOf(
-        job.name,
-        job.folder,
-        job.config,
-        job.guard,
-        job.tasks,
-        identity_of(job.folder, job.depot),
-        _tell,
-    )
+    of = SavepointOf(job.name, job.folder, job.config, job.guard, job.tasks, job.depot, _tell)
     if job.running:
         manifest = trio.run(of.take, name, "", timeout)
     else:
@@ -71,56 +61,34 @@ def take(target: str, config: Config, *, name: str, timeout: float, as_json: boo
 def go_back(target: str, config: Config, name: str, *, outputs: str, accept_loss: bool) -> None:
     """Have a stopped app go on from a savepoint; raises CheckpointError if that needs more than was
     asked for."""
-    job = find_job(target, config)
-    check_unshipped(job)
-    cluster = job.config[settings.CLUSTER_NAME]
-    restore = SavepointRestore(job.folder, cluster, job.name, name)
-    wanted = set()
+    job = find_job(target, config, shipped=True)
+    place = savepoints_of(job.folder, job.depot)
+    manifest = place.read(name)
+    manifest.check_app(job.name)
+    with stopped(job.folder), place.opened(manifest) as saved:
+        restore = SavepointRestore(job.name, job.folder, job.config, job.depot, manifest, saved)
 
-    def work(_: str) -> None:
-        since = restore.since()
-        if not since.known:
-            print(
-                f"s4: the newer state of {job.name} is not here, so what others have received or "
-                f"sent since could not be counted",
-                file=sys.stderr,
+        def work(_: str) -> None:
+            restore.agreed(
+                restore.since(),
+                outputs_again=bool(outputs),
+                accept_loss=accept_loss,
+                tell=_tell_line,
             )
-        for (stream, consumer), events in sorted(since.outputs.items()):
-            print(f"{stream} to {consumer}: {events} events come again", file=sys.stderr)
-        for (stream, producer), events in sorted(since.producers.items()):
-            who = repr(producer) if producer else "programs that have ended"
-            print(
-                f"{stream} from {who}: {events} events that were acknowledged since are lost, but "
-                f"for what is sent again",
-                file=sys.stderr,
+            restore.restore(
+                outputs_again=bool(outputs), accept_loss=accept_loss, tell=_tell_restored
             )
-        if since.outputs and not outputs:
-            wanted.add("--outputs again")
-        if since.producers and not accept_loss:
-            wanted.add("--accept-loss")
-        if wanted:
-            raise CheckpointError(
-                f"{job.name} has gone on since the savepoint {name!r}, and others with it; to go "
-                f"back all the same add {' '.join(sorted(wanted, reverse=True))}"
-            )
-        restore.restore(outputs_again=bool(outputs), accept_loss=accept_loss, tell=_tell_restored)
 
-    with stopped(job.folder):
         job.while_stopped(work)
-    print(f"{job.name} goes on from the savepoint {name}", file=sys.stderr)
+    _tell_line(f"{job.name} goes on from the savepoint {name}")
+
+
+def _tell_line(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _tell_restored(done: int, tasks: int) -> None:
     _tell_progress("going back to the savepoint", done, tasks)
-
-
-def check_unshipped(job: Job) -> None:
-    """Raise ConfigError where the job's state is shipped to a URL."""
-    if job.config[settings.STATE_URL]:
-        raise ConfigError(
-            f"the state of {job.name} is shipped to {job.config[settings.STATE_URL]}, and "
-            f"savepoints are taken of state in a folder only"
-        )
 
 
 def show(manifest: Manifest, *, as_json: bool) -> None:

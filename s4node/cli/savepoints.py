@@ -18,7 +18,8 @@ from s4node.cli.job import app_argument, find_job, job_options
 from s4node.cli.savepoint import as_row
 from s4node.config.config import Config
 from s4node.errors import ConfigError
-from s4node.savepoints import archive, folders
+from s4node.savepoints import archive
+from s4node.savepoints.shipped import savepoints_of
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,25 +74,30 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def list_(target: str, config: Config, *, as_json: bool) -> int:
-    """Print the savepoints; returns the exit status."""
-    job = find_job(target, config)
-    found = folders.found_in(job.folder)
+    """Print the savepoints; returns the exit status, 1 if one is damaged."""
+    job = find_job(target, config, shipped=True)
+    found, damaged = savepoints_of(job.folder, job.depot).look()
     if as_json:
         print(json.dumps([as_row(each) for each in found]))
-        return 0
-    if not found:
-        print(f"{job.name} has no savepoints; s4 savepoint {job.name} takes one", file=sys.stderr)
-    for each in found:
-        why = f", {each.why}" if each.why else ""
-        print(f"{each.name}: {_at(each.created_ms)}, {each.bytes / 1e6:.1f} MB{why}")
-    return 0
+    else:
+        if not found and not damaged:
+            text = f"{job.name} has no savepoints; s4 savepoint {job.name} takes one"
+            print(text, file=sys.stderr)
+        for each in found:
+            why = f", {each.why}" if each.why else ""
+            print(f"{each.name}: {_at(each.created_ms)}, {each.bytes / 1e6:.1f} MB{why}")
+    for reason in damaged.values():
+        print(f"s4: {reason}", file=sys.stderr)
+    return 1 if damaged else 0
 
 
 def show(target: str, config: Config, *, name: str, as_json: bool) -> int:
     """Check a savepoint, and print what is in it; returns the exit status."""
-    job = find_job(target, config)
-    manifest = folders.read(job.folder, name)
-    folders.check(folders.savepoint_folder(job.folder, name), manifest)
+    job = find_job(target, config, shipped=True)
+    place = savepoints_of(job.folder, job.depot)
+    manifest = place.read(name)
+    with place.opened(manifest):
+        pass  # all files are checked
     if as_json:
         print(json.dumps(as_row(manifest)))
         return 0
@@ -100,6 +106,8 @@ def show(target: str, config: Config, *, name: str, as_json: bool) -> int:
     for task, saved in manifest.tasks.items():
         size = sum(file.size for file in saved.files.values())
         print(f"  {task}: commit {saved.commit}, {size / 1e6:.1f} MB")
+    if waiting := manifest.startpoints.count:
+        print(f"  {waiting} startpoints wait for the next start")
     return 0
 
 
@@ -113,12 +121,13 @@ def remove(
     as_json: bool,
 ) -> int:
     """Remove savepoints; returns the exit status."""
-    job = find_job(target, config)
+    job = find_job(target, config, shipped=True)
     if not names and keep is None and older_than is None:
         raise ConfigError("name the savepoints to remove, or give --keep or --older-than")
+    place = savepoints_of(job.folder, job.depot)
     for name in names:
-        folders.read(job.folder, name)  # raises where there is none
-    found = folders.found_in(job.folder)
+        place.check_exists(name)
+    found, _ = place.look()
     now = datetime.now(UTC).timestamp()
     doomed = set(names)
     if keep is not None:
@@ -126,7 +135,7 @@ def remove(
     if older_than is not None:
         doomed |= {each.name for each in found[:-1] if now - each.created_ms / 1000 > older_than}
     for name in sorted(doomed):
-        folders.remove(job.folder, name)
+        place.remove(name)
     if as_json:
         print(json.dumps({"removed": sorted(doomed)}))
     else:
@@ -136,11 +145,11 @@ def remove(
 
 def export(target: str, config: Config, *, name: str, file: str, as_json: bool) -> int:
     """Write a savepoint into a file; returns the exit status."""
-    job = find_job(target, config)
-    manifest = folders.read(job.folder, name)
-    folder = folders.savepoint_folder(job.folder, name)
-    folders.check(folder, manifest)
-    size = archive.write(folder, manifest, Path(file))
+    job = find_job(target, config, shipped=True)
+    place = savepoints_of(job.folder, job.depot)
+    manifest = place.read(name)
+    with place.opened(manifest) as folder:
+        size = archive.write(folder, manifest, Path(file))
     if as_json:
         print(json.dumps({"file": file, "bytes": size}))
     else:
@@ -150,10 +159,9 @@ def export(target: str, config: Config, *, name: str, file: str, as_json: bool) 
 
 def import_(target: str, config: Config, *, file: str, name: str, as_json: bool) -> int:
     """Have a savepoint from a file; returns the exit status."""
-    job = find_job(target, config)
-    manifest = archive.read(job.folder, Path(file), name)
-    if manifest.app != job.name:
-        print(f"s4: {file} is of app {manifest.app!r}; it goes to {job.name!r}", file=sys.stderr)
+    job = find_job(target, config, shipped=True)
+    place = savepoints_of(job.folder, job.depot)
+    manifest = archive.read(place, job.name, Path(file), name)
     if as_json:
         print(json.dumps(as_row(manifest)))
     else:

@@ -4,33 +4,37 @@ Rules
 - Of a job that runs, the tasks make their cuts while they go on; of one that is stopped, their last
   commits are the cuts.
 - A task that is taken over before the manifest is there makes the number fail, because its new
-  owner may not know of the cut. Then the savepoint is taken again under another number, at most
-  three times.
+  owner may not know of the cut. So do startpoints that are set or consumed meanwhile. Then the
+  savepoint is taken again under another number, at most three times.
 - Nothing is left of one that fails, and the job goes on as before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import trio
 
-from s4node import clocks, threads
+from s4node import threads
 from s4node.cluster.coordination.registry import Registry
+from s4node.cluster.coordination.startpoint_store import StartpointStore
 from s4node.cluster.coordination.state_coordination import StateCoordination
 from s4node.config.config import Config
-from s4node.errors import CheckpointError, EntryExists, StateError
+from s4node.errors import CheckpointError, EntryExists, StateError, StoreCorrupt
 from s4node.offsets.checkpoint import JobGuard
 from s4node.offsets.cuts import CutReport
-from s4node.offsets.task_claims import TaskClaims, now_ms
-from s4node.savepoints import folders
-from s4node.savepoints.manifest import FORMAT, Manifest, SavedTask
-from s4node.state import epochs
-from s4node.state.commit_id import known_of
-from s4node.state.job import task_folder
-from s4node.version import __version__
+from s4node.offsets.startpoint_fan_out import Requests
+from s4node.offsets.task_claims import TaskClaims
+from s4node.savepoints import writer
+from s4node.savepoints.manifest import Manifest
+from s4node.savepoints.place import SavepointPlace
+from s4node.savepoints.shipped import savepoints_of
+from s4node.state.database import Database
+from s4node.state.job import identity_of, kept_by, safe_name
+from s4node.state.remote_job import RemoteJob
 
 TIMEOUT = 60.0
 """Seconds within which all tasks are to have made their cuts."""
@@ -40,63 +44,67 @@ _TRIES = 3
 
 @dataclass(frozen=True)
 class SavepointOf:
-    """The job to take savepoints of: ``app`` in ``folder``, with these ``tasks``. ``state`` is the
-    identity of its state. ``tell(made, tasks)`` is called with the progress."""
+    """The job to take savepoints of: ``app`` in ``folder``, with these ``tasks``, shipped to
+    ``depot`` if that is given. ``tell(made, tasks)`` is called with the progress."""
 
     app: str
     folder: Path
     config: Config
     guard: JobGuard
     tasks: Sequence[str]
-    state: str
+    depot: RemoteJob | None = None
     tell: Callable[[int, int], None] = lambda _, __: None
 
-    def prepare(self, name: str) -> int:
-        """Return the number of a savepoint that is called ``name``; raises CheckpointError where
-        that is taken."""
-        if folders.savepoint_folder(self.folder, name).exists():
-            raise CheckpointError(
-                f"app {self.app!r} has a savepoint {name!r} already; take another name, or remove "
-                f"that one: s4 savepoints remove {self.app} {name}"
-            )
-        last = max((each.number for each in folders.found_in(self.folder)), default=0)
-        return max(last + 1, now_ms())
+    @property
+    def place(self) -> SavepointPlace:
+        """Where the job's savepoints are."""
+        return savepoints_of(self.folder, self.depot)
 
     async def take(self, name: str, why: str = "", timeout: float = TIMEOUT) -> Manifest:
         """Take one while the job runs. Raises CheckpointError where that is not possible."""
-        number = await threads.run_sync(self.prepare, name)
+        place = self.place
+        state = await threads.run_sync(identity_of, self.folder, self.depot)
+        number = await threads.run_sync(place.prepare, name, self.app)
         coordination = StateCoordination(self.folder, self.config)
         failed = ""
         async with coordination.registry(f"s4 savepoint {self.app}") as registry:
             for each in range(number, number + _TRIES):
                 try:
-                    await registry.request_savepoint(self.state, each)
+                    await registry.request_savepoint(state, each)
                 except EntryExists as error:
                     raise CheckpointError(
                         f"another savepoint of {self.app!r} is being taken; wait for it"
                     ) from error
                 try:
-                    await threads.run_sync(folders.remove_cuts, self.folder, each)
-                    cuts = await self._cuts(registry, each, timeout)
-                    return await threads.run_sync(self._finish, name, each, cuts, why)
+                    await threads.run_sync(place.sweep, each)
+                    startpoints = await self._startpoints(state)
+                    cuts = await self._cuts(registry, state, each, timeout)
+                    if startpoints != await self._startpoints(state):
+                        raise _CutsError("startpoints were set or consumed meanwhile")
+                    about = writer.About(name, self.app, state, self.guard, why, startpoints)
+                    return await threads.run_sync(self._finish, about, each, cuts)
                 except _CutsError as error:
                     failed = str(error)
                 finally:
                     with trio.CancelScope(shield=True):
-                        await registry.withdraw_savepoint(self.state)
-                        await threads.run_sync(folders.remove_cuts, self.folder)
+                        await registry.withdraw_savepoint(state)
+                        await threads.run_sync(place.discard, each)
         raise CheckpointError(f"no savepoint of {self.app!r} was taken: {failed}")
 
+    async def _startpoints(self, state: str) -> Requests:
+        store = StartpointStore(self.folder, self.config)
+        return await store.requests(state) if store.exists else Requests()
+
     async def _cuts(
-        self, registry: Registry, number: int, timeout: float
+        self, registry: Registry, state: str, number: int, timeout: float
     ) -> Mapping[str, CutReport]:
         """Return the cuts of all tasks; raises CheckpointError if one has made none in time."""
-        path = registry.path_of_savepoint(self.state)
+        path = registry.path_of_savepoint(state)
         cuts: dict[str, CutReport] = {}
         with trio.move_on_after(timeout):
             while True:
                 seen = await registry.session.change(path)
-                cuts = await registry.cuts(self.state, number)
+                cuts = await registry.cuts(state, number)
                 self.tell(len(cuts), len(self.tasks))
                 for report in cuts.values():
                     if report.error:
@@ -112,49 +120,41 @@ class SavepointOf:
 
     def take_stopped(self, name: str, why: str = "") -> Manifest:
         """Take one of a job that is kept from starting meanwhile. Raises CheckpointError."""
-        number = self.prepare(name)
-        cuts = {}
+        state = identity_of(self.folder, self.depot)
+        startpoints = trio.run(self._startpoints, state)
+        about = writer.About(name, self.app, state, self.guard, why, startpoints)
+        self.place.check_restored()
+        self.place.sweep()
         try:
-            for task in self.tasks:
-                with epochs.copied(task_folder(self.folder, task)) as database:
-                    fence, commit, _ = known_of(database)
-                    database.checkpoint(folders.cut_folder(self.folder, number, task))
-                cuts[task] = CutReport(task, fence, commit)
-                self.tell(len(cuts), len(self.tasks))
-            return self._finish(name, number, cuts, why)
-        except StateError as error:
+            return writer.write(self.place, about, self.tasks, self._kept, self.tell)
+        except (StateError, StoreCorrupt) as error:
             raise CheckpointError(f"no savepoint of {self.app!r} was taken: {error}") from error
-        finally:
-            folders.remove_cuts(self.folder)
 
-    def _finish(self, name: str, number: int, cuts: Mapping[str, CutReport], why: str) -> Manifest:
-        tasks = {}
-        for task, cut in cuts.items():
-            files = folders.files_of(folders.cut_folder(self.folder, number, task))
-            tasks[task] = SavedTask(cut.fence, cut.commit, files)
+    @contextmanager
+    def _kept(self, task: str) -> Iterator[Database]:
+        with kept_by(self.folder, task, self.depot) as state:
+            if state is None:
+                raise StateError(f"task {task!r} has no state in {self.folder}")
+            yield state.database
+
+    def _finish(self, about: writer.About, number: int, cuts: Mapping[str, CutReport]) -> Manifest:
+        place = self.place
+        tasks = {task: place.saved_task(number, cut) for task, cut in cuts.items()}
         self._check_owners(cuts)
-        manifest = Manifest(
-            FORMAT,
-            name,
-            number,
-            self.app,
-            self.state,
-            int(clocks.wall() * 1000),
-            __version__,
-            dict(self.guard.to_row()),
-            tasks,
-            why,
-        )
-        folders.finish(self.folder, manifest, folders.cuts_folder(self.folder, number))
+        manifest = about.manifest(number, tasks)
+        place.finish(manifest)
         return manifest
 
     def _check_owners(self, cuts: Mapping[str, CutReport]) -> None:
         """Raise CheckpointError where a task has been taken over since its cut."""
-        store = TaskClaims(self.folder)
-        try:
-            fences = store.fences()
-        finally:
-            store.close()
+        if self.depot is not None:
+            fences = {task: self.depot.task(safe_name(task)).highest() for task in cuts}
+        else:
+            store = TaskClaims(self.folder)
+            try:
+                fences = store.fences()
+            finally:
+                store.close()
         for task, cut in cuts.items():
             if fences.get(task, 0) != cut.fence:
                 raise _CutsError(f"task {task!r} was taken over after it had made its cut")

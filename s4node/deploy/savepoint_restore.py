@@ -21,20 +21,38 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import trio
 
+from s4node import clocks
+from s4node.cluster.coordination.startpoint_store import StartpointStore
+from s4node.config import settings
+from s4node.config.config import Config
+from s4node.errors import CheckpointError
 from s4node.events.keys import crc32m
 from s4node.failpoints import passing
 from s4node.net.egress.outbox_rows import forget, life_of, renamed, sort_rows, ways_of
 from s4node.net.wire import frame as wire
 from s4node.offsets.checkpoint import JobGuard
-from s4node.offsets.producer_offsets import Producer, row_of
+from s4node.offsets.producer_offsets import KeptProducer, Producer, row_of
+from s4node.offsets.startpoint_fan_out import Requests, later
 from s4node.offsets.task_claims import TaskClaims, now_ms
 from s4node.runtime.outputs.exchange import FORMER, parts_of
-from s4node.savepoints import folders
-from s4node.savepoints.manifest import Manifest
+from s4node.savepoints.manifest import Facts, Manifest, Restoring
+from s4node.savepoints.shipped import savepoints_of
 from s4node.state import epochs
+from s4node.state.checkpoint_policy import CheckpointRetention, Policy
 from s4node.state.database import Database
-from s4node.state.job import CUT, DONE, ENDED, WRITTEN, kept_by, named_folder, task_folder
+from s4node.state.job import (
+    CUT,
+    DONE,
+    ENDED,
+    WRITTEN,
+    identity_of,
+    kept_by,
+    named_folder,
+    task_folder,
+)
+from s4node.state.remote_job import RemoteJob
 from s4node.state.rows import OUTBOX, PRODUCERS, task_row
 from s4node.state.task_state import TaskState
 
@@ -50,42 +68,74 @@ class Since:
     known: bool = True
 
 
+@dataclass(frozen=True)
 class SavepointRestore:
-    """Restores the job of ``app`` on ``cluster``, in ``folder``, from the savepoint ``name``;
-    nothing of it runs meanwhile. Raises CheckpointError if the savepoint is missing or damaged."""
+    """Restores the job of ``app`` in ``folder``, shipped to ``depot`` if that is given, from the
+    savepoint of ``manifest``, whose files are in ``saved``; nothing of the job runs meanwhile."""
 
-    def __init__(self, folder: Path, cluster: str, app: str, name: str) -> None:
-        self.manifest: Manifest = folders.read(folder, name)
-        self._folder = folder
-        self._own = f"{wire.TASK}{cluster}/{app}/"
-        self._place = folders.savepoint_folder(folder, name)
-        folders.check(self._place, self.manifest)
+    app: str
+    folder: Path
+    config: Config
+    depot: RemoteJob | None
+    manifest: Manifest
+    saved: Path
 
     def since(self) -> Since:
         """Count what has happened since the savepoint."""
         outputs: Counter[tuple[str, str]] = Counter()
         producers: Counter[Producer] = Counter()
-        known = True
-        for task in self.manifest.tasks:
-            with self._opened(task) as saved, kept_by(self._folder, task) as newest:
-                if newest is None:
-                    known = False
-                    continue
-                outputs.update(_sent_since(saved, newest))
-                producers.update(self._acknowledged_since(saved, newest))
-        return Since(+outputs, +producers, known)
+        newest = self._newest()
+        for task, after in newest.items():
+            if after is not None:
+                with self._opened(task) as saved:
+                    before = _facts_of(saved)
+                outputs.update(_sent_since(before, after))
+                producers.update(_acknowledged_since(before, after, self._own))
+        return Since(+outputs, +producers, None not in newest.values())
 
-    def _acknowledged_since(self, saved: TaskState, newest: TaskState) -> Counter[Producer]:
-        """The events that were acknowledged, by producer; ``""`` is for those that have ended."""
-        before, after = _numbers(saved), _numbers(newest)
-        found: Counter[Producer] = Counter()
-        for producer, number in after.items():
-            if not producer[1].startswith(self._own):
-                found[producer] += max(0, number - before.get(producer, 0))
-        for gone in before.keys() - after.keys():  # it has ended since, with that much from before
-            if not gone[1].startswith(self._own):
-                found[gone[0], ""] -= before[gone]
-        return found
+    def agreed(
+        self, since: Since, *, outputs_again: bool, accept_loss: bool, tell: Callable[[str], None]
+    ) -> None:
+        """Tell what has happened since the savepoint; raises CheckpointError if going back needs
+        more options than these."""
+        if not since.known:
+            tell(
+                f"s4: the newer state of {self.app} is not here, so what others have received or "
+                f"sent since could not be counted"
+            )
+        for (stream, consumer), events in sorted(since.outputs.items()):
+            tell(f"{stream} to {consumer}: {events} events come again")
+        for (stream, producer), events in sorted(since.producers.items()):
+            who = repr(producer) if producer else "programs that have ended"
+            tell(
+                f"{stream} from {who}: {events} events that were acknowledged since are lost, but "
+                f"for what is sent again"
+            )
+        wanted = []
+        if since.outputs and not outputs_again:
+            wanted.append("--outputs again")
+        if since.producers and not accept_loss:
+            wanted.append("--accept-loss")
+        if wanted:
+            raise CheckpointError(
+                f"{self.app} has gone on since the savepoint {self.manifest.name!r}, and others "
+                f"with it; to go back all the same add {' '.join(wanted)}"
+            )
+
+    @property
+    def _own(self) -> str:
+        """How the names of the job's own tasks begin, as producers."""
+        return f"{wire.TASK}{self.config[settings.CLUSTER_NAME]}/{self.app}/"
+
+    def _newest(self) -> Mapping[str, Facts | None]:
+        """What each task had told others before anything was restored."""
+        mark = savepoints_of(self.folder, self.depot).restoring()
+        newest = {} if mark is None else dict(mark.newest)
+        for task in self.manifest.tasks:
+            if task not in newest:
+                with kept_by(self.folder, task, self.depot) as state:
+                    newest[task] = None if state is None else _facts_of(state)
+        return newest
 
     def restore(
         self,
@@ -96,33 +146,51 @@ class SavepointRestore:
     ) -> None:
         """Have all tasks go on from the savepoint. With ``outputs_again`` what consumers have
         received since comes again, with ``accept_loss`` producers may go on after what is lost."""
-        store = TaskClaims(self._folder)
+        place, tasks = savepoints_of(self.folder, self.depot), self.manifest.tasks
+        guard = JobGuard.from_row(self.manifest.job)
+        store = TaskClaims(self.folder)
         try:
-            store.admit(JobGuard.from_row(self.manifest.job))
-            folders.begin_restore(self._folder, self.manifest.name)
-            for done, task in enumerate(self.manifest.tasks):
-                tell(done, len(self.manifest.tasks))
+            store.admit(guard)
+            if self.depot is not None:
+                self.depot.admit(guard)
+            newest = self._newest()
+            place.begin_restore(Restoring(self.manifest.name, dict(newest)))
+            for done, task in enumerate(tasks):
+                tell(done, len(tasks))
                 passing("savepoint.restore")
-                self._restore(store, task, outputs_again=outputs_again, accept_loss=accept_loss)
-            folders.end_restore(self._folder)
-            tell(len(self.manifest.tasks), len(self.manifest.tasks))
+                known = newest[task] if accept_loss else None
+                self._restore(store, task, known, outputs_again=outputs_again)
+            trio.run(self._put_startpoints)
+            place.end_restore()
+            tell(len(tasks), len(tasks))
         finally:
             store.close()
 
     def _restore(
-        self, store: TaskClaims, task: str, *, outputs_again: bool, accept_loss: bool
+        self, store: TaskClaims, task: str, lost: Facts | None, *, outputs_again: bool
     ) -> None:
-        saved, place = self.manifest.tasks[task], task_folder(self._folder, task)
-        claim = store.claim(task, "", 0, max(epochs.highest(place), saved.fence))
-        database = epochs.claim(place, claim.fence, Database, saved=self._saved(task))
-        state = TaskState(database, crc32m, fence=claim.fence)
+        """Restore a task. ``lost`` is what it had acknowledged, if its loss was accepted."""
+        saved, place = self.manifest.tasks[task], task_folder(self.folder, task)
+        above = max(epochs.highest(place), saved.fence)
+        number = saved.commit
+        shipment = None if self.depot is None else self.depot.task(place.name)
+        if shipment is not None:
+            above = max(above, shipment.highest())
+        claim = store.claim(task, "", 0, above)
+        if shipment is not None:
+            shipment.claim(claim.fence, "", 0)
+            number = max(number, shipment.replaced())
+        database = epochs.claim(place, claim.fence, Database, saved=self._folder_of(task))
+        state = TaskState(database, crc32m, fence=claim.fence, ship=shipment)
         try:
-            number = max(claim.commit, claim.acknowledged, saved.commit)
+            number = max(claim.commit, claim.acknowledged, number)
             state.last = (saved.fence, number, 0)  # so no commit that was acknowledged is missing
+            state.owners = {claim.fence: state.owners[claim.fence]}  # the others are known there
+            CheckpointRetention(place, claim.fence, Policy(0, 1, 0), shipment).take_over(state)
             if outputs_again:
                 _begin_new_ways(state)
-            if accept_loss:
-                self._let_skip(state)
+            if lost is not None:
+                self._let_skip(state, lost)
             state.set_meta(DONE, 0)
             state.set_meta(CUT, self.manifest.number)
             now = now_ms()
@@ -134,23 +202,35 @@ class SavepointRestore:
         finally:
             state.close()
 
-    def _let_skip(self, state: TaskState) -> None:
-        for producer, row in state.producers().items():
+    def _let_skip(self, state: TaskState, lost: Facts) -> None:
+        """Let all producers go on at any number, also those that began after the savepoint."""
+        rows = state.producers()
+        began = {(stream, who): KeptProducer(0) for stream, who, _ in lost.acknowledged if who}
+        for producer, row in {**began, **rows}.items():
             if not producer[1].startswith(self._own):
                 anywhere = msgspec.structs.replace(row, skips=wire.MAX_NUMBER)
                 place = task_row(PRODUCERS, row_of(producer))
                 state.changes.put(place, msgspec.msgpack.encode(anywhere))
 
-    def _saved(self, task: str) -> Path:
-        return named_folder(self._place, task)
+    async def _put_startpoints(self) -> None:
+        """Put back the startpoints that waited then, instead of those that wait now."""
+        store = StartpointStore(self.folder, self.config)
+        saved = self.manifest.startpoints
+        if store.exists or saved != Requests():
+            age = int(clocks.wall() * 1000) - self.manifest.created_ms
+            state = identity_of(self.folder, self.depot)
+            await store.change(state, lambda _: (later(saved, age), None))
+
+    def _folder_of(self, task: str) -> Path:
+        return named_folder(self.saved, task)
 
     @contextmanager
     def _opened(self, task: str) -> Iterator[TaskState]:
         """A copy of what the savepoint has of a task."""
-        with tempfile.TemporaryDirectory(prefix=".look-", dir=self._place.parent) as room:
+        with tempfile.TemporaryDirectory(prefix=".look-", dir=self.saved.parent) as room:
             own = Path(room) / "database"
             own.mkdir()
-            epochs.inherit(self._saved(task), own)
+            epochs.inherit(self._folder_of(task), own)
             database = Database(own)
             try:
                 yield TaskState(database, crc32m)
@@ -158,39 +238,52 @@ class SavepointRestore:
                 database.close()
 
 
-def _numbers(state: TaskState) -> dict[Producer, int]:
-    """How many events each producer was told of, and each stream's of those that have ended."""
-    found = {producer: row.number for producer, row in state.producers().items()}
-    for stream in {stream for stream, _ in found} | state.facts(ENDED):
-        found[stream, ""] = state.meta(ENDED + stream) or 0
-    return found
-
-
-def _sent_since(saved: TaskState, newest: TaskState) -> Counter[tuple[str, str]]:
-    """The events that a task has sent since, by stream and consumer."""
-    before = _ends(saved)
-    found: Counter[tuple[str, str]] = Counter()
-    for lane, number in _ends(newest).items():
-        found[lane[:2]] += max(0, number - before.get(lane, 0))
-    return found
-
-
-def _ends(state: TaskState) -> dict[tuple[str, str, str, int], int]:
-    """The next number of each lane, by stream, consumer and life; a former way has its life."""
-    return {
-        (*parts_of(way), life_of(rows), partition): number
+def _facts_of(state: TaskState) -> Facts:
+    """What a task has told others, as of its last commit; for a former way by its life, too. A
+    stream's number without a producer is for producers that have ended."""
+    sent = [
+        (*parts_of(way), life_of(rows), partition, number)
         for way, rows in ways_of(state.rows(OUTBOX)).items()
         if parts_of(way)[1]
         for partition, number in sort_rows(way, rows).next_numbers.items()
-    }
+    ]
+    told = [(*producer, row.number) for producer, row in state.producers().items()]
+    ended = {stream for stream, _, _ in told} | state.facts(ENDED)
+    return Facts(sent, told + [(each, "", state.meta(ENDED + each) or 0) for each in ended])
+
+
+def _sent_since(before: Facts, after: Facts) -> Counter[tuple[str, str]]:
+    """The events that a task has sent since, by stream and consumer."""
+    known = {each[:4]: each[4] for each in before.sent}
+    found: Counter[tuple[str, str]] = Counter()
+    for stream, consumer, life, partition, number in after.sent:
+        found[stream, consumer] += max(
+            0, number - known.get((stream, consumer, life, partition), 0)
+        )
+    return found
+
+
+def _acknowledged_since(before: Facts, after: Facts, own: str) -> Counter[Producer]:
+    """The events that were acknowledged, by producer; ``""`` is for those that have ended. Those
+    that begin with ``own`` are tasks of the job."""
+    known = {(stream, who): number for stream, who, number in before.acknowledged}
+    newest = {(stream, who): number for stream, who, number in after.acknowledged}
+    found: Counter[Producer] = Counter()
+    for producer, number in newest.items():
+        if not producer[1].startswith(own):
+            found[producer] += max(0, number - known.get(producer, 0))
+    for gone in known.keys() - newest.keys():  # it has ended since, with that much from before
+        if not gone[1].startswith(own):
+            found[gone[0], ""] -= known[gone]
+    return found
 
 
 def _begin_new_ways(state: TaskState) -> None:
-    """Make all ways to consumers former ones. One that is such already stays, and what a way has
-    that began since waits behind it."""
-    ways = ways_of(state.rows(OUTBOX))
-    for way, rows in ways.items():
-        if parts_of(way)[1] and not way.endswith(FORMER) and f"{way}{FORMER}" not in ways:
+    """Make all ways to consumers former ones, so that new ones begin behind them."""
+    for way, rows in ways_of(state.rows(OUTBOX)).items():
+        if parts_of(way)[1]:
             forget(state.changes, rows)
+    for way, rows in ways_of(state.rows(OUTBOX)).items():
+        if parts_of(way)[1]:
             for key, value in renamed(rows, f"{way}{FORMER}"):
                 state.changes.put(task_row(OUTBOX, key), value)

@@ -150,7 +150,7 @@ class Requests(msgspec.Struct, frozen=True):
             if (left := tuple(request for request in mine if stays(owner, request)))
         }
         after = Requests(asked, pending)
-        return after, self._count() - after._count()
+        return after, self.count - after.count
 
     def fan_out(self, tasks: Mapping[str, Collection[Place]], now_ms: int) -> Requests:
         """Fan the requests out to the tasks of the job."""
@@ -166,5 +166,19 @@ class Requests(msgspec.Struct, frozen=True):
         others = {owner: mine for owner, mine in self.pending.items() if owner != task}
         return Requests(self.asked, {**others, **({task: left} if left else {})}), left
 
-    def _count(self) -> int:
+    @property
+    def count(self) -> int:
+        """How many requests and pending startpoints there are."""
         return len(self.asked) + len(self.waiting)
+
+
+def later(requests: Requests, by_ms: int) -> Requests:
+    """The same startpoints as if they had been requested so much later."""
+
+    def moved(them: Iterable[Request]) -> tuple[Request, ...]:
+        return tuple(
+            msgspec.structs.replace(each, created_ms=each.created_ms + by_ms) for each in them
+        )
+
+    pending = {task: moved(mine) for task, mine in requests.pending.items()}
+    return Requests(moved(requests.asked), pending)

@@ -16,9 +16,10 @@ import msgspec
 
 from s4node import disk
 from s4node.errors import CheckpointError, ConfigError
-from s4node.savepoints import folders
-from s4node.savepoints.folders import MANIFEST
+from s4node.offsets.cuts import CutReport
+from s4node.savepoints.folders import MANIFEST, told
 from s4node.savepoints.manifest import Manifest, parse
+from s4node.savepoints.place import SavepointPlace, check, cuts_folder, places_of
 from s4node.state.job import named_folder, safe_name
 
 _MANIFEST_BYTES = 256 << 20
@@ -35,51 +36,47 @@ def write(folder: Path, manifest: Manifest, file: Path) -> int:
             about = tarfile.TarInfo(MANIFEST)
             about.size = len(data)
             tar.addfile(about, BytesIO(data))
-            for task, saved in manifest.tasks.items():
-                for name in saved.files:
-                    tar.add(named_folder(folder, task) / name, f"{safe_name(task)}/{name}")
+            for task, name, _ in manifest.files():
+                tar.add(named_folder(folder, task) / name, f"{safe_name(task)}/{name}")
         disk.sync(new)
         new.rename(file)
         return file.stat().st_size
     except OSError as error:
-        new.unlink(missing_ok=True)
         raise ConfigError(f"{file} cannot be written: {error.strerror or error}") from error
+    finally:
+        new.unlink(missing_ok=True)
 
 
-def read(job: Path, file: Path, name: str = "") -> Manifest:
-    """Have the savepoint in ``file`` among those of the job in a folder, under its own name or
-    ``name``. Raises CheckpointError where it is damaged, ConfigError where it cannot be read."""
+def read(place: SavepointPlace, app: str, file: Path, name: str = "") -> Manifest:
+    """Have the savepoint in ``file`` among those of ``app``, under its own name or ``name``.
+    Raises CheckpointError where it is damaged or another app's, ConfigError where it cannot be
+    read."""
     try:
         with tarfile.open(file, "r:") as tar:
-            return _read(job, tar, file, name)
+            return _read(place, app, tar, file, name)
     except tarfile.TarError as error:
         raise CheckpointError(
             f"{file} is not what s4 savepoints export has written, or is cut off: {error}"
         ) from error
-    except FileNotFoundError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from error
 
 
-def _read(job: Path, tar: tarfile.TarFile, file: Path, name: str) -> Manifest:
+def _read(place: SavepointPlace, app: str, tar: tarfile.TarFile, file: Path, name: str) -> Manifest:
     first = tar.next()
     if first is None or first.name != MANIFEST or first.size > _MANIFEST_BYTES:
         raise CheckpointError(f"{file} is not what s4 savepoints export has written")
     manifest = parse(_content(tar, first, file), file)
-    manifest = msgspec.structs.replace(manifest, name=name or manifest.name)
-    place = folders.savepoint_folder(job, manifest.name)
-    if place.exists():
-        raise CheckpointError(
-            f"there is a savepoint {manifest.name!r} already; give this one another --name"
-        )
-    cuts = folders.import_folder(job)
+    manifest.check_app(app)
+    name = name or manifest.name
+    manifest = msgspec.structs.replace(manifest, name=name, number=place.prepare(name, app))
+    cuts = cuts_folder(place.folder, manifest.number)
     wanted = {
-        f"{safe_name(task)}/{each}": named_folder(cuts, task) / each
-        for task, saved in manifest.tasks.items()
-        for each in saved.files
-        if "/" not in each
+        f"{safe_name(task)}/{each}": path
+        for (task, each), path in places_of(cuts, manifest).items()
     }
-    with folders.told(job):
-        try:
+    try:
+        with told(place.folder):
             for member in tar:
                 if member.name in wanted and member.isreg():
                     path = wanted[member.name]
@@ -88,10 +85,12 @@ def _read(job: Path, tar: tarfile.TarFile, file: Path, name: str) -> Manifest:
                     assert source is not None
                     with source, path.open("wb") as copy:
                         shutil.copyfileobj(source, copy)
-            folders.check(cuts, manifest)
-            folders.finish(job, manifest, cuts)
-        finally:
-            shutil.rmtree(cuts, ignore_errors=True)
+        check(cuts, manifest)
+        for task, saved in manifest.tasks.items():
+            place.publish(manifest.number, CutReport(task, saved.fence, saved.commit))
+        place.finish(manifest)
+    finally:
+        place.discard(manifest.number)
     return manifest
 
 

@@ -8,18 +8,21 @@ Rules
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from s4node.errors import CheckpointError
 from s4node.events.schema import UNREADABLE
+from s4node.offsets.startpoint_fan_out import Requests
 
 FORMAT = 1
+"""The version of the manifest and of the files that it names; others are refused."""
 
 
 class SavedFile(msgspec.Struct, frozen=True):
-    """A file of a task's database: bytes, and the BLAKE2b hash of what is in it."""
+    """A file of a savepoint: bytes, and the BLAKE2b hash of what is in it."""
 
     size: int
     hash: str
@@ -35,7 +38,8 @@ class SavedTask(msgspec.Struct, frozen=True):
 
 class Manifest(msgspec.Struct, frozen=True):
     """What a savepoint is. ``number`` is that of its cuts, ``state`` the identity of the job's
-    state, ``job`` what the job was like, ``created_ms`` Unix time, ``why`` who took it."""
+    state, ``job`` what the job was like, ``created_ms`` Unix time, ``why`` who took it.
+    ``startpoints`` are those that had been set and not been consumed."""
 
     format: int
     name: str
@@ -47,11 +51,42 @@ class Manifest(msgspec.Struct, frozen=True):
     job: dict[str, Any]
     tasks: dict[str, SavedTask]
     why: str = ""
+    startpoints: Requests = Requests()
 
     @property
     def bytes(self) -> int:
         """The size of all files."""
-        return sum(file.size for task in self.tasks.values() for file in task.files.values())
+        return sum(file.size for _, _, file in self.files())
+
+    def check_app(self, app: str) -> None:
+        """Raise CheckpointError where this is a savepoint of another app."""
+        if self.app != app:
+            raise CheckpointError(
+                f"savepoint {self.name!r} is of app {self.app!r}, and cannot be used for {app!r}; "
+                f"use one of {app!r}, or name that app"
+            )
+
+    def files(self) -> Iterator[tuple[str, str, SavedFile]]:
+        """All files, each with its task and its name."""
+        for task, saved in self.tasks.items():
+            for name, file in saved.files.items():
+                yield task, name, file
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What a task had told others, as of a commit: the next number of each lane by stream,
+    consumer, life and partition, and the committed number of each producer by stream."""
+
+    sent: list[tuple[str, str, str, int, int]]
+    acknowledged: list[tuple[str, str, int]]
+
+
+class Restoring(msgspec.Struct, frozen=True):
+    """Tasks are being restored from the savepoint ``name``, one after the other. ``newest`` are
+    the facts of each task before the first of them was; None for a task without state here."""
+
+    name: str
+    newest: dict[str, Facts | None]
 
 
 class _Format(msgspec.Struct):

@@ -19,14 +19,14 @@ class RemoteJob:
     """The copy of the job in ``folder``, at the same place below ``url`` as on this node."""
 
     def __init__(self, url: str, folder: Path, *, sync: bool = False) -> None:
-        self._files = RemoteFiles(url, folder, sync=sync)
-        self._guards = f"{self._files.root}/jobs"
-        self.url = self._files.url
+        self.files = RemoteFiles(url, folder, sync=sync)
+        self._guards = f"{self.files.root}/jobs"
+        self.url = self.files.url
 
     def admit(self, job: JobGuard) -> None:
         """Record this job; raises CheckpointError if the copy belongs to another job."""
-        with self._files.told():
-            self._files.make_folder(self._guards)
+        with self.files.told():
+            self.files.make_folder(self._guards)
             number, before = self._last()
             if before is not None:
                 job.check(
@@ -37,48 +37,48 @@ class RemoteJob:
             if before is None or job.over(before) != before:
                 over = job if before is None else job.over(before)
                 name = name_of(number + 1, tokens.fresh(8))
-                self._files.put(f"{self._guards}/{name}", msgspec.json.encode(over.to_row()))
+                self.files.put(f"{self._guards}/{name}", msgspec.json.encode(over.to_row()))
 
     def job(self) -> JobGuard | None:
         """The job that last shipped here, if any."""
-        with self._files.told():
+        with self.files.told():
             return self._last()[1]
 
     def _last(self) -> tuple[int, JobGuard | None]:
         """The last recorded job, and how many records there are."""
-        names = sorted(name for name in self._files.names(self._guards) if fences([name]))
+        names = sorted(name for name in self.files.names(self._guards) if fences([name]))
         if not names:
             return 0, None
-        data = self._files.fs.cat_file(f"{self._guards}/{names[-1]}")
+        data = self.files.fs.cat_file(f"{self._guards}/{names[-1]}")
         return fences(names)[-1], JobGuard.from_row(msgspec.json.decode(data))
 
     def identity(self, own: str) -> str:
         """The identity of the copy; ``own`` if it has none. If that is empty, too, nothing is
         written. Two callers must take turns."""
-        place = f"{self._files.root}/identity"
-        with self._files.told():
-            if not self._files.fs.exists(place):
+        place = f"{self.files.root}/identity"
+        with self.files.told():
+            if not self.files.fs.exists(place):
                 if not own:
                     return ""
-                self._files.make_folder(self._files.root)
-                self._files.put(place, own.encode())
-            return bytes(self._files.fs.cat_file(place)).decode()
+                self.files.make_folder(self.files.root)
+                self.files.put(place, own.encode())
+            return bytes(self.files.fs.cat_file(place)).decode()
 
     def apps(self) -> list[str]:
         """The folder names of all apps of the cluster."""
-        return self._folders(self._files.root.rpartition("/")[0])
+        return self._folders(self.files.root.rpartition("/")[0])
 
     def tasks(self) -> list[str]:
         """The folder names of all tasks in the copy."""
-        return self._folders(f"{self._files.root}/tasks")
+        return self._folders(f"{self.files.root}/tasks")
 
     def _folders(self, place: str) -> list[str]:
-        with self._files.told():
-            return sorted(self._files.names(place))
+        with self.files.told():
+            return sorted(self.files.names(place))
 
     def task(self, name: str) -> RemoteTask:
         """The copy of one task; ``name`` is that of its folder."""
-        return RemoteTask(self._files, name)
+        return RemoteTask(self.files, name)
 
 
 def depot_of(config: Config, folder: Path) -> RemoteJob | None:

@@ -232,6 +232,16 @@ class RemoteTask:
             return None
         return (remote_manifest.chain(manifests[-1], there) or [manifests[-1].base])[-1]
 
+    def replaced(self) -> int:
+        """The number of the last commit of the copy, which the state of this owner replaces; 0 if
+        there is none. Its owners stay known, so that their folders are not taken for others."""
+        with self._files.told():
+            self._owners = {
+                fence: name for one in self._manifests() for fence, name in one.owners.items()
+            }
+        last = self.last()
+        return 0 if last is None else last[1]
+
     def _fetch(self, manifest: Manifest, own: Path) -> None:
         for name, stored in manifest.files.items():
             place = own / name

@@ -17,6 +17,7 @@ from s4node import Client, Event
 from s4node.events.keys import crc32m
 from s4node.state import epochs
 from s4node.state.browse import StateReader
+from s4node.state.remote_job import RemoteJob
 from s4node.state.task_state import TaskState
 
 pytestmark = pytest.mark.slow
@@ -98,6 +99,62 @@ async def test_a_stopped_app_has_savepoints_too_and_one_file_takes_them_elsewher
                 await it.send(client, 600, 900)
                 await it.until_total(900)
         assert it.counts("counter") == counts(range(900))
+
+
+async def test_a_savepoint_of_state_at_a_url_is_gone_back_to_on_another_machine(it: Shop) -> None:
+    it.url = f"file://{it.folder}/shipped"
+    async with it.totals() as totals:
+        async with it.counter(totals) as counter, Client(counter.address, producer="p") as client:
+            await it.send(client, 0, 600)
+            await it.until_total(600)
+            await it.s4("savepoint", "counter", "--name", "one")
+            await it.send(client, 600, 1000)
+            await it.until_total(1000)
+        assert not (it.job / "savepoints" / "one").exists()
+        it.state = "elsewhere"  # nothing is there but what comes from the URL
+        shown = json.loads((await it.s4("savepoints", "list", "counter", "--json")).stdout[-1])
+        assert [each["name"] for each in shown] == ["one"]
+        refused = await it.s4("run", "counter.py", "--from", "one", *it.to(totals), ends=1)
+        assert "done to end: 400 events come again" in refused.errors
+        assert "clicks from 'p': 400 events that were acknowledged since are lost" in refused.errors
+        more = ("--from", "one", "--outputs", "again", "--accept-loss")
+        async with (
+            it.counter(totals, *more) as counter,
+            Client(counter.address, producer="p") as client,
+        ):
+            await it.send(client, 0, 1200, again=True)
+            await it.until_total(1000 + 600)
+        assert it.counts("counter") == counts(range(1200))
+        it.state = (
+            "state"  # here is what the first machine had, which is older than what is shipped
+        )
+        async with it.counter(totals) as counter:
+            await it.send(client, 0, 1300, again=True)
+            await it.until_total(1000 + 700)
+        assert it.counts("counter") == counts(range(1300))
+
+
+async def test_a_savepoint_at_a_url_is_taken_of_a_stopped_app_exported_and_removed(
+    it: Shop,
+) -> None:
+    it.url = f"file://{it.folder}/shipped"
+    async with it.totals() as totals:
+        async with it.counter(totals) as counter, Client(counter.address, producer="p") as client:
+            await it.send(client, 0, 300)
+            await it.until_total(300)
+        await it.s4("savepoint", "counter", "--name", "one")
+        await it.s4("savepoints", "export", "counter", "one", "one.tar")
+        await it.s4("savepoints", "import", "counter", "one.tar", "--name", "two")
+        await it.s4("savepoints", "remove", "counter", "one")
+        assert "all files are whole" in "".join(
+            (await it.s4("savepoints", "show", "counter", "two")).stdout
+        )
+        file = next(it.folder.glob("shipped/default/counter/savepoints/files/*/*/CURRENT"))
+        file.write_bytes(b"?")
+        damaged = await it.s4("savepoints", "show", "counter", "two", ends=1)
+        assert "savepoint 'two' is damaged: file CURRENT of task" in damaged.errors
+        await it.s4("savepoints", "remove", "counter", "two")
+        assert list(it.folder.glob("shipped/default/counter/savepoints/files/*")) == []
 
 
 @pytest.mark.parametrize("step", ["savepoint.cut", "savepoint.kept"])
@@ -244,6 +301,7 @@ class Shop:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.state = "state"
+        self.url = ""
         (folder / "counter.py").write_text(COUNTER)
         (folder / "totals.py").write_text(TOTALS)
 
@@ -264,8 +322,14 @@ class Shop:
             *("--partitions", "4", "-p", "s4.stream.clicks.grade=durable"),
             *("-p", f"s4.cluster.end.address={totals.address}"),
             *("-p", "s4.stream.done.consumers=end"),
-            *("-p", f"s4.state.folder={self.state}"),
+            *self.place,
         )
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """The settings that say where the state of the app is."""
+        url = ("-p", f"s4.state.url={self.url}") if self.url else ()
+        return ("-p", f"s4.state.folder={self.state}", *url)
 
     @asynccontextmanager
     async def counter(
@@ -284,7 +348,7 @@ class Shop:
 
     async def s4(self, *words: str, ends: int | None = 0, fault: str = "") -> NodeProcess:
         """A command, whose exit status has to be this one."""
-        place = () if words[0] == "run" else ("-p", f"s4.state.folder={self.state}")
+        place = () if words[0] == "run" else self.place
         async with s4_process(*words, *place, cwd=self.folder, ready=False, fault=fault) as command:
             with trio.fail_after(60):
                 status = await command.wait()
@@ -302,7 +366,11 @@ class Shop:
         cluster = "default" if app == "counter" else "end"
         found: Counter[str] = Counter()
         for task in sorted((self.folder / folder / cluster / app).glob("tasks/*")):
-            with epochs.copied(task) as database:
+            shipped = None
+            if self.url and app == "counter":
+                depot = RemoteJob(self.url, Path(cluster) / app)
+                shipped = depot.task(task.name)
+            with epochs.copied(task, shipped) as database:
                 reader = StateReader(TaskState(database, crc32m))
                 for key, state in reader.instances(pe) if pe in reader.elements else ():
                     found[str(key)] += state["n"]

@@ -16,7 +16,7 @@ from s4node.net.egress.outbox_rows import sort_rows, ways_of
 from s4node.net.egress.transactional_outbox import TransactionalOutbox
 from s4node.net.ingress.admission import StreamAdmission
 from s4node.net.ingress.durable_admission import DurableAdmission
-from s4node.savepoints.folders import cuts_folder
+from s4node.savepoints.place import cuts_folder
 from s4node.state.database import Database
 from s4node.state.job import task_of
 from s4node.state.rows import OUTBOX

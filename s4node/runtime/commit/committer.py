@@ -16,11 +16,12 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import trio
 
 from s4node.config.paths import full_path
 from s4node.config.settings import STATE_FOLDER
-from s4node.errors import NotSaveable, ProgressUnwritten, StateError, StoreCorrupt
+from s4node.errors import CheckpointError, NotSaveable, ProgressUnwritten, StateError, StoreCorrupt
 from s4node.failpoints import passing
 from s4node.logger import get_logger
 from s4node.offsets.checkpoint import Checkpoint, JobGuard
@@ -30,11 +31,14 @@ from s4node.runtime.commit.task_commit import CommitContext, TaskCommits, TaskPr
 from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.task.actions import HandOn
 from s4node.runtime.task.task import Task
-from s4node.savepoints.folders import check_restored
+from s4node.savepoints.shipped import savepoints_of
 from s4node.state.job import named_folder
 from s4node.state.remote_job import RemoteJob
 
 log = get_logger("s4node.runtime")
+
+_CUT_ERRORS = (OSError, CheckpointError, ProgressUnwritten, StateError, StoreCorrupt)
+"""The errors for which a cut cannot be kept, and the job goes on."""
 
 
 class Committer:
@@ -54,6 +58,7 @@ class Committer:
         self._producers = context.producers
         self._exchange = context.exchange
         self._depot = depot
+        self._savepoints = savepoints_of(folder, depot)
         self._sync = sync
         self._loop = loop
         self._tasks: dict[int, TaskCommits] = {}
@@ -71,7 +76,7 @@ class Committer:
         open_claims = partial(TaskClaims, self._folder, sync=self._sync)
         context.store = await context.claims(open_claims)
         context.run = await context.claims(context.store.admit, job)
-        await context.in_thread(check_restored, self._folder)
+        await context.in_thread(self._savepoints.check_restored)
         if self._depot is not None:
             await context.claims(self._depot.admit, job)
 
@@ -216,7 +221,8 @@ class Committer:
         else:
             kept.again = True  # with the newest offsets
             if kept.cut:  # what it is part of now has more than the cut
-                await self._cut_failed(kept, "its commit could not be written")
+                cut = CutReport(kept.claim.task, kept.claim.fence, 0)
+                await self._cut_failed(kept.cut, cut, "its commit could not be written")
         kept.writing = False
         kept.task.timetable.commit_ended(trio.current_time(), *kept.spent)
         if kept.pending is not None and kept.pending != what and not kept.keeps:
@@ -230,25 +236,36 @@ class Committer:
         self._quiet.unpark_all()
 
     async def _keep_cut(self, kept: TaskCommits) -> None:
-        """Save a task's cut; if that fails, the savepoint fails and the task goes on."""
+        """Keep a task's cut; if that fails, the savepoint fails and the task goes on."""
         passing("savepoint.cut")
         report = CutReport(kept.claim.task, kept.claim.fence, kept.state.last[1])
         try:
-            await self._context.in_thread(kept.keep_cut, self._folder)
-        except (OSError, StateError, StoreCorrupt, ProgressUnwritten) as error:
-            await self._cut_failed(kept, str(error))
+            await self._context.in_thread(kept.keep_cut, self._savepoints)
+        except _CUT_ERRORS as error:
+            await self._cut_failed(kept.cut, report, str(error))
             return
         passing("savepoint.kept")
-        await self.report_cut(kept.cut, report)
+        if self._depot is None:
+            await self._publish_cut(kept.cut, report)
+        else:  # which takes long
+            self._nursery.start_soon(self._publish_cut, kept.cut, report)
 
-    async def _cut_failed(self, kept: TaskCommits, reason: str) -> None:
-        task = kept.claim.task
+    async def _publish_cut(self, number: int, report: CutReport) -> None:
+        """Have a cut where the command finds it, while the task goes on."""
+        try:
+            await self._context.in_thread(self._savepoints.publish, number, report)
+        except _CUT_ERRORS as error:
+            await self._cut_failed(number, report, str(error))
+            return
+        await self.report_cut(number, report)
+
+    async def _cut_failed(self, number: int, cut: CutReport, reason: str) -> None:
         log.warning(
             "a savepoint fails, for the part of a task could not be kept; the job goes on",
-            task=task,
+            task=cut.task,
             reason=reason,
         )
-        await self.report_cut(kept.cut, CutReport(task, kept.claim.fence, 0, reason))
+        await self.report_cut(number, msgspec.structs.replace(cut, error=reason))
 
     # -- observing -------------------------------------------------------------------------------
 

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import trio
@@ -43,7 +42,7 @@ from s4node.runtime.commit.producers import Producers, TakenProducers, rows_of
 from s4node.runtime.outputs.exchange import Exchange
 from s4node.runtime.task.poison.in_flight_journal import InFlightJournal
 from s4node.runtime.task.task import Task
-from s4node.savepoints.folders import cut_folder
+from s4node.savepoints.place import SavepointPlace
 from s4node.state.checkpoint_policy import CheckpointRetention
 from s4node.state.job import CUT, DONE, ENDED, EPOCH_OF, WRITTEN, checkpoint_of
 from s4node.state.task_state import TaskState
@@ -410,14 +409,14 @@ class TaskCommits:
             if over := await self._context.on_consumed(self.claim.task, consumed):
                 self.remove_startpoints(over)
 
-    def keep_cut(self, job: Path) -> None:
-        """Save the commit just written as the task's part of its savepoint.
+    def keep_cut(self, place: SavepointPlace) -> None:
+        """Keep the commit just written as the task's part of its savepoint.
 
         Called in a thread before the next commit. Raises StateError, and TaskFenced if another
         container has taken the task over.
         """
         assert self._context.store is not None
-        self.state.database.checkpoint(cut_folder(job, self.cut, self.claim.task))
+        place.keep_cut(self.cut, self.claim.task, self.state.database)
         with self._context.claiming:
             self._context.store.check_fence(self.claim)
 

@@ -16,13 +16,14 @@ Rules
   of partitions: it has begun anew, and waiting events are routed again.
 - If a job goes on from a savepoint, a consumer may have received more than the savepoint has. Then
   a task has a former way to it, which sends what the savepoint still had under its numbers. The
-  new way, with another producer name, begins when the consumer has committed all of that.
+  new way, with another producer name, begins when the consumer has committed all of that. A former
+  way may have a former one itself.
 - Events of a commit that was taken before the partitions were known leave with a later commit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -162,7 +163,9 @@ class Exchange:
     def add_task(self, task: Task, state: TaskState, fence: int, rows: Rows) -> None:
         """Open the part of a claimed task, with the rows that its previous owner left."""
         side = self._sides[task.partition] = _Side(task, state, fence)
-        for name, mine in sorted(ways_of(rows).items(), key=_is_new):
+        left = ways_of(rows)
+        for name in _former_first(left):
+            mine = left[name]
             stream, consumer = parts_of(name)
             if stream not in self._app.streams:
                 raise S4Error(
@@ -281,10 +284,11 @@ class Exchange:
 
     def consumer(self, stream: str, consumer: str) -> None:
         """Add or remove the ways to a consumer that has come or gone."""
-        new = way_name(stream, consumer)
         here = consumer in self._outputs.senders[stream].emitters
         for side in self._sides.values():
-            for name in (f"{new}{FORMER}", new):
+            for name in _former_first([*side.unclaimed, *side.ways]):
+                if parts_of(name) != (stream, consumer):
+                    continue
                 if here and name in side.unclaimed:
                     self._way(side, name, side.unclaimed.pop(name).rows)
                 elif not here and name in side.ways:
@@ -299,8 +303,8 @@ class Exchange:
 
     def _end_former(self, side: _Side) -> None:
         """Have a new way begin if all of the former one is committed; not during a commit."""
-        for name in [name for name in side.ways if name.endswith(FORMER)]:
-            if side.ways[name].outbox.idle:
+        for name in _former_first(name for name in side.ways if name.endswith(FORMER)):
+            if side.ways[name].outbox.idle and f"{name}{FORMER}" not in side.ways:
                 self._forget_way(side, name)
                 if (new := side.ways.get(name.removesuffix(FORMER))) is not None:
                     new.emitter.add(new.routes)
@@ -511,8 +515,9 @@ def parts_of(way: str) -> tuple[str, str]:
     return stream, rest.partition(_TO)[0]
 
 
-def _is_new(way: tuple[str, Rows]) -> bool:
-    return not way[0].endswith(FORMER)
+def _former_first(ways: Iterable[str]) -> list[str]:
+    """The names of ways, each after its former one."""
+    return sorted(ways, key=lambda name: -name.count(FORMER))
 
 
 def _other_job(_: int) -> bool:

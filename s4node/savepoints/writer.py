@@ -1,0 +1,83 @@
+"""Writes a savepoint of databases that nobody changes meanwhile, and the manifests of all others.
+
+Rules
+- ``write`` makes a savepoint of any databases of tasks: of a job that is stopped, or that were
+  made for it. ``state.task_state`` says what a database holds: state, positions, producers.
+- Nothing is left of a savepoint that fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from s4node import clocks
+from s4node.offsets.checkpoint import JobGuard
+from s4node.offsets.cuts import CutReport
+from s4node.offsets.startpoint_fan_out import Requests
+from s4node.savepoints.manifest import FORMAT, Manifest, SavedTask
+from s4node.savepoints.place import SavepointPlace
+from s4node.state.commit_id import known_of
+from s4node.state.database import Database
+from s4node.version import __version__
+
+_NONE = Requests()
+
+
+@dataclass(frozen=True)
+class About:
+    """What a manifest says of a savepoint: its name and app, the identity of the job's ``state``,
+    the ``guard`` that a job must fit to go on from it, who took it, and the startpoints that
+    wait."""
+
+    name: str
+    app: str
+    state: str
+    guard: JobGuard
+    why: str = ""
+    startpoints: Requests = _NONE
+
+    def manifest(self, number: int, tasks: Mapping[str, SavedTask]) -> Manifest:
+        """The manifest of these tasks' cuts."""
+        return Manifest(
+            FORMAT,
+            self.name,
+            number,
+            self.app,
+            self.state,
+            int(clocks.wall() * 1000),
+            __version__,
+            dict(self.guard.to_row()),
+            dict(tasks),
+            self.why,
+            self.startpoints,
+        )
+
+
+def write(
+    place: SavepointPlace,
+    about: About,
+    tasks: Sequence[str],
+    opened: Callable[[str], AbstractContextManager[Database]],
+    tell: Callable[[int, int], None] = lambda _, __: None,
+) -> Manifest:
+    """Write the savepoint of ``tasks``; ``opened(task)`` opens the database of one for a block.
+    ``tell(made, tasks)`` is called with the progress. Raises CheckpointError if the name is taken,
+    ProgressUnwritten or StateError if it cannot be written."""
+    number = place.prepare(about.name, about.app)
+    try:
+        saved = {}
+        for task in tasks:
+            with opened(task) as database:
+                fence, commit, _ = known_of(database)
+                cut = CutReport(task, fence, commit)
+                place.keep_cut(number, task, database)
+            place.publish(number, cut)
+            saved[task] = place.saved_task(number, cut)
+            tell(len(saved), len(tasks))
+        manifest = about.manifest(number, saved)
+        place.finish(manifest)
+        return manifest
+    finally:
+        place.discard(number)
