@@ -63,7 +63,7 @@ def go_back(target: str, config: Config, name: str, *, outputs: str, accept_loss
     asked for."""
     job = find_job(target, config, shipped=True)
     place = savepoints_of(job.folder, job.depot)
-    manifest = place.read(name)
+    manifest = place.manifest_of(name)
     manifest.check_app(job.name)
     with stopped(job.folder), place.opened(manifest) as saved:
         restore = SavepointRestore(job.name, job.folder, job.config, job.depot, manifest, saved)

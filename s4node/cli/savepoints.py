@@ -95,7 +95,7 @@ def show(target: str, config: Config, *, name: str, as_json: bool) -> int:
     """Check a savepoint, and print what is in it; returns the exit status."""
     job = find_job(target, config, shipped=True)
     place = savepoints_of(job.folder, job.depot)
-    manifest = place.read(name)
+    manifest = place.manifest_of(name)
     with place.opened(manifest):
         pass  # all files are checked
     if as_json:
@@ -147,7 +147,7 @@ def export(target: str, config: Config, *, name: str, file: str, as_json: bool) 
     """Write a savepoint into a file; returns the exit status."""
     job = find_job(target, config, shipped=True)
     place = savepoints_of(job.folder, job.depot)
-    manifest = place.read(name)
+    manifest = place.manifest_of(name)
     with place.opened(manifest) as folder:
         size = archive.write(folder, manifest, Path(file))
     if as_json:

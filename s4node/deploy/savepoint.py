@@ -142,7 +142,7 @@ class SavepointOf:
         tasks = {task: place.saved_task(number, cut) for task, cut in cuts.items()}
         self._check_owners(cuts)
         manifest = about.manifest(number, tasks)
-        place.finish(manifest)
+        place.write_manifest(manifest)
         return manifest
 
     def _check_owners(self, cuts: Mapping[str, CutReport]) -> None:

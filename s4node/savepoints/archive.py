@@ -88,7 +88,7 @@ def _read(place: SavepointPlace, app: str, tar: tarfile.TarFile, file: Path, nam
         check(cuts, manifest)
         for task, saved in manifest.tasks.items():
             place.publish(manifest.number, CutReport(task, saved.fence, saved.commit))
-        place.finish(manifest)
+        place.write_manifest(manifest)
     finally:
         place.discard(manifest.number)
     return manifest

@@ -69,7 +69,7 @@ class FolderSavepoints(SavepointPlace):
         files = files_of(cut_folder(self.folder, number, cut.task))
         return SavedTask(cut.fence, cut.commit, files)
 
-    def finish(self, manifest: Manifest) -> None:
+    def write_manifest(self, manifest: Manifest) -> None:
         cuts = cuts_folder(self.folder, manifest.number)
         with told(self.folder):
             for path in places_of(cuts, manifest).values():

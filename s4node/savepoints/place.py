@@ -53,12 +53,12 @@ class SavepointPlace(ABC):
         found, damaged = [], {}
         for name in sorted(self.names()):
             try:
-                found.append(self.read(name))
+                found.append(self.manifest_of(name))
             except CheckpointError as error:
                 damaged[name] = str(error)
         return sorted(found, key=lambda each: (each.created_ms, each.number)), damaged
 
-    def read(self, name: str) -> Manifest:
+    def manifest_of(self, name: str) -> Manifest:
         """The manifest of a savepoint; raises CheckpointError where there is none that can be
         read."""
         self.check_exists(name)
@@ -109,7 +109,7 @@ class SavepointPlace(ABC):
         """The part of a task in the manifest, for a cut that was published."""
 
     @abstractmethod
-    def finish(self, manifest: Manifest) -> None:
+    def write_manifest(self, manifest: Manifest) -> None:
         """Make a savepoint of the published cuts."""
 
     def sweep(self, but: int = 0) -> None:

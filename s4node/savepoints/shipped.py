@@ -84,7 +84,7 @@ class ShippedSavepoints(SavepointPlace):
             raise CheckpointError(f"the cut of task {cut.task!r} has not arrived in {self.name}")
         return _decode_task(data)
 
-    def finish(self, manifest: Manifest) -> None:
+    def write_manifest(self, manifest: Manifest) -> None:
         self._put("manifests", manifest.name, msgspec.json.encode(manifest))
         self._remove(f"cuts/{manifest.number}")
 
@@ -112,7 +112,7 @@ class ShippedSavepoints(SavepointPlace):
 
     def remove(self, name: str) -> None:
         with suppress(CheckpointError):  # files that no manifest names go with the next savepoint
-            files = f"files/{self.read(name).number}"
+            files = f"files/{self.manifest_of(name).number}"
             self._remove(f"manifests/{name}")
             self._remove(files)
             return

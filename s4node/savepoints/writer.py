@@ -77,7 +77,7 @@ def write(
             saved[task] = place.saved_task(number, cut)
             tell(len(saved), len(tasks))
         manifest = about.manifest(number, saved)
-        place.finish(manifest)
+        place.write_manifest(manifest)
         return manifest
     finally:
         place.discard(number)
