@@ -16,30 +16,10 @@ from s4node.app.pe_codec import ElementCodec, Fields
 from s4node.errors import GraphError, StateError
 
 
-def instance(cls: type[ProcessingElement], **state: Any) -> Any:
-    app = App()
-    element = app.create_pe(cls)
-    app.create_input_stream("s", element, key="k")
-    app.freeze()
-    made = element._prototype.make("joe", None)
-    for name, value in state.items():
-        setattr(made, name, value)
-    return made
-
-
 @dataclass
 class Place:
     city: str
     seen: set[int]
-
-
-class Visits(ProcessingElement):
-    count: int = 0
-    places: dict[str, Place] = {}  # noqa: RUF012 - an instance gets a copy
-    names: list[str] = []  # noqa: RUF012
-    mean: float = 0.0
-
-    def on_event(self, event: GenericEvent) -> None: ...
 
 
 @given(
@@ -290,3 +270,26 @@ def test_an_attribute_may_have_any_name(name: str) -> None:
     saved, restored = instance(cls, **{name: 7, "total": 99}), instance(cls)
     codec.restore(restored, codec.encode(saved))
     assert (getattr(restored, name), restored.total) == (7, 99)
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+def instance(cls: type[ProcessingElement], **state: Any) -> Any:
+    app = App()
+    element = app.create_pe(cls)
+    app.create_input_stream("s", element, key="k")
+    app.freeze()
+    made = element._prototype.make("joe", None)
+    for name, value in state.items():
+        setattr(made, name, value)
+    return made
+
+
+class Visits(ProcessingElement):
+    count: int = 0
+    places: dict[str, Place] = {}  # noqa: RUF012 - an instance gets a copy
+    names: list[str] = []  # noqa: RUF012
+    mean: float = 0.0
+
+    def on_event(self, event: GenericEvent) -> None: ...

@@ -14,17 +14,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-COUNTER = """\
-from s4node import App, Event, ProcessingElement
-class Click(Event):
-    user: str
-class Count(ProcessingElement):
-    clicks: int = 0
-    def on_event(self, click: Click): self.clicks += 1
-app = App("counter")
-app.create_input_stream("clicks", app.create_pe(Count), key="user")
-"""
-
 
 async def test_graph_draws_an_app_without_running_it(tmp_path: Path) -> None:
     (tmp_path / "counter.py").write_text(COUNTER)
@@ -67,3 +56,18 @@ async def test_graph_of_an_app_that_cannot_run_says_why(tmp_path: Path) -> None:
 
     assert refused.returncode == 2
     assert "stream 'in' leads to no PE" in refused.stderr
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+COUNTER = """\
+from s4node import App, Event, ProcessingElement
+class Click(Event):
+    user: str
+class Count(ProcessingElement):
+    clicks: int = 0
+    def on_event(self, click: Click): self.clicks += 1
+app = App("counter")
+app.create_input_stream("clicks", app.create_pe(Count), key="user")
+"""

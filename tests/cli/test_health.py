@@ -13,8 +13,6 @@ from harness import ROOT, free_port, in_thread, node_process, run_s4
 from s4node.cli.health import check
 from s4node.errors import ConfigError, ConnectionRefused
 
-HELLO = "apps/hello/app.py"
-
 
 @pytest.mark.slow
 async def test_a_running_node_is_healthy_and_logs_nothing_about_being_asked() -> None:
@@ -104,3 +102,9 @@ async def test_a_peer_that_only_takes_part_in_the_handshake_is_no_node(
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="write tcp://host:port"):
         check(text, 1)
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+HELLO = "apps/hello/app.py"

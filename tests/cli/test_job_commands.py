@@ -29,29 +29,6 @@ from s4node.offsets.task_claims import TaskClaims
 from s4node.runtime.container.container import Container
 from s4node.state.job import replace
 
-PAGE = (ROOT / "docs" / "startpoints.md").read_text()
-ADDRESS = "the commands'"
-
-BROADCAST = """
-from s4node import TaskApp
-
-class Nothing:
-    def process(self, envelope, collector, coordinator):
-        pass
-
-app = TaskApp("notes", Nothing, inputs=["memory.clicks", "live.pings"])
-"""
-
-
-def commands() -> list[tuple[str, list[str]]]:
-    """The commands of the page, each with what it prints."""
-    found = []
-    for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL):
-        for one in re.split(r"^\$ s4 ", block, flags=re.MULTILINE)[1:]:
-            command, *told = one.rstrip("\n").split("\n")
-            found.append((command, told))
-    return found
-
 
 async def test_the_commands_of_the_page_print_what_it_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -723,3 +700,30 @@ async def test_an_app_without_checkpoints_says_so(s4: S4, kept: Path) -> None:
     done = await s4("checkpoint show new.py")
     assert "new has no checkpoints in" in done.stderr
     assert (done.returncode, done.stdout) == (1, "")
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+PAGE = (ROOT / "docs" / "startpoints.md").read_text()
+ADDRESS = "the commands'"
+
+BROADCAST = """
+from s4node import TaskApp
+
+class Nothing:
+    def process(self, envelope, collector, coordinator):
+        pass
+
+app = TaskApp("notes", Nothing, inputs=["memory.clicks", "live.pings"])
+"""
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    """The commands of the page, each with what it prints."""
+    found = []
+    for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL):
+        for one in re.split(r"^\$ s4 ", block, flags=re.MULTILINE)[1:]:
+            command, *told = one.rstrip("\n").split("\n")
+            found.append((command, told))
+    return found

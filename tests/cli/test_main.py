@@ -36,19 +36,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder with apps in it, which is not the repository's."""
-    for name, text in (("hello", HELLO), ("counter", COUNTER), ("divide", DIVIDE), ("slow", SLOW)):
-        (tmp_path / f"{name}.py").write_text(text)
-    return tmp_path
-
-
-def only_process_of_its_group_is_gone(node: NodeProcess) -> None:
-    with pytest.raises(ProcessLookupError):
-        os.killpg(node.pid, 0)
-
-
 # -- running and sending --------------------------------------------------------------------------
 
 
@@ -918,3 +905,19 @@ async def test_an_app_that_shares_nothing_runs_in_a_folder_that_is_no_utf_8(
         event = b'{"name": "joe"}'
         done = await run_s4("send", "names", "--to", node.address, cwd=home, stdin=event)
         assert "names: 1 admitted" in done.stderr
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with apps in it, which is not the repository's."""
+    for name, text in (("hello", HELLO), ("counter", COUNTER), ("divide", DIVIDE), ("slow", SLOW)):
+        (tmp_path / f"{name}.py").write_text(text)
+    return tmp_path
+
+
+def only_process_of_its_group_is_gone(node: NodeProcess) -> None:
+    with pytest.raises(ProcessLookupError):
+        os.killpg(node.pid, 0)

@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 
-def names_in(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
-
 async def test_a_new_app_passes_its_own_tests_and_runs(tmp_path: Path) -> None:
     made = await run_s4("new-app", "click-totals", cwd=tmp_path)
     folder = tmp_path / "click-totals"
@@ -138,3 +134,10 @@ async def test_what_it_says_to_do_next_can_be_pasted_into_a_shell(tmp_path: Path
     made = await run_s4("new-app", "ok", "--folder", "x y/ok", cwd=tmp_path)
     assert "cd 'x y/ok' && python -m pytest" in made.stderr
     assert "s4 run 'x y/ok/app.py'" in made.stderr
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())

@@ -27,14 +27,6 @@ from harness import (
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder with apps in it, which is not the repository's."""
-    for name, text in (("hello", HELLO), ("counter", COUNTER), ("divide", DIVIDE)):
-        (tmp_path / f"{name}.py").write_text(text)
-    return tmp_path
-
-
 async def test_lines_that_are_no_events_are_told_and_the_others_go_on(folder: Path) -> None:
     lines = (
         b'{"user": "ann", "n": 1}\n'
@@ -317,3 +309,14 @@ async def test_an_interrupt_ends_send_with_130(folder: Path) -> None:
         assert b"Traceback" not in await process.stderr.receive_some()
         await process.stdin.aclose()
         await process.stderr.aclose()
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with apps in it, which is not the repository's."""
+    for name, text in (("hello", HELLO), ("counter", COUNTER), ("divide", DIVIDE)):
+        (tmp_path / f"{name}.py").write_text(text)
+    return tmp_path

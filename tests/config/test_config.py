@@ -20,33 +20,6 @@ from s4node.config.key import Setting
 from s4node.config.properties import Problem
 from s4node.errors import ConfigError
 
-
-def write(folder: Path, text: str, name: str = "node.properties") -> Path:
-    path = folder / name
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
-def load_text(folder: Path, text: str) -> Config:
-    return Config.load([write(folder, text)])
-
-
-def problems_of(folder: Path, text: str) -> list[str]:
-    """The mistakes in ``text``, each as ``line: what``."""
-    path = write(folder, text)
-    with pytest.raises(ConfigError) as caught:
-        Config.load([path])
-    lines = str(caught.value).split("\n")
-    assert all(line.startswith(f"{path}:") for line in lines)
-    return [line.removeprefix(f"{path}:") for line in lines]
-
-
-def problem_with(key: str, text: str) -> str:
-    with pytest.raises(ConfigError) as caught:
-        Config.from_values({key: text})
-    return str(caught.value)
-
-
 # --- reading files -------------------------------------------------------------------------------
 
 
@@ -428,3 +401,32 @@ def test_no_text_makes_loading_fail_other_than_with_every_mistake_placed(text: s
     places = [one.line if isinstance(one, Problem) else one.number for one in found]
     assert all(place is not None and 1 <= place <= lines for place in places)
     assert places == sorted(places, key=lambda place: place or 0)
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+def write(folder: Path, text: str, name: str = "node.properties") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def load_text(folder: Path, text: str) -> Config:
+    return Config.load([write(folder, text)])
+
+
+def problems_of(folder: Path, text: str) -> list[str]:
+    """The mistakes in ``text``, each as ``line: what``."""
+    path = write(folder, text)
+    with pytest.raises(ConfigError) as caught:
+        Config.load([path])
+    lines = str(caught.value).split("\n")
+    assert all(line.startswith(f"{path}:") for line in lines)
+    return [line.removeprefix(f"{path}:") for line in lines]
+
+
+def problem_with(key: str, text: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        Config.from_values({key: text})
+    return str(caught.value)

@@ -7,8 +7,6 @@ from harness import ROOT
 from s4node.config.config import Config
 from s4node.config.render import render
 
-RENDERED = ROOT / "default.s4.comm.properties"
-
 
 def test_the_file_at_the_top_level_is_the_rendered_one() -> None:
     assert RENDERED.read_text(encoding="utf-8") == render(), (
@@ -51,3 +49,9 @@ def test_a_family_of_keys_is_rendered_as_a_commented_example() -> None:
 # Key: s4.cluster.<cluster>.address; for example
 # s4.cluster.east.address = tcp://127.0.0.1:12001
 """ in render()
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+RENDERED = ROOT / "default.s4.comm.properties"

@@ -12,8 +12,6 @@ from s4node.config.settings import KEYS
 from s4node.net.wire.frame import WINDOW_BYTES
 from s4node.runtime.task.timers import SPAN
 
-PAGE = (ROOT / "docs" / "durable.md").read_text()
-
 
 def test_the_blocks_of_the_page_are_tests_that_pass(tmp_path: Path) -> None:
     done = run_blocks(PAGE, tmp_path)
@@ -33,3 +31,9 @@ def test_every_setting_that_the_page_names_exists() -> None:
 
 def test_the_figures_of_the_page_are_those_of_the_code() -> None:
     assert (SPAN, WINDOW_BYTES) == (1.0, 64 << 20)
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+PAGE = (ROOT / "docs" / "durable.md").read_text()

@@ -12,13 +12,6 @@ from log_bench import separate_log
 from s4node import Event
 from s4node.config.settings import KEYS
 
-PAGE = (ROOT / "docs" / "errors.md").read_text()
-
-
-class Click(Event):
-    user: str
-    price: str
-
 
 async def test_the_commands_of_the_page_print_what_it_says(tmp_path: Path) -> None:
     async with separate_log(tmp_path) as log:
@@ -55,3 +48,14 @@ def test_every_setting_that_the_page_names_exists() -> None:
 
     assert len(named) >= 5
     assert named - known == set()
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+PAGE = (ROOT / "docs" / "errors.md").read_text()
+
+
+class Click(Event):
+    user: str
+    price: str

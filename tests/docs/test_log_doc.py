@@ -13,19 +13,6 @@ from harness import ROOT, run_s4, s4_process
 from pages import matches
 
 PAGE = (ROOT / "docs" / "log.md").read_text()
-HERE = "tcp://127.0.0.1:12000"
-
-
-def commands() -> list[tuple[str, str, list[str]]]:
-    """What is piped in, the arguments of s4, and the lines that it prints."""
-    found = []
-    for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL):
-        for one in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-            command, *told = one.rstrip("\n").split("\n")
-            fed, pipe, rest = command.rpartition(" | ")
-            stdin = shlex.split(fed)[1] + "\n" if pipe else ""
-            found.append((stdin, rest.removeprefix("s4 "), told))
-    return found
 
 
 async def test_every_command_of_the_page_prints_what_it_says(tmp_path: Path) -> None:
@@ -60,3 +47,21 @@ def test_the_settings_that_the_page_names_exist(name: str) -> None:
     from s4node.config import settings
 
     assert name in {key.name for key in settings.KEYS}
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+HERE = "tcp://127.0.0.1:12000"
+
+
+def commands() -> list[tuple[str, str, list[str]]]:
+    """What is piped in, the arguments of s4, and the lines that it prints."""
+    found = []
+    for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL):
+        for one in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            command, *told = one.rstrip("\n").split("\n")
+            fed, pipe, rest = command.rpartition(" | ")
+            stdin = shlex.split(fed)[1] + "\n" if pipe else ""
+            found.append((stdin, rest.removeprefix("s4 "), told))
+    return found

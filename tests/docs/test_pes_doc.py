@@ -13,8 +13,6 @@ from s4node import AdapterApp, App, ProcessingElement
 from s4node.config.settings import KEYS
 from s4node.errors import GraphError
 
-PAGE = (ROOT / "docs" / "pes.md").read_text()
-
 
 def test_the_blocks_of_the_page_are_tests_that_pass(tmp_path: Path) -> None:
     done = run_blocks(PAGE, tmp_path)
@@ -50,3 +48,9 @@ def test_a_cache_without_any_bound_is_refused() -> None:
         pe.set_pe_cache()
     pe.set_pe_cache(max_size=1)
     pe.set_pe_cache(idle_seconds=1)
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+PAGE = (ROOT / "docs" / "pes.md").read_text()

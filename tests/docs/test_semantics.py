@@ -12,21 +12,6 @@ import pytest
 from harness import ROOT, environment
 from semantics import Guarantee, Outcomes, missing, mistakes, read, unproven
 
-PAGE = (ROOT / "docs" / "semantics.md").read_text()
-GUARANTEES = read(PAGE)
-GROUPS = {
-    "dispatch": 38,
-    "loop": 38,
-    "container": 40,
-    "async": 30,
-    "startpoint": 16,
-    "once": 9,
-    "power": 1,
-    "save": 5,
-}
-"""How many sentences each of the five documents has at least, and the project's own groups."""
-
-
 # -- the page -------------------------------------------------------------------------------------
 
 
@@ -241,3 +226,21 @@ def test_a_session_is_judged_by_what_ran(
     lines = [line for line in done.stdout.splitlines() if line.startswith("loop-")]
     assert sorted(lines) == sorted(told), done.stdout
     assert (done.returncode == 0) is passes
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+PAGE = (ROOT / "docs" / "semantics.md").read_text()
+GUARANTEES = read(PAGE)
+GROUPS = {
+    "dispatch": 38,
+    "loop": 38,
+    "container": 40,
+    "async": 30,
+    "startpoint": 16,
+    "once": 9,
+    "power": 1,
+    "save": 5,
+}
+"""How many sentences each of the five documents has at least, and the project's own groups."""

@@ -10,8 +10,6 @@ from pages import run_blocks
 
 from s4node.config.settings import KEYS
 
-PAGE = (ROOT / "docs" / "state.md").read_text()
-
 
 def test_the_blocks_of_the_page_are_tests_that_pass(tmp_path: Path) -> None:
     done = run_blocks(PAGE, tmp_path)
@@ -27,3 +25,9 @@ def test_every_setting_that_the_page_names_exists() -> None:
 
     assert len(named) >= 7
     assert named - known == set()
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+PAGE = (ROOT / "docs" / "state.md").read_text()

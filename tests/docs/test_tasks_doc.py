@@ -11,8 +11,6 @@ from pages import run_blocks
 from s4node.config.key import Setting
 from s4node.config.settings import KEYS
 
-PAGE = (ROOT / "docs" / "tasks.md").read_text()
-
 
 def test_the_blocks_of_the_page_are_tests_that_pass(tmp_path: Path) -> None:
     done = run_blocks(PAGE, tmp_path)
@@ -39,3 +37,9 @@ def test_the_defaults_of_the_table_are_those_of_the_settings() -> None:
     assert len(rows) >= 10
     for name, told in rows:
         assert told.strip("`") == (defaults[name] or "–"), name  # noqa: RUF001
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+PAGE = (ROOT / "docs" / "tasks.md").read_text()

@@ -8,8 +8,6 @@ from pathlib import Path
 from harness import ROOT
 from pages import run_blocks
 
-PAGE = (ROOT / "docs" / "testing-apps.md").read_text()
-
 
 def test_the_blocks_of_the_page_are_tests_that_pass(tmp_path: Path) -> None:
     done = run_blocks(PAGE, tmp_path)
@@ -25,3 +23,9 @@ def test_every_method_that_the_page_names_exists() -> None:
     named = set(re.findall(r"\btest\.(\w+)", PAGE))
     assert named >= {"send", "state", "output", "advance", "overflow", "relieve", "fail", "wait"}
     assert [name for name in named if not hasattr(AppTest, name)] == []
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+PAGE = (ROOT / "docs" / "testing-apps.md").read_text()

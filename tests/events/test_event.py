@@ -14,30 +14,6 @@ from hypothesis import strategies as st
 from s4node.errors import EventError, ProcessingError, S4Error, leaves
 from s4node.events.event import Event, EventBatch, GenericEvent
 
-
-class Click(Event):
-    user: str
-    millis: int = 0
-
-
-class Address:
-    """A receipt that only knows where it came from."""
-
-    by_event = True
-
-    def done(self) -> None:
-        raise AssertionError("nobody processed anything")
-
-    def complete(self, first: int, end: int) -> None:
-        raise AssertionError("nobody processed anything")
-
-    def refuse(self, number: int, reason: str) -> None:
-        raise AssertionError("nobody refused anything")
-
-    def describe(self, number: int) -> str:
-        return f"spark-1:{number}"
-
-
 # --- typed events --------------------------------------------------------------------------------
 
 
@@ -209,3 +185,29 @@ def test_leaves_are_the_exceptions_inside_nested_groups_in_order() -> None:
     nested = ExceptionGroup("outer", [one, ExceptionGroup("inner", [two]), three])
     assert leaves(nested) == [one, two, three]
     assert leaves(one) == [one]
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+class Click(Event):
+    user: str
+    millis: int = 0
+
+
+class Address:
+    """A receipt that only knows where it came from."""
+
+    by_event = True
+
+    def done(self) -> None:
+        raise AssertionError("nobody processed anything")
+
+    def complete(self, first: int, end: int) -> None:
+        raise AssertionError("nobody processed anything")
+
+    def refuse(self, number: int, reason: str) -> None:
+        raise AssertionError("nobody refused anything")
+
+    def describe(self, number: int) -> str:
+        return f"spark-1:{number}"

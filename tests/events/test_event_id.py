@@ -21,13 +21,6 @@ from s4node import (
 from s4node.testing import AppTest
 
 
-def noted(pe: Any, click: Click) -> tuple[str, str]:
-    """The user of a click and its id; one of "again" puts another."""
-    if click.user == "again":
-        pe.app.inner.put(Click("inner"))
-    return click.user, event_id()
-
-
 def test_an_event_has_the_id_of_its_task_its_input_and_its_place_there() -> None:
     app = NotingApp(system="log", note=noted)
     with AppTest(app) as test:
@@ -166,3 +159,13 @@ async def test_a_handler_is_told_when_its_event_was_sent() -> None:
     assert len(times) == 4
     assert all(before <= sent <= after for sent in times)
     assert ("inner", 0) in app.seen
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+def noted(pe: Any, click: Click) -> tuple[str, str]:
+    """The user of a click and its id; one of "again" puts another."""
+    if click.user == "again":
+        pe.app.inner.put(Click("inner"))
+    return click.user, event_id()

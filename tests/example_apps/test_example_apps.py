@@ -18,10 +18,6 @@ from s4node import GenericEvent
 from s4node.errors import ProcessingError
 from s4node.testing import AppTest
 
-hello = importlib.import_module("apps.hello.app")
-counter = importlib.import_module("apps.counter.app")
-
-
 # --- hello ---------------------------------------------------------------------------------------
 
 
@@ -242,3 +238,10 @@ def test_only_totals_that_have_changed_are_told_again() -> None:
         test.advance(seconds=5)
 
         assert test.output("totals")[2:] == [Total("be", 2)]
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+hello = importlib.import_module("apps.hello.app")
+counter = importlib.import_module("apps.counter.app")

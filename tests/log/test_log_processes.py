@@ -30,25 +30,6 @@ from s4node.offsets.startpoint import Oldest, Specific
 from s4node.offsets.system import SystemStreamPartition
 
 
-@asynccontextmanager
-async def node_at(
-    folder: Path, port: int, *more: str, limits: Callable[[], None] | None = None
-) -> AsyncIterator[NodeProcess]:
-    command = (
-        "node",
-        "demo",
-        "--folder",
-        folder / "cluster",
-        "-p",
-        f"s4.log.folder={folder / 'log'}",
-        "-p",
-        f"s4.listener.address=tcp://127.0.0.1:{port}",
-        *more,
-    )
-    async with s4_process(*command, cwd=folder, limits=limits) as node:
-        yield node
-
-
 @pytest.mark.parametrize("routed", [True, False])
 async def test_acknowledged_events_are_there_once_after_the_log_s_node_is_killed(
     tmp_path: Path, routed: bool
@@ -248,3 +229,25 @@ async def test_events_older_than_the_stream_s_retention_go_by_themselves(tmp_pat
                 await trio.sleep(0.02)
         with pytest.raises(StartpointError, match=r"has no offset 0: it has [23] to 3"):
             await log.resolve(ssp, Specific(0))
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def node_at(
+    folder: Path, port: int, *more: str, limits: Callable[[], None] | None = None
+) -> AsyncIterator[NodeProcess]:
+    command = (
+        "node",
+        "demo",
+        "--folder",
+        folder / "cluster",
+        "-p",
+        f"s4.log.folder={folder / 'log'}",
+        "-p",
+        f"s4.listener.address=tcp://127.0.0.1:{port}",
+        *more,
+    )
+    async with s4_process(*command, cwd=folder, limits=limits) as node:
+        yield node

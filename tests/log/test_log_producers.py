@@ -24,50 +24,6 @@ from s4node.net.wire import frame as wire
 from s4node.offsets.startpoint import Oldest
 from s4node.systems.embedded_log import EmbeddedLog
 
-SOON = {"s4.producer.expiry": "100"}
-
-
-async def known(log: EmbeddedLog, stream: str) -> int:
-    """How many producers are known of a stream."""
-    count = (await log.describe(stream))["producers"]
-    assert isinstance(count, int)
-    return count
-
-
-async def wait_forgotten(log: EmbeddedLog, stream: str = "witness") -> None:
-    """Return when who comes now and has no id of its own is forgotten because of time."""
-    await log.create(stream)
-    await log.append(stream, 0, [Click("joe")])
-    assert await known(log, stream) == 1
-    while await known(log, stream):
-        await trio.sleep(0.01)
-
-
-async def forget(log: EmbeddedLog, producer: str) -> None:
-    """Forget a producer, once the log has seen that its connection has ended."""
-    with trio.fail_after(60):
-        while True:
-            try:
-                await log.forget(producer, "clicks")
-            except StoreError as error:
-                if "is connected to stream" not in str(error):
-                    raise
-                await trio.sleep(0.01)
-            else:
-                return
-
-
-async def count(log: EmbeddedLog, stream: str = "clicks") -> int:
-    return sum(each["upcoming"] for each in (await log.describe(stream))["partitions"])
-
-
-async def send(address: str, clicks: int, producer: str = "import") -> None:
-    """Send all of it again."""
-    async with Client(address, producer=producer) as client:
-        stream = await client.stream("clicks", again=True)
-        await stream.send_many([Click("joe", n) for n in range(clicks)])
-        assert await stream.flush() == []
-
 
 async def test_a_program_with_an_id_of_its_own_is_not_forgotten_because_of_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -294,3 +250,51 @@ async def test_a_producer_is_forgotten_by_hand_unless_it_is_there(tmp_path: Path
             await log.forget("import")
     async with log_node(tmp_path) as node, log_at(node.address) as log:
         assert await known(log, "clicks") == 0
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+SOON = {"s4.producer.expiry": "100"}
+
+
+async def known(log: EmbeddedLog, stream: str) -> int:
+    """How many producers are known of a stream."""
+    count = (await log.describe(stream))["producers"]
+    assert isinstance(count, int)
+    return count
+
+
+async def wait_forgotten(log: EmbeddedLog, stream: str = "witness") -> None:
+    """Return when who comes now and has no id of its own is forgotten because of time."""
+    await log.create(stream)
+    await log.append(stream, 0, [Click("joe")])
+    assert await known(log, stream) == 1
+    while await known(log, stream):
+        await trio.sleep(0.01)
+
+
+async def forget(log: EmbeddedLog, producer: str) -> None:
+    """Forget a producer, once the log has seen that its connection has ended."""
+    with trio.fail_after(60):
+        while True:
+            try:
+                await log.forget(producer, "clicks")
+            except StoreError as error:
+                if "is connected to stream" not in str(error):
+                    raise
+                await trio.sleep(0.01)
+            else:
+                return
+
+
+async def count(log: EmbeddedLog, stream: str = "clicks") -> int:
+    return sum(each["upcoming"] for each in (await log.describe(stream))["partitions"])
+
+
+async def send(address: str, clicks: int, producer: str = "import") -> None:
+    """Send all of it again."""
+    async with Client(address, producer=producer) as client:
+        stream = await client.stream("clicks", again=True)
+        await stream.send_many([Click("joe", n) for n in range(clicks)])
+        assert await stream.flush() == []

@@ -29,9 +29,6 @@ from s4node.metrics.snapshot import Groups, MetricsReport, MetricsSnapshot, merg
 from s4node.metrics.statistics import OutboxStatistics
 from s4node.runtime.container.container import Container
 
-HERE = __name__
-
-
 # --- metrics of one's own ------------------------------------------------------------------------
 
 
@@ -571,3 +568,9 @@ async def test_a_container_reports_while_it_runs_and_once_more_at_its_end(
         assert offsets == {f"memory-clicks-{number}-checkpointed-offset": 5} | {
             name: value for name, value in offsets.items() if "gate" in name
         }
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+HERE = __name__

@@ -13,18 +13,6 @@ from s4node.offsets.input_progress import InputProgress, InputReceipt, taken
 from s4node.offsets.receipts import BatchReceipt, PartReceipt
 from s4node.offsets.system import SystemStreamPartition
 
-SSP = SystemStreamPartition("memory", "clicks", 0)
-
-
-def progress(start: int = 0) -> InputProgress:
-    return InputProgress(SSP, start, lambda *_: None)
-
-
-def receipt(of: InputProgress, first: int, end: int, parts: int = 1) -> InputReceipt:
-    whole = BatchReceipt(of, first, end)
-    whole.parts = parts
-    return whole
-
 
 def test_a_batch_that_is_done_moves_the_safe_offset_past_it() -> None:
     it = progress(10)
@@ -147,3 +135,19 @@ def test_a_startpoint_is_consumed_by_the_first_offsets_that_are_taken() -> None:
     begun.startpoints -= before[1]
     begun.complete(10, 12)
     assert taken(both) == ({SSP: 3, other: 12}, frozenset())
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+SSP = SystemStreamPartition("memory", "clicks", 0)
+
+
+def progress(start: int = 0) -> InputProgress:
+    return InputProgress(SSP, start, lambda *_: None)
+
+
+def receipt(of: InputProgress, first: int, end: int, parts: int = 1) -> InputReceipt:
+    whole = BatchReceipt(of, first, end)
+    whole.parts = parts
+    return whole

@@ -8,13 +8,6 @@ from hypothesis import strategies as st
 from s4node.offsets.ordered_release import OrderedRelease
 
 
-def begun(count: int) -> OrderedRelease[int]:
-    release: OrderedRelease[int] = OrderedRelease()
-    for number in range(count):
-        release.add(number)
-    return release
-
-
 def test_what_completes_in_order_is_released_at_once() -> None:
     release = begun(3)
     assert [release.complete(number) for number in range(3)] == [[0], [1], [2]]
@@ -97,3 +90,13 @@ def test_any_order_of_completion_is_released_in_order_and_covers_what_a_commit_m
     for _ in range(len(stops) + 1):
         out += release.commit_taken()
     assert out == list(range(started))
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+def begun(count: int) -> OrderedRelease[int]:
+    release: OrderedRelease[int] = OrderedRelease()
+    for number in range(count):
+        release.add(number)
+    return release

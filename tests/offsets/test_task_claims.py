@@ -18,8 +18,6 @@ from s4node.offsets.checkpoint import JobGuard
 from s4node.offsets.task_claims import FILE, TaskClaims
 from s4node.process.exit_status import exit_status
 
-JOB = JobGuard(4, "by-partition", "crc32m", {"log.clicks": 4})
-
 
 def test_a_container_that_has_claimed_a_task_may_write_and_says_when(tmp_path: Path) -> None:
     store = TaskClaims(tmp_path / "new" / "folder")
@@ -204,3 +202,9 @@ def test_progress_that_cannot_be_kept_is_told_without_a_traceback(
     told = capsys.readouterr().err
     assert told.startswith(f"s4: progress cannot be saved in {tmp_path / FILE} (")
     assert told.count("\n") == 1
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+JOB = JobGuard(4, "by-partition", "crc32m", {"log.clicks": 4})

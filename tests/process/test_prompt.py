@@ -10,14 +10,6 @@ from pathlib import Path
 import trio
 from harness import environment, node_process, s4
 
-HELLO = """
-from s4node import App, ProcessingElement
-class Hello(ProcessingElement):
-    def on_event(self, event): ...
-app = App("hello")
-app.create_input_stream("names", app.create_pe(Hello), key="name")
-"""
-
 
 async def test_a_node_that_is_idle_ends_within_a_second(tmp_path: Path) -> None:
     (tmp_path / "hello.py").write_text(HELLO)
@@ -37,3 +29,15 @@ def test_the_help_is_there_within_three_tenths_of_a_second(tmp_path: Path) -> No
         return time.perf_counter() - began
 
     assert min(once() for _ in range(5)) < 0.3
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+HELLO = """
+from s4node import App, ProcessingElement
+class Hello(ProcessingElement):
+    def on_event(self, event): ...
+app = App("hello")
+app.create_input_stream("names", app.create_pe(Hello), key="name")
+"""

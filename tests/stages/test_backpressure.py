@@ -9,15 +9,6 @@ from hypothesis import strategies as st
 from s4node.stages.backpressure import Edges, Order
 
 
-def order(*edges: str) -> Order:
-    """An order of edges such as ``a>b``."""
-    found: dict[str, set[str]] = {}
-    for edge in edges:
-        source, target = edge.split(">")
-        found.setdefault(source, set()).add(target)
-    return Order(Edges(found))
-
-
 @pytest.mark.parametrize(
     ("edges", "full", "held"),
     [
@@ -128,3 +119,15 @@ def test_learning_step_by_step_ends_where_knowing_from_the_start_ends(
         whole.filled(stream, 0)
     assert step.held == whole.held
     assert step.edges.groups == whole.edges.groups
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+def order(*edges: str) -> Order:
+    """An order of edges such as ``a>b``."""
+    found: dict[str, set[str]] = {}
+    for edge in edges:
+        source, target = edge.split(">")
+        found.setdefault(source, set()).add(target)
+    return Order(Edges(found))

@@ -12,18 +12,6 @@ from s4node.stages.executors import StageSettings
 from s4node.stages.stage import Gauge, Stage
 
 
-def filled(stage: Stage, events: int) -> None:
-    stage.offer(EventBatch("clicks", 0, ["event"] * events))
-
-
-def credit_of(capacity: int, *producers: str) -> tuple[Stage, Credit[str]]:
-    stage = Stage(capacity)
-    credit: Credit[str] = Credit(stage)
-    for producer in producers:
-        credit.join(producer)
-    return stage, credit
-
-
 @pytest.mark.parametrize(
     ("capacity", "producers", "share"),
     [(100, 1, 100), (100, 2, 50), (100, 3, 33), (100, 100, 1), (100, 1000, 1), (1, 1, 1)],
@@ -224,3 +212,18 @@ def test_a_stage_that_drops_holds_nobody_back() -> None:
     assert not credit.withholds
     assert credit.limit("a", 40, 50) == 140
     assert not credit.holding
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+def filled(stage: Stage, events: int) -> None:
+    stage.offer(EventBatch("clicks", 0, ["event"] * events))
+
+
+def credit_of(capacity: int, *producers: str) -> tuple[Stage, Credit[str]]:
+    stage = Stage(capacity)
+    credit: Credit[str] = Credit(stage)
+    for producer in producers:
+        credit.join(producer)
+    return stage, credit

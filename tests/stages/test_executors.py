@@ -26,13 +26,6 @@ from s4node.stages.executors import (
 from s4node.stages.stage import Gauge
 
 
-def loaded(executor: str, depth: int, size: int) -> Gauge:
-    """A stage for 100 events and 1,000 bytes with so much in it."""
-    gauge = Gauge(StageSettings("stream", "clicks", executor, 100, 1000, 50))
-    gauge.came(depth, size)
-    return gauge
-
-
 @pytest.mark.parametrize(
     ("executor", "depth", "size", "coming", "bytes_coming", "room"),
     [
@@ -277,3 +270,13 @@ def test_what_an_own_executor_answers_is_taken_for_what_it_is_whoever_decorates_
 def test_the_built_in_policies_have_names() -> None:
     built_in = {name: executor_of(StageSettings(executor=name)) for name in ("block", "shed")}
     assert {name: type(found) for name, found in built_in.items()} == {"block": Block, "shed": Shed}
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+def loaded(executor: str, depth: int, size: int) -> Gauge:
+    """A stage for 100 events and 1,000 bytes with so much in it."""
+    gauge = Gauge(StageSettings("stream", "clicks", executor, 100, 1000, 50))
+    gauge.came(depth, size)
+    return gauge

@@ -10,22 +10,6 @@ from hypothesis import strategies as st
 from s4node.stages.key_order import KeyOrder
 
 
-def order(limit: int, *events: str) -> KeyOrder[str]:
-    """Events such as ``a1``, whose key is the letter."""
-    found: KeyOrder[str] = KeyOrder(limit)
-    for event in events:
-        found.add(event[0], event)
-    return found
-
-
-def begun(found: KeyOrder[str]) -> list[str]:
-    events = []
-    while (one := found.begin_event()) is not None:
-        events.append(one[1])
-        found.validate()
-    return events
-
-
 def test_no_more_are_begun_than_may_be_outstanding() -> None:
     found = order(2, "a1", "b1", "c1")
     assert begun(found) == ["a1", "b1"]
@@ -103,3 +87,22 @@ def test_each_key_is_in_order_and_nothing_that_could_run_waits(
         if running:
             end()
     assert added == {key: numbers for key, numbers in ended.items() if numbers} or ended == added
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+def order(limit: int, *events: str) -> KeyOrder[str]:
+    """Events such as ``a1``, whose key is the letter."""
+    found: KeyOrder[str] = KeyOrder(limit)
+    for event in events:
+        found.add(event[0], event)
+    return found
+
+
+def begun(found: KeyOrder[str]) -> list[str]:
+    events = []
+    while (one := found.begin_event()) is not None:
+        events.append(one[1])
+        found.validate()
+    return events

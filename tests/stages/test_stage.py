@@ -12,10 +12,6 @@ from s4node.stages.executors import StageSettings
 from s4node.stages.stage import Stage, StageStatistics
 
 
-def batch(size: int) -> EventBatch:
-    return EventBatch("clicks", 0, ["event"] * size)
-
-
 def test_batches_leave_in_the_order_in_which_they_came() -> None:
     stage = Stage(10)
     one, two, three = batch(1), batch(2), batch(3)
@@ -182,3 +178,10 @@ def test_the_waiting_time_of_batches_is_told() -> None:
     stage.poll(6.0)
     told = stage.statistics()
     assert (told.waited_last, told.in_flight) == (4.0, 4)
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+def batch(size: int) -> EventBatch:
+    return EventBatch("clicks", 0, ["event"] * size)

@@ -15,12 +15,6 @@ from s4node.errors import StateError, StoreCorrupt, TaskFenced
 from s4node.state.database import Database
 from s4node.state.epochs import claim, copied, epochs_of, sweep
 
-ROW = b"\x00\x01\x00\x10joe"
-
-
-def put(database: Database, value: bytes) -> None:
-    database.write([ROW], [value])
-
 
 def test_the_next_owner_has_what_the_last_one_committed(tmp_path: Path) -> None:
     first = claim(tmp_path / "t", 0, Database)
@@ -171,3 +165,13 @@ def test_sweeping_keeps_the_newest(tmp_path: Path) -> None:
     assert epochs_of(tmp_path / "t") == [5, 4, 3]
     assert sweep(tmp_path / "t", keep=3, older_than=3600, now=time.time() + 4000) == 2
     assert epochs_of(tmp_path / "t") == [5]
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+ROW = b"\x00\x01\x00\x10joe"
+
+
+def put(database: Database, value: bytes) -> None:
+    database.write([ROW], [value])

@@ -29,27 +29,6 @@ class Profile(msgspec.Struct, frozen=True):
     visits: int = 0
 
 
-class Kept:
-    """A store with its database, and commits when the test says so."""
-
-    def __init__(self, folder: Path, spec: StoreSpec[Any, Any], **named: Any) -> None:
-        self.database = Database(folder)
-        self.changes = Changes()
-        self.store = KeyValueStore(spec, FIRST_TABLE, self.database, self.changes, crc32m, **named)
-
-    def commit(self) -> None:
-        self.changes.begin_commit()
-        self.database.write(*self.changes.rows_to_write())
-        self.changes.written()
-
-
-@pytest.fixture
-def kept(tmp_path: Path) -> Iterator[Kept]:
-    made = Kept(tmp_path / "task", StoreSpec("profiles", str, Profile))
-    yield made
-    made.database.close()
-
-
 def test_what_is_put_is_there_at_once_and_after_a_commit(kept: Kept) -> None:
     kept.store.put("joe", Profile("Joe", 3))
     assert kept.store.get("joe") == Profile("Joe", 3)
@@ -453,3 +432,27 @@ def test_a_store_is_a_dict_that_commits(tmp_path: Path) -> None:
     run_state_machine_as_test(
         machine, settings=settings(max_examples=40, stateful_step_count=25, deadline=None)
     )
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+class Kept:
+    """A store with its database, and commits when the test says so."""
+
+    def __init__(self, folder: Path, spec: StoreSpec[Any, Any], **named: Any) -> None:
+        self.database = Database(folder)
+        self.changes = Changes()
+        self.store = KeyValueStore(spec, FIRST_TABLE, self.database, self.changes, crc32m, **named)
+
+    def commit(self) -> None:
+        self.changes.begin_commit()
+        self.database.write(*self.changes.rows_to_write())
+        self.changes.written()
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[Kept]:
+    made = Kept(tmp_path / "task", StoreSpec("profiles", str, Profile))
+    yield made
+    made.database.close()

@@ -14,11 +14,6 @@ from s4node import Client, Event
 pytestmark = pytest.mark.slow
 
 
-class Click(Event):
-    user: str
-    number: int
-
-
 @pytest.mark.parametrize("point", ["disk.synced", "commit.write"], ids=["all", "the last"])
 async def test_acknowledged_commits_that_a_power_cut_takes_are_told_were_it_only_one(
     tmp_path: Path, point: str
@@ -59,3 +54,11 @@ async def test_with_full_a_power_cut_takes_no_acknowledged_commit(tmp_path: Path
             await clicks.send(Click("joe", 3))
             assert await clicks.flush() == []
         assert "missing" not in process.errors
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+class Click(Event):
+    user: str
+    number: int

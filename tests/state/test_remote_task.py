@@ -25,69 +25,6 @@ from s4node.state.remote_job import RemoteJob
 from s4node.state.task_state import TaskState
 from s4node.store_spec import StoreSpec
 
-COUNTS = StoreSpec("counts", str, int)
-
-
-class Owner:
-    """Who has taken the task over, with a folder of its own; commits count in the key ``n``."""
-
-    def __init__(self, url: str, folder: Path) -> None:
-        self.depot = RemoteJob(url, Path("here/app"))
-        self.shipment = self.depot.task("t")
-        self.folder = folder
-        self.fence = max(self.shipment.highest(), epochs.highest(folder)) + 1
-        self.shipment.claim(self.fence, "origin", self.fence)
-        database = epochs.claim(folder, self.fence, Database, self.shipment)
-        self.state = TaskState(database, crc32m, fence=self.fence, ship=self.shipment)
-        self.keeping = CheckpointRetention(folder, self.fence, Policy(0, 1, 0), self.shipment)
-        self.keeping.take_over(self.state)
-        self.counts = self.state.store(COUNTS)
-
-    def commit(self, n: int, keys: int = 1) -> None:
-        self.counts.put_many({f"key-{key}": n for key in range(keys)})
-        self.state.begin_commit({"log.clicks[0]": n})
-        written = False
-        try:
-            self.state.write_commit()
-            written = True
-        finally:
-            self.state.end_commit(written=written)
-
-    def checkpoint(self) -> None:
-        upload = self.keeping.make_checkpoint(self.state)
-        assert upload is not None
-        upload()
-
-    @property
-    def found(self) -> tuple[set[int], dict[str, int]]:
-        return set(dict(self.counts.all()).values()), self.state.positions()
-
-    def close(self) -> None:
-        self.state.close()
-
-
-def at(n: int) -> tuple[set[int], dict[str, int]]:
-    return {n}, {"log.clicks[0]": n}
-
-
-@pytest.fixture(params=["file", "memory"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    name = f"{request.param}://{tmp_path}/depot-{secrets.token_hex(4)}"
-    yield name
-    files, root = fsspec.core.url_to_fs(name)
-    if files.exists(root):
-        files.rm(root, recursive=True)
-
-
-def names(url: str, folder: str) -> list[str]:
-    files, root = fsspec.core.url_to_fs(url)
-    files.invalidate_cache()
-    return sorted(
-        str(path).rpartition("/")[2]
-        for path in files.ls(f"{root}/here/app/tasks/t/{folder}", detail=False)
-    )
-
-
 # -- taking over ----------------------------------------------------------------------------------
 
 
@@ -687,3 +624,69 @@ def test_a_place_that_cannot_be_used_is_told_and_tried_again(tmp_path: Path) -> 
     second = Owner(url, tmp_path / "two")
     assert second.found == at(3)
     second.close()
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+COUNTS = StoreSpec("counts", str, int)
+
+
+class Owner:
+    """Who has taken the task over, with a folder of its own; commits count in the key ``n``."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.depot = RemoteJob(url, Path("here/app"))
+        self.shipment = self.depot.task("t")
+        self.folder = folder
+        self.fence = max(self.shipment.highest(), epochs.highest(folder)) + 1
+        self.shipment.claim(self.fence, "origin", self.fence)
+        database = epochs.claim(folder, self.fence, Database, self.shipment)
+        self.state = TaskState(database, crc32m, fence=self.fence, ship=self.shipment)
+        self.keeping = CheckpointRetention(folder, self.fence, Policy(0, 1, 0), self.shipment)
+        self.keeping.take_over(self.state)
+        self.counts = self.state.store(COUNTS)
+
+    def commit(self, n: int, keys: int = 1) -> None:
+        self.counts.put_many({f"key-{key}": n for key in range(keys)})
+        self.state.begin_commit({"log.clicks[0]": n})
+        written = False
+        try:
+            self.state.write_commit()
+            written = True
+        finally:
+            self.state.end_commit(written=written)
+
+    def checkpoint(self) -> None:
+        upload = self.keeping.make_checkpoint(self.state)
+        assert upload is not None
+        upload()
+
+    @property
+    def found(self) -> tuple[set[int], dict[str, int]]:
+        return set(dict(self.counts.all()).values()), self.state.positions()
+
+    def close(self) -> None:
+        self.state.close()
+
+
+def at(n: int) -> tuple[set[int], dict[str, int]]:
+    return {n}, {"log.clicks[0]": n}
+
+
+@pytest.fixture(params=["file", "memory"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    name = f"{request.param}://{tmp_path}/depot-{secrets.token_hex(4)}"
+    yield name
+    files, root = fsspec.core.url_to_fs(name)
+    if files.exists(root):
+        files.rm(root, recursive=True)
+
+
+def names(url: str, folder: str) -> list[str]:
+    files, root = fsspec.core.url_to_fs(url)
+    files.invalidate_cache()
+    return sorted(
+        str(path).rpartition("/")[2]
+        for path in files.ls(f"{root}/here/app/tasks/t/{folder}", detail=False)
+    )

@@ -7,6 +7,22 @@ from pathlib import Path
 
 from power import unwaited
 
+
+def test_all_that_a_commit_relies_on_is_on_the_disk_when_each_waits_for_it(tmp_path: Path) -> None:
+    found = unwaited(COMMIT, tmp_path / "home")
+    assert {each for each in found if not NO_MATTER.fullmatch(each)} == set()
+
+
+def test_all_that_an_acknowledged_event_relies_on_is_on_the_disk_when_each_waits_for_it(
+    tmp_path: Path,
+) -> None:
+    found = unwaited(LOG, tmp_path / "home")
+    assert {each for each in found if not NO_MATTER.fullmatch(each)} == set()
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
 COMMIT = """
 import os
 import sys
@@ -75,15 +91,3 @@ trio.run(main)
 
 NO_MATTER = re.compile(r".*(/LOG|/LOG\.old|/LOCK|\.sqlite-shm|/log/lock)|.*/tasks/task/1/.*")
 """What nothing is read from after a power cut: of the owner before there is a copy."""
-
-
-def test_all_that_a_commit_relies_on_is_on_the_disk_when_each_waits_for_it(tmp_path: Path) -> None:
-    found = unwaited(COMMIT, tmp_path / "home")
-    assert {each for each in found if not NO_MATTER.fullmatch(each)} == set()
-
-
-def test_all_that_an_acknowledged_event_relies_on_is_on_the_disk_when_each_waits_for_it(
-    tmp_path: Path,
-) -> None:
-    found = unwaited(LOG, tmp_path / "home")
-    assert {each for each in found if not NO_MATTER.fullmatch(each)} == set()

@@ -22,23 +22,6 @@ from s4node.cluster.coordination.assignment import (
 A = Member("a", "tcp://a", "session-a")
 B = Member("b", "tcp://b", "session-b")
 C = Member("c", "tcp://c", "session-c")
-A_AGAIN = Member("a", "tcp://a", "session-a-again")
-
-
-def names(assignment: Assignment) -> str:
-    """The owners by partition in one text; a dot for nobody."""
-    return "".join(owner.member or "." for owner in assignment.owners)
-
-
-def epochs(assignment: Assignment) -> list[int]:
-    return [owner.epoch for owner in assignment.owners]
-
-
-def after(partitions: int, *steps: list[Member]) -> Assignment:
-    assignment = Assignment()
-    for members in steps:
-        assignment = assign(partitions, members, assignment)
-    return assignment
 
 
 @pytest.mark.parametrize(
@@ -252,3 +235,25 @@ def test_who_computes_it_makes_no_difference(
     assert assign(partitions, then, before) == assign(partitions, list(then), before)
     now = assign(partitions, then, before)
     assert assign(partitions, then, now) is now
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+A_AGAIN = Member("a", "tcp://a", "session-a-again")
+
+
+def names(assignment: Assignment) -> str:
+    """The owners by partition in one text; a dot for nobody."""
+    return "".join(owner.member or "." for owner in assignment.owners)
+
+
+def epochs(assignment: Assignment) -> list[int]:
+    return [owner.epoch for owner in assignment.owners]
+
+
+def after(partitions: int, *steps: list[Member]) -> Assignment:
+    assignment = Assignment()
+    for members in steps:
+        assignment = assign(partitions, members, assignment)
+    return assignment

@@ -11,20 +11,6 @@ from hypothesis import strategies as st
 
 from s4node.cluster.coordination.assignment import Assignment, Key, Member, assign, balance
 
-
-def member(name: str, life: int = 1) -> Member:
-    """A member in one of the lives of its name."""
-    return Member(name, f"tcp://{name}", f"{name}-{life}")
-
-
-def crew(names: str, life: int = 1) -> list[Member]:
-    return [member(name, life) for name in names]
-
-
-def names(assignment: Assignment) -> str:
-    return "".join(owner.member or "." for owner in assignment.owners)
-
-
 # --- the number of containers --------------------------------------------------------------------
 
 
@@ -182,3 +168,19 @@ def test_no_more_members_have_tasks_than_there_are_containers(
         have = set(names(now)) - {"."}
         assert have <= set(living)
         assert len(have) <= (containers or len(living))
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+def member(name: str, life: int = 1) -> Member:
+    """A member in one of the lives of its name."""
+    return Member(name, f"tcp://{name}", f"{name}-{life}")
+
+
+def crew(names: str, life: int = 1) -> list[Member]:
+    return [member(name, life) for name in names]
+
+
+def names(assignment: Assignment) -> str:
+    return "".join(owner.member or "." for owner in assignment.owners)

@@ -29,16 +29,6 @@ from s4node.cluster.coordination.session_file import SessionFile  # noqa: E402
 from s4node.errors import ConfigError, CoordinationError, SessionLost  # noqa: E402
 
 
-def where_of(folder: Path) -> str:
-    return f"conformance.folder:in_folder:{folder}"
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Where nothing is yet."""
-    return tmp_path / "coordination"
-
-
 class TestFolder(CoordinationConformance):
     """The kit's claims, in a folder."""
 
@@ -441,3 +431,16 @@ def test_a_second_session_of_a_process_takes_no_lock_of_the_first(folder: Path) 
                 assert entry.data == b"it"
 
     trio.run(main)
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+def where_of(folder: Path) -> str:
+    return f"conformance.folder:in_folder:{folder}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where nothing is yet."""
+    return tmp_path / "coordination"

@@ -15,20 +15,6 @@ from s4node.cluster.coordination.job_presence import JobPresence
 from s4node.cluster.coordination.registry import AppId, Registry
 from s4node.errors import JobRuns
 
-JOB = AppId("east", "count")
-
-
-async def one_state() -> str:
-    return "one"
-
-
-async def other_state() -> str:
-    return "other"
-
-
-async def nothing() -> None:
-    pass
-
 
 async def test_a_start_is_one_for_all_containers_and_ends_with_the_last(tmp_path: Path) -> None:
     coordination = FolderCoordination(tmp_path)
@@ -120,3 +106,21 @@ async def test_what_belongs_to_a_start_is_done_by_the_first_container_with_a_sta
     async with coordination.session("four") as four:
         await enter(four, "four", one_state)
     assert done == ["one", "two", "four"]
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+JOB = AppId("east", "count")
+
+
+async def one_state() -> str:
+    return "one"
+
+
+async def other_state() -> str:
+    return "other"
+
+
+async def nothing() -> None:
+    pass

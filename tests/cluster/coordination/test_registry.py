@@ -21,34 +21,7 @@ from s4node.cluster.coordination.registry import (
 )
 from s4node.errors import BadVersion, CoordinationError, EntryExists, NameTaken
 
-COUNT = AppId("east", "count")
 ODD_NAMES = ["a/b", "..", ".", "a b", "ü/%2F", "日本", "x" * 60]
-
-
-def node(name: str, pid: int = 4711) -> NodeInfo:
-    return NodeInfo(name=name, host="here", pid=pid, python="3.11")
-
-
-def member(name: str, address: str = "tcp://127.0.0.1:1", partitions: int = 4) -> MemberInfo:
-    return MemberInfo(
-        name=name,
-        node="n",
-        host="here",
-        pid=4711,
-        address=address,
-        version="1",
-        partitions=partitions,
-    )
-
-
-def app(name: str = "count", version: str = "1") -> AppInfo:
-    return AppInfo(name=name, cluster="east", version=version, partitions=4)
-
-
-@asynccontextmanager
-async def registry(folder: Path, name: str = "one") -> AsyncIterator[Registry]:
-    async with FolderCoordination(folder).session(name) as session:
-        yield Registry(session)
 
 
 # --- clusters and nodes --------------------------------------------------------------------------
@@ -300,3 +273,35 @@ async def test_watching_a_path_tells_of_what_is_written_there(tmp_path: Path) ->
             await change()
             with trio.fail_after(10):
                 assert await one.session.wait_change(path, seen) > seen
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+COUNT = AppId("east", "count")
+
+
+def node(name: str, pid: int = 4711) -> NodeInfo:
+    return NodeInfo(name=name, host="here", pid=pid, python="3.11")
+
+
+def member(name: str, address: str = "tcp://127.0.0.1:1", partitions: int = 4) -> MemberInfo:
+    return MemberInfo(
+        name=name,
+        node="n",
+        host="here",
+        pid=4711,
+        address=address,
+        version="1",
+        partitions=partitions,
+    )
+
+
+def app(name: str = "count", version: str = "1") -> AppInfo:
+    return AppInfo(name=name, cluster="east", version=version, partitions=4)
+
+
+@asynccontextmanager
+async def registry(folder: Path, name: str = "one") -> AsyncIterator[Registry]:
+    async with FolderCoordination(folder).session(name) as session:
+        yield Registry(session)

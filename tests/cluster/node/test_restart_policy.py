@@ -10,24 +10,6 @@ from hypothesis import strategies as st
 
 from s4node.cluster.node.restart_policy import LOOK_SECONDS, Action, Limits, Phase, Restarts
 
-LIMITS = Limits(start=60, pulse=10, drain=30, pause=0.5, longest_pause=4)
-
-
-def life(*steps: tuple[float, str]) -> tuple[Restarts, list[tuple[float, str]]]:
-    """Drive a machine: looks every half second, and what the steps say between; its actions."""
-    machine = Restarts(LIMITS, 0.0)
-    actions: list[tuple[float, str]] = []
-    todo = list(steps)
-    now = 0.0
-    end = max((at for at, _ in steps), default=0.0)
-    while now <= end:
-        while todo and todo[0][0] <= now:
-            getattr(machine, todo.pop(0)[1])(now)
-        while (action := machine.look(now)) is not None:
-            actions.append((now, action.value))
-        now += 0.5
-    return machine, actions
-
 
 def test_a_container_is_started_at_once() -> None:
     machine, actions = life()
@@ -181,3 +163,25 @@ def test_whatever_happens_there_is_at_most_one_process_and_a_stop_is_for_good(
             assert machine.phase in (Phase.WAITING, Phase.ENDED)
         if asked and not alive:
             assert machine.phase is Phase.ENDED
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+LIMITS = Limits(start=60, pulse=10, drain=30, pause=0.5, longest_pause=4)
+
+
+def life(*steps: tuple[float, str]) -> tuple[Restarts, list[tuple[float, str]]]:
+    """Drive a machine: looks every half second, and what the steps say between; its actions."""
+    machine = Restarts(LIMITS, 0.0)
+    actions: list[tuple[float, str]] = []
+    todo = list(steps)
+    now = 0.0
+    end = max((at for at, _ in steps), default=0.0)
+    while now <= end:
+        while todo and todo[0][0] <= now:
+            getattr(machine, todo.pop(0)[1])(now)
+        while (action := machine.look(now)) is not None:
+            actions.append((now, action.value))
+        now += 0.5
+    return machine, actions

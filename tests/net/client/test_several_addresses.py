@@ -18,11 +18,6 @@ from s4node import Client, Oldest, SyncClient
 from s4node.errors import ConfigError, ConnectionRefused, EventError, StageClosed
 
 
-def dead() -> str:
-    """An address at which nobody listens."""
-    return f"tcp://127.0.0.1:{free_port()}"
-
-
 @pytest.mark.parametrize("first", [True, False])
 async def test_a_client_sends_and_reads_though_one_of_its_nodes_is_down(first: bool) -> None:
     async with running(sums()) as node:
@@ -238,3 +233,11 @@ async def test_a_subscription_that_is_read_outside_of_its_block_says_so() -> Non
                         look()
 
         await trio.to_thread.run_sync(read)
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+def dead() -> str:
+    """An address at which nobody listens."""
+    return f"tcp://127.0.0.1:{free_port()}"

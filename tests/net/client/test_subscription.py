@@ -15,27 +15,6 @@ from s4node import App, Client, Event, GenericEvent, OutputStream, ProcessingEle
 from s4node.errors import ConnectionRefused
 
 
-class Alarm(Event):
-    user: str
-
-
-class Sum(ProcessingElement):
-    n: int = 0
-    totals: OutputStream
-
-    def on_event(self, click: Click) -> None:
-        self.n += 1
-        self.totals.put(Total(click.user, self.n))
-        if self.n == 3:
-            self.totals.put(Alarm(click.user))
-
-
-def sums() -> App:
-    app = OnePE(Sum)
-    app.pe.totals = app.create_output_stream("totals", types=[Total, Alarm])
-    return app
-
-
 async def test_a_subscriber_gets_what_comes_from_its_hello_on() -> None:
     async with running(sums()) as node, Client(node.address) as client:
         clicks_ = await client.stream("clicks")
@@ -111,3 +90,27 @@ async def test_a_subscriber_that_reads_nothing_costs_the_app_nothing() -> None:
             await clicks_.send_many([Click(f"user-{n % 9}") for n in range(20_000)])
             assert await clicks_.flush() == []
         assert node.processed == 20_000
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+class Alarm(Event):
+    user: str
+
+
+class Sum(ProcessingElement):
+    n: int = 0
+    totals: OutputStream
+
+    def on_event(self, click: Click) -> None:
+        self.n += 1
+        self.totals.put(Total(click.user, self.n))
+        if self.n == 3:
+            self.totals.put(Alarm(click.user))
+
+
+def sums() -> App:
+    app = OnePE(Sum)
+    app.pe.totals = app.create_output_stream("totals", types=[Total, Alarm])
+    return app

@@ -13,50 +13,6 @@ from s4node.net.wire import frame as wire
 from s4node.stages.stage import Stage
 
 
-class Ears:
-    """Remembers which lanes' producers should hear something."""
-
-    def __init__(self) -> None:
-        self.lanes: list[ProducerLane] = []
-
-    def __call__(self, lane: ProducerLane) -> None:
-        self.lanes.append(lane)
-
-    def taken(self) -> list[tuple[str, int]]:
-        lanes, self.lanes = self.lanes, []
-        return [(lane.producer, lane.partition) for lane in lanes]
-
-
-def admission_of(*capacities: int) -> tuple[StreamAdmission, Ears]:
-    ears = Ears()
-    return StreamAdmission("ticks", dict(enumerate(map(Stage, capacities))), ears), ears
-
-
-def greet(
-    admission: StreamAdmission,
-    peer: str = "p",
-    connection: object = NODE,
-    now: float = 0.0,
-    positions: tuple[wire.Position, ...] = (),
-) -> tuple[wire.Position, ...]:
-    return admission.hello(wire.Hello(peer, "i1", "ticks", positions=positions), connection, now)
-
-
-def data(first: int, count: int, partition: int = 0, flags: int = 0, peer: str = "p") -> wire.Data:
-    return wire.Data(
-        "ticks", partition, peer, first, count, (wire.Section(1, count, count),), flags=flags
-    )
-
-
-def admitted(
-    admission: StreamAdmission, first: int, count: int, connection: object = NODE, **more: Any
-) -> tuple[int, int, int] | None:
-    """First, end and skip of what was admitted of a frame, or None."""
-    receipt = admission.admit(data(first, count, **more), connection, 0.0)
-    admission.validate()
-    return receipt and (receipt.first, receipt.end, receipt.first - first)
-
-
 def test_a_new_producer_starts_where_it_says_and_gets_its_share() -> None:
     admission, _ = admission_of(100, 60)
     assert greet(admission) == (wire.Position(0, 0, 100, 0, 1), wire.Position(1, 0, 60, 0, 1))
@@ -421,3 +377,50 @@ def test_producers_held_back_by_a_full_stage_are_served_when_it_has_room() -> No
     assert lane.ruling().limit == 5
     admission.released()
     assert ears.taken() == []
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+class Ears:
+    """Remembers which lanes' producers should hear something."""
+
+    def __init__(self) -> None:
+        self.lanes: list[ProducerLane] = []
+
+    def __call__(self, lane: ProducerLane) -> None:
+        self.lanes.append(lane)
+
+    def taken(self) -> list[tuple[str, int]]:
+        lanes, self.lanes = self.lanes, []
+        return [(lane.producer, lane.partition) for lane in lanes]
+
+
+def admission_of(*capacities: int) -> tuple[StreamAdmission, Ears]:
+    ears = Ears()
+    return StreamAdmission("ticks", dict(enumerate(map(Stage, capacities))), ears), ears
+
+
+def greet(
+    admission: StreamAdmission,
+    peer: str = "p",
+    connection: object = NODE,
+    now: float = 0.0,
+    positions: tuple[wire.Position, ...] = (),
+) -> tuple[wire.Position, ...]:
+    return admission.hello(wire.Hello(peer, "i1", "ticks", positions=positions), connection, now)
+
+
+def data(first: int, count: int, partition: int = 0, flags: int = 0, peer: str = "p") -> wire.Data:
+    return wire.Data(
+        "ticks", partition, peer, first, count, (wire.Section(1, count, count),), flags=flags
+    )
+
+
+def admitted(
+    admission: StreamAdmission, first: int, count: int, connection: object = NODE, **more: Any
+) -> tuple[int, int, int] | None:
+    """First, end and skip of what was admitted of a frame, or None."""
+    receipt = admission.admit(data(first, count, **more), connection, 0.0)
+    admission.validate()
+    return receipt and (receipt.first, receipt.end, receipt.first - first)

@@ -26,213 +26,6 @@ from s4node.offsets.producer_offsets import KeptProducer
 from s4node.offsets.receipts import BatchReceipt, PartReceipt
 from s4node.stages.stage import Gauge, Stage
 
-State = dict[tuple[str, int], list[int]]
-
-
-class DurableWorld(World):
-    """A node that commits and dies: what it has processed is what it had committed, and more."""
-
-    def __init__(self, window: int, **more: Any) -> None:
-        super().__init__(**more)
-        self.window = window
-        self.rows: dict[int, dict[str, KeptProducer]] = {}
-        self.saved: State = {}
-        self.committing: dict[int, tuple[TakenLanes, State]] = {}
-        self.at_hand: dict[int, EventBatch] = {}
-        self.wanted: set[int] = set()
-        self.history: dict[str, list[Tick]] = {name: [] for name in self.names}
-        self.reborn: set[str] = set()
-        self.waiting: list[tuple[Frame, Any]] = []
-        self.settings = [stage.settings for stage in self.admission.stages.values()]
-        self.begin()
-
-    def begin(self) -> None:
-        """A life of the node begins."""
-        frames = self.admission.deserializer.settings
-        self.admission = DurableAdmission(
-            "ticks",
-            {number: Stage(settings, number) for number, settings in enumerate(self.settings)},
-            lambda lane: lane.connection.dirty.update({lane: None}),  # type: ignore[union-attr]
-            Gauge(frames),
-            partitions=len(self.settings),
-            on_full=self.wanted.add,
-            window_events=self.window,
-        )
-        for partition, rows in self.rows.items():
-            self.admission.restore(partition, rows, self.time)
-        self.processed = {place: list(serials) for place, serials in self.saved.items()}
-        self.committing.clear()
-        self.at_hand.clear()
-        self.wanted.clear()
-
-    def crash(self, *, written: bool) -> None:
-        """The node dies; what it was about to write may have been written all the same."""
-        for partition in list(self.committing) if written else ():
-            self.write(partition)
-        for name in self.names:
-            if self.wires[name] is not None:
-                self.wires[name] = None
-                self.routes[name].disconnected()
-        self.old_wires.clear()
-        self.waiting.clear()
-        self.begin()
-
-    def put(self, name: str, count: int, what: str) -> None:
-        incoming = self.outboxes[name]._incoming
-        before = len(incoming)
-        super().put(name, count, what)
-        self.history[name] += incoming[before:]
-
-    def bear(self, name: str) -> None:
-        """The producer dies, and a new process sends everything again."""
-        self.disconnect(name, 0)
-        old = self.outboxes[name]
-        self.outboxes[name] = Outbox(
-            "ticks",
-            name,
-            types=[Tick],
-            max_frame_events=old.builder.max_events,
-            max_frame_bytes=200,
-        )
-        self.routes[name] = route_of(
-            self.outboxes[name], f"i{len(self.history[name])}", own_id=True, again=True
-        )
-        self.outboxes[name].extend(self.history[name])
-        self.reborn.add(name)
-
-    def node_takes(self, frame: Frame, wire_: Any) -> None:
-        header = frame.header
-        if isinstance(header, wire.Hello):
-            assert self.admission.refusal(header) == ""
-            assert not self.admission.unknown(header)
-            if self.admission.unsettled(header, self.time):
-                self.waiting.append((frame, wire_))
-                return
-        super().node_takes(frame, wire_)
-
-    def process(self, partition: int, parts: int) -> None:
-        """Process some events of the batch at hand."""
-        batch = self.at_hand.pop(partition, None) or self.admission.stages[partition].poll()
-        if batch is None:
-            return
-        receipt = batch.receipt
-        assert isinstance(receipt, BatchReceipt)
-        name = receipt.progress.producer
-        before, batch.at = batch.at, min(batch.size, batch.at + parts)
-        for index in range(before, batch.at):
-            tick = batch.events[index]
-            self.processed.setdefault((name, partition), []).append(tick.serial)
-            if tick.user.startswith("bad"):
-                receipt.refuse(batch.number(index), "bad")
-                self.refused[name].add(tick.serial)
-        stage = self.admission.stages[partition]
-        if batch.at < batch.size:
-            stage.release(batch.at - before)
-            receipt.complete(batch.number(before), batch.number(batch.at - 1) + 1)
-            self.at_hand[partition] = batch
-            return
-        stage.release(batch.at - before, batch.bytes)
-        self.admission.deserializer.went(batch.size, batch.bytes)
-        receipt.done()
-        self.time += 1
-        self.admission.tick(self.time, 1 << 30)
-        self.admission.released()
-
-    def commit(self, partition: int) -> None:
-        """Take state and numbers of a task, to be written."""
-        if partition not in self.committing:
-            taken = self.admission.snapshot(partition)
-            state = {at: list(s) for at, s in self.processed.items() if at[1] == partition}
-            self.committing[partition] = taken, state
-            self.wanted.discard(partition)
-
-    def write(self, partition: int) -> TakenLanes | None:
-        if partition not in self.committing:
-            return None
-        taken, state = self.committing.pop(partition)
-        rows = self.rows.setdefault(partition, {})
-        for producer in taken.forgotten:
-            rows.pop(producer, None)
-        rows.update({lane.producer: kept for lane, kept in taken.lanes.items()})
-        self.saved.update(state)
-        return taken
-
-    def written(self, partition: int) -> None:
-        """It is written, and told."""
-        taken = self.write(partition)
-        if taken is not None:
-            self.admission.commit_written(partition, taken)
-            waiting, self.waiting = self.waiting, []
-            for frame, wire_ in waiting:
-                if wire_ in self.wires.values():
-                    self.node_takes(frame, wire_)
-
-    def finish(self, index: int) -> None:
-        partition = index % len(self.settings)
-        self.written(partition)
-        self.commit(partition)
-
-    def check(self) -> None:
-        self.admission.validate()
-        for name, outbox in self.outboxes.items():
-            outbox.validate()
-            counts = outbox.refusals.counts
-            assert outbox.admitted >= 0
-            assert counts["refused"] <= len(self.refused[name])
-        for stage in self.admission.stages.values():
-            stage.validate()
-        for serials in self.processed.values():  # once, and in order
-            assert all(one < other for one, other in pairwise(serials))
-        for lane in self.admission.lanes.values():
-            assert lane.limit <= lane.committed + lane.window  # type: ignore[attr-defined]
-
-    def settle(self) -> None:
-        for name in self.names:
-            self.connect(name)
-        for wire_ in list(self.old_wires):
-            self.node_notices(wire_)
-        for _ in range(20 + 8 * self.serial):
-            for name, each in self.wires.items():
-                assert each is not None
-                self.send(name, 1 << 20)
-                if self.admission.left and self.outboxes[name].unsettled:
-                    self.ask(name)
-                while each.up:
-                    self.node_reads(each)
-                while each.dirty or each.answers:
-                    self.node_tells(each, busy=False)
-                while each.down:
-                    self.hear(name)
-            for partition in self.admission.stages:
-                self.process(partition, 1 << 20)
-                if partition in self.wanted:  # a full window asks, before any time is over
-                    self.finish(partition)
-            self.check()
-            if all(lane.safe == lane.expected for lane in self.admission.lanes.values()):
-                for partition in self.admission.stages:
-                    self.finish(partition)
-            if not any(outbox.unsettled for outbox in self.outboxes.values()):
-                break
-        assert self.processed == self.saved
-        assert not any(outbox.unsettled for outbox in self.outboxes.values())
-        for gauge in (self.admission.deserializer, *self.admission.stages.values()):
-            assert (gauge.depth, gauge.bytes) == (0, 0)
-        handled = sorted(serial for serials in self.processed.values() for serial in serials)
-        assert handled == [n for n in range(self.serial) if n not in self.unsendable]
-        for name, outbox in self.outboxes.items():
-            if name not in self.reborn:
-                assert outbox.refusals.counts["refused"] == len(self.refused[name])
-
-
-def happens(world: DurableWorld, random: Random) -> None:
-    """One step of what may happen, chosen at random."""
-    if random.random() < 0.01:
-        world.crash(written=random.random() < 0.5)
-    elif random.random() < 0.01:
-        world.bear(random.choice(world.names))
-    else:
-        happen(world, random, True)
-
 
 @pytest.mark.parametrize("seed", range(150))
 def test_every_event_counts_once_in_order_however_often_the_node_and_its_producers_die(
@@ -636,3 +429,214 @@ def test_no_producer_waits_for_a_partition_that_has_been_given_up() -> None:
     node.admission.revoke(0)
     del tasks[0]
     node.admission.released()
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+State = dict[tuple[str, int], list[int]]
+
+
+class DurableWorld(World):
+    """A node that commits and dies: what it has processed is what it had committed, and more."""
+
+    def __init__(self, window: int, **more: Any) -> None:
+        super().__init__(**more)
+        self.window = window
+        self.rows: dict[int, dict[str, KeptProducer]] = {}
+        self.saved: State = {}
+        self.committing: dict[int, tuple[TakenLanes, State]] = {}
+        self.at_hand: dict[int, EventBatch] = {}
+        self.wanted: set[int] = set()
+        self.history: dict[str, list[Tick]] = {name: [] for name in self.names}
+        self.reborn: set[str] = set()
+        self.waiting: list[tuple[Frame, Any]] = []
+        self.settings = [stage.settings for stage in self.admission.stages.values()]
+        self.begin()
+
+    def begin(self) -> None:
+        """A life of the node begins."""
+        frames = self.admission.deserializer.settings
+        self.admission = DurableAdmission(
+            "ticks",
+            {number: Stage(settings, number) for number, settings in enumerate(self.settings)},
+            lambda lane: lane.connection.dirty.update({lane: None}),  # type: ignore[union-attr]
+            Gauge(frames),
+            partitions=len(self.settings),
+            on_full=self.wanted.add,
+            window_events=self.window,
+        )
+        for partition, rows in self.rows.items():
+            self.admission.restore(partition, rows, self.time)
+        self.processed = {place: list(serials) for place, serials in self.saved.items()}
+        self.committing.clear()
+        self.at_hand.clear()
+        self.wanted.clear()
+
+    def crash(self, *, written: bool) -> None:
+        """The node dies; what it was about to write may have been written all the same."""
+        for partition in list(self.committing) if written else ():
+            self.write(partition)
+        for name in self.names:
+            if self.wires[name] is not None:
+                self.wires[name] = None
+                self.routes[name].disconnected()
+        self.old_wires.clear()
+        self.waiting.clear()
+        self.begin()
+
+    def put(self, name: str, count: int, what: str) -> None:
+        incoming = self.outboxes[name]._incoming
+        before = len(incoming)
+        super().put(name, count, what)
+        self.history[name] += incoming[before:]
+
+    def bear(self, name: str) -> None:
+        """The producer dies, and a new process sends everything again."""
+        self.disconnect(name, 0)
+        old = self.outboxes[name]
+        self.outboxes[name] = Outbox(
+            "ticks",
+            name,
+            types=[Tick],
+            max_frame_events=old.builder.max_events,
+            max_frame_bytes=200,
+        )
+        self.routes[name] = route_of(
+            self.outboxes[name], f"i{len(self.history[name])}", own_id=True, again=True
+        )
+        self.outboxes[name].extend(self.history[name])
+        self.reborn.add(name)
+
+    def node_takes(self, frame: Frame, wire_: Any) -> None:
+        header = frame.header
+        if isinstance(header, wire.Hello):
+            assert self.admission.refusal(header) == ""
+            assert not self.admission.unknown(header)
+            if self.admission.unsettled(header, self.time):
+                self.waiting.append((frame, wire_))
+                return
+        super().node_takes(frame, wire_)
+
+    def process(self, partition: int, parts: int) -> None:
+        """Process some events of the batch at hand."""
+        batch = self.at_hand.pop(partition, None) or self.admission.stages[partition].poll()
+        if batch is None:
+            return
+        receipt = batch.receipt
+        assert isinstance(receipt, BatchReceipt)
+        name = receipt.progress.producer
+        before, batch.at = batch.at, min(batch.size, batch.at + parts)
+        for index in range(before, batch.at):
+            tick = batch.events[index]
+            self.processed.setdefault((name, partition), []).append(tick.serial)
+            if tick.user.startswith("bad"):
+                receipt.refuse(batch.number(index), "bad")
+                self.refused[name].add(tick.serial)
+        stage = self.admission.stages[partition]
+        if batch.at < batch.size:
+            stage.release(batch.at - before)
+            receipt.complete(batch.number(before), batch.number(batch.at - 1) + 1)
+            self.at_hand[partition] = batch
+            return
+        stage.release(batch.at - before, batch.bytes)
+        self.admission.deserializer.went(batch.size, batch.bytes)
+        receipt.done()
+        self.time += 1
+        self.admission.tick(self.time, 1 << 30)
+        self.admission.released()
+
+    def commit(self, partition: int) -> None:
+        """Take state and numbers of a task, to be written."""
+        if partition not in self.committing:
+            taken = self.admission.snapshot(partition)
+            state = {at: list(s) for at, s in self.processed.items() if at[1] == partition}
+            self.committing[partition] = taken, state
+            self.wanted.discard(partition)
+
+    def write(self, partition: int) -> TakenLanes | None:
+        if partition not in self.committing:
+            return None
+        taken, state = self.committing.pop(partition)
+        rows = self.rows.setdefault(partition, {})
+        for producer in taken.forgotten:
+            rows.pop(producer, None)
+        rows.update({lane.producer: kept for lane, kept in taken.lanes.items()})
+        self.saved.update(state)
+        return taken
+
+    def written(self, partition: int) -> None:
+        """It is written, and told."""
+        taken = self.write(partition)
+        if taken is not None:
+            self.admission.commit_written(partition, taken)
+            waiting, self.waiting = self.waiting, []
+            for frame, wire_ in waiting:
+                if wire_ in self.wires.values():
+                    self.node_takes(frame, wire_)
+
+    def finish(self, index: int) -> None:
+        partition = index % len(self.settings)
+        self.written(partition)
+        self.commit(partition)
+
+    def check(self) -> None:
+        self.admission.validate()
+        for name, outbox in self.outboxes.items():
+            outbox.validate()
+            counts = outbox.refusals.counts
+            assert outbox.admitted >= 0
+            assert counts["refused"] <= len(self.refused[name])
+        for stage in self.admission.stages.values():
+            stage.validate()
+        for serials in self.processed.values():  # once, and in order
+            assert all(one < other for one, other in pairwise(serials))
+        for lane in self.admission.lanes.values():
+            assert lane.limit <= lane.committed + lane.window  # type: ignore[attr-defined]
+
+    def settle(self) -> None:
+        for name in self.names:
+            self.connect(name)
+        for wire_ in list(self.old_wires):
+            self.node_notices(wire_)
+        for _ in range(20 + 8 * self.serial):
+            for name, each in self.wires.items():
+                assert each is not None
+                self.send(name, 1 << 20)
+                if self.admission.left and self.outboxes[name].unsettled:
+                    self.ask(name)
+                while each.up:
+                    self.node_reads(each)
+                while each.dirty or each.answers:
+                    self.node_tells(each, busy=False)
+                while each.down:
+                    self.hear(name)
+            for partition in self.admission.stages:
+                self.process(partition, 1 << 20)
+                if partition in self.wanted:  # a full window asks, before any time is over
+                    self.finish(partition)
+            self.check()
+            if all(lane.safe == lane.expected for lane in self.admission.lanes.values()):
+                for partition in self.admission.stages:
+                    self.finish(partition)
+            if not any(outbox.unsettled for outbox in self.outboxes.values()):
+                break
+        assert self.processed == self.saved
+        assert not any(outbox.unsettled for outbox in self.outboxes.values())
+        for gauge in (self.admission.deserializer, *self.admission.stages.values()):
+            assert (gauge.depth, gauge.bytes) == (0, 0)
+        handled = sorted(serial for serials in self.processed.values() for serial in serials)
+        assert handled == [n for n in range(self.serial) if n not in self.unsendable]
+        for name, outbox in self.outboxes.items():
+            if name not in self.reborn:
+                assert outbox.refusals.counts["refused"] == len(self.refused[name])
+
+
+def happens(world: DurableWorld, random: Random) -> None:
+    """One step of what may happen, chosen at random."""
+    if random.random() < 0.01:
+        world.crash(written=random.random() < 0.5)
+    elif random.random() < 0.01:
+        world.bear(random.choice(world.names))
+    else:
+        happen(world, random, True)

@@ -17,13 +17,6 @@ from s4node.runtime.task.poison.poison_events import Fault, LeftOut, Place, Pois
 from s4node.stages.stage import Stage
 
 
-class Click(Event):
-    user: str
-
-
-SSP = SystemStreamPartition("log", "clicks", 0)
-
-
 def test_an_event_is_covered_exactly_when_the_offset_to_resume_at_is_after_it() -> None:
     progress = InputProgress(SSP, 0, lambda *_: None)
     batch = EventBatch("clicks", 0, [Click(str(n)) for n in range(6)], first=0)
@@ -98,3 +91,13 @@ def test_a_batch_with_events_of_others_may_be_one_in_which_nothing_decodes() -> 
     assert batch.receipt is not None
     batch.receipt.done()
     assert progress.safe == 3
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+class Click(Event):
+    user: str
+
+
+SSP = SystemStreamPartition("log", "clicks", 0)

@@ -13,27 +13,6 @@ from s4node.net.ingress.producer_lane import ProducerLane
 from s4node.net.ingress.unbegun import cut_off, last_frames
 
 
-def is_there(lane: ProducerLane) -> bool:
-    return lane.connection is not None and not lane.ended
-
-
-def batches(admission: StreamAdmission, *counts: int, peer: str = "p") -> list[EventBatch]:
-    """Frames of so many events, admitted one after the other."""
-    found = []
-    for count in counts:
-        first = admission.lanes[peer, 0].expected
-        receipt = admission.admit(data(first, count, peer=peer), NODE, 0.0)
-        assert receipt is not None
-        found.append(EventBatch("ticks", 0, list(range(count)), receipt, receipt.first))
-    return found
-
-
-def opened() -> tuple[StreamAdmission, ProducerLane]:
-    admission, _ = admission_of(100_000)
-    greet(admission)
-    return admission, admission.lanes["p", 0]
-
-
 def test_only_the_last_frames_of_a_lane_go_back_to_their_producer() -> None:
     for seed in range(200):
         rng = random.Random(seed)
@@ -97,3 +76,27 @@ def test_nothing_goes_back_to_a_producer_that_has_gone_or_has_ended_its_stream()
     assert lane.expected == 5
     greet(admission)
     assert last_frames(frames, is_there) == {frames[0].receipt}
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+def is_there(lane: ProducerLane) -> bool:
+    return lane.connection is not None and not lane.ended
+
+
+def batches(admission: StreamAdmission, *counts: int, peer: str = "p") -> list[EventBatch]:
+    """Frames of so many events, admitted one after the other."""
+    found = []
+    for count in counts:
+        first = admission.lanes[peer, 0].expected
+        receipt = admission.admit(data(first, count, peer=peer), NODE, 0.0)
+        assert receipt is not None
+        found.append(EventBatch("ticks", 0, list(range(count)), receipt, receipt.first))
+    return found
+
+
+def opened() -> tuple[StreamAdmission, ProducerLane]:
+    admission, _ = admission_of(100_000)
+    greet(admission)
+    return admission, admission.lanes["p", 0]

@@ -8,12 +8,6 @@ from hypothesis import strategies as st
 
 from s4node.net.transport.linger import Linger, Sendable, together
 
-PLENTY = 1_000_000
-
-
-def one_lane(events: int) -> Sendable:
-    return Sendable(events, 1, PLENTY)
-
 
 def test_a_quiet_stream_sends_at_once() -> None:
     coalescer = Linger(PLENTY)
@@ -100,3 +94,13 @@ def test_nothing_waits_longer_than_linger_after_the_last_flush(
     until = last + 0.002 + lanes * 0.0001
     assert (due <= now) == (at_once or until <= now)
     assert due <= max(now, until)
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+PLENTY = 1_000_000
+
+
+def one_lane(events: int) -> Sendable:
+    return Sendable(events, 1, PLENTY)

@@ -9,13 +9,6 @@ from hypothesis import strategies as st
 from s4node.net.transport.number_ranges import NumberRanges
 
 
-def of(*ranges: tuple[int, int]) -> NumberRanges:
-    found = NumberRanges()
-    for first, end in ranges:
-        found.add(first, end)
-    return found
-
-
 @pytest.mark.parametrize(
     ("before", "added", "new", "after"),
     [
@@ -62,3 +55,13 @@ def test_it_is_a_set_of_numbers(pairs: list[tuple[int, int]]) -> None:
         found.validate()
         assert len(found) == len(numbers)
         assert all((n in found) == (n in numbers) for n in range(41))
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+def of(*ranges: tuple[int, int]) -> NumberRanges:
+    found = NumberRanges()
+    for first, end in ranges:
+        found.add(first, end)
+    return found

@@ -10,22 +10,6 @@ from s4node.net.wire import frame as wire
 from s4node.net.wire.decoder import FrameDecoder
 
 
-class Click(Event):
-    user: str
-    n: int = 0
-
-
-CLICK = EventType(Click)
-DECODER = FrameDecoder({CLICK.fingerprint: CLICK})
-
-
-def json_frame(*texts: bytes, count: int | None = None) -> tuple[wire.Data, memoryview]:
-    body = JsonType(CLICK.declaration).encode(texts)
-    count = len(texts) if count is None else count
-    section = wire.Section(CLICK.fingerprint, count, len(body))
-    return wire.Data("s", 0, "p", 0, count, (section,), encoding=wire.JSON), memoryview(body)
-
-
 def test_a_frame_of_json_is_decoded_in_one_call() -> None:
     frame = json_frame(b'{"user":"a"}', b' {"n":1, "user":"b"}\r')
     assert DECODER.at_once(*frame) == [Click("a"), Click("b", 1)]
@@ -63,3 +47,22 @@ def test_another_count_than_was_announced_refuses_all() -> None:
     events, refusals = DECODER.decode(*json_frame(b'{"user":"a"}', count=2))
     assert events == [None, None]
     assert [why for _, why in refusals] == ["a section announces 2 events and holds 1"] * 2
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+class Click(Event):
+    user: str
+    n: int = 0
+
+
+CLICK = EventType(Click)
+DECODER = FrameDecoder({CLICK.fingerprint: CLICK})
+
+
+def json_frame(*texts: bytes, count: int | None = None) -> tuple[wire.Data, memoryview]:
+    body = JsonType(CLICK.declaration).encode(texts)
+    count = len(texts) if count is None else count
+    section = wire.Section(CLICK.fingerprint, count, len(body))
+    return wire.Data("s", 0, "p", 0, count, (section,), encoding=wire.JSON), memoryview(body)

@@ -15,8 +15,6 @@ from s4node.cluster.coordination.folder import FolderCoordination
 from s4node.cluster.node.redirector import Redirector
 from s4node.errors import ConfigError
 
-ALL_INTERFACES = "tcp://0.0.0.0:0"
-
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]"])
 async def test_the_port_that_was_taken_is_told_with_the_host_that_was_given(host: str) -> None:
@@ -82,3 +80,9 @@ async def test_a_member_that_listens_on_all_interfaces_needs_a_host_to_tell(
 def test_what_is_no_host_is_refused(host: str) -> None:
     with pytest.raises(ConfigError, match=r"s4\.listener\.advertise = '.*' is not a host name"):
         Config.from_values({"s4.listener.advertise": host})
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+ALL_INTERFACES = "tcp://0.0.0.0:0"

@@ -33,18 +33,6 @@ if TYPE_CHECKING:
     from s4node import ClientStream
 
 
-def noting(seen: list[int], stream: str = "clicks") -> App:
-    """An app that notes the numbers that it gets, in order."""
-    return NotingApp(stream, seen=seen, note=lambda _, click: click.n)
-
-
-async def feed(stream: ClientStream, sent: list[int]) -> None:
-    """Send click after click until cancelled; ``sent`` counts them."""
-    while True:
-        await stream.send(Click("ann", len(sent)))
-        sent.append(len(sent))
-
-
 async def test_a_stopping_node_ends_although_a_client_goes_on_sending() -> None:
     seen: list[int] = []
     sent: list[int] = []
@@ -480,3 +468,18 @@ async def test_an_app_that_failed_leaves_the_port_free_and_the_client_waiting() 
             stream = await client.stream("clicks")
             assert await stream.flush() == []
     assert seen == list(range(10))
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+def noting(seen: list[int], stream: str = "clicks") -> App:
+    """An app that notes the numbers that it gets, in order."""
+    return NotingApp(stream, seen=seen, note=lambda _, click: click.n)
+
+
+async def feed(stream: ClientStream, sent: list[int]) -> None:
+    """Send click after click until cancelled; ``sent`` counts them."""
+    while True:
+        await stream.send(Click("ann", len(sent)))
+        sent.append(len(sent))

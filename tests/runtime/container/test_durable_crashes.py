@@ -15,11 +15,6 @@ from harness import NodeProcess, children, until
 from s4node.failpoints import POINTS
 
 
-async def stop(process: NodeProcess) -> None:
-    process.signal(signal.SIGTERM)
-    assert await process.wait() == 0, process.errors
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_events_count_once_when_the_node_and_its_producers_are_killed_at_random(
@@ -120,3 +115,11 @@ async def test_events_count_once_when_the_node_is_killed_at_a_step_of_a_commit(
                 await done.wait()
                 await stop(process)
     lives.check(sent)
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+async def stop(process: NodeProcess) -> None:
+    process.signal(signal.SIGTERM)
+    assert await process.wait() == 0, process.errors

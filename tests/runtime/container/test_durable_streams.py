@@ -44,20 +44,6 @@ from s4node.events.schema import JsonText
 from s4node.offsets.task_claims import TaskClaims
 from s4node.state.task_state import TaskState
 
-USERS = ["joe", "ann", "eve", "bob"]
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> dict[str, str]:
-    return {
-        "s4.stream.clicks.grade": "durable",
-        "s4.state.folder": str(tmp_path / "state"),
-        "s4.listener.address": f"tcp://127.0.0.1:{free_port()}",
-        "s4.cluster.partitions": "2",
-        "s4.watchdog.ms": "0",
-        "task.commit.ms": "0",  # only when a test or a producer asks for it
-    }
-
 
 async def test_an_integer_beyond_64_bits_is_refused_on_arrival_and_ends_no_app(
     settings: dict[str, str],
@@ -926,3 +912,21 @@ async def test_a_stop_keeps_what_nobody_has_taken_and_does_not_call_it_lost(
     seen, app = NotingApp("copies"), ForwardingApp(to="copies", key="user")
     async with running(seen, {"s4.listener.address": away}), running(app, settings):
         await until(lambda: len(seen.numbers) == 30)
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+USERS = ["joe", "ann", "eve", "bob"]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, str]:
+    return {
+        "s4.stream.clicks.grade": "durable",
+        "s4.state.folder": str(tmp_path / "state"),
+        "s4.listener.address": f"tcp://127.0.0.1:{free_port()}",
+        "s4.cluster.partitions": "2",
+        "s4.watchdog.ms": "0",
+        "task.commit.ms": "0",  # only when a test or a producer asks for it
+    }

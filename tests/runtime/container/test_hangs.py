@@ -18,15 +18,6 @@ from s4node.errors import ConfigError, StageBroken
 from s4node.runtime.loop.run_loop import RunLoop
 
 
-class Note(Event):
-    user: str | None
-    n: int = 0
-
-
-def notes_app() -> NotingApp:
-    return NotingApp("notes", types=Note)
-
-
 async def test_senders_go_on_when_all_that_waited_before_them_had_no_key() -> None:
     async with (
         running(notes_app(), partitions=4) as node,
@@ -104,3 +95,15 @@ async def test_what_is_reported_after_the_turn_of_a_sleeping_loop_gets_another_t
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
     assert turns[-2:] == [turns[0] + 1, turns[0] + 2]
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+class Note(Event):
+    user: str | None
+    n: int = 0
+
+
+def notes_app() -> NotingApp:
+    return NotingApp("notes", types=Note)

@@ -34,10 +34,6 @@ from s4node.metrics.snapshot import Value
 from s4node.stages.stage import Stage
 
 
-def clicks() -> App:
-    return OnePE(Count)
-
-
 async def test_partitions_are_shared_out_evenly_and_each_event_goes_to_its_owner(
     tmp_path: Path,
 ) -> None:
@@ -629,3 +625,10 @@ async def test_a_node_is_found_by_its_own_name_when_the_one_it_was_dialled_by_le
         await stream.send_many([Click(user) for user in USERS])
         assert await stream.flush() == []
         assert all_nodes.state("Count") == dict.fromkeys(USERS, 2)
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+def clicks() -> App:
+    return OnePE(Count)

@@ -18,10 +18,6 @@ from log_bench import Bench, append, bench
 from s4node.cluster.coordination.folder import FolderCoordination
 from s4node.cluster.coordination.registry import AppId, Registry
 
-JOB = AppId("default", "tasks")
-
-NOT_HERE = "gets no tasks: the state of the app is not here"
-
 
 @pytest.mark.slow
 async def test_a_task_whose_owner_dies_waits_for_a_node_that_has_its_state(tmp_path: Path) -> None:
@@ -106,6 +102,11 @@ async def test_a_state_is_adopted_only_by_a_start_that_is_told_to(tmp_path: Path
 
 
 # -- set-up ---------------------------------------------------------------------------------------
+
+
+JOB = AppId("default", "tasks")
+
+NOT_HERE = "gets no tasks: the state of the app is not here"
 
 
 class Nodes:

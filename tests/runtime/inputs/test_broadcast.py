@@ -13,12 +13,6 @@ from s4node.errors import ConfigError
 from s4node.offsets.system import SystemStreamPartition as Ssp
 from s4node.runtime.inputs.broadcast import partitions_of
 
-KEY = "task.broadcast.inputs"
-
-
-def ranges(text: str) -> tuple[PartitionRange, ...]:
-    return Config.from_values({KEY: text})[settings.BROADCAST_INPUTS]
-
 
 @pytest.mark.parametrize(
     ("text", "meant"),
@@ -116,3 +110,13 @@ def test_what_is_broadcast_is_what_the_ranges_name_and_nothing_else(
         for n in range(60)
         if r.first <= n <= r.last
     }
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+KEY = "task.broadcast.inputs"
+
+
+def ranges(text: str) -> tuple[PartitionRange, ...]:
+    return Config.from_values({KEY: text})[settings.BROADCAST_INPUTS]

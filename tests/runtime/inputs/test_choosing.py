@@ -19,61 +19,6 @@ from s4node.runtime.container.container import Container
 from s4node.systems.memory import MemorySystem
 
 
-class Rule(Event):
-    number: int = 0
-
-
-class Click(Event):
-    number: int = 0
-
-
-class Noting:
-    """Notes the streams and numbers of its events; waits for ``go`` at the first of ``gate``."""
-
-    def __init__(self, app: Notes) -> None:
-        self._app = app
-        self._name = ""
-
-    def init(self, config: Any, context: Any) -> None:
-        self._name = context.task_name
-
-    async def process(
-        self, envelope: Envelope, collector: Collector, coordinator: Coordinator
-    ) -> None:
-        if envelope.stream == "gate":
-            await self._app.go.wait()
-        self._app.seen.append((self._name, envelope.stream, envelope.offset))
-
-
-class LastFirst:
-    """A chooser of the app's own: who waits last goes first."""
-
-    def __init__(self, parameters: Mapping[str, str]) -> None:
-        pass
-
-    def choose(self, waiting: Mapping[Any, EventBatch], may: Callable[[Any], bool]) -> Any:
-        return next((source for source in reversed(list(waiting)) if may(source)), None)
-
-
-class Notes(TaskApp):
-    def __init__(self, *inputs: str) -> None:
-        super().__init__("notes", lambda: Noting(self), inputs=inputs)
-        self.go = trio.Event()
-        self.seen: list[tuple[str, str, int]] = []
-
-    @property
-    def streams_seen(self) -> str:
-        return "".join(stream[0] for _, stream, _ in self.seen)
-
-
-def fill(
-    system: MemorySystem, stream: str, events: int, batch: int = 10, partition: int = 0
-) -> None:
-    for first in range(0, events, batch):
-        numbers = range(first, min(first + batch, events))
-        system.put(stream, partition, *(Rule(number) for number in numbers))
-
-
 async def test_what_bootstraps_is_read_to_its_newest_event_before_anything_else(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
@@ -404,3 +349,61 @@ async def test_more_containers_than_tasks_are_refused(
     with pytest.raises(ConfigError, match="= 4, but the app has 3 tasks"):
         async with running(Notes("memory.clicks"), settings | {"job.container.count": "4"}):
             pass
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+class Rule(Event):
+    number: int = 0
+
+
+class Click(Event):
+    number: int = 0
+
+
+class Noting:
+    """Notes the streams and numbers of its events; waits for ``go`` at the first of ``gate``."""
+
+    def __init__(self, app: Notes) -> None:
+        self._app = app
+        self._name = ""
+
+    def init(self, config: Any, context: Any) -> None:
+        self._name = context.task_name
+
+    async def process(
+        self, envelope: Envelope, collector: Collector, coordinator: Coordinator
+    ) -> None:
+        if envelope.stream == "gate":
+            await self._app.go.wait()
+        self._app.seen.append((self._name, envelope.stream, envelope.offset))
+
+
+class LastFirst:
+    """A chooser of the app's own: who waits last goes first."""
+
+    def __init__(self, parameters: Mapping[str, str]) -> None:
+        pass
+
+    def choose(self, waiting: Mapping[Any, EventBatch], may: Callable[[Any], bool]) -> Any:
+        return next((source for source in reversed(list(waiting)) if may(source)), None)
+
+
+class Notes(TaskApp):
+    def __init__(self, *inputs: str) -> None:
+        super().__init__("notes", lambda: Noting(self), inputs=inputs)
+        self.go = trio.Event()
+        self.seen: list[tuple[str, str, int]] = []
+
+    @property
+    def streams_seen(self) -> str:
+        return "".join(stream[0] for _, stream, _ in self.seen)
+
+
+def fill(
+    system: MemorySystem, stream: str, events: int, batch: int = 10, partition: int = 0
+) -> None:
+    for first in range(0, events, batch):
+        numbers = range(first, min(first + batch, events))
+        system.put(stream, partition, *(Rule(number) for number in numbers))

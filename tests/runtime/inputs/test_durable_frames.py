@@ -32,11 +32,104 @@ from s4node.runtime.task.stream_task_processor import StreamTaskProcessor
 from s4node.runtime.task.task import Task
 from s4node.stages.stage import Stage
 
-PEER = object()
-
 GOOD, STRAY = "good", "stray"
 UNDECODABLE, RAISES, NONE, POISON = "undecodable", "raises", "none", "poison"
 REFUSED = (UNDECODABLE, RAISES, NONE, POISON)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("bad", [0, 1, 2, 3])
+def test_a_commit_after_an_event_that_does_not_decode_has_its_producer_resume_after_it(
+    bad: int, mixed: bool
+) -> None:
+    node = Node(mixed=mixed)
+    kinds = [GOOD] * 4
+    kinds[bad] = UNDECODABLE
+    node.send(kinds)
+    while node.slice(1):  # one ends right before the bad one, one begins right behind it
+        pass
+    node.end()
+
+
+@pytest.mark.parametrize("kind", [UNDECODABLE, RAISES, NONE, POISON])
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_whatever_is_wrong_with_an_event_of_a_frame_that_is_taken_apart(
+    kind: str, limit: int
+) -> None:
+    node = Node()
+    node.send([kind, GOOD, STRAY, kind, GOOD, GOOD, kind, STRAY, GOOD, kind])
+    while node.slice(limit):
+        pass
+    node.end()
+    assert (node.processed, node.sent_on) == ({1, 4, 5, 8}, {2, 7})
+
+
+KINDS = st.lists(st.sampled_from([GOOD, GOOD, GOOD, STRAY, *REFUSED]), min_size=1, max_size=12)
+
+
+@given(st.lists(KINDS, max_size=4), st.lists(st.integers(1, 5), min_size=1), st.booleans())
+def test_wherever_a_slice_ends_a_commit_covers_exactly_what_is_done(
+    frames: list[list[str]], limits: list[int], mixed: bool
+) -> None:
+    node = Node(mixed=mixed)
+    for kinds in frames:
+        node.send(kinds)
+    turn = 0
+    while node.slice(limits[turn % len(limits)]):
+        turn += 1
+    node.end()
+
+
+@given(
+    st.lists(KINDS, max_size=4),
+    st.integers(2, 4),
+    st.lists(
+        st.tuples(st.sampled_from(["step", "land", "commit"]), st.integers(0, 5)), max_size=60
+    ),
+    st.booleans(),
+)
+def test_whenever_an_event_is_done_a_commit_covers_exactly_what_is_done(
+    frames: list[list[str]], concurrency: int, moves: list[tuple[str, int]], mixed: bool
+) -> None:
+    node = Node(concurrency, mixed=mixed)
+    for kinds in frames:
+        node.send(kinds)
+    for move, pick in moves:
+        if move == "commit":
+            node.task.want_commit()
+        elif move == "step":
+            node.step()
+        elif node.user.open:
+            node.land(pick)
+    while node.step() or node.user.open:
+        if node.user.open:
+            node.land(0)
+    node.task.want_commit()
+    while node.step():
+        pass
+    node.end()
+    assert node.commits[-1] == len(node.kinds)
+
+
+@pytest.mark.parametrize("limit", [2, 4])
+def test_a_commit_waits_for_no_event_that_was_not_looked_at_when_it_was_asked_for(
+    limit: int,
+) -> None:
+    node = Node(limit)
+    node.send([GOOD] * 50)
+    while node.step():
+        pass
+    node.task.want_commit()
+    while not node.commits:
+        if not node.step():
+            node.land(0)
+    assert len(node.processed) <= limit
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+PEER = object()
 
 
 class Click(Event):
@@ -237,92 +330,3 @@ class Node:
         refused = [n for first, count, _ in told for n in range(first, first + count)]
         assert refused == [n for n, kind in enumerate(self.kinds) if kind in REFUSED]
         assert not self.backlog.choose()
-
-
-@pytest.mark.parametrize("mixed", [False, True])
-@pytest.mark.parametrize("bad", [0, 1, 2, 3])
-def test_a_commit_after_an_event_that_does_not_decode_has_its_producer_resume_after_it(
-    bad: int, mixed: bool
-) -> None:
-    node = Node(mixed=mixed)
-    kinds = [GOOD] * 4
-    kinds[bad] = UNDECODABLE
-    node.send(kinds)
-    while node.slice(1):  # one ends right before the bad one, one begins right behind it
-        pass
-    node.end()
-
-
-@pytest.mark.parametrize("kind", [UNDECODABLE, RAISES, NONE, POISON])
-@pytest.mark.parametrize("limit", [1, 2, 3])
-def test_whatever_is_wrong_with_an_event_of_a_frame_that_is_taken_apart(
-    kind: str, limit: int
-) -> None:
-    node = Node()
-    node.send([kind, GOOD, STRAY, kind, GOOD, GOOD, kind, STRAY, GOOD, kind])
-    while node.slice(limit):
-        pass
-    node.end()
-    assert (node.processed, node.sent_on) == ({1, 4, 5, 8}, {2, 7})
-
-
-KINDS = st.lists(st.sampled_from([GOOD, GOOD, GOOD, STRAY, *REFUSED]), min_size=1, max_size=12)
-
-
-@given(st.lists(KINDS, max_size=4), st.lists(st.integers(1, 5), min_size=1), st.booleans())
-def test_wherever_a_slice_ends_a_commit_covers_exactly_what_is_done(
-    frames: list[list[str]], limits: list[int], mixed: bool
-) -> None:
-    node = Node(mixed=mixed)
-    for kinds in frames:
-        node.send(kinds)
-    turn = 0
-    while node.slice(limits[turn % len(limits)]):
-        turn += 1
-    node.end()
-
-
-@given(
-    st.lists(KINDS, max_size=4),
-    st.integers(2, 4),
-    st.lists(
-        st.tuples(st.sampled_from(["step", "land", "commit"]), st.integers(0, 5)), max_size=60
-    ),
-    st.booleans(),
-)
-def test_whenever_an_event_is_done_a_commit_covers_exactly_what_is_done(
-    frames: list[list[str]], concurrency: int, moves: list[tuple[str, int]], mixed: bool
-) -> None:
-    node = Node(concurrency, mixed=mixed)
-    for kinds in frames:
-        node.send(kinds)
-    for move, pick in moves:
-        if move == "commit":
-            node.task.want_commit()
-        elif move == "step":
-            node.step()
-        elif node.user.open:
-            node.land(pick)
-    while node.step() or node.user.open:
-        if node.user.open:
-            node.land(0)
-    node.task.want_commit()
-    while node.step():
-        pass
-    node.end()
-    assert node.commits[-1] == len(node.kinds)
-
-
-@pytest.mark.parametrize("limit", [2, 4])
-def test_a_commit_waits_for_no_event_that_was_not_looked_at_when_it_was_asked_for(
-    limit: int,
-) -> None:
-    node = Node(limit)
-    node.send([GOOD] * 50)
-    while node.step():
-        pass
-    node.task.want_commit()
-    while not node.commits:
-        if not node.step():
-            node.land(0)
-    assert len(node.processed) <= limit

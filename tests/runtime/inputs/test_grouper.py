@@ -17,14 +17,6 @@ from s4node.runtime.inputs.grouper import grouped
 HERE = __name__
 
 
-def partitions(stream: str, count: int, system: str = "log") -> list[Ssp]:
-    return [Ssp(system, stream, number) for number in range(count)]
-
-
-PAGES = partitions("PageViewEvent", 12)
-METRICS = partitions("ServiceMetricEvent", 14)
-
-
 def test_by_partition_twelve_and_fourteen_partitions_are_fourteen_tasks() -> None:
     groups = grouped("by-partition", PAGES + METRICS)
     assert list(groups) == [f"Partition {number}" for number in range(14)]
@@ -169,3 +161,14 @@ def test_one_s_own_grouper_that_does_not_keep_the_contract_is_refused(own: str, 
 def test_a_word_that_is_no_grouper_is_no_value_of_the_setting() -> None:
     with pytest.raises(ConfigError, match=r"is neither by-partition, by-ssp nor package\.module"):
         Config.from_values({"job.systemstreampartition.grouper.factory": "GroupByPartitionFactory"})
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+def partitions(stream: str, count: int, system: str = "log") -> list[Ssp]:
+    return [Ssp(system, stream, number) for number in range(count)]
+
+
+PAGES = partitions("PageViewEvent", 12)
+METRICS = partitions("ServiceMetricEvent", 14)

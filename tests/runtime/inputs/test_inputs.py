@@ -29,28 +29,6 @@ from s4node.runtime.container.container import Container
 from s4node.systems.memory import MemorySystem
 
 
-class Other(Event):
-    title: str
-
-
-def clicks_app(*, system: str = "memory", key: Any = "user") -> NotingApp:
-    """Notes the users and numbers of clicks."""
-    return NotingApp(
-        name="clicks", key=key, system=system, note=lambda _, click: (click.user, click.n)
-    )
-
-
-def ssp(partition: int, stream: str = "clicks") -> SystemStreamPartition:
-    return SystemStreamPartition("memory", stream, partition)
-
-
-def safe(container: Container, partition: int = 0) -> int:
-    """How far the task of a partition has come in it; -1 before it has begun."""
-    assert container.replay is not None
-    progress = container.replay.consumers.progress[partition].get(ssp(partition))
-    return -1 if progress is None else progress.safe
-
-
 async def test_an_input_is_read_from_the_oldest_event_to_what_comes_later(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
@@ -548,3 +526,28 @@ async def test_an_app_that_waits_for_a_log_which_is_not_there_can_be_stopped(
         assert address in node.errors
         node.signal(number)
         assert await node.wait() == 0, node.errors
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+class Other(Event):
+    title: str
+
+
+def clicks_app(*, system: str = "memory", key: Any = "user") -> NotingApp:
+    """Notes the users and numbers of clicks."""
+    return NotingApp(
+        name="clicks", key=key, system=system, note=lambda _, click: (click.user, click.n)
+    )
+
+
+def ssp(partition: int, stream: str = "clicks") -> SystemStreamPartition:
+    return SystemStreamPartition("memory", stream, partition)
+
+
+def safe(container: Container, partition: int = 0) -> int:
+    """How far the task of a partition has come in it; -1 before it has begun."""
+    assert container.replay is not None
+    progress = container.replay.consumers.progress[partition].get(ssp(partition))
+    return -1 if progress is None else progress.safe

@@ -13,17 +13,6 @@ from s4node.errors import ConfigError
 from s4node.offsets.system import SystemStreamPartition as Ssp
 from s4node.runtime.inputs.job_model import AppKind, JobModel, check_containers, model_of
 
-GROUPER = "job.systemstreampartition.grouper.factory"
-TASKS = AppKind()
-
-
-def model(
-    values: dict[str, str], counts: dict[str, int], kind: AppKind = TASKS, **others: int
-) -> JobModel:
-    """The model of an app that reads ``counts``; ``others`` are there, too."""
-    every = {("log", stream): count for stream, count in (counts | others).items()}
-    return model_of(Config.from_values(values), kind, [("log", stream) for stream in counts], every)
-
 
 def test_twelve_and_fourteen_partitions_are_tasks_0_to_13() -> None:
     made = model({}, {"PageViewEvent": 12, "ServiceMetricEvent": 14})
@@ -176,3 +165,18 @@ def test_containers_that_would_have_nothing_to_do_are_refused() -> None:
         "job.container.count = 4, but the app has 1 task, and some containers would have nothing "
         "to do; set it to 1 at most, or give the app more partitions"
     )
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+GROUPER = "job.systemstreampartition.grouper.factory"
+TASKS = AppKind()
+
+
+def model(
+    values: dict[str, str], counts: dict[str, int], kind: AppKind = TASKS, **others: int
+) -> JobModel:
+    """The model of an app that reads ``counts``; ``others`` are there, too."""
+    every = {("log", stream): count for stream, count in (counts | others).items()}
+    return model_of(Config.from_values(values), kind, [("log", stream) for stream in counts], every)

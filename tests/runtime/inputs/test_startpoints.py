@@ -39,61 +39,10 @@ from s4node.state.job import identity_of
 from s4node.state.remote_job import depot_of
 from s4node.systems.memory import MemorySystem
 
-R = TypeVar("R")
-
-ADDRESS = "the startpoints'"
 NOW = 1_700_000_000_000
-CLICKS = ("log", "clicks", 0)
 
 
 # -- the store ------------------------------------------------------------------------------------
-
-
-class Store:
-    """The startpoints of the job in a folder, for tests that wait for each call."""
-
-    def __init__(self, folder: Path, **given: str) -> None:
-        self.inside = StartpointStore(folder, Config.from_values(given))
-        self.place = folder / FOLDER
-        self._state = identity_of(folder, None)
-
-    def put(
-        self, places: list[Place], startpoint: Startpoint, now_ms: int, task: str = ""
-    ) -> list[Request]:
-        new = [Request(tokens.fresh(6), *place, startpoint, now_ms, task) for place in places]
-        return self._change(lambda them: them.put(new))
-
-    def requests(self) -> list[Request]:
-        return list(self._change(lambda them: (them, them.asked)))
-
-    def pending(self) -> list[tuple[str, Request]]:
-        return self._change(lambda them: (them, them.waiting))
-
-    def delete(self, places: list[Place] | None = None, task: str | None = None) -> int:
-        return self._change(lambda them: them.delete(places, task))
-
-    def fan_out(self, tasks: dict[str, list[Place]], now_ms: int) -> Requests:
-        def give(them: Requests) -> tuple[Requests, Requests]:
-            after = them.fan_out(tasks, now_ms)
-            return after, after
-
-        return self._change(give)
-
-    def take(self, task: str, consumed: Collection[str]) -> tuple[Request, ...]:
-        return self._change(lambda them: them.pending_of(task, consumed))
-
-    def _change(self, change: Callable[[Requests], tuple[Requests, R]]) -> R:
-        with ThreadPoolExecutor(1) as pool:  # the caller may be in a trio of its own
-            return pool.submit(trio.run, self.inside.change, self._state, change).result()
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
-
-
-def found(requests: list[Request] | tuple[Request, ...]) -> list[tuple[str, Startpoint]]:
-    return sorted((f"{r.stream}[{r.partition}]", r.startpoint) for r in requests)
 
 
 def test_what_is_asked_for_waits_in_a_file_apart_from_progress(
@@ -860,3 +809,61 @@ async def test_an_offset_that_a_log_does_not_have_ends_the_process_and_names_the
         assert "delete it: s4 startpoint delete tasks 'log.clicks[0]'" in told
         assert why in told
         assert it.seen == []
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+R = TypeVar("R")
+
+ADDRESS = "the startpoints'"
+
+
+CLICKS = ("log", "clicks", 0)
+
+
+class Store:
+    """The startpoints of the job in a folder, for tests that wait for each call."""
+
+    def __init__(self, folder: Path, **given: str) -> None:
+        self.inside = StartpointStore(folder, Config.from_values(given))
+        self.place = folder / FOLDER
+        self._state = identity_of(folder, None)
+
+    def put(
+        self, places: list[Place], startpoint: Startpoint, now_ms: int, task: str = ""
+    ) -> list[Request]:
+        new = [Request(tokens.fresh(6), *place, startpoint, now_ms, task) for place in places]
+        return self._change(lambda them: them.put(new))
+
+    def requests(self) -> list[Request]:
+        return list(self._change(lambda them: (them, them.asked)))
+
+    def pending(self) -> list[tuple[str, Request]]:
+        return self._change(lambda them: (them, them.waiting))
+
+    def delete(self, places: list[Place] | None = None, task: str | None = None) -> int:
+        return self._change(lambda them: them.delete(places, task))
+
+    def fan_out(self, tasks: dict[str, list[Place]], now_ms: int) -> Requests:
+        def give(them: Requests) -> tuple[Requests, Requests]:
+            after = them.fan_out(tasks, now_ms)
+            return after, after
+
+        return self._change(give)
+
+    def take(self, task: str, consumed: Collection[str]) -> tuple[Request, ...]:
+        return self._change(lambda them: them.pending_of(task, consumed))
+
+    def _change(self, change: Callable[[Requests], tuple[Requests, R]]) -> R:
+        with ThreadPoolExecutor(1) as pool:  # the caller may be in a trio of its own
+            return pool.submit(trio.run, self.inside.change, self._state, change).result()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+def found(requests: list[Request] | tuple[Request, ...]) -> list[tuple[str, Startpoint]]:
+    return sorted((f"{r.stream}[{r.partition}]", r.startpoint) for r in requests)

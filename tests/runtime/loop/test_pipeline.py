@@ -35,25 +35,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class Blob(Event):
-    user: str
-    data: bytes = b""
-
-
-def stage_of(container: Container, stage: str, stream: str, partition: int = 0) -> StageStatistics:
-    found = [
-        one
-        for one in container.statistics().stages
-        if (one.stage, one.stream) == (stage, stream) and one.partition in (partition, None)
-    ]
-    assert len(found) == 1
-    return found[0]
-
-
-def input_of(container: Container, stream: str) -> InputStatistics:
-    return container.statistics().inputs[stream]
-
-
 # --- shedding ------------------------------------------------------------------------------------
 
 
@@ -1011,3 +992,25 @@ def test_settings_of_streams_that_the_app_does_not_have_are_told_with_the_neares
         f"s4.deserializer.orders.executor ({tmp_path / 'shared.properties'}:2)",
         "s4.stream.name.executor (command line: did you mean names?)",
     ]
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+class Blob(Event):
+    user: str
+    data: bytes = b""
+
+
+def stage_of(container: Container, stage: str, stream: str, partition: int = 0) -> StageStatistics:
+    found = [
+        one
+        for one in container.statistics().stages
+        if (one.stage, one.stream) == (stage, stream) and one.partition in (partition, None)
+    ]
+    assert len(found) == 1
+    return found[0]
+
+
+def input_of(container: Container, stream: str) -> InputStatistics:
+    return container.statistics().inputs[stream]

@@ -23,6 +23,121 @@ from s4node.state.job import task_folder
 from s4node.state.task_state import TaskState
 from s4node.systems.embedded_log import EmbeddedLog
 
+
+async def test_a_container_that_is_killed_again_and_again_counts_all_once(tmp_path: Path) -> None:
+    chance = random.Random(5)
+    async with bench(tmp_path) as it:
+        for _ in range(6):
+            async with s4_process(*it.arguments(), cwd=tmp_path) as process:
+                await it.append(900)
+                await trio.sleep(chance.random() * 0.3)
+                await process.kill()
+        async with s4_process(*it.arguments(), cwd=tmp_path) as process:
+            await it.wait_done()
+            await ends(process)
+        await it.check()
+
+
+async def test_an_app_that_is_down_for_longer_than_a_log_knows_programs_writes_all_once(
+    tmp_path: Path,
+) -> None:
+    async with bench(tmp_path, "-p", "s4.producer.expiry=100") as it:
+        await it.append(3000)
+        async with s4_process(
+            *it.arguments(), cwd=tmp_path, fault="outbox.settled:1", ready=False
+        ) as process:
+            assert await process.wait() == -signal.SIGKILL
+        assert await it.done()
+        await it.log.create("witness")
+        await it.log.append("witness", 0, [Click("joe")])
+        while (await it.log.describe("witness"))["producers"]:
+            await trio.sleep(0.01)  # by now the log would have forgotten any program
+        async with s4_process(*it.arguments(), cwd=tmp_path) as process:
+            await it.wait_done()
+            await ends(process)
+        await it.check()
+
+
+@pytest.mark.parametrize("nodes", [2, 3])
+async def test_members_that_are_killed_again_and_again_count_all_once(
+    tmp_path: Path, nodes: int
+) -> None:
+    chance = random.Random(nodes)
+    async with bench(tmp_path) as it:
+        arguments = [*it.arguments(), "--nodes", str(nodes)]
+        async with s4_process(*arguments, cwd=tmp_path) as process:
+            for _ in range(5):
+                await it.append(900)
+                await until(lambda: len(it.living()) >= nodes)
+                await trio.sleep(chance.random() * 0.3)
+                os.kill(chance.choice(it.living()), signal.SIGKILL)
+            await it.wait_done()
+            await ends(process)
+        await it.check()
+
+
+async def test_a_member_that_wakes_up_after_others_took_over_counts_nothing_twice(
+    tmp_path: Path,
+) -> None:
+    async with bench(tmp_path) as it:
+        arguments = [*it.arguments(**{"s4.session.timeout": "1000"}), "--nodes", "2"]
+        async with s4_process(*arguments, cwd=tmp_path) as process:
+            await it.append(3000)
+            await until(lambda: len(it.living()) == 2)
+            await until(lambda: all(it.owned()))
+            before = it.owned()
+            victim = it.living()[0]
+            os.kill(victim, signal.SIGSTOP)
+            await it.append(3000)
+            await until(lambda: any(map(gt, it.owned(), before)), "taken over")
+            os.kill(victim, signal.SIGCONT)
+            await it.append(3000)
+            await it.wait_done()
+            await ends(process)
+        await it.check()
+
+
+@pytest.mark.parametrize("point", ["outbox.release", "outbox.released", "outbox.settled"])
+async def test_a_container_that_dies_at_a_step_of_its_outbox_counts_all_once(
+    tmp_path: Path, point: str
+) -> None:
+    async with bench(tmp_path) as it:
+        await it.append(2000)
+        for times in (1, 2, 4):
+            async with s4_process(
+                *it.arguments(), cwd=tmp_path, fault=f"{point}:{times}", ready=False
+            ) as process:
+                assert await process.wait() == -signal.SIGKILL
+            await it.append(500)
+        async with s4_process(*it.arguments(), cwd=tmp_path) as process:
+            await it.wait_done()
+            await ends(process)
+        await it.check()
+
+
+async def test_what_goes_round_and_finds_no_room_is_counted_once_after_kills(
+    tmp_path: Path,
+) -> None:
+    chance = random.Random(3)
+    async with bench(tmp_path) as it:
+        (tmp_path / "counter.py").write_text(LOOPS)
+        arguments = it.arguments(**{"s4.stream.turns.workQueueSize": "10"})
+        kept = tmp_path / "state" / "default" / "counter"
+        for _ in range(5):
+            async with s4_process(*arguments, cwd=tmp_path) as process:
+                await it.append(300)
+                await trio.sleep(chance.random() * 0.3)
+                await process.kill()
+        async with s4_process(*arguments, cwd=tmp_path) as process:
+            await until(lambda: counted(kept, "Spin").total() == it.appended * 21)
+            await ends(process)
+        assert counted(kept, "Begin").total() == it.appended
+        assert counted(kept, "Spin").total() == it.appended * 21
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
 KEEPER = """
 from s4node import App, GenericEvent, ProcessingElement
 
@@ -243,114 +358,3 @@ async def ends(process: NodeProcess) -> None:
     """It stops in order."""
     process.signal(signal.SIGTERM)
     assert await process.wait() == 0
-
-
-async def test_a_container_that_is_killed_again_and_again_counts_all_once(tmp_path: Path) -> None:
-    chance = random.Random(5)
-    async with bench(tmp_path) as it:
-        for _ in range(6):
-            async with s4_process(*it.arguments(), cwd=tmp_path) as process:
-                await it.append(900)
-                await trio.sleep(chance.random() * 0.3)
-                await process.kill()
-        async with s4_process(*it.arguments(), cwd=tmp_path) as process:
-            await it.wait_done()
-            await ends(process)
-        await it.check()
-
-
-async def test_an_app_that_is_down_for_longer_than_a_log_knows_programs_writes_all_once(
-    tmp_path: Path,
-) -> None:
-    async with bench(tmp_path, "-p", "s4.producer.expiry=100") as it:
-        await it.append(3000)
-        async with s4_process(
-            *it.arguments(), cwd=tmp_path, fault="outbox.settled:1", ready=False
-        ) as process:
-            assert await process.wait() == -signal.SIGKILL
-        assert await it.done()
-        await it.log.create("witness")
-        await it.log.append("witness", 0, [Click("joe")])
-        while (await it.log.describe("witness"))["producers"]:
-            await trio.sleep(0.01)  # by now the log would have forgotten any program
-        async with s4_process(*it.arguments(), cwd=tmp_path) as process:
-            await it.wait_done()
-            await ends(process)
-        await it.check()
-
-
-@pytest.mark.parametrize("nodes", [2, 3])
-async def test_members_that_are_killed_again_and_again_count_all_once(
-    tmp_path: Path, nodes: int
-) -> None:
-    chance = random.Random(nodes)
-    async with bench(tmp_path) as it:
-        arguments = [*it.arguments(), "--nodes", str(nodes)]
-        async with s4_process(*arguments, cwd=tmp_path) as process:
-            for _ in range(5):
-                await it.append(900)
-                await until(lambda: len(it.living()) >= nodes)
-                await trio.sleep(chance.random() * 0.3)
-                os.kill(chance.choice(it.living()), signal.SIGKILL)
-            await it.wait_done()
-            await ends(process)
-        await it.check()
-
-
-async def test_a_member_that_wakes_up_after_others_took_over_counts_nothing_twice(
-    tmp_path: Path,
-) -> None:
-    async with bench(tmp_path) as it:
-        arguments = [*it.arguments(**{"s4.session.timeout": "1000"}), "--nodes", "2"]
-        async with s4_process(*arguments, cwd=tmp_path) as process:
-            await it.append(3000)
-            await until(lambda: len(it.living()) == 2)
-            await until(lambda: all(it.owned()))
-            before = it.owned()
-            victim = it.living()[0]
-            os.kill(victim, signal.SIGSTOP)
-            await it.append(3000)
-            await until(lambda: any(map(gt, it.owned(), before)), "taken over")
-            os.kill(victim, signal.SIGCONT)
-            await it.append(3000)
-            await it.wait_done()
-            await ends(process)
-        await it.check()
-
-
-@pytest.mark.parametrize("point", ["outbox.release", "outbox.released", "outbox.settled"])
-async def test_a_container_that_dies_at_a_step_of_its_outbox_counts_all_once(
-    tmp_path: Path, point: str
-) -> None:
-    async with bench(tmp_path) as it:
-        await it.append(2000)
-        for times in (1, 2, 4):
-            async with s4_process(
-                *it.arguments(), cwd=tmp_path, fault=f"{point}:{times}", ready=False
-            ) as process:
-                assert await process.wait() == -signal.SIGKILL
-            await it.append(500)
-        async with s4_process(*it.arguments(), cwd=tmp_path) as process:
-            await it.wait_done()
-            await ends(process)
-        await it.check()
-
-
-async def test_what_goes_round_and_finds_no_room_is_counted_once_after_kills(
-    tmp_path: Path,
-) -> None:
-    chance = random.Random(3)
-    async with bench(tmp_path) as it:
-        (tmp_path / "counter.py").write_text(LOOPS)
-        arguments = it.arguments(**{"s4.stream.turns.workQueueSize": "10"})
-        kept = tmp_path / "state" / "default" / "counter"
-        for _ in range(5):
-            async with s4_process(*arguments, cwd=tmp_path) as process:
-                await it.append(300)
-                await trio.sleep(chance.random() * 0.3)
-                await process.kill()
-        async with s4_process(*arguments, cwd=tmp_path) as process:
-            await until(lambda: counted(kept, "Spin").total() == it.appended * 21)
-            await ends(process)
-        assert counted(kept, "Begin").total() == it.appended
-        assert counted(kept, "Spin").total() == it.appended * 21

@@ -12,6 +12,28 @@ from s4node.stages.executors import REMOTE_SENDER, StageSettings
 from s4node.stages.stage import Stage
 
 
+async def test_what_was_for_a_consumer_stays_counted_when_it_has_gone_and_when_it_comes_again() -> (
+    None
+):
+    one = sender()
+    connect(one, "shop")
+    connect(one, "bank")
+    put(one, 3)
+    assert counts(one) == {"shop": (3, 3, {}), "bank": (3, 3, {})}
+    assert one.disconnect("shop") == 3
+    put(one, 2)
+    gone = {"its consumer has gone": 3}
+    assert counts(one) == {"shop": (0, 3, gone), "bank": (5, 5, {})}
+    connect(one, "shop")
+    put(one, 1)
+    assert counts(one) == {"shop": (1, 4, gone), "bank": (6, 6, {})}
+    assert one.disconnect("shop") == 1
+    assert counts(one)["shop"] == (0, 4, {"its consumer has gone": 4})
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
 def sender() -> RemoteSender:
     return RemoteSender(
         "totals",
@@ -35,22 +57,3 @@ def put(one: RemoteSender, count: int) -> None:
 
 def counts(one: RemoteSender) -> dict[str, tuple[int, int, dict[str, int]]]:
     return {name: (s.depth, s.admitted, s.shed) for name, s in one.statistics().items()}
-
-
-async def test_what_was_for_a_consumer_stays_counted_when_it_has_gone_and_when_it_comes_again() -> (
-    None
-):
-    one = sender()
-    connect(one, "shop")
-    connect(one, "bank")
-    put(one, 3)
-    assert counts(one) == {"shop": (3, 3, {}), "bank": (3, 3, {})}
-    assert one.disconnect("shop") == 3
-    put(one, 2)
-    gone = {"its consumer has gone": 3}
-    assert counts(one) == {"shop": (0, 3, gone), "bank": (5, 5, {})}
-    connect(one, "shop")
-    put(one, 1)
-    assert counts(one) == {"shop": (1, 4, gone), "bank": (6, 6, {})}
-    assert one.disconnect("shop") == 1
-    assert counts(one)["shop"] == (0, 4, {"its consumer has gone": 4})

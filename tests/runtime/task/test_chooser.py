@@ -29,48 +29,6 @@ from s4node.runtime.task.chooser import (
 HERE = __name__
 
 
-def batch(stream: str, events: int = 1) -> EventBatch:
-    return EventBatch(stream, 0, ["event"] * events)
-
-
-class Waiting:
-    """The inputs of a task that wait, and the chooser that is asked about them."""
-
-    def __init__(self, chooser: MessageChooser[Any]) -> None:
-        self.chooser = chooser
-        self.batches: dict[Any, EventBatch] = {}
-
-    def update(self, source: Any, batch: EventBatch) -> None:
-        self.batches[source] = batch
-
-    def choose(self, may: Callable[[Any], bool] = lambda _: True) -> tuple[Any, EventBatch] | None:
-        source = self.chooser.choose(self.batches, may)
-        return None if source is None else (source, self.batches.pop(source))
-
-
-def order(chooser: MessageChooser[Any], offers: str, count: int | None = None) -> str:
-    """The names of what is chosen, where each input (a letter) offers again as soon as it can.
-
-    ``offers`` are the letters of the inputs in the order in which they offer, each a batch of one
-    event; how often a letter stands there is how many it has.
-    """
-    left = Counter(offers)
-    waiting = Waiting(chooser)
-    for name in dict.fromkeys(offers):
-        waiting.update(name, batch(name))
-        left[name] -= 1
-    chosen = ""
-    while (count is None or len(chosen) < count) and (one := waiting.choose()) is not None:
-        name = one[0]
-        assert one[1].stream == name
-        one[1].at = 1
-        chosen += name
-        if left[name]:
-            left[name] -= 1
-            waiting.update(name, batch(name))
-    return chosen
-
-
 # --- round robin ---------------------------------------------------------------------------------
 
 
@@ -559,3 +517,48 @@ def test_a_turn_of_a_batch_size_ends_with_the_first_batch_that_fills_it(
     for before, after in pairwise(turns):
         assert before[1] >= size or not before[2], (before, after)
     assert sum(events for _, events, _ in turns) == sum(events for _, events in batches)
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+def batch(stream: str, events: int = 1) -> EventBatch:
+    return EventBatch(stream, 0, ["event"] * events)
+
+
+class Waiting:
+    """The inputs of a task that wait, and the chooser that is asked about them."""
+
+    def __init__(self, chooser: MessageChooser[Any]) -> None:
+        self.chooser = chooser
+        self.batches: dict[Any, EventBatch] = {}
+
+    def update(self, source: Any, batch: EventBatch) -> None:
+        self.batches[source] = batch
+
+    def choose(self, may: Callable[[Any], bool] = lambda _: True) -> tuple[Any, EventBatch] | None:
+        source = self.chooser.choose(self.batches, may)
+        return None if source is None else (source, self.batches.pop(source))
+
+
+def order(chooser: MessageChooser[Any], offers: str, count: int | None = None) -> str:
+    """The names of what is chosen, where each input (a letter) offers again as soon as it can.
+
+    ``offers`` are the letters of the inputs in the order in which they offer, each a batch of one
+    event; how often a letter stands there is how many it has.
+    """
+    left = Counter(offers)
+    waiting = Waiting(chooser)
+    for name in dict.fromkeys(offers):
+        waiting.update(name, batch(name))
+        left[name] -= 1
+    chosen = ""
+    while (count is None or len(chosen) < count) and (one := waiting.choose()) is not None:
+        name = one[0]
+        assert one[1].stream == name
+        one[1].at = 1
+        chosen += name
+        if left[name]:
+            left[name] -= 1
+            waiting.update(name, batch(name))
+    return chosen

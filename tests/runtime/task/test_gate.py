@@ -11,128 +11,6 @@ from hypothesis import strategies as st
 
 from s4node.runtime.task.gate import NEXT, Gate, Inputs, Op, Phase
 
-ANY = None
-FLAGS = (False, True)
-
-
-class State(NamedTuple):
-    """Everything that the gate looks at; at most 2 events may be in flight."""
-
-    running: bool | None
-    async_commit: bool | None
-    committing: bool | None
-    commit_due: bool | None
-    window_due: bool | None
-    timer_due: bool | None
-    in_flight: tuple[int, ...] | int | None
-    waiting: bool | None
-    held: bool | None
-    ended: bool | None  # all inputs have ended, and nobody was told
-    draining: bool | None
-    uncommitted: bool | None
-    closing: bool | None  # the commit that is due is for events that are waiting, or in flight
-
-
-def when(**fields: object) -> State:
-    """A pattern: what is not named may be anything."""
-    return State(**{name: fields.get(name) for name in State._fields})  # type: ignore[arg-type]
-
-
-CALM = {
-    "running": False,
-    "committing": False,
-    "commit_due": False,
-    "window_due": False,
-    "timer_due": False,
-    "closing": False,
-}
-DUE = {"running": False, "commit_due": True, "closing": False}
-CLOSING = {**DUE, "closing": True}
-LEFT = {**CALM, "in_flight": (0,), "waiting": False, "held": False}
-RULES = [
-    (when(running=True), Op.NOTHING),
-    (when(**CLOSING, committing=True, async_commit=False), Op.NOTHING),
-    (when(**CLOSING, committing=True, async_commit=True, waiting=False), Op.NOTHING),
-    (when(**CLOSING, committing=True, async_commit=True, waiting=True, in_flight=(2,)), Op.NOTHING),
-    (
-        when(**CLOSING, committing=True, async_commit=True, waiting=True, in_flight=(0, 1)),
-        Op.PROCESS,
-    ),
-    (when(**CLOSING, committing=False, waiting=False), Op.NOTHING),
-    (when(**CLOSING, committing=False, waiting=True, in_flight=(2,)), Op.NOTHING),
-    (when(**CLOSING, committing=False, waiting=True, in_flight=(0, 1)), Op.PROCESS),
-    (when(**DUE, committing=True), Op.NOTHING),
-    (when(**DUE, committing=False, in_flight=(0,)), Op.COMMIT),
-    (when(**DUE, committing=False, in_flight=(1, 2), async_commit=True), Op.COMMIT),
-    (when(**DUE, committing=False, in_flight=(1, 2), async_commit=False), Op.NOTHING),
-    (when(running=False, commit_due=False, committing=True, async_commit=False), Op.NOTHING),
-    (
-        when(running=False, commit_due=False, committing=True, async_commit=True, window_due=True),
-        Op.NOTHING,
-    ),
-    (
-        when(running=False, commit_due=False, committing=True, async_commit=True, window_due=False,
-             timer_due=True),
-        Op.NOTHING,
-    ),
-    (
-        when(running=False, commit_due=False, committing=True, async_commit=True, window_due=False,
-             timer_due=False, waiting=True, in_flight=(0, 1)),
-        Op.PROCESS,
-    ),
-    (
-        when(running=False, commit_due=False, committing=True, async_commit=True, window_due=False,
-             timer_due=False, waiting=True, in_flight=(2,)),
-        Op.NOTHING,
-    ),
-    (
-        when(running=False, commit_due=False, committing=True, async_commit=True, window_due=False,
-             timer_due=False, waiting=False),
-        Op.NOTHING,
-    ),
-    (when(**{**CALM, "window_due": True, "timer_due": ANY}, in_flight=(0,)), Op.WINDOW),
-    (when(**{**CALM, "window_due": True, "timer_due": ANY}, in_flight=(1, 2)), Op.NOTHING),
-    (when(**{**CALM, "timer_due": True}, in_flight=(0,)), Op.TIMER),
-    (when(**{**CALM, "timer_due": True}, in_flight=(1, 2)), Op.NOTHING),
-    (when(**CALM, waiting=True, in_flight=(0, 1)), Op.PROCESS),
-    (when(**CALM, waiting=True, in_flight=(2,)), Op.NOTHING),
-    (when(**CALM, waiting=False, in_flight=(1, 2)), Op.NOTHING),
-    (when(**CALM, waiting=False, in_flight=(0,), held=True), Op.NOTHING),
-    (when(**LEFT, ended=True), Op.END_OF_STREAM),
-    (when(**LEFT, ended=False, draining=True, uncommitted=True), Op.COMMIT),
-    (when(**LEFT, ended=False, draining=True, uncommitted=False), Op.DONE),
-    (when(**LEFT, ended=False, draining=False), Op.NOTHING),
-]  # fmt: skip
-STATES = [
-    State(*state)
-    for state in product(FLAGS, FLAGS, FLAGS, FLAGS, FLAGS, FLAGS, (0, 1, 2), *[FLAGS] * 6)
-    if not (state[0] and (state[6] or state[2])) and (state[1] or not (state[2] and state[6]))
-    if state[3] or not state[12]  # none closes for no commit
-]
-
-
-def fits(pattern: State, state: State) -> bool:
-    return all(
-        wanted is ANY or (found in wanted if isinstance(wanted, tuple) else found == wanted)
-        for wanted, found in zip(pattern, state, strict=True)
-    )
-
-
-def gate_in(state: State) -> Gate:
-    gate = Gate(max_concurrency=2, async_commit=bool(state.async_commit))
-    gate.running = Op.WINDOW if state.running else None
-    gate.committing = bool(state.committing)
-    gate.commit_due = bool(state.commit_due)
-    gate.window_due = bool(state.window_due)
-    gate.timer_due = bool(state.timer_due)
-    assert isinstance(state.in_flight, int)
-    gate.in_flight = state.in_flight
-    gate.inputs = Inputs.ENDED if state.ended else Inputs.OPEN
-    gate.phase = Phase.DRAINING if state.draining else Phase.RUNNING
-    gate.uncommitted = bool(state.uncommitted)
-    gate.validate()
-    return gate
-
 
 def test_each_state_has_one_rule_and_the_gate_follows_it() -> None:
     assert len(STATES) > 3000
@@ -403,3 +281,129 @@ def test_inputs_that_have_ended_end_once() -> None:
     gate.end_inputs()
     assert gate.end_told
     assert gate.next_op(waiting=False) is Op.COMMIT
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+ANY = None
+FLAGS = (False, True)
+
+
+class State(NamedTuple):
+    """Everything that the gate looks at; at most 2 events may be in flight."""
+
+    running: bool | None
+    async_commit: bool | None
+    committing: bool | None
+    commit_due: bool | None
+    window_due: bool | None
+    timer_due: bool | None
+    in_flight: tuple[int, ...] | int | None
+    waiting: bool | None
+    held: bool | None
+    ended: bool | None  # all inputs have ended, and nobody was told
+    draining: bool | None
+    uncommitted: bool | None
+    closing: bool | None  # the commit that is due is for events that are waiting, or in flight
+
+
+def when(**fields: object) -> State:
+    """A pattern: what is not named may be anything."""
+    return State(**{name: fields.get(name) for name in State._fields})  # type: ignore[arg-type]
+
+
+CALM = {
+    "running": False,
+    "committing": False,
+    "commit_due": False,
+    "window_due": False,
+    "timer_due": False,
+    "closing": False,
+}
+DUE = {"running": False, "commit_due": True, "closing": False}
+CLOSING = {**DUE, "closing": True}
+LEFT = {**CALM, "in_flight": (0,), "waiting": False, "held": False}
+RULES = [
+    (when(running=True), Op.NOTHING),
+    (when(**CLOSING, committing=True, async_commit=False), Op.NOTHING),
+    (when(**CLOSING, committing=True, async_commit=True, waiting=False), Op.NOTHING),
+    (when(**CLOSING, committing=True, async_commit=True, waiting=True, in_flight=(2,)), Op.NOTHING),
+    (
+        when(**CLOSING, committing=True, async_commit=True, waiting=True, in_flight=(0, 1)),
+        Op.PROCESS,
+    ),
+    (when(**CLOSING, committing=False, waiting=False), Op.NOTHING),
+    (when(**CLOSING, committing=False, waiting=True, in_flight=(2,)), Op.NOTHING),
+    (when(**CLOSING, committing=False, waiting=True, in_flight=(0, 1)), Op.PROCESS),
+    (when(**DUE, committing=True), Op.NOTHING),
+    (when(**DUE, committing=False, in_flight=(0,)), Op.COMMIT),
+    (when(**DUE, committing=False, in_flight=(1, 2), async_commit=True), Op.COMMIT),
+    (when(**DUE, committing=False, in_flight=(1, 2), async_commit=False), Op.NOTHING),
+    (when(running=False, commit_due=False, committing=True, async_commit=False), Op.NOTHING),
+    (
+        when(running=False, commit_due=False, committing=True, async_commit=True, window_due=True),
+        Op.NOTHING,
+    ),
+    (
+        when(running=False, commit_due=False, committing=True, async_commit=True, window_due=False,
+             timer_due=True),
+        Op.NOTHING,
+    ),
+    (
+        when(running=False, commit_due=False, committing=True, async_commit=True, window_due=False,
+             timer_due=False, waiting=True, in_flight=(0, 1)),
+        Op.PROCESS,
+    ),
+    (
+        when(running=False, commit_due=False, committing=True, async_commit=True, window_due=False,
+             timer_due=False, waiting=True, in_flight=(2,)),
+        Op.NOTHING,
+    ),
+    (
+        when(running=False, commit_due=False, committing=True, async_commit=True, window_due=False,
+             timer_due=False, waiting=False),
+        Op.NOTHING,
+    ),
+    (when(**{**CALM, "window_due": True, "timer_due": ANY}, in_flight=(0,)), Op.WINDOW),
+    (when(**{**CALM, "window_due": True, "timer_due": ANY}, in_flight=(1, 2)), Op.NOTHING),
+    (when(**{**CALM, "timer_due": True}, in_flight=(0,)), Op.TIMER),
+    (when(**{**CALM, "timer_due": True}, in_flight=(1, 2)), Op.NOTHING),
+    (when(**CALM, waiting=True, in_flight=(0, 1)), Op.PROCESS),
+    (when(**CALM, waiting=True, in_flight=(2,)), Op.NOTHING),
+    (when(**CALM, waiting=False, in_flight=(1, 2)), Op.NOTHING),
+    (when(**CALM, waiting=False, in_flight=(0,), held=True), Op.NOTHING),
+    (when(**LEFT, ended=True), Op.END_OF_STREAM),
+    (when(**LEFT, ended=False, draining=True, uncommitted=True), Op.COMMIT),
+    (when(**LEFT, ended=False, draining=True, uncommitted=False), Op.DONE),
+    (when(**LEFT, ended=False, draining=False), Op.NOTHING),
+]  # fmt: skip
+STATES = [
+    State(*state)
+    for state in product(FLAGS, FLAGS, FLAGS, FLAGS, FLAGS, FLAGS, (0, 1, 2), *[FLAGS] * 6)
+    if not (state[0] and (state[6] or state[2])) and (state[1] or not (state[2] and state[6]))
+    if state[3] or not state[12]  # none closes for no commit
+]
+
+
+def fits(pattern: State, state: State) -> bool:
+    return all(
+        wanted is ANY or (found in wanted if isinstance(wanted, tuple) else found == wanted)
+        for wanted, found in zip(pattern, state, strict=True)
+    )
+
+
+def gate_in(state: State) -> Gate:
+    gate = Gate(max_concurrency=2, async_commit=bool(state.async_commit))
+    gate.running = Op.WINDOW if state.running else None
+    gate.committing = bool(state.committing)
+    gate.commit_due = bool(state.commit_due)
+    gate.window_due = bool(state.window_due)
+    gate.timer_due = bool(state.timer_due)
+    assert isinstance(state.in_flight, int)
+    gate.in_flight = state.in_flight
+    gate.inputs = Inputs.ENDED if state.ended else Inputs.OPEN
+    gate.phase = Phase.DRAINING if state.draining else Phase.RUNNING
+    gate.uncommitted = bool(state.uncommitted)
+    gate.validate()
+    return gate

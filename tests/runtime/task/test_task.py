@@ -30,206 +30,6 @@ from s4node.stages.executors import StageSettings
 from s4node.stages.stage import Stage
 from s4node.state.rows import Changes
 
-
-class Click(Event):
-    user: int
-
-
-SSPS = [SystemStreamPartition("log", stream, 0) for stream in ("clicks", "views")]
-
-
-class Held:
-    """Keeps its callbacks, and asks for what the machine says at an event."""
-
-    def __init__(self) -> None:
-        self.open: dict[tuple[str, int], tuple[Callback, Coordinator]] = {}
-        self.began: list[tuple[str, int]] = []
-        self.windows = 0
-
-    def process_async(
-        self, envelope: Envelope, _c: Collector, coordinator: Coordinator, callback: Callback
-    ) -> None:
-        place = envelope.stream, envelope.offset
-        self.open[place] = callback, coordinator
-        self.began.append(place)
-
-    def window(self, _c: Collector, _k: Coordinator) -> None:
-        assert not self.open
-        self.windows += 1
-
-
-class Nothing:
-    """The state of a task that has no stores."""
-
-    def __init__(self) -> None:
-        self.changes = Changes()
-        self.stores: dict[str, Any] = {}
-        self.instances: dict[str, Any] = {}
-
-
-class Machine:
-    """One task, two inputs, and what becomes of them. It puts on a stream if its commits are
-    ``whole``; its windows last until they are ended if they are ``slow``."""
-
-    def __init__(
-        self,
-        *,
-        by_key: bool,
-        concurrency: int,
-        async_commit: bool,
-        whole: bool = False,
-        slow: bool = False,
-    ) -> None:
-        app = TaskApp("machine", Held, inputs=["log.clicks", "log.views"])
-        for ssp in SSPS:
-            stream = app.create_input_stream(ssp.stream, types=Click, key="user")
-            stream.system = ssp.system
-        if whole:
-            app.create_output_stream("out", types=Click)
-        self.whole, self.slow = whole, slow
-        self.in_window = False
-        self.now = 0.0
-        chosen = TaskSettings(
-            concurrency,
-            by_key,
-            window=10.0,
-            commit=35.0,
-            async_commit=async_commit,
-            ignored=frozenset({"KeyError"}),
-        )
-        self.processor = StreamTaskProcessor(
-            app, 0, lambda: self.now, name="Partition 0", settings=chosen
-        )
-        assert isinstance(self.processor.task, Held)
-        self.user = self.processor.task
-        self.task = Task(
-            app,
-            0,
-            stages={ssp.stream: Stage(1000) for ssp in SSPS},
-            clock=lambda: self.now,
-            held=set(),
-            processor=self.processor,
-            settings=chosen,
-        )
-        self.shutdowns = 0
-        self.over = False  # a shutdown was asked for
-        self.requests = CoordinatorRequests()
-        self.requests.add(self.task)
-        self.progress = [InputProgress(ssp, 0, lambda *_: None) for ssp in SSPS]
-        self.offered = [0, 0]
-        self.users: dict[tuple[str, int], int] = {}
-        self.ended: set[tuple[str, int]] = set()
-        self.wishes: set[tuple[str, int]] = set()  # ended, and a commit was asked for at them
-        self.commits: list[tuple[int, ...]] = []
-        for ssp in SSPS:
-            self.task.backlog.add_input(ssp, Stage(StageSettings(stream=ssp.stream)))
-        self.task.attach_state(Nothing(), 1 << 20)  # type: ignore[arg-type]
-        with pytest.raises(StopIteration):  # it has nothing to wait for
-            self.task.start().send(None)
-
-    def _carry_out(self, actions: Actions) -> None:
-        for action in actions:
-            if isinstance(action, Ask):
-                self.requests.apply(self.task, action.asked)
-                if self.requests.stopping and not self.shutdowns:
-                    self.shutdowns += 1
-                    self.task.give_back()
-
-    def _commit(self, task: Task) -> None:
-        safe = tuple(progress.safe for progress in self.progress)
-        if not task.gate.async_commit:
-            assert not self.user.open  # a commit is alone
-        for ssp, upto in zip(SSPS, safe, strict=True):
-            for offset in range(upto):
-                assert (ssp.stream, offset) in self.ended  # covers only what is done
-        if self.whole and not task.gate.async_commit:
-            assert sum(safe) == len(self.ended)  # and all of it
-        self.commits.append(safe)
-
-    # -- moves
-
-    def offer(self, which: int, users: list[int]) -> None:
-        ssp, first = SSPS[which], self.offered[which]
-        batch = InputBatch(ssp, first, len(users), 0, 0)
-        batch.events = [Click(user) for user in users]
-        batch.receipt = BatchReceipt(self.progress[which], first, first + len(users))
-        for index, user in enumerate(users):
-            self.users[ssp.stream, first + index] = user
-        self.offered[which] += len(users)
-        self.task.backlog.offer(batch)
-
-    def end(self, pick: int, how: str) -> None:
-        if not self.user.open:
-            return
-        place = sorted(self.user.open)[pick % len(self.user.open)]
-        callback, coordinator = self.user.open.pop(place)
-        if how == "commit":
-            coordinator.commit()
-            self.wishes.add(place)
-        elif how == "shutdown":
-            coordinator.shutdown()
-            self.over = True
-        if how == "ignored":
-            callback.failure(KeyError("ignored"))
-        else:
-            callback.complete()
-        self.ended.add(place)
-
-    def step(self) -> bool:
-        """Take one step, as the loop does; whether there was one."""
-        task = self.task
-        task.check_due(self.now)
-        if task.in_flight is not None:
-            self._carry_out(task.in_flight.end_arrived())
-        op = task.next_op()
-        if op in (Op.NOTHING, Op.DONE):
-            return False
-        if task.mode(op) is Mode.TOGETHER:
-            assert task.in_flight is not None
-            entry = task.in_flight.begin_event(self.now)
-            assert entry is not None
-            self.processor.begin_one(entry, task.in_flight.end_soon)
-        else:
-            self.in_window = op is Op.WINDOW and self.slow
-            task.begin_step(op, Mode.AWAIT if self.in_window else Mode.LOOP)
-            if op is Op.COMMIT:
-                self._commit(task)
-                self._carry_out(task.end_step(op, True))
-            elif not self.in_window:
-                self._carry_out(task.end_step(op, at_once(task.run(op, 100))))
-        self.check()
-        return True
-
-    def end_window(self) -> None:
-        if self.in_window:
-            self.in_window = False
-            self._carry_out(self.task.end_step(Op.WINDOW, at_once(self.task.run(Op.WINDOW, 100))))
-
-    def check(self) -> None:
-        gate = self.task.gate
-        gate.validate()
-        assert not (self.in_window and self.user.open)  # a window is alone
-        assert len(self.user.open) <= gate.max_concurrency
-        for which, ssp in enumerate(SSPS):
-            safe = self.progress[which].safe
-            assert all((ssp.stream, offset) in self.ended for offset in range(safe))
-        if self.processor.by_key:
-            users = [self.users[place] for place in self.user.open]
-            assert len(users) == len(set(users))
-
-    def settle(self) -> None:
-        while self.step():
-            pass
-
-    def finish(self) -> None:
-        """End all that is under way, and what comes of that."""
-        self.settle()
-        while self.user.open or self.in_window:
-            self.end_window()
-            self.end(0, "done")
-            self.settle()
-
-
 MOVE = st.one_of(
     st.tuples(st.just("offer"), st.integers(0, 1), st.lists(st.integers(0, 3), max_size=6)),
     st.tuples(
@@ -253,25 +53,6 @@ HOW = st.fixed_dictionaries(
         "slow": st.booleans(),
     }
 )
-
-
-def played(moves: list[tuple[Any, ...]], **how: Any) -> Machine:
-    machine = Machine(**how)
-    doing: dict[str, Callable[..., Any]] = {
-        "offer": machine.offer,
-        "end": machine.end,
-        "step": lambda *_: machine.step(),
-        "settle": lambda *_: machine.settle(),
-        "ask": lambda *_: machine.task.want_commit(),
-        "end window": lambda *_: machine.end_window(),
-    }
-    for move, one, other in moves:
-        if move == "time":
-            machine.now += one
-        else:
-            doing[move](one, other)
-        machine.check()
-    return machine
 
 
 @settings(max_examples=300, deadline=None)
@@ -496,3 +277,224 @@ def test_a_task_that_has_failed_is_neither_drained_nor_retired() -> None:
     assert machine.task.gate.phase is Phase.FAILED
     assert not machine.task.has_retired
     assert machine.task.busy
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+class Click(Event):
+    user: int
+
+
+SSPS = [SystemStreamPartition("log", stream, 0) for stream in ("clicks", "views")]
+
+
+class Held:
+    """Keeps its callbacks, and asks for what the machine says at an event."""
+
+    def __init__(self) -> None:
+        self.open: dict[tuple[str, int], tuple[Callback, Coordinator]] = {}
+        self.began: list[tuple[str, int]] = []
+        self.windows = 0
+
+    def process_async(
+        self, envelope: Envelope, _c: Collector, coordinator: Coordinator, callback: Callback
+    ) -> None:
+        place = envelope.stream, envelope.offset
+        self.open[place] = callback, coordinator
+        self.began.append(place)
+
+    def window(self, _c: Collector, _k: Coordinator) -> None:
+        assert not self.open
+        self.windows += 1
+
+
+class Nothing:
+    """The state of a task that has no stores."""
+
+    def __init__(self) -> None:
+        self.changes = Changes()
+        self.stores: dict[str, Any] = {}
+        self.instances: dict[str, Any] = {}
+
+
+class Machine:
+    """One task, two inputs, and what becomes of them. It puts on a stream if its commits are
+    ``whole``; its windows last until they are ended if they are ``slow``."""
+
+    def __init__(
+        self,
+        *,
+        by_key: bool,
+        concurrency: int,
+        async_commit: bool,
+        whole: bool = False,
+        slow: bool = False,
+    ) -> None:
+        app = TaskApp("machine", Held, inputs=["log.clicks", "log.views"])
+        for ssp in SSPS:
+            stream = app.create_input_stream(ssp.stream, types=Click, key="user")
+            stream.system = ssp.system
+        if whole:
+            app.create_output_stream("out", types=Click)
+        self.whole, self.slow = whole, slow
+        self.in_window = False
+        self.now = 0.0
+        chosen = TaskSettings(
+            concurrency,
+            by_key,
+            window=10.0,
+            commit=35.0,
+            async_commit=async_commit,
+            ignored=frozenset({"KeyError"}),
+        )
+        self.processor = StreamTaskProcessor(
+            app, 0, lambda: self.now, name="Partition 0", settings=chosen
+        )
+        assert isinstance(self.processor.task, Held)
+        self.user = self.processor.task
+        self.task = Task(
+            app,
+            0,
+            stages={ssp.stream: Stage(1000) for ssp in SSPS},
+            clock=lambda: self.now,
+            held=set(),
+            processor=self.processor,
+            settings=chosen,
+        )
+        self.shutdowns = 0
+        self.over = False  # a shutdown was asked for
+        self.requests = CoordinatorRequests()
+        self.requests.add(self.task)
+        self.progress = [InputProgress(ssp, 0, lambda *_: None) for ssp in SSPS]
+        self.offered = [0, 0]
+        self.users: dict[tuple[str, int], int] = {}
+        self.ended: set[tuple[str, int]] = set()
+        self.wishes: set[tuple[str, int]] = set()  # ended, and a commit was asked for at them
+        self.commits: list[tuple[int, ...]] = []
+        for ssp in SSPS:
+            self.task.backlog.add_input(ssp, Stage(StageSettings(stream=ssp.stream)))
+        self.task.attach_state(Nothing(), 1 << 20)  # type: ignore[arg-type]
+        with pytest.raises(StopIteration):  # it has nothing to wait for
+            self.task.start().send(None)
+
+    def _carry_out(self, actions: Actions) -> None:
+        for action in actions:
+            if isinstance(action, Ask):
+                self.requests.apply(self.task, action.asked)
+                if self.requests.stopping and not self.shutdowns:
+                    self.shutdowns += 1
+                    self.task.give_back()
+
+    def _commit(self, task: Task) -> None:
+        safe = tuple(progress.safe for progress in self.progress)
+        if not task.gate.async_commit:
+            assert not self.user.open  # a commit is alone
+        for ssp, upto in zip(SSPS, safe, strict=True):
+            for offset in range(upto):
+                assert (ssp.stream, offset) in self.ended  # covers only what is done
+        if self.whole and not task.gate.async_commit:
+            assert sum(safe) == len(self.ended)  # and all of it
+        self.commits.append(safe)
+
+    # -- moves
+
+    def offer(self, which: int, users: list[int]) -> None:
+        ssp, first = SSPS[which], self.offered[which]
+        batch = InputBatch(ssp, first, len(users), 0, 0)
+        batch.events = [Click(user) for user in users]
+        batch.receipt = BatchReceipt(self.progress[which], first, first + len(users))
+        for index, user in enumerate(users):
+            self.users[ssp.stream, first + index] = user
+        self.offered[which] += len(users)
+        self.task.backlog.offer(batch)
+
+    def end(self, pick: int, how: str) -> None:
+        if not self.user.open:
+            return
+        place = sorted(self.user.open)[pick % len(self.user.open)]
+        callback, coordinator = self.user.open.pop(place)
+        if how == "commit":
+            coordinator.commit()
+            self.wishes.add(place)
+        elif how == "shutdown":
+            coordinator.shutdown()
+            self.over = True
+        if how == "ignored":
+            callback.failure(KeyError("ignored"))
+        else:
+            callback.complete()
+        self.ended.add(place)
+
+    def step(self) -> bool:
+        """Take one step, as the loop does; whether there was one."""
+        task = self.task
+        task.check_due(self.now)
+        if task.in_flight is not None:
+            self._carry_out(task.in_flight.end_arrived())
+        op = task.next_op()
+        if op in (Op.NOTHING, Op.DONE):
+            return False
+        if task.mode(op) is Mode.TOGETHER:
+            assert task.in_flight is not None
+            entry = task.in_flight.begin_event(self.now)
+            assert entry is not None
+            self.processor.begin_one(entry, task.in_flight.end_soon)
+        else:
+            self.in_window = op is Op.WINDOW and self.slow
+            task.begin_step(op, Mode.AWAIT if self.in_window else Mode.LOOP)
+            if op is Op.COMMIT:
+                self._commit(task)
+                self._carry_out(task.end_step(op, True))
+            elif not self.in_window:
+                self._carry_out(task.end_step(op, at_once(task.run(op, 100))))
+        self.check()
+        return True
+
+    def end_window(self) -> None:
+        if self.in_window:
+            self.in_window = False
+            self._carry_out(self.task.end_step(Op.WINDOW, at_once(self.task.run(Op.WINDOW, 100))))
+
+    def check(self) -> None:
+        gate = self.task.gate
+        gate.validate()
+        assert not (self.in_window and self.user.open)  # a window is alone
+        assert len(self.user.open) <= gate.max_concurrency
+        for which, ssp in enumerate(SSPS):
+            safe = self.progress[which].safe
+            assert all((ssp.stream, offset) in self.ended for offset in range(safe))
+        if self.processor.by_key:
+            users = [self.users[place] for place in self.user.open]
+            assert len(users) == len(set(users))
+
+    def settle(self) -> None:
+        while self.step():
+            pass
+
+    def finish(self) -> None:
+        """End all that is under way, and what comes of that."""
+        self.settle()
+        while self.user.open or self.in_window:
+            self.end_window()
+            self.end(0, "done")
+            self.settle()
+
+
+def played(moves: list[tuple[Any, ...]], **how: Any) -> Machine:
+    machine = Machine(**how)
+    doing: dict[str, Callable[..., Any]] = {
+        "offer": machine.offer,
+        "end": machine.end,
+        "step": lambda *_: machine.step(),
+        "settle": lambda *_: machine.settle(),
+        "ask": lambda *_: machine.task.want_commit(),
+        "end window": lambda *_: machine.end_window(),
+    }
+    for move, one, other in moves:
+        if move == "time":
+            machine.now += one
+        else:
+            doing[move](one, other)
+        machine.check()
+    return machine

@@ -22,10 +22,6 @@ from tracing import (
 from s4node import Client, TaskApp
 from s4node.runtime.task.task import Task
 
-TASKS = 3
-USERS = [f"user-{n}" for n in range(24)]
-CLICKS = [Click(USERS[n * 7 % 24], n) for n in range(900)]
-
 ORDERS = {
     "one at a time": {"task.max.concurrency": "1"},
     "eight": {"task.max.concurrency": "8"},
@@ -33,34 +29,6 @@ ORDERS = {
 }
 EVERY_MODE = pytest.mark.parametrize("mode", MODES)
 EVERY_ORDER = pytest.mark.parametrize("order", ORDERS)
-
-_TRACES: dict[tuple[str, str], Trace] = {}
-
-
-async def traced(mode: str, order: str) -> Trace:
-    """What happened in a container of three tasks with windows and commits; one run a mode."""
-    if (mode, order) not in _TRACES:
-        make, settings = MODES[mode]
-        trace = Trace(commit_every=17)
-        app = TaskApp("traced", lambda: make(trace))
-        app.create_input_stream("clicks", key="user", types=Click)
-        settings = {**ORDERS[order], **settings, "task.window.ms": "10"}
-        async with running(app, settings, partitions=TASKS) as node:
-            loop = node.parts.loop
-            before = loop.commit
-
-            def commit(task: Task) -> bool:
-                trace.note(task.partition, "commit", "begin")
-                return before(task)
-
-            loop.commit = commit  # type: ignore[method-assign]
-            async with Client(node.address) as client:
-                clicks = await client.stream("clicks")
-                await clicks.send_many(CLICKS)
-                assert await clicks.flush() == []
-        trace.close()
-        _TRACES[mode, order] = trace
-    return _TRACES[mode, order]
 
 
 # -- one event after the other --------------------------------------------------------------------
@@ -233,3 +201,40 @@ def test_what_overlaps_or_is_out_of_order_is_found() -> None:
     assert out_of_order(steps, "begin") == [begin(1)]
     assert out_of_order(steps, "end") == [end(1), end(0)]
     assert out_of_order(steps, "end", by_key=True) == [end(0)]
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+TASKS = 3
+USERS = [f"user-{n}" for n in range(24)]
+CLICKS = [Click(USERS[n * 7 % 24], n) for n in range(900)]
+
+
+_TRACES: dict[tuple[str, str], Trace] = {}
+
+
+async def traced(mode: str, order: str) -> Trace:
+    """What happened in a container of three tasks with windows and commits; one run a mode."""
+    if (mode, order) not in _TRACES:
+        make, settings = MODES[mode]
+        trace = Trace(commit_every=17)
+        app = TaskApp("traced", lambda: make(trace))
+        app.create_input_stream("clicks", key="user", types=Click)
+        settings = {**ORDERS[order], **settings, "task.window.ms": "10"}
+        async with running(app, settings, partitions=TASKS) as node:
+            loop = node.parts.loop
+            before = loop.commit
+
+            def commit(task: Task) -> bool:
+                trace.note(task.partition, "commit", "begin")
+                return before(task)
+
+            loop.commit = commit  # type: ignore[method-assign]
+            async with Client(node.address) as client:
+                clicks = await client.stream("clicks")
+                await clicks.send_many(CLICKS)
+                assert await clicks.flush() == []
+        trace.close()
+        _TRACES[mode, order] = trace
+    return _TRACES[mode, order]

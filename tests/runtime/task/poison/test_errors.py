@@ -35,12 +35,6 @@ from s4node.errors import ConfigError, ProcessingError
 from s4node.events.keys import Partitioner
 from s4node.systems.memory import MemorySystem
 
-
-@pytest.fixture
-def settings(settings: dict[str, str]) -> dict[str, str]:
-    return {**settings, "s4.stream.clicks.onError": "skip"}
-
-
 # -- PEs ------------------------------------------------------------------------------------------
 
 
@@ -504,3 +498,11 @@ async def test_on_error_is_refused_where_nothing_comes_again(settings: dict[str,
     with dies(ConfigError, match="no input of app 'live' can be replayed: they are live and fast"):
         async with running(Live("live"), settings):
             await trio.sleep_forever()
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def settings(settings: dict[str, str]) -> dict[str, str]:
+    return {**settings, "s4.stream.clicks.onError": "skip"}

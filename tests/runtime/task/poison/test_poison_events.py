@@ -21,25 +21,6 @@ from s4node.runtime.task.poison.poison_events import (
     place_of,
 )
 
-SSP = SystemStreamPartition("log", "clicks", 0)
-FAULT = Fault("it is bad")
-
-
-class Click(Event):
-    number: int
-
-
-def read(progress: InputProgress, first: int, count: int) -> InputBatch:
-    """A batch as it is read from an input."""
-    batch = InputBatch(SSP, first, count, 0, 0)
-    batch.events = [Click(n) for n in range(first, first + count)]
-    batch.receipt = BatchReceipt(progress, first, first + count)
-    return batch
-
-
-def progress() -> InputProgress:
-    return InputProgress(SSP, 0, lambda *_: None)
-
 
 @given(
     bad=st.sets(st.integers(0, 30)),
@@ -147,3 +128,26 @@ def test_the_backoff_is_a_commit_after_one_event_two_four_and_so_on() -> None:
                 break
     assert lengths == [2**n for n in range(15)]
     assert lengths[-1] == LONGEST_BACKOFF
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+SSP = SystemStreamPartition("log", "clicks", 0)
+FAULT = Fault("it is bad")
+
+
+class Click(Event):
+    number: int
+
+
+def read(progress: InputProgress, first: int, count: int) -> InputBatch:
+    """A batch as it is read from an input."""
+    batch = InputBatch(SSP, first, count, 0, 0)
+    batch.events = [Click(n) for n in range(first, first + count)]
+    batch.receipt = BatchReceipt(progress, first, first + count)
+    return batch
+
+
+def progress() -> InputProgress:
+    return InputProgress(SSP, 0, lambda *_: None)

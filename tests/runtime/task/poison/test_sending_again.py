@@ -16,61 +16,6 @@ from s4node.state import epochs
 from s4node.state.browse import StateReader
 from s4node.state.task_state import TaskState
 
-APP = """
-import os
-from s4node import App, Event, ProcessingElement
-
-class Click(Event):
-    user: str
-    number: int
-
-class Count(ProcessingElement):
-    numbers: list[int] = []
-
-    def on_event(self, event: Click) -> None:
-        if event.number and not os.path.exists("mended"):
-            raise ValueError("the service is away")
-        self.numbers.append(event.number)
-
-app = App("counts")
-app.create_input_stream("clicks", app.create_pe(Count), key="user")
-"""
-
-
-class Click(Event):
-    user: str
-    number: int
-
-
-def settings(folder: Path, log: str, **more: str) -> list[str]:
-    found = {
-        "systems.log.address": log,
-        "s4.state.folder": str(folder / "state"),
-        "s4.listener.address": "tcp://127.0.0.1:0",
-        "s4.stream.clicks.grade": "durable",
-        "s4.stream.clicks.onError": "dead-letter",
-        "task.dead.letter.stream": "log.dead",
-        **more,
-    }
-    return [word for name, value in found.items() for word in ("-p", f"{name}={value}")]
-
-
-async def send(address: str, clicks: list[Click]) -> None:
-    async with Client(address) as client:
-        stream = await client.stream("clicks")
-        await stream.send_many(clicks)
-        await stream.flush()
-
-
-def counted(folder: Path) -> dict[str, list[int]]:
-    """What is committed, by user."""
-    found: dict[str, list[int]] = {}
-    for task in (folder / "state" / "default" / "counts").glob("tasks/*"):
-        with epochs.copied(task) as database:
-            rows = StateReader(TaskState(database, crc32m)).instances("Count")
-            found |= {key: value["numbers"] for key, value in rows}
-    return found
-
 
 async def test_an_event_is_sent_again_once_even_when_its_producer_is_long_forgotten(
     tmp_path: Path,
@@ -153,3 +98,62 @@ async def test_many_events_are_sent_again_in_a_few_commits_and_those_of_a_key_in
                 )
             assert "80 letters: 80 sent" in done.stderr
             assert counted(tmp_path) == {user: [1, 2] for user in users}
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+APP = """
+import os
+from s4node import App, Event, ProcessingElement
+
+class Click(Event):
+    user: str
+    number: int
+
+class Count(ProcessingElement):
+    numbers: list[int] = []
+
+    def on_event(self, event: Click) -> None:
+        if event.number and not os.path.exists("mended"):
+            raise ValueError("the service is away")
+        self.numbers.append(event.number)
+
+app = App("counts")
+app.create_input_stream("clicks", app.create_pe(Count), key="user")
+"""
+
+
+class Click(Event):
+    user: str
+    number: int
+
+
+def settings(folder: Path, log: str, **more: str) -> list[str]:
+    found = {
+        "systems.log.address": log,
+        "s4.state.folder": str(folder / "state"),
+        "s4.listener.address": "tcp://127.0.0.1:0",
+        "s4.stream.clicks.grade": "durable",
+        "s4.stream.clicks.onError": "dead-letter",
+        "task.dead.letter.stream": "log.dead",
+        **more,
+    }
+    return [word for name, value in found.items() for word in ("-p", f"{name}={value}")]
+
+
+async def send(address: str, clicks: list[Click]) -> None:
+    async with Client(address) as client:
+        stream = await client.stream("clicks")
+        await stream.send_many(clicks)
+        await stream.flush()
+
+
+def counted(folder: Path) -> dict[str, list[int]]:
+    """What is committed, by user."""
+    found: dict[str, list[int]] = {}
+    for task in (folder / "state" / "default" / "counts").glob("tasks/*"):
+        with epochs.copied(task) as database:
+            rows = StateReader(TaskState(database, crc32m)).instances("Count")
+            found |= {key: value["numbers"] for key, value in rows}
+    return found

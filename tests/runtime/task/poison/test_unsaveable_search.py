@@ -8,12 +8,6 @@ from hypothesis import strategies as st
 from s4node.runtime.task.poison.unsaveable_search import UnsaveableSearch
 
 
-def successor(before: UnsaveableSearch) -> UnsaveableSearch:
-    after = UnsaveableSearch()
-    after.succeeds(before)
-    return after
-
-
 def test_nothing_is_looked_at_before_a_commit_fails() -> None:
     examination = UnsaveableSearch()
     examination.did(1000)
@@ -123,3 +117,12 @@ def test_a_search_finds_the_event_or_says_that_there_is_none(
         examination = successor(examination)
         goings_back += 1
         assert goings_back <= 2
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+def successor(before: UnsaveableSearch) -> UnsaveableSearch:
+    after = UnsaveableSearch()
+    after.succeeds(before)
+    return after
