@@ -98,12 +98,11 @@ class Credit(Generic[P]):
             share = min(share, stage.share(weight, max(1, min(stage.sharers, MOST_PARTS))))
         return max(1, share)
 
-    def limit(self, producer: P, done: int, limit: int, weight: float = 0.0) -> int:
-        """The producer's new limit, given the number up to which it is done."""
+    def limit(self, producer: P, done: int, limit: int, share: int) -> int:
+        """The new limit of a producer with this ``share``, given up to which number it is done."""
         if limit > done and self.full:
             self._held[producer] = None
             return limit
-        share = self.share_of(weight)
         grown = done + share
         return grown if (grown - limit) * 4 >= share else limit
 

@@ -50,23 +50,23 @@ def test_a_limit_grows_to_a_share_beyond_what_is_processed_in_quarters(
     safe: int, limit: int, new: int
 ) -> None:
     _, credit = credit_of(100, "a")
-    assert credit.limit("a", safe, limit) == new
+    assert credit.limit("a", safe, limit, credit.share) == new
 
 
 def test_a_tiny_share_still_grows() -> None:
     _, credit = credit_of(1, "a", "b", "c")
-    assert [credit.limit("a", safe, safe) for safe in range(3)] == [1, 2, 3]
-    assert credit.limit("a", 0, 1) == 1
+    assert [credit.limit("a", safe, safe, credit.share) for safe in range(3)] == [1, 2, 3]
+    assert credit.limit("a", 0, 1, credit.share) == 1
 
 
 def test_while_the_stage_is_full_no_limit_grows_that_has_credit_left() -> None:
     stage, credit = credit_of(100, "a", "b")
     filled(stage, 100)
-    assert credit.limit("a", 40, 50) == 50
+    assert credit.limit("a", 40, 50, credit.share) == 50
     assert credit.holding
     assert credit.release() == set()
     stage.release(1)
-    assert credit.limit("b", 40, 50) == 90
+    assert credit.limit("b", 40, 50, credit.share) == 90
     assert credit.release() == {"a"}
     assert not credit.holding
     assert credit.release() == set()
@@ -75,14 +75,14 @@ def test_while_the_stage_is_full_no_limit_grows_that_has_credit_left() -> None:
 def test_even_while_the_stage_is_full_each_may_have_one_event_under_way() -> None:
     stage, credit = credit_of(100, "a", "b")
     filled(stage, 100)
-    assert credit.limit("b", 50, 50) >= 51
+    assert credit.limit("b", 50, 50, credit.share) >= 51
 
 
 def test_a_producer_that_has_left_is_not_waited_for() -> None:
     stage, credit = credit_of(100, "a", "b")
     filled(stage, 100)
-    credit.limit("a", 40, 50)
-    credit.limit("b", 40, 50)
+    credit.limit("a", 40, 50, credit.share)
+    credit.limit("b", 40, 50, credit.share)
     credit.remove("a")
     stage.release(100)
     assert credit.release() == {"b"}
@@ -117,7 +117,7 @@ def test_limits_never_go_back_shares_are_kept_and_nobody_starves(
     def ask(number: int) -> None:
         producer = members[number]
         before, full = producer.limit, stage.full
-        producer.limit = credit.limit(number, producer.safe, producer.limit)
+        producer.limit = credit.limit(number, producer.safe, producer.limit, credit.share)
         assert before <= producer.limit <= max(before, producer.safe + credit.share)
         assert producer.limit > producer.safe
         if full and before > producer.safe:
@@ -176,7 +176,7 @@ def test_a_producer_that_sends_nothing_for_two_periods_has_no_share_until_it_sen
     assert credit.share == 10
     credit.tick()
     assert credit.share == 100
-    assert credit.limit("0", 50, 50) == 150
+    assert credit.limit("0", 50, 50, credit.share) == 150
     credit.active("1")
     assert credit.share == 50
     credit.active("stranger")
@@ -190,7 +190,7 @@ def test_a_share_is_cut_by_what_events_weigh() -> None:
     assert credit.share_of(5) == 1000
     assert credit.share_of(100) == 100
     assert credit.share_of(1_000_000) == 1
-    assert credit.limit("a", 0, 0, 100) == 100
+    assert credit.limit("a", 0, 0, credit.share_of(100)) == 100
 
 
 def test_a_full_deserializer_holds_credit_back_too() -> None:
@@ -198,7 +198,7 @@ def test_a_full_deserializer_holds_credit_back_too() -> None:
     credit: Credit[str] = Credit(stage, deserializer)
     credit.join("a")
     deserializer.came(10, 0)
-    assert credit.limit("a", 40, 50) == 50
+    assert credit.limit("a", 40, 50, credit.share) == 50
     assert credit.holding
     deserializer.went(1, 0)
     assert credit.release() == {"a"}
@@ -210,7 +210,7 @@ def test_a_stage_that_drops_holds_nobody_back() -> None:
     credit.join("a")
     filled(stage, 100)
     assert not credit.withholds
-    assert credit.limit("a", 40, 50) == 140
+    assert credit.limit("a", 40, 50, credit.share) == 140
     assert not credit.holding
 
 

@@ -86,23 +86,16 @@ class StreamAdmission:
     _credits: dict[int, Credit[ProducerLane]] = field(default_factory=dict)
     _holding: dict[Credit[ProducerLane], None] = field(default_factory=dict)
 
-    def new_limit(self, lane: ProducerLane) -> int:
-        """The first number that the lane may not send yet."""
-        credit = self._credit(lane.partition)
-        limit = credit.limit(lane, lane.done, lane.limit, lane.weight)
+    def new_limit(self, lane: ProducerLane, share: int) -> int:
+        """The first number that the lane may not send yet, if it may have ``share`` in flight."""
+        credit = lane.credit
+        limit = credit.limit(lane, lane.done, lane.limit, share)
         if credit.holding:
             self._holding[credit] = None
         return limit
 
-    def share(self, lane: ProducerLane) -> int:
-        """The number of events that this lane may have in flight."""
-        return self._credit(lane.partition).share_of(lane.weight)
-
-    def withholds(self, lane: ProducerLane) -> bool:
-        """Return True if the lane's producer waits for processing, rather than for arrival."""
-        return self._credit(lane.partition).withholds
-
-    def _credit(self, partition: int) -> Credit[ProducerLane]:
+    def credit(self, partition: int) -> Credit[ProducerLane]:
+        """The credit of a partition's stage, which its lanes share."""
         credit = self._credits.get(partition)
         if credit is None:
             credit = self._credits[partition] = Credit(self.stages[partition], self.deserializer)
@@ -203,11 +196,12 @@ class StreamAdmission:
             lane.reopened(start)
             self._held.pop(lane, None)
             self._away.pop(lane, None)
-            self._credit(partition).join(lane)
+            lane.credit.join(lane)
         for partition in self.stages:  # after all joined, so that shares are right
             lane = self.lanes[hello.peer, partition]
-            lane.limit = self.new_limit(lane)
-            lane.told()
+            share = lane.share
+            lane.limit = self.new_limit(lane, share)
+            lane.told(share)
             numbers = lane.expected, lane.limit, lane.upto, lane.life.number
             positions.append(wire.Position(partition, *numbers))
             if lane.urgent:
@@ -274,7 +268,7 @@ class StreamAdmission:
         self._move_on(lane, end, size / data.count)
         if room < count:
             self._shed(lane, first + room, end, gauge)
-        elif end >= lane.press_at and not self.withholds(lane):
+        elif end >= lane.press_at and not lane.credit.withholds:
             self.touched(lane)  # credit reaches ahead of what has arrived
         if room == 0:
             return None
@@ -299,7 +293,7 @@ class StreamAdmission:
             lane.heard(end)
         if lane.period != self.period:
             lane.period = self.period
-            self._credit(lane.partition).active(lane)
+            lane.credit.active(lane)
         lane.weight = weight if weight > lane.weight else lane.weight * 0.75 + weight * 0.25
 
     def _shed(self, lane: ProducerLane, first: int, end: int, gauge: Gauge) -> None:
@@ -370,7 +364,8 @@ class StreamAdmission:
             lane.asked = lane.expected  # the answer waits until all arrived events are processed
             lane.gap_untold = lane.gap_told and not lane.held  # it may have missed that answer
             lane.urgent = lane.urgent or lane.gap_untold
-            self.touched(lane)
+            if lane.pressing:  # else the answer follows once it is
+                self.touched(lane)
 
     def gone(self, connection: Hashable, now: float) -> None:
         """Detach the lanes of a connection that has ended; they wait for their producers."""
@@ -386,7 +381,7 @@ class StreamAdmission:
             lane.connection, lane.seen = None, now
             self._away[lane] = None
             self._held.pop(lane, None)
-            self._credit(lane.partition).remove(lane)
+            lane.credit.remove(lane)
 
     def forget(self, producer: str, connection: Hashable) -> None:
         """Forget a producer that has ended, once none of its events are in flight.
@@ -400,7 +395,7 @@ class StreamAdmission:
             self._ended[producer] = None
             lane.ended = True
             if self._is_over(lane):
-                self._credit(lane.partition).remove(lane)
+                lane.credit.remove(lane)
                 self._drop(lane)
         self._forget_ended()
         if (producer, next(iter(self.stages), 0)) not in self.lanes:
@@ -414,7 +409,7 @@ class StreamAdmission:
             ]
             if all(self._is_over(one) and (one.ended or one.connection is None) for one in lanes):
                 for lane in lanes:
-                    self._credit(lane.partition).remove(lane)
+                    lane.credit.remove(lane)
                     self._drop(lane)
                 del self._ended[producer]
                 self._forget_rows(producer)
@@ -437,7 +432,7 @@ class StreamAdmission:
     def revoke(self, partition: int) -> None:
         """Leave a partition, with the lanes of its producers, to another node."""
         for lane in [lane for lane in self.lanes.values() if lane.partition == partition]:
-            self._credit(partition).remove(lane)
+            lane.credit.remove(lane)
             self._held.pop(lane, None)
             self._away.pop(lane, None)
             lane.connection = None  # which reports it no more

@@ -93,7 +93,8 @@ class DurableLane(ProducerLane):
                 self.want()
             else:
                 self.admission.wait(self)
-            self.admission.touched(self)
+            if self.done >= self.press_at:  # there may be more credit; the rest waits for a commit
+                self.admission.touched(self)
 
     @property
     def patience(self) -> float:
@@ -135,7 +136,9 @@ class DurableLane(ProducerLane):
         """True if the producer should be told now: it waits, or there is more credit for it."""
         if self.urgent or 0 <= self.asked <= self.committed:
             return True
-        return self.done >= self.press_at and self.admission.new_limit(self) > self.limit
+        return (
+            self.done >= self.press_at and self.admission.new_limit(self, self.share) > self.limit
+        )
 
     def kept(self) -> KeptProducer:
         """The current row, for a commit."""
@@ -367,18 +370,18 @@ class DurableAdmission(StreamAdmission):
             else:
                 self.wait(lane)
 
-    def new_limit(self, lane: ProducerLane) -> int:
-        """The first number that the lane may not send yet."""
+    def new_limit(self, lane: ProducerLane, share: int) -> int:
+        """The first number that the lane may not send yet, if it may have ``share`` in flight."""
         assert isinstance(lane, DurableLane)
         if self.held(lane.partition) and not lane.producer.startswith(wire.TASK):
             self._stopped[lane] = None
             return lane.limit
-        limit = super().new_limit(lane)
+        limit = super().new_limit(lane, share)
         window = lane.window
         most = lane.committed + window
         if limit <= most:
             return limit
-        grows = (most - lane.limit) * 4 >= min(window, self.share(lane))
+        grows = (most - lane.limit) * 4 >= min(window, share)
         return most if grows else lane.limit
 
     def released(self) -> None:

@@ -21,6 +21,7 @@ from s4node.net.ingress.producer_life import Life
 from s4node.net.wire import frame as wire
 from s4node.offsets.low_watermark import LowWatermark
 from s4node.offsets.receipts import BatchReceipt
+from s4node.stages.credit import Credit
 
 MAX_EXCEPTIONS = 256
 """Ranges told in a verdict, refused and shed together; the rest follow in the next."""
@@ -149,16 +150,12 @@ class LaneOwner(Protocol):
         """Have the lane's producer told something."""
         ...
 
-    def share(self, lane: ProducerLane) -> int:
-        """The number of events that this lane may have in flight."""
+    def credit(self, partition: int) -> Credit[ProducerLane]:
+        """The credit of a partition's stage, which its lanes share."""
         ...
 
-    def withholds(self, lane: ProducerLane) -> bool:
-        """Return True if the lane's producer waits for processing, rather than for arrival."""
-        ...
-
-    def new_limit(self, lane: ProducerLane) -> int:
-        """The first number that the lane may not send yet."""
+    def new_limit(self, lane: ProducerLane, share: int) -> int:
+        """The first number that the lane may not send yet, if it may have ``share`` in flight."""
         ...
 
     def cuts_of(self, partitions: Iterable[int]) -> list[tuple[int, int]]:
@@ -176,6 +173,7 @@ class ProducerLane:
         "admission",
         "asked",
         "connection",
+        "credit",
         "ended",
         "expected",
         "gap_first",
@@ -203,6 +201,7 @@ class ProducerLane:
 
     def __init__(self, admission: LaneOwner, producer: str, partition: int, start: int):
         self.admission = admission
+        self.credit = admission.credit(partition)
         self.producer = producer
         self.partition = partition
         self.life = Life()  # the latest life that said hello
@@ -292,15 +291,20 @@ class ProducerLane:
         first = self.untold.first
         return self.settled if first is None else min(self.settled, first)
 
-    def told(self) -> None:
+    def told(self, share: int) -> None:
         """Note that the producer is told the current ``upto`` and ``limit``."""
         self.told_upto, self.told_limit = self.upto, self.limit
-        self.press_at = self.limit - self.admission.share(self) * 3 // 4
+        self.press_at = self.limit - share * 3 // 4
+
+    @property
+    def share(self) -> int:
+        """The number of events that this lane may have in flight."""
+        return self.credit.share_of(self.weight)
 
     @property
     def done(self) -> int:
         """The number ahead of which credit reaches."""
-        return self.safe if self.admission.withholds(self) else self.expected
+        return self._low.safe if self.credit.withholds else self.expected
 
     def ruling(self) -> wire.Ruling:
         """Make the ruling to send now; it counts as told."""
@@ -319,9 +323,10 @@ class ProducerLane:
             self.urgent = bool(self.untold) or self.gap_untold
         elif self.gap_untold:
             outcome, self.gap_untold = wire.EXPECTED, False
+        share = self.share
         if not self.untold:  # more credit only when all refusals so far have been told
-            self.limit = self.admission.new_limit(self)
-        self.told()
+            self.limit = self.admission.new_limit(self, share)
+        self.told(share)
         return wire.Ruling(
             self.partition,
             outcome,

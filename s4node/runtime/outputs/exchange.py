@@ -491,16 +491,16 @@ class Exchange:
         self._end_former(side)
         if not written:
             side.moved = -1
-        leaves = written and self.leaves(task)
-        if leaves:
+        leaving = [way for way in side.ways.values() if written and way.outbox.leaving]
+        if leaving:
             passing("outbox.release")
         for way in side.ways.values():
             way.outbox.end_commit(written=written)
-            if written:
-                way.replaces = False
-                way.emitter.wake()
+            way.replaces = way.replaces and not written
             self._tell(way)  # no answer will come if nothing is left to send
-        if leaves:
+        for way in leaving:
+            way.emitter.wake()
+        if leaving:
             passing("outbox.released")
 
 

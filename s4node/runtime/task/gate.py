@@ -200,8 +200,8 @@ class Gate:
             return
         self.uncommitted = True
         if op is Op.PROCESS:
+            assert self.in_flight > 0
             self.in_flight -= 1
-            self.validate()
         else:
             self.running = None
 

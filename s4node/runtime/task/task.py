@@ -202,7 +202,6 @@ class Task:
     def next_op(self) -> Op:
         """Return the operation that the task may begin now."""
         in_flight, failures, phase = self.in_flight, self.failures, self.gate.phase
-        closing = in_flight is not None and in_flight.closing
         if self._slicing:
             return Op.NOTHING
         if phase is not Phase.RUNNING:
@@ -210,7 +209,11 @@ class Task:
                 return Op.NOTHING
             if phase is Phase.RETIRING and not self._looked_ahead:
                 return Op.DONE
-        waiting = in_flight.ready if closing and in_flight is not None else self.choose()
+        if in_flight is None:
+            waiting, closing = self.backlog.choose(), False
+        else:
+            closing = in_flight.closing
+            waiting = in_flight.ready if closing else in_flight.choose()
         op = self.gate.next_op(waiting, self.backlog.has_waiting, closing)
         isolation = failures.isolation
         if isolation is not None:

@@ -323,7 +323,7 @@ def test_the_end_of_a_stream_forgets_what_is_done_and_nothing_else() -> None:
     admission.lanes["p", 1].complete(0, 5)
     admission.forget("p", NODE)
     assert admission.lanes == {}
-    assert admission.share(greeted_lane(admission)) == 100
+    assert greeted_lane(admission).share == 100
 
 
 def greeted_lane(admission: StreamAdmission) -> ProducerLane:
