@@ -108,6 +108,11 @@ def from_options(parser: argparse.ArgumentParser) -> None:
     """Add ``--from`` and what it may need."""
     since = "go on from a savepoint; inputs that can be read again go back with it"
     parser.add_argument("--from", dest="savepoint", metavar="NAME", default="", help=since)
+    agreement_options(parser)
+
+
+def agreement_options(parser: argparse.ArgumentParser) -> None:
+    """Add what has to be agreed to when a job goes back."""
     again = "what consumers have received since the savepoint may come again"
     parser.add_argument("--outputs", choices=["again"], default="", help=again)
     loss = "events that producers were told are committed since may be lost"

@@ -16,7 +16,9 @@ import argparse
 import json
 import socket
 import sys
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -25,8 +27,10 @@ import trio
 from s4node.cli import arguments as kinds
 from s4node.cli.arguments import (
     PARTITIONS,
+    agreement_options,
     cluster_option,
     folder_option,
+    from_options,
     json_option,
     setting_options,
     utf8,
@@ -39,6 +43,7 @@ from s4node.config import settings
 from s4node.config.config import COMMAND_LINE, Config
 from s4node.config.paths import full_path
 from s4node.deploy import deploy as deploying
+from s4node.deploy.answers import tell
 from s4node.deploy.cluster_snapshot import (
     AppRow,
     NodeRow,
@@ -51,6 +56,7 @@ from s4node.deploy.cluster_snapshot import (
     with_rates,
 )
 from s4node.deploy.pack import pack
+from s4node.deploy.state_change import GoBack
 from s4node.errors import CoordinationError, S4Error, on_one_line
 
 _ANSWER_SECONDS = 2.0
@@ -75,8 +81,20 @@ def deploy_arguments(parser: argparse.ArgumentParser) -> None:
     setting_options(
         parser, file="property file to deploy with it", setting="one setting to deploy with it"
     )
+    from_options(parser)
     json_option(parser, "print the outcome as a JSON object")
     parser.set_defaults(function=deploy)
+
+
+def rollback_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "name", type=utf8, metavar="NAME", help="the app's name, as s4 apps shows it"
+    )
+    _cluster_options(parser)
+    agreement_options(parser)
+    setting_options(parser)
+    json_option(parser, "print the outcome as a JSON object")
+    parser.set_defaults(function=rollback)
 
 
 def apps_arguments(parser: argparse.ArgumentParser) -> None:
@@ -125,7 +143,17 @@ def _seen_options(parser: argparse.ArgumentParser) -> None:
     setting_options(parser)
 
 
-def deploy(target: str, name: str, version: str, config: Config, *, as_json: bool) -> int:
+def deploy(
+    target: str,
+    name: str,
+    version: str,
+    config: Config,
+    *,
+    savepoint: str,
+    outputs: str,
+    accept_loss: bool,
+    as_json: bool,
+) -> int:
     """Make the nodes of a cluster run an app; returns the exit status."""
     given = [
         e for e in config.items() if e.origin != "default" and e.name not in deploying.OWN_KEYS
@@ -133,30 +161,46 @@ def deploy(target: str, name: str, version: str, config: Config, *, as_json: boo
     taken = {entry.name: entry.text for entry in given}
     package = pack(target, name=name, version=version, settings=taken)
     if config.origin(settings.LISTENER_ADDRESS) == COMMAND_LINE:
-        deploying.tell(
+        tell(
             f"{settings.LISTENER_ADDRESS.name} is not deployed: containers listen on the host of "
             f"their node, at free ports"
         )
     set_here = config.origin(settings.CLUSTER_PARTITIONS) != "default"
     partitions = config[settings.CLUSTER_PARTITIONS] if set_here else None
+    back = GoBack(savepoint, bool(outputs), accept_loss) if savepoint else None
+    done = _deployed(partial(deploying.deploy, package, config, partitions, back))
+    return _tell_deployed(done, as_json=as_json)
+
+
+def rollback(name: str, config: Config, *, outputs: str, accept_loss: bool, as_json: bool) -> int:
+    """Go back to the former version of an app; returns the exit status."""
+    again = bool(outputs)
+    roll_back = partial(deploying.roll_back, outputs_again=again, accept_loss=accept_loss)
+    return _tell_deployed(_deployed(partial(roll_back, name, config)), as_json=as_json)
+
+
+def _deployed(deploys: Callable[[], Awaitable[deploying.Deployed]]) -> deploying.Deployed:
     try:
-        done = trio.run(deploying.deploy, package, config, partitions)
+        return trio.run(deploys)
     except admin.NodeRefused as error:
         if error.failed.trace:
             print(error.failed.trace, end="", file=sys.stderr)
         raise
+
+
+def _tell_deployed(done: deploying.Deployed, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps(asdict(done)))
         return 0
     places = ", ".join(f"{node} ({at})" for node, at in sorted(done.containers.items()))
-    deploying.tell(f"{done.app} {done.version} runs on {places}")
+    tell(f"{done.app} {done.version} runs on {places}")
     return 0
 
 
 def undeploy(name: str, config: Config) -> int:
     """Stop an app on all nodes of its cluster; returns the exit status."""
     gone = trio.run(deploying.undeploy, name, config)
-    deploying.tell(f"{gone.name} {gone.version} is removed from {gone.cluster}")
+    tell(f"{gone.name} {gone.version} is removed from {gone.cluster}")
     return 0
 
 

@@ -69,6 +69,11 @@ COMMANDS = {
         "stop an app on all nodes of a cluster, and remove it",
         "s4 undeploy flights --cluster flights",
     ),
+    "rollback": Command(
+        "s4node.cli.cluster:rollback_arguments",
+        "go back to an app's former version, and to its state before the present one",
+        "s4 rollback flights --cluster flights --outputs again --accept-loss",
+    ),
     "status": Command(
         "s4node.cli.cluster:status_arguments",
         "show what is running: nodes, apps, containers, stages",

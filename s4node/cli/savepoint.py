@@ -69,7 +69,7 @@ def go_back(target: str, config: Config, name: str, *, outputs: str, accept_loss
         restore = SavepointRestore(job.name, job.folder, job.config, job.depot, manifest, saved)
 
         def work(_: str) -> None:
-            restore.agreed(
+            restore.check_agreed(
                 restore.since(),
                 outputs_again=bool(outputs),
                 accept_loss=accept_loss,

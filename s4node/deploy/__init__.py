@@ -1,12 +1,13 @@
 """Deploying: makes and loads packages of apps, and deploys them to a cluster.
 
 ``load_app`` finds the app that a command names. ``pack`` makes a package of it and loads a package;
-``pickling`` pickles what an app's file defines. ``deploy`` gives a package to the nodes.
-``cluster_snapshot`` combines what the nodes report.
+``pickling`` pickles what an app's file defines. ``deploy`` gives a package to the nodes, and
+``state_change`` does what that needs with the app's state. ``savepoint`` takes savepoints, and
+``savepoint_restore`` goes back to one. ``cluster_snapshot`` combines what the nodes report.
 
-It may touch ``app``, ``packaged``, ``cluster``, ``config``, ``version`` and ``errors``, and the
-world: files, a node's admin socket and trio. It runs the code of apps. ``cluster_snapshot`` is
-pure.
+It may touch ``app``, ``packaged``, ``cluster``, ``savepoints``, ``state``, ``runtime``, ``config``,
+``version`` and ``errors``, and the world: files, a node's admin socket and trio. It runs the code
+of apps. ``cluster_snapshot`` is pure.
 
 Begin with ``deploy``: it has the steps of a deployment, and says what happens when one fails.
 """

@@ -6,6 +6,8 @@ Rules
   run it does it become the cluster's version. A failure before that changes nothing. A failure
   after that, when the new version really starts, brings the old version back with its saved state,
   but without what was only in its memory.
+- An app with state is paused meanwhile: its state is saved, and goes back to a savepoint if that is
+  asked for (``state_change``). If that fails, the pause ends, and the old version goes on.
 - Progress is printed on standard error.
 """
 
@@ -13,14 +15,14 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import msgspec
 import trio
 
+from s4node import threads
 from s4node.cluster.coordination.folder import FolderCoordination
 from s4node.cluster.coordination.registry import (
     RUNNING,
@@ -44,7 +46,9 @@ from s4node.cluster.node.package import (
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.config.paths import is_folder
+from s4node.deploy.answers import from_all, named, settings_of, tell
 from s4node.deploy.cluster_snapshot import no_node
+from s4node.deploy.state_change import GoBack, StateChange, former_of
 from s4node.errors import (
     BadVersion,
     ConfigError,
@@ -54,10 +58,9 @@ from s4node.errors import (
     PackageError,
     S4Error,
 )
+from s4node.savepoints.manifest import Manifest
 
 LOCK = "deploying"
-_PATIENCE_SECONDS = 3.0
-"""The time after which nodes that have not answered are named."""
 _LEAVING_SECONDS = 5.0
 """The time that an interrupted deployment has to bring the old version back."""
 
@@ -68,11 +71,6 @@ OWN_KEYS = {
     settings.LISTENER_ADDRESS.name,
 }
 """The settings that are not sent with an app: they say where it goes."""
-
-
-def tell(text: str) -> None:
-    """Print one line of progress."""
-    print(text, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
@@ -115,8 +113,14 @@ def packages_of(config: Config) -> Store:
 # -- deploying ------------------------------------------------------------------------------------
 
 
-async def deploy(package: Package, config: Config, partitions: int | None = None) -> Deployed:
-    """Make the cluster run ``package``; raises S4Error with the reason if it does not."""
+async def deploy(
+    package: Package,
+    config: Config,
+    partitions: int | None = None,
+    back: GoBack | None = None,
+) -> Deployed:
+    """Make the cluster run ``package``, with ``back`` from a savepoint; raises S4Error with the
+    reason if it does not."""
     cluster, app = config[settings.CLUSTER_NAME], package.manifest.name
     data = package.encode()
     if len(data) > MAX_BYTES:
@@ -128,7 +132,32 @@ async def deploy(package: Package, config: Config, partitions: int | None = None
         registry_of(config, f"deploy {app}") as registry,
         deploying(registry, cluster, f"deployment of {app!r}"),
     ):
-        return await _Deployment(registry, config, package, data).run(partitions)
+        return await _Deployment(registry, config, package, data, back).run(partitions)
+
+
+async def roll_back(
+    app: str, config: Config, *, outputs_again: bool = False, accept_loss: bool = False
+) -> Deployed:
+    """Make the cluster run the former version of ``app``, from the savepoint that was taken before
+    the present one; raises S4Error with the reason if it does not."""
+    cluster = config[settings.CLUSTER_NAME]
+    async with (
+        registry_of(config, f"rollback {app}") as registry,
+        deploying(registry, cluster, f"rollback of {app!r}"),
+    ):
+        found = await _deployed(registry, app, cluster)
+        nodes = await registry.nodes(cluster)
+        if not nodes:
+            raise DeployFailed(no_node(cluster, await registry.living_clusters()))
+        packages = packages_of(config)
+        here = await settings_of(nodes, decode(packages.get(found.package)).manifest.settings)
+        change = StateChange(AppId(cluster, app), here, None, "", None, tell)
+        former = await threads.run_sync(former_of, change.place, app, found.version)
+        assert former.upgrade is not None
+        data = packages.get(former.upgrade.package)
+        tell(f"{app} goes back to {former.upgrade.before}, and to the savepoint {former.name}")
+        back = GoBack(former.name, outputs_again, accept_loss)
+        return await _Deployment(registry, config, decode(data), data, back).run(None)
 
 
 @asynccontextmanager
@@ -153,12 +182,20 @@ async def deploying(registry: Registry, cluster: str, what: str) -> AsyncIterato
 
 
 class _Deployment:
-    def __init__(self, registry: Registry, config: Config, package: Package, data: bytes) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        config: Config,
+        package: Package,
+        data: bytes,
+        back: GoBack | None,
+    ) -> None:
         self._registry = registry
         self._config = config
         self._package = package
         self._manifest = package.manifest
         self._data = data
+        self._back = back
         self._id = AppId(config[settings.CLUSTER_NAME], package.manifest.name)
 
     async def run(self, partitions: int | None) -> Deployed:
@@ -170,8 +207,14 @@ class _Deployment:
         self._check_pythons(nodes)
         before = await registry.app(cluster, app)
         partitions = await self._partitions(before and before.value, partitions)
-        if before and (before.value.version, before.value.state) == (manifest.version, RUNNING):
+        same = before is not None and (before.value.version, before.value.state) == (
+            manifest.version,
+            RUNNING,
+        )
+        if same:
+            assert before is not None
             self._check_same(before.value.package)
+        if same and self._back is None:
             members = await registry.members(self._id)
             at = {member.value.node: member.value.address for member in members.values()}
             if not at:
@@ -181,11 +224,13 @@ class _Deployment:
                 )
             tell(f"{app} {manifest.version} is already deployed to {cluster}")
             return Deployed(app, cluster, manifest.version, partitions, manifest.version, at)
+        packages, digest = packages_of(self._config), digest_of(self._data)
+        known = packages.has(digest)
         try:
             ready = await self._switch(nodes, before, partitions)
         except BaseException:
-            if before is None or before.value.package != digest_of(self._data):
-                packages_of(self._config).remove(digest_of(self._data))
+            if not known:
+                packages.remove(digest)
             raise
         at = {name: answer.address for name, answer in ready.items()}
         old = before.value.version if before else ""
@@ -211,18 +256,22 @@ class _Deployment:
         """Prepare the new version on all nodes, then replace the old one."""
         cluster, app = self._id
         manifest = self._manifest
-        tell(f"{app} {manifest.version} ({len(self._data)} bytes) to {_named(nodes)}")
+        tell(f"{app} {manifest.version} ({len(self._data)} bytes) to {named(nodes)}")
         config = self._config
         start = config[settings.CONTAINER_START_TIMEOUT] + config[settings.CLUSTER_GATHER_TIMEOUT]
         drain = config[settings.TASK_SHUTDOWN_MS] + config[settings.CONTAINER_END_TIMEOUT]
-        ask = admin.AskDeploy(len(self._data), partitions, len(nodes))
+        app_config = await settings_of(nodes, manifest.settings)
+        old = before.value if before else None
+        change = StateChange(self._id, app_config, old, manifest.version, self._back, tell)
         async with AsyncExitStack() as stack:
+            saved = await threads.run_sync(stack.enter_context, change.opened())
+            ask = admin.AskDeploy(len(self._data), partitions, len(nodes), saved)
             callers = [
                 await stack.enter_async_context(admin.asking(name, node.admin, ask, self._data))
                 for name, node in nodes.items()
             ]
-            prepared = await _from_all(callers, admin.Prepared, start, "load and check it")
-            tell(f"loaded and checked on {_named(nodes)}")
+            prepared = await from_all(callers, admin.Prepared, start, "load and check it")
+            tell(f"loaded and checked on {named(nodes)}")
             first = next(iter(prepared.values()))
             await self._check_streams(first.inputs)
             info = AppInfo(
@@ -235,24 +284,48 @@ class _Deployment:
                 expected=len(nodes),
                 state=RUNNING,
             )
-            await self._put(info, before.version if before else None)
+            if old:
+                tell(f"{app} {old.version} drains and ends")
+            taken = await self._change(change, info, before, drain)
             try:
-                if before:
-                    tell(f"{app} {before.value.version} drains and ends")
                 todo = "process what the old version has, and run it" if before else "run it"
-                ready = await _from_all(callers, admin.Ready, drain + start, todo)
+                ready = await from_all(callers, admin.Ready, drain + start, todo)
             except S4Error:
                 with trio.move_on_after(drain + start):
-                    await self._take_back(info, before.value if before else None)
-                    await self._wait_back(before.value if before else None, len(nodes))
+                    await self._take_back(info, old, change, taken)
+                    await self._wait_back(old, len(nodes))
                 raise
             except BaseException:  # interrupted: the nodes bring the old version back
                 with trio.move_on_after(_LEAVING_SECONDS, shield=True):
-                    await self._take_back(info, before.value if before else None)
+                    await self._take_back(info, old, change, taken)
                 raise
-        if before and before.value.package != info.package:
-            packages_of(self._config).remove(before.value.package)
+        packages = packages_of(self._config)
+        if old and old.package != info.package and taken is None:
+            packages.remove(old.package)
+        await threads.run_sync(change.sweep, packages, info.package)
         return ready
+
+    async def _change(
+        self, change: StateChange, info: AppInfo, before: Found[AppInfo] | None, drain: float
+    ) -> Manifest | None:
+        """Make ``info`` the cluster's version, and do what has to be done with the app's state
+        before it runs. Returns the savepoint that was taken."""
+        if not await threads.run_sync(lambda: change.needed):
+            await self._put(info, before.version if before else None)
+            return None
+        async with AsyncExitStack() as stack:
+            if before is not None:
+                who = f"deployment by process {os.getpid()}"
+                await stack.enter_async_context(self._registry.pause(self._id, who))
+            taken = await change.make(self._registry, drain)
+            try:
+                await self._put(info, before.version if before else None)
+            except BaseException:
+                if taken is not None:
+                    with trio.move_on_after(_LEAVING_SECONDS, shield=True):
+                        await change.undo(self._registry, taken, drain)
+                raise
+            return taken
 
     def _check_pythons(self, nodes: dict[str, NodeInfo]) -> None:
         for node in nodes.values():
@@ -299,16 +372,23 @@ class _Deployment:
                 f"deployed; see s4 apps, and try again"
             ) from error
 
-    async def _take_back(self, info: AppInfo, before: AppInfo | None) -> None:
+    async def _take_back(
+        self, info: AppInfo, before: AppInfo | None, change: StateChange, taken: Manifest | None
+    ) -> None:
         """Undo the deployment."""
-        if before is not None:
-            tell(
-                f"{info.name} {before.version} is restored; what was only in its memory, and not "
-                f"saved, is lost"
-            )
+        if before is None:
+            await _remove(self._registry, self._config, info)
+            return
+        tell(
+            f"{info.name} {before.version} is restored; what was only in its memory, and not "
+            f"saved, is lost"
+        )
+        if taken is None:
             await self._registry.set_app(before)
             return
-        await _remove(self._registry, self._config, info)
+        async with self._registry.pause(self._id, "a deployment that has failed"):
+            await self._registry.set_app(before)
+            await change.undo(self._registry, taken, self._config[settings.TASK_SHUTDOWN_MS])
 
     async def _wait_back(self, before: AppInfo | None, nodes: int) -> None:
         """Wait until the old version runs again on all nodes."""
@@ -321,53 +401,6 @@ class _Deployment:
             await self._registry.session.wait_change(path, seen)
 
 
-async def _from_all(
-    callers: list[admin.Caller], kind: type[admin.M], seconds: float, todo: str
-) -> dict[str, admin.M]:
-    """The next answers of all callers within ``seconds``, by node; raises the first failure.
-
-    ``todo`` describes what they are asked to do.
-    """
-    answers: dict[str, admin.M] = {}
-    failures: list[Exception] = []
-
-    async def ask(caller: admin.Caller, scope: trio.CancelScope) -> None:
-        try:
-            answers[caller.node] = await caller.answer(kind)
-        except Exception as error:
-            failures.append(error)
-            scope.cancel()
-
-    async def tell_late() -> None:
-        await trio.sleep(_PATIENCE_SECONDS)
-        late = [caller.node for caller in callers if caller.node not in answers]
-        tell(
-            f"waiting for {_named(late)}, at most {seconds:g} s, to {todo}; "
-            f"{'their logs say' if len(late) > 1 else 'its log says'} more"
-        )
-
-    with trio.move_on_after(seconds):
-        async with trio.open_nursery() as outer:
-            outer.start_soon(tell_late)
-            async with trio.open_nursery() as nursery:
-                for caller in callers:
-                    nursery.start_soon(ask, caller, nursery.cancel_scope)
-            outer.cancel_scope.cancel()
-    if failures:
-        raise failures[0]
-    for caller in callers:
-        if caller.node not in answers:
-            raise DeployFailed(
-                f"node {caller.node!r} did not answer within {seconds:g} s; it may be stopped: see "
-                f"its log, or end it and deploy again"
-            )
-    return answers
-
-
-def _named(nodes: Collection[str]) -> str:
-    return f"node{'s' if len(nodes) > 1 else ''} {', '.join(sorted(nodes))}"
-
-
 # -- removing -------------------------------------------------------------------------------------
 
 
@@ -378,15 +411,21 @@ async def undeploy(app: str, config: Config) -> AppInfo:
         registry_of(config, f"undeploy {app}") as registry,
         deploying(registry, cluster, f"removal of {app!r}"),
     ):
-        found = await registry.app(cluster, app)
-        if found is None:
-            known = ", ".join(await registry.apps(cluster)) or "none"
-            why = f"cluster {cluster!r} has no app {app!r}; its apps: {known}"
-            if not await registry.nodes(cluster):
-                why += f"; {no_node(cluster, await registry.living_clusters())}"
-            raise DeployFailed(why)
-        await _remove(registry, config, found.value)
-        return found.value
+        info = await _deployed(registry, app, cluster)
+        await _remove(registry, config, info)
+        return info
+
+
+async def _deployed(registry: Registry, app: str, cluster: str) -> AppInfo:
+    """The app as it is deployed; raises DeployFailed if it is not."""
+    found = await registry.app(cluster, app)
+    if found is None:
+        known = ", ".join(await registry.apps(cluster)) or "none"
+        why = f"cluster {cluster!r} has no app {app!r}; its apps: {known}"
+        if not await registry.nodes(cluster):
+            why += f"; {no_node(cluster, await registry.living_clusters())}"
+        raise DeployFailed(why)
+    return found.value
 
 
 async def _remove(registry: Registry, config: Config, info: AppInfo) -> None:

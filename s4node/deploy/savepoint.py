@@ -22,19 +22,21 @@ from s4node import threads
 from s4node.cluster.coordination.registry import Registry
 from s4node.cluster.coordination.startpoint_store import StartpointStore
 from s4node.cluster.coordination.state_coordination import StateCoordination
+from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import CheckpointError, EntryExists, StateError, StoreCorrupt
 from s4node.offsets.checkpoint import JobGuard
 from s4node.offsets.cuts import CutReport
 from s4node.offsets.startpoint_fan_out import Requests
-from s4node.offsets.task_claims import TaskClaims
+from s4node.offsets.task_claims import FILE, TaskClaims
+from s4node.runtime.commit.committer import folder_of, job_before
 from s4node.savepoints import writer
-from s4node.savepoints.manifest import Manifest
+from s4node.savepoints.manifest import Manifest, Upgrade
 from s4node.savepoints.place import SavepointPlace
 from s4node.savepoints.shipped import savepoints_of
 from s4node.state.database import Database
-from s4node.state.job import identity_of, kept_by, safe_name
-from s4node.state.remote_job import RemoteJob
+from s4node.state.job import identity_of, kept_by, safe_name, task_of
+from s4node.state.remote_job import RemoteJob, depot_of
 
 TIMEOUT = 60.0
 """Seconds within which all tasks are to have made their cuts."""
@@ -118,11 +120,11 @@ class SavepointOf:
             f"see whether a container has them, and what it logs"
         )
 
-    def take_stopped(self, name: str, why: str = "") -> Manifest:
+    def take_stopped(self, name: str, why: str = "", upgrade: Upgrade | None = None) -> Manifest:
         """Take one of a job that is kept from starting meanwhile. Raises CheckpointError."""
         state = identity_of(self.folder, self.depot)
         startpoints = trio.run(self._startpoints, state)
-        about = writer.About(name, self.app, state, self.guard, why, startpoints)
+        about = writer.About(name, self.app, state, self.guard, why, startpoints, upgrade)
         self.place.check_restored()
         self.place.sweep()
         try:
@@ -158,6 +160,28 @@ class SavepointOf:
         for task, cut in cuts.items():
             if fences.get(task, 0) != cut.fence:
                 raise _CutsError(f"task {task!r} was taken over after it had made its cut")
+
+
+def savepoint_of(
+    app: str, config: Config, tell: Callable[[int, int], None] = lambda _, __: None
+) -> SavepointOf | None:
+    """The job of ``app`` that has these settings; None if it keeps no state."""
+    folder = folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], app)
+    depot = depot_of(config, folder)
+    guard = job_before(folder, depot)
+    if guard is None:
+        return None
+    tasks: set[str] = set()
+    if (folder / FILE).is_file():
+        store = TaskClaims(folder)
+        try:
+            tasks.update(store.tasks())
+        finally:
+            store.close()
+    if depot is not None:
+        here = {safe_name(task) for task in tasks}
+        tasks.update(task_of(each) for each in depot.tasks() if each not in here)
+    return SavepointOf(app, folder, config, guard, sorted(tasks), depot, tell) if tasks else None
 
 
 class _CutsError(CheckpointError):

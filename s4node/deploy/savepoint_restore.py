@@ -13,10 +13,8 @@ Rules
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +36,7 @@ from s4node.offsets.startpoint_fan_out import Requests, later
 from s4node.offsets.task_claims import TaskClaims, now_ms
 from s4node.runtime.outputs.exchange import FORMER, parts_of
 from s4node.savepoints.manifest import Facts, Manifest, Restoring
+from s4node.savepoints.place import opened_task
 from s4node.savepoints.shipped import savepoints_of
 from s4node.state import epochs
 from s4node.state.checkpoint_policy import CheckpointRetention, Policy
@@ -87,13 +86,13 @@ class SavepointRestore:
         newest = self._newest()
         for task, after in newest.items():
             if after is not None:
-                with self._opened(task) as saved:
-                    before = _facts_of(saved)
+                with opened_task(self.saved, task) as saved:
+                    before = Facts([], []) if saved is None else _facts_of(saved)
                 outputs.update(_sent_since(before, after))
                 producers.update(_acknowledged_since(before, after, self._own))
         return Since(+outputs, +producers, None not in newest.values())
 
-    def agreed(
+    def check_agreed(
         self, since: Since, *, outputs_again: bool, accept_loss: bool, tell: Callable[[str], None]
     ) -> None:
         """Tell what has happened since the savepoint; raises CheckpointError if going back needs
@@ -223,19 +222,6 @@ class SavepointRestore:
 
     def _folder_of(self, task: str) -> Path:
         return named_folder(self.saved, task)
-
-    @contextmanager
-    def _opened(self, task: str) -> Iterator[TaskState]:
-        """A copy of what the savepoint has of a task."""
-        with tempfile.TemporaryDirectory(prefix=".look-", dir=self.saved.parent) as room:
-            own = Path(room) / "database"
-            own.mkdir()
-            epochs.inherit(self._folder_of(task), own)
-            database = Database(own)
-            try:
-                yield TaskState(database, crc32m)
-            finally:
-                database.close()
 
 
 def _facts_of(state: TaskState) -> Facts:

@@ -17,9 +17,9 @@ import msgspec
 from s4node import disk
 from s4node.errors import CheckpointError, ConfigError
 from s4node.offsets.cuts import CutReport
-from s4node.savepoints.folders import MANIFEST, told
+from s4node.savepoints.folders import told
 from s4node.savepoints.manifest import Manifest, parse
-from s4node.savepoints.place import SavepointPlace, check, cuts_folder, places_of
+from s4node.savepoints.place import MANIFEST, SavepointPlace, check, cuts_folder, places_of
 from s4node.state.job import named_folder, safe_name
 
 _MANIFEST_BYTES = 256 << 20

@@ -23,6 +23,7 @@ from s4node.errors import ProgressUnwritten
 from s4node.offsets.cuts import CutReport
 from s4node.savepoints.manifest import Manifest, Restoring, SavedTask
 from s4node.savepoints.place import (
+    MANIFEST,
     SavepointPlace,
     check,
     cut_folder,
@@ -34,7 +35,6 @@ from s4node.savepoints.place import (
 )
 from s4node.state.job import named_folder
 
-MANIFEST = "manifest.json"
 _RESTORE = ".restore"
 
 

@@ -36,10 +36,21 @@ class SavedTask(msgspec.Struct, frozen=True):
     files: dict[str, SavedFile]
 
 
+class Upgrade(msgspec.Struct, frozen=True):
+    """The version that a deployment replaced, with the digest of its package, and the new one,
+    which went ``back`` to a savepoint or did not."""
+
+    before: str
+    package: str
+    after: str
+    back: bool = False
+
+
 class Manifest(msgspec.Struct, frozen=True):
     """What a savepoint is. ``number`` is that of its cuts, ``state`` the identity of the job's
     state, ``job`` what the job was like, ``created_ms`` Unix time, ``why`` who took it.
-    ``startpoints`` are those that had been set and not been consumed."""
+    ``startpoints`` are those that had been set and not been consumed. A savepoint that a deployment
+    took has the ``upgrade``."""
 
     format: int
     name: str
@@ -52,6 +63,7 @@ class Manifest(msgspec.Struct, frozen=True):
     tasks: dict[str, SavedTask]
     why: str = ""
     startpoints: Requests = Requests()
+    upgrade: Upgrade | None = None
 
     @property
     def bytes(self) -> int:

@@ -12,20 +12,26 @@ Rules
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import msgspec
 
 from s4node.errors import CheckpointError, ConfigError
+from s4node.events.keys import crc32m
 from s4node.events.schema import UNREADABLE
 from s4node.offsets.cuts import CutReport
 from s4node.offsets.task_claims import now_ms
 from s4node.savepoints.manifest import Manifest, Restoring, SavedFile, SavedTask, parse
+from s4node.state import epochs
 from s4node.state.database import Database
 from s4node.state.job import named_folder, safe_name
+from s4node.state.task_state import TaskState
+
+MANIFEST = "manifest.json"
 
 _NOT_SAVED = {"LOCK", "LOG", "complete"}
 _CUT = ".cut-"
@@ -126,8 +132,8 @@ class SavepointPlace(ABC):
 
     @abstractmethod
     def opened(self, manifest: Manifest) -> AbstractContextManager[Path]:
-        """A folder with a folder of files for each task, for the block; they are only read. Raises
-        CheckpointError unless all files are as they were saved."""
+        """A folder with the manifest and a folder of files for each task, for the block; they are
+        only read. Raises CheckpointError unless all files are as they were saved."""
 
     @abstractmethod
     def remove(self, name: str) -> None:
@@ -253,6 +259,28 @@ def places_of(folder: Path, manifest: Manifest) -> Mapping[tuple[str, str], Path
             )
         found[task, name] = named_folder(folder, task) / name
     return found
+
+
+def manifest_in(folder: Path) -> Manifest:
+    """The manifest of the savepoint in a folder."""
+    return parse((folder / MANIFEST).read_bytes(), folder)
+
+
+@contextmanager
+def opened_task(folder: Path, task: str) -> Iterator[TaskState | None]:
+    """A copy of the state of a task in the folder of a savepoint; None if it has no such task."""
+    if not named_folder(folder, task).is_dir():
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix=".look-", dir=folder.parent) as room:
+        own = Path(room) / "database"
+        own.mkdir()
+        epochs.inherit(named_folder(folder, task), own)
+        database = Database(own)
+        try:
+            yield TaskState(database, crc32m)
+        finally:
+            database.close()
 
 
 def hash_of(path: Path) -> str:

@@ -24,6 +24,7 @@ from s4node.offsets.cuts import CutReport
 from s4node.savepoints.folders import FolderSavepoints, told
 from s4node.savepoints.manifest import Manifest, Restoring, SavedTask
 from s4node.savepoints.place import (
+    MANIFEST,
     SavepointPlace,
     check_file,
     cut_folder,
@@ -108,6 +109,7 @@ class ShippedSavepoints(SavepointPlace):
                 path.parent.mkdir(exist_ok=True)
                 self._fetch(f"files/{manifest.number}/{safe_name(task)}/{name}", path)
                 check_file(manifest, task, name, path, manifest.tasks[task].files[name])
+            (Path(room) / MANIFEST).write_bytes(msgspec.json.encode(manifest))
             yield Path(room)
 
     def remove(self, name: str) -> None:

@@ -16,7 +16,7 @@ from s4node import clocks
 from s4node.offsets.checkpoint import JobGuard
 from s4node.offsets.cuts import CutReport
 from s4node.offsets.startpoint_fan_out import Requests
-from s4node.savepoints.manifest import FORMAT, Manifest, SavedTask
+from s4node.savepoints.manifest import FORMAT, Manifest, SavedTask, Upgrade
 from s4node.savepoints.place import SavepointPlace
 from s4node.state.commit_id import known_of
 from s4node.state.database import Database
@@ -28,8 +28,8 @@ _NONE = Requests()
 @dataclass(frozen=True)
 class About:
     """What a manifest says of a savepoint: its name and app, the identity of the job's ``state``,
-    the ``guard`` that a job must fit to go on from it, who took it, and the startpoints that
-    wait."""
+    the ``guard`` that a job must fit to go on from it, who took it, the startpoints that wait, and
+    the ``upgrade`` before which it is taken."""
 
     name: str
     app: str
@@ -37,6 +37,7 @@ class About:
     guard: JobGuard
     why: str = ""
     startpoints: Requests = _NONE
+    upgrade: Upgrade | None = None
 
     def manifest(self, number: int, tasks: Mapping[str, SavedTask]) -> Manifest:
         """The manifest of these tasks' cuts."""
@@ -52,6 +53,7 @@ class About:
             dict(tasks),
             self.why,
             self.startpoints,
+            self.upgrade,
         )
 
 

@@ -15,6 +15,7 @@ Rules
     /clusters/<cluster>/apps/<app>               AppInfo
     /clusters/<cluster>/apps/<app>/members/<m>   MemberInfo, ephemeral
     /clusters/<cluster>/apps/<app>/assignment    Assignment
+    /clusters/<cluster>/apps/<app>/paused        who keeps its containers stopped, ephemeral
     /clusters/<cluster>/apps/<app>/gate          the holder of its job's gate, ephemeral
     /clusters/<cluster>/apps/<app>/running/<id>  a container of its job, by session, ephemeral
     /clusters/<cluster>/apps/<app>/start         the name of the last start of its job
@@ -268,6 +269,22 @@ class Registry:
         """The text that the holder of a lock gave; None if nobody holds it."""
         entry = await self.session.get(_path("locks", cluster, what))
         return entry.data.decode() if entry is not None else None
+
+    @contextlib.asynccontextmanager
+    async def pause(self, app: AppId, who: str) -> AsyncIterator[None]:
+        """Keep the containers of a deployed app stopped during the block, and no longer than this
+        session lives; its streams stay its own."""
+        path = _app(app) + "/paused"
+        await self.session.create(path, who.encode(), ephemeral=True)
+        try:
+            yield
+        finally:
+            with trio.CancelScope(shield=True), contextlib.suppress(NoEntry, SessionLost):
+                await self.session.delete(path)
+
+    async def paused(self, app: AppId) -> bool:
+        """Return True if an app's containers are kept stopped."""
+        return await self.session.get(_app(app) + "/paused") is not None
 
     # --- members and assignment ------------------------------------------------------------------
 

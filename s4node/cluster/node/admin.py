@@ -44,19 +44,28 @@ class AskStatus(msgspec.Struct, tag="status", tag_field="ask", frozen=True):
     """Asks for the status. Answered with NodeStatus."""
 
 
+class AskSettings(msgspec.Struct, tag="settings", tag_field="ask", frozen=True):
+    """Asks for the settings with which a container would run of an app ``deployed`` with some.
+    Answered with Settings."""
+
+    deployed: dict[str, str]
+
+
 class AskDeploy(msgspec.Struct, tag="deploy", tag_field="ask", frozen=True):
     """Announces a package of ``size`` bytes: start it, have it check itself, and hold it.
 
     Answered with Prepared, and with Ready once the registry has this version and its container
-    runs; or with Failed. The container is held while the connection lasts.
+    runs; or with Failed. The container is held while the connection lasts. With the folder of a
+    ``savepoint`` it checks whether it can read that, rather than the state as it is.
     """
 
     size: int
     partitions: int
     expected: int
+    savepoint: str = ""
 
 
-Ask = AskStatus | AskDeploy
+Ask = AskStatus | AskSettings | AskDeploy
 
 
 class NodeStatus(msgspec.Struct, tag="status", tag_field="answer", frozen=True):
@@ -68,6 +77,12 @@ class NodeStatus(msgspec.Struct, tag="status", tag_field="answer", frozen=True):
     address: str
     containers: list[ContainerStatus]
     statistics: list[ContainerStatistics]
+
+
+class Settings(msgspec.Struct, tag="settings", tag_field="answer", frozen=True):
+    """The settings of a container, by name."""
+
+    settings: dict[str, str]
 
 
 class Prepared(msgspec.Struct, tag="prepared", tag_field="answer", frozen=True):
@@ -91,7 +106,7 @@ class Failed(msgspec.Struct, tag="failed", tag_field="answer", frozen=True):
     trace: str = ""
 
 
-Answer = NodeStatus | Prepared | Ready | Failed
+Answer = NodeStatus | Settings | Prepared | Ready | Failed
 
 _asks: msgspec.json.Decoder[Ask] = msgspec.json.Decoder(Ask)
 _answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)

@@ -4,7 +4,8 @@ Rules
 - The registry says what is to run, and the node follows it. A request at the admin socket only
   prepares a new version: it is loaded and checked, and held while the old one runs.
 - One version of an app runs at a time. The old version drains and ends on all nodes, then the new
-  one joins; producers keep their events meanwhile.
+  one joins; producers keep their events meanwhile. An app that is paused has no containers, and
+  keeps its streams; the pause ends with the session of the command that changes its state.
 - A node that has lost its session joins again; its containers have sessions of their own.
 - Trouble with the coordination ends a node only at its start. Later it is logged once and waited
   out, while the containers continue. A running node ends only for what waiting does not fix: a
@@ -77,6 +78,7 @@ class Post:
     members: tuple[str, ...] = ()
     known: AppInfo | None = None  # the version that has these streams
     failure: str = ""
+    paused: bool = False
     changed: trio.Event = field(default_factory=trio.Event)
 
     def change(self) -> None:
@@ -244,13 +246,16 @@ class Node:
         for name in {*apps, *self._posts}:
             found = apps[name].value if name in apps else None
             group = await self._registry.group(AppId(self.cluster, name))
-            self._want(name, found, group.addresses)
+            paused = found is not None and await self._registry.paused(AppId(self.cluster, name))
+            self._want(name, found, group.addresses, paused=paused)
         self._redirector.news()
         self.ready.set()
         return seen
 
-    def _want(self, name: str, app: AppInfo | None, members: tuple[str, ...]) -> None:
-        wanted = app if app is not None and app.state == RUNNING else None
+    def _want(
+        self, name: str, app: AppInfo | None, members: tuple[str, ...], *, paused: bool
+    ) -> None:
+        wanted = app if app is not None and app.state == RUNNING and not paused else None
         post = self._posts.get(name)
         if post is None:
             if wanted is None:
@@ -259,6 +264,7 @@ class Node:
             self._nursery.start_soon(self._tend, post)
         post.members = members
         post.wanted = wanted
+        post.paused = paused
         post.change()
 
     # -- an app ------------------------------------------------------------------------------
@@ -271,7 +277,7 @@ class Node:
                 await self._end(post)
                 if wanted is not None:
                     await self._begin(post, wanted)
-            elif wanted is None:
+            elif wanted is None and not post.paused:
                 self._posts.pop(post.app, None)
                 return
             if post.wanted == wanted and not changed.is_set():
@@ -324,10 +330,8 @@ class Node:
             return True
         return any(member.value.version != app.version for member in members.values())
 
-    def _to_begin(
-        self, manifest: Manifest, digest: str, partitions: int, expected: int, *, hold: bool = False
-    ) -> supervisor_protocol.Begin:
-        given = supervisor_protocol.handed_on(self.config, self.address)
+    def _settings_of(self, deployed: dict[str, str], partitions: int) -> dict[str, str]:
+        """The settings of a container of an app that was deployed with some."""
         host = self.config[settings.LISTENER_ADDRESS].rpartition(":")[0]
         ours = {
             settings.LISTENER_ADDRESS.name: f"{host}:0",
@@ -335,10 +339,22 @@ class Node:
             settings.CLUSTER_PARTITIONS.name: str(partitions),
             settings.COORDINATION_FOLDER.name: str(self._coordination.folder),
         }
+        return supervisor_protocol.handed_on(self.config, self.address) | deployed | ours
+
+    def _to_begin(
+        self,
+        manifest: Manifest,
+        digest: str,
+        partitions: int,
+        expected: int,
+        *,
+        hold: bool = False,
+        savepoint: str = "",
+    ) -> supervisor_protocol.Begin:
         return supervisor_protocol.Begin(
             app=manifest.name,
             member=self.name,
-            settings=given | manifest.settings | ours,
+            settings=self._settings_of(manifest.settings, partitions),
             package=str(self._store.folder / f"{digest}.zip"),
             digest=digest,
             version=manifest.version,
@@ -349,6 +365,7 @@ class Node:
             log=supervisor_protocol.log_of(self.config, self.address),
             expected=expected,
             hold=hold,
+            savepoint=savepoint,
         )
 
     # -- what is asked -----------------------------------------------------------------------
@@ -391,6 +408,8 @@ class Node:
         match ask:
             case admin.AskStatus():
                 await conversation.say(self.status())
+            case admin.AskSettings():
+                await conversation.say(admin.Settings(self._settings_of(ask.deployed, 1)))
             case admin.AskDeploy():
                 await self._prepare(ask, body, conversation)
 
@@ -401,7 +420,14 @@ class Node:
         package = archive.decode(data)
         package.check_python()
         digest = await trio.to_thread.run_sync(self._store.put, data)
-        begin = self._to_begin(package.manifest, digest, ask.partitions, ask.expected, hold=True)
+        begin = self._to_begin(
+            package.manifest,
+            digest,
+            ask.partitions,
+            ask.expected,
+            hold=True,
+            savepoint=ask.savepoint,
+        )
         process = self._supervisor.start(begin)
         try:
             async with trio.open_nursery() as nursery:

@@ -263,6 +263,10 @@ class Store:
             )
         return data
 
+    def has(self, digest: str) -> bool:
+        """Return True if the package is stored."""
+        return self._place(digest).exists()
+
     def remove(self, digest: str) -> None:
         """Remove a package."""
         self._place(digest).unlink(missing_ok=True)

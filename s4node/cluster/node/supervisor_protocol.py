@@ -72,6 +72,8 @@ class Begin(Message, tag="begin", frozen=True):
     adapter: bool = False
     hold: bool = False
     """Check the graph, then wait for Go before joining."""
+    savepoint: str = ""
+    """The folder of the savepoint that the app will go on from, which it checks if it is held."""
     pulse_seconds: float = 1.0
 
 

@@ -199,12 +199,17 @@ class Container:
         if self.log is not None:
             self.log.check_names()
 
-    async def check_kept(self) -> None:
-        """Raise S4Error if the prepared app cannot read the state of an earlier version.
+    async def check_kept(self, savepoint: str = "") -> None:
+        """Raise S4Error if the prepared app cannot read the state of an earlier version, or that in
+        the folder of a ``savepoint``.
 
         Only a sample is read, while the earlier version runs.
         """
-        if self.replay is not None:
+        if self.replay is None:
+            return
+        if savepoint:
+            await self.replay.check_savepoint(self.model, savepoint)
+        else:
             await self.replay.check_kept(self._job_name, self.model, self._job_before)
 
     @property

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -56,7 +57,8 @@ from s4node.runtime.outputs.exchange import Exchange
 from s4node.runtime.outputs.output_streams import OutputStreams
 from s4node.runtime.task.gate import Phase
 from s4node.runtime.task.task import Task
-from s4node.state.job import elsewhere, identity_of
+from s4node.savepoints.place import manifest_in, opened_task
+from s4node.state.job import elsewhere, identity_of, kept_by
 from s4node.state.remote_job import depot_of
 from s4node.systems.embedded_log import EmbeddedLog
 from s4node.systems.live import LiveSource
@@ -170,7 +172,21 @@ class DurableParts:
                 "Or deploy it under another name (--name), to begin without progress.",
             )
         hasher = hasher_named(self._config[settings.HASHER])
-        await saved_sample.check(self._app, folder, model.tasks, hasher)
+        await saved_sample.check(self._app, partial(kept_by, folder), model.tasks, hasher)
+
+    async def check_savepoint(self, model: JobModel, savepoint: str) -> None:
+        """Raise StateError or CheckpointError if the app cannot go on from the savepoint in a
+        folder."""
+        folder = Path(savepoint)
+        manifest = await threads.run_sync(manifest_in, folder)
+        self._guard(model).check(
+            JobGuard.from_row(manifest.job),
+            f"the savepoint {manifest.name!r}",
+            "Or go on from another savepoint.",
+        )
+        hasher = hasher_named(self._config[settings.HASHER])
+        opened = partial(opened_task, folder)
+        await saved_sample.check(self._app, opened, model.tasks, hasher, manifest.name)
 
     async def before(self, name: str) -> JobGuard | None:
         """The facts of the job that is resumed under ``name``; None for a new one."""

@@ -4,6 +4,8 @@ Rules
 - The sample is read from copies, before anything is stopped; the tasks' owners go on meanwhile.
 - Only state on this host is read. State that is only at a URL, or cannot be copied, is checked by
   the start.
+- Before an app goes on from a savepoint, that is read in the same way. All that is in it must have
+  a place in the app.
 - Some rows of each PE and store are read, with keys from all over the task, and all class versions
   of PEs are checked. So a table that cannot be read at all is always found; a single bad row is
   not.
@@ -11,9 +13,9 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 
 import trio
 
@@ -26,7 +28,6 @@ from s4node.runtime.inputs.job_model import TaskModel
 from s4node.runtime.task.pe_processor import PeProcessor
 from s4node.state import key_encoding
 from s4node.state.database import Database
-from s4node.state.job import kept_by
 from s4node.state.rows import PREFIX_BYTES, prefix
 from s4node.state.task_state import TaskState
 
@@ -42,27 +43,59 @@ _STRIDE = 1021
 """The step from one key group to the next; it shares no factor with the number of groups."""
 
 
-async def check(app: App, folder: Path, tasks: Sequence[TaskModel], hasher: Hasher) -> None:
-    """Raise StateError if ``app`` cannot read a sample of the state in ``folder``."""
+Opened = Callable[[str], AbstractContextManager[TaskState | None]]
+"""Opens a copy of a task's state for a block; None if it has none."""
+
+
+async def check(
+    app: App, opened: Opened, tasks: Sequence[TaskModel], hasher: Hasher, savepoint: str = ""
+) -> None:
+    """Raise StateError if ``app`` cannot read a sample of the state of ``tasks``. That of a
+    ``savepoint`` of this name has to be read, and to be used."""
     clock = trio.lowlevel.current_clock().current_time
     for task in tasks:
         elements = PeProcessor(app, task.index, clock) if app.prototypes else None
-        await threads.run_sync(_look, app, folder, task.name, elements, hasher)
+        look = partial(_look, app, opened, task.name, elements, hasher, savepoint)
+        await threads.run_sync(look)
 
 
-def _look(app: App, folder: Path, task: str, elements: PeProcessor | None, hasher: Hasher) -> None:
+def _look(
+    app: App,
+    opened: Opened,
+    task: str,
+    elements: PeProcessor | None,
+    hasher: Hasher,
+    savepoint: str,
+) -> None:
     """Read a sample of a task's state as of its last commit; called in a thread."""
     with ExitStack() as copies:
         try:
-            kept = copies.enter_context(kept_by(folder, task))
+            kept = copies.enter_context(opened(task))
         except (StateError, StoreCorrupt) as error:
+            if savepoint:
+                raise
             _tell_unread(app, task, error)
             return
         try:
             if kept is not None:
+                if savepoint:
+                    _check_used(app, kept, savepoint)
                 _read(app, elements, TaskState(kept.database, hasher))
         except StoreCorrupt as error:
+            if savepoint:
+                raise
             _tell_unread(app, task, error)
+
+
+def _check_used(app: App, state: TaskState, savepoint: str) -> None:
+    """Raise StateError if the app has no class or store for what a savepoint has."""
+    known = {f"pe {name}" for name in app.prototypes} | {f"store {name}" for name in app.stores}
+    gone = sorted(name for name in state.tables if name not in known)
+    if gone:
+        raise StateError(
+            f"savepoint {savepoint!r} has state that this version of app {app.name!r} has no place "
+            f"for: {', '.join(gone)}; use a version that has them, or another savepoint"
+        )
 
 
 def _tell_unread(app: App, task: str, error: Exception) -> None:

@@ -1,0 +1,137 @@
+"""Deployments save the state of the version that they replace, and go back to it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from harness import run_s4, until
+from test_deploy import apps, click, containers, deploy, node, printed, s4_of, write_app
+
+pytestmark = pytest.mark.slow
+
+DURABLE = ("-p", "s4.stream.clicks.grade=durable")
+BACK = ("--outputs", "again", "--accept-loss")
+
+
+async def test_a_rollback_goes_back_to_the_former_version_and_to_its_state(folder: Path) -> None:
+    async with node(folder, "one", s4_state_folder=str(folder / "state")) as one:
+        await deploy(folder, write_app(folder, "counter", "v1"), *DURABLE, "--version", "v1")
+        await click(one.address, "ann", "ann")
+        await deploy(folder, other(folder, "v2"), *DURABLE, "--version", "v2")
+        await click(one.address, "ann")
+        await until(lambda: printed(one) == ["v1 ann 1", "v1 ann 2", "v2 ann 3.5"])
+        (first,) = await savepoints(folder)
+        assert first["name"].startswith("before-v2-")
+        assert first["why"] == "v2 replaced v1"
+        before = await containers(folder)
+        refused = await s4_of(folder, "rollback", "counter", ok=False)
+        assert ": 1 events that were acknowledged since are lost" in refused.stderr
+        assert "add --accept-loss" in refused.stderr
+        assert await containers(folder) == before
+        done = json.loads((await s4_of(folder, "rollback", "counter", *BACK, "--json")).stdout)
+        assert (done["version"], done["before"]) == ("v1", "v2")
+        await click(one.address, "ann")
+        await until(lambda: len(printed(one)) == 4)
+        assert printed(one)[:3] == ["v1 ann 1", "v1 ann 2", "v1 ann 3"]
+        assert [each["why"] for each in await savepoints(folder)][1].startswith(
+            "v1 replaced v2, fr"
+        )
+        again = await s4_of(folder, "rollback", "counter", *BACK, ok=False)
+        assert "no savepoint from the time before v1" in again.stderr
+
+
+async def test_an_app_is_deployed_from_a_savepoint_and_one_that_it_cannot_read_is_refused(
+    folder: Path,
+) -> None:
+    async with node(folder, "one", s4_state_folder=str(folder / "state")) as one:
+        file = write_app(folder, "counter", "v1")
+        await deploy(folder, file, *DURABLE, "--version", "v1")
+        await click(one.address, "ann", "ann")
+        await saved(folder, "savepoint", "counter", "--name", "two")
+        await click(one.address, "ann")
+        before = await containers(folder)
+        gone = folder / write_app(folder, "counter", "v2")
+        gone.write_text(gone.read_text().replace("Count", "Tally"))
+        named = ("--from", "two", *BACK, "--version")
+        refused = await s4_of(folder, "deploy", gone.name, *DURABLE, *named, "v2", ok=False)
+        assert "has no place for: pe Count" in refused.stderr
+        refused = await s4_of(
+            folder, "deploy", file, *DURABLE, "-p", "s4.hasher=s4", *named, "v2", ok=False
+        )
+        assert "the savepoint 'two' does not fit this job" in refused.stderr
+        refused = await s4_of(folder, "deploy", file, *DURABLE, "--from", "nix", ok=False)
+        assert "there is no savepoint 'nix'" in refused.stderr
+        assert await containers(folder) == before
+        await deploy(folder, file, *DURABLE, *named, "v1")
+        await click(one.address, "ann")
+        await until(lambda: printed(one) == ["v1 ann 1", "v1 ann 2", "v1 ann 3", "v1 ann 3"])
+
+
+async def test_a_version_that_does_not_start_leaves_the_old_one_with_its_state(
+    folder: Path,
+) -> None:
+    async with node(folder, "one", s4_state_folder=str(folder / "state")) as one:
+        file = write_app(folder, "counter", "v1")
+        await deploy(folder, file, *DURABLE, "--version", "v1")
+        await click(one.address, "ann")
+        await saved(folder, "savepoint", "counter", "--name", "one")
+        await click(one.address, "ann")
+        bad = folder / write_app(folder, "counter", "v2")
+        fails = "    def on_start(self): raise ValueError('no')\n    def on_init"
+        bad.write_text(bad.read_text().replace("    def on_init", fails))
+        named = ("--from", "one", *BACK, "--version", "v2")
+        await s4_of(folder, "deploy", bad.name, *DURABLE, *named, ok=False)
+        assert await apps(folder) == [("counter", "running", ["one"])]
+        await click(one.address, "ann")
+        await until(lambda: printed(one) == ["v1 ann 1", "v1 ann 2", "v1 ann 3"])
+
+
+async def test_three_savepoints_of_deployments_are_kept(folder: Path) -> None:
+    async with node(folder, "one", s4_state_folder=str(folder / "state")) as one:
+        for version in ("v1", "v2", "v3", "v4", "v5"):
+            file = write_app(folder, "counter", version)
+            await deploy(folder, file, *DURABLE, "--version", version)
+            await click(one.address, "ann")
+        found = await savepoints(folder)
+        assert [each["why"] for each in found] == [f"v{n + 1} replaced v{n}" for n in range(2, 5)]
+        assert len(list((folder / "shared" / "packages").iterdir())) == 4
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+def other(folder: Path, version: str) -> str:
+    """A version that saves what the one before cannot read."""
+    file = folder / write_app(folder, "counter", version)
+    text = file.read_text().replace("clicks: int = 0", MIGRATED)
+    file.write_text(text)
+    return file.name
+
+
+MIGRATED = """\
+clicks: float = 0.5
+    @staticmethod
+    def migrate(saved):
+        return {"clicks": saved["clicks"] + 0.5}"""
+
+
+async def saved(folder: Path, *words: str) -> str:
+    """What a command about savepoints prints."""
+    place = ("--cluster", "shop", "-p", f"s4.state.folder={folder / 'state'}")
+    done = await run_s4(*words, *place, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+async def savepoints(folder: Path) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = json.loads(
+        await saved(folder, "savepoints", "list", "counter", "--json")
+    )
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
