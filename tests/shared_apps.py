@@ -14,6 +14,7 @@ from typing import Any
 import trio
 
 from s4node import App, Event, OutputStream, ProcessingElement, Stream
+from s4node.app.processing_element import ElementType
 
 
 class Click(Event):
@@ -50,8 +51,24 @@ class Forward(ProcessingElement):
         self.out.put(event)
 
 
-def handling(handler: Callable[[Any, Any], Any], types: Any = Click) -> type[ProcessingElement]:
-    """A PE whose ``on_event`` is a function of the instance and the event, plain or async."""
+def pe_class(name: str = "PE", /, **body: Any) -> type[Any]:
+    """A PE class with these methods; other values are state, each of the type of its default."""
+    for word, value in body.items():
+        if inspect.isfunction(value):
+            value.__name__ = word
+    state = {
+        word: type(value)
+        for word, value in body.items()
+        if not (word.startswith("on_") or callable(value) or isinstance(value, staticmethod))
+    }
+    return ElementType(name, (ProcessingElement,), {"__annotations__": state, **body})
+
+
+def handler_of(
+    types: Any, handler: Callable[[Any, Any], Any] = lambda _pe, _event: None
+) -> Callable[[Any, Any], Any]:
+    """A method for events of these types: a function of the instance and the event, plain or
+    async."""
     if inspect.iscoroutinefunction(handler):
 
         async def on_event(self: Any, event: Any) -> None:
@@ -59,11 +76,16 @@ def handling(handler: Callable[[Any, Any], Any], types: Any = Click) -> type[Pro
 
     else:
 
-        def on_event(self: Any, event: Any) -> None:  # type: ignore[misc]
-            handler(self, event)
+        def on_event(self: Any, event: Any) -> Any:  # type: ignore[misc]
+            return handler(self, event)
 
     on_event.__annotations__["event"] = types
-    return type("Handling", (ProcessingElement,), {"on_event": on_event})
+    return on_event
+
+
+def handling(handler: Callable[[Any, Any], Any], types: Any = Click) -> type[ProcessingElement]:
+    """A PE whose ``on_event`` is a function of the instance and the event, plain or async."""
+    return pe_class("Handling", on_event=handler_of(types, handler))
 
 
 class OnePE(App):

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
+from shared_apps import handler_of, pe_class
 
 from s4node import App, GenericEvent, ProcessingElement
 from s4node.app.pe_codec import ElementCodec, Fields
@@ -76,27 +77,15 @@ def test_what_containers_hold_comes_back_as_it_is_annotated_or_as_msgpack_has_it
     assert (other.pairs, other.places) == ([("a", 1)], {"x": place})
 
 
-class Old(ProcessingElement):
-    count: int = 0
-    name: str = "?"
-
-    def on_event(self, event: GenericEvent) -> None: ...
-
-
 OLD = (("count", "int"), ("name", "str"))
 
 
 def test_a_new_attribute_gets_its_default() -> None:
-    class New(ProcessingElement):
-        count: int = 0
-        best: float = 7.5
-        name: str = "?"
-
-        def on_event(self, event: GenericEvent) -> None: ...
+    new = state_class("New", count=0, best=7.5, name="?")
 
     data = ElementCodec(Old).encode(instance(Old, count=5, name="joe"))
-    codec = ElementCodec(New, [OLD])
-    restored = instance(New)
+    codec = ElementCodec(new, [OLD])
+    restored = instance(new)
     codec.restore(restored, data)
     assert (restored.count, restored.name, restored.best) == (5, "joe", 7.5)
     assert codec.versions == (OLD, (("count", "int"), ("best", "float"), ("name", "str")))
@@ -108,56 +97,36 @@ def test_a_class_that_has_not_changed_needs_no_new_version() -> None:
 
 
 def test_an_attribute_of_another_type_is_refused_by_name() -> None:
-    class New(ProcessingElement):
-        count: str = ""
-        name: str = "?"
-
-        def on_event(self, event: GenericEvent) -> None: ...
+    new = state_class("New", count="", name="?")
 
     with pytest.raises(StateError, match="PE class New: attribute count is str, but was saved as"):
-        ElementCodec(New, [OLD])
+        ElementCodec(new, [OLD])
 
 
 def test_an_attribute_that_is_gone_is_refused_by_name() -> None:
-    class New(ProcessingElement):
-        count: int = 0
-
-        def on_event(self, event: GenericEvent) -> None: ...
+    new = state_class("New", count=0)
 
     with pytest.raises(StateError, match="has an attribute name: str, which it no longer has"):
-        ElementCodec(New, [OLD])
+        ElementCodec(new, [OLD])
 
 
 def test_migrate_turns_what_was_saved_into_what_is_now() -> None:
-    class New(ProcessingElement):
-        total: float = 0.0
-
-        def on_event(self, event: GenericEvent) -> None: ...
-
-        @staticmethod
-        def migrate(saved: dict[str, Any]) -> dict[str, Any]:
-            return {"total": float(saved["count"])}
+    migrate = staticmethod(lambda saved: {"total": float(saved["count"])})
+    new = state_class("New", total=0.0, migrate=migrate)
 
     data = ElementCodec(Old).encode(instance(Old, count=5))
-    restored = instance(New)
-    ElementCodec(New, [OLD]).restore(restored, data)
+    restored = instance(new)
+    ElementCodec(new, [OLD]).restore(restored, data)
     assert restored.total == 5.0
 
 
 def test_a_migrate_that_returns_nonsense_is_told() -> None:
-    class New(ProcessingElement):
-        total: float = 0.0
-
-        def on_event(self, event: GenericEvent) -> None: ...
-
-        @staticmethod
-        def migrate(saved: dict[str, Any]) -> dict[str, Any]:
-            return {"sum": 1.0}
+    new = state_class("New", total=0.0, migrate=staticmethod(lambda _saved: {"sum": 1.0}))
 
     data = ElementCodec(Old).encode(instance(Old))
     told = "migrate of New 'joe' returned an attribute 'sum', which it does not have; fix migrate"
     with pytest.raises(StateError, match=f"^{told}$"):
-        ElementCodec(New, [OLD]).restore(instance(New), data)
+        ElementCodec(new, [OLD]).restore(instance(new), data)
 
 
 @pytest.mark.parametrize("data", [b"", b"\x91\x09", b"\x93\x00\x01", b"\x93\x00\xa1x\x01", b"\xc1"])
@@ -168,22 +137,17 @@ def test_damaged_bytes_are_told(data: bytes) -> None:
 
 @pytest.mark.parametrize("value", [None, True, 0.5, -1, 2**64 - 1])
 @pytest.mark.parametrize("version", [OLD, (("more", "int"), *OLD)])
-def test_values_that_are_no_more_than_annotated_otherwise_come_back_as_they_were(
+def test_plain_values_of_another_type_than_annotated_come_back_as_they_were(
     value: Any, version: Fields
 ) -> None:
-    class New(ProcessingElement):
-        more: int = 0
-        count: int = 0
-        name: str = "?"
-
-        def on_event(self, event: GenericEvent) -> None: ...
+    new = state_class("New", more=0, count=0, name="?")
 
     if version is OLD:
         data = ElementCodec(Old).encode(instance(Old, count=value, name=value))
     else:
-        data = ElementCodec(New, [OLD]).encode(instance(New, count=value, name=value))
-    restored = instance(New)
-    ElementCodec(New, [OLD, version]).restore(restored, data)
+        data = ElementCodec(new, [OLD]).encode(instance(new, count=value, name=value))
+    restored = instance(new)
+    ElementCodec(new, [OLD, version]).restore(restored, data)
     assert (restored.count, restored.name) == (value, value)
     assert (type(restored.count), type(restored.name)) == (type(value), type(value))
 
@@ -192,7 +156,7 @@ class Corner(Struct, frozen=True):
     x: int
 
 
-def test_keys_that_only_their_type_makes_of_bytes_come_back_beside_a_new_attribute() -> None:
+def test_dict_keys_of_a_struct_type_come_back_beside_a_new_attribute() -> None:
     class Before(ProcessingElement):
         seen: dict[Corner, int] = {}  # noqa: RUF012
 
@@ -220,13 +184,8 @@ def test_a_value_that_cannot_be_saved_names_the_instance() -> None:
 
 
 def test_a_type_that_cannot_be_saved_is_refused_at_the_start() -> None:
-    class Bad(ProcessingElement):
-        lock: complex = 0j
-
-        def on_event(self, event: GenericEvent) -> None: ...
-
     with pytest.raises(GraphError, match=r"attribute lock is <class 'complex'>"):
-        ElementCodec(Bad)
+        ElementCodec(state_class("Bad", lock=0j))
 
 
 @pytest.mark.parametrize(
@@ -258,14 +217,7 @@ def test_a_default_that_would_come_back_as_another_type_is_refused_at_the_start(
 
 @pytest.mark.parametrize("name", ["version", "_version", "row", "i", "encode", "at_0", "at_1"])
 def test_an_attribute_may_have_any_name(name: str) -> None:
-    body = {
-        "__module__": __name__,
-        "__annotations__": {name: int, "total": int},
-        name: 0,
-        "total": 0,
-        "on_event": Old.on_event,
-    }
-    cls = type(ProcessingElement)("Named", (ProcessingElement,), body)
+    cls = state_class("Named", **{name: 0, "total": 0})
     codec = ElementCodec(cls)
     saved, restored = instance(cls, **{name: 7, "total": 99}), instance(cls)
     codec.restore(restored, codec.encode(saved))
@@ -273,6 +225,14 @@ def test_an_attribute_may_have_any_name(name: str) -> None:
 
 
 # -- set-up ---------------------------------------------------------------------------------------
+
+
+def state_class(name: str, /, **state: Any) -> Any:
+    """A PE class with this state, that takes any event."""
+    return pe_class(name, on_event=handler_of(GenericEvent), **state)
+
+
+Old = state_class("Old", count=0, name="?")
 
 
 def instance(cls: type[ProcessingElement], **state: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Optional, TypeVar, Union
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from shared_apps import handler_of, pe_class
 
 from s4node.app.app import App
 from s4node.app.processing_element import ElementType, ProcessingElement
@@ -76,33 +77,23 @@ def chosen(cls: type[ProcessingElement], event_cls: type) -> str:
 # --- choosing ------------------------------------------------------------------------------------
 
 
-class ByType(ProcessingElement):
-    def on_event(self, event: Animal) -> None: ...
-    def on_event_dog(self, event: Dog) -> None: ...
-    def on_event_generic(self, event: GenericEvent) -> None: ...
-
-
-class Anything(ProcessingElement):
-    def on_event(self, event): ...  # type: ignore[no-untyped-def]
-    def on_event_cat(self, event: Cat) -> None: ...
-
-
-class AnyTyped(ProcessingElement):
-    def on_event(self, event: Any) -> None: ...
-
-
-class AnyObject(ProcessingElement):
-    def on_event(self, event: object) -> None: ...
-
-
-class Unions(ProcessingElement):
-    def on_event_modern(self, event: Dog | Flying) -> None: ...
-    def on_event_old(self, event: Union[Cat, GenericEvent]) -> None: ...  # noqa: UP007
-
-
-class BothSides(ProcessingElement):
-    def on_event_animal(self, event: Animal) -> None: ...
-    def on_event_flying(self, event: Flying) -> None: ...
+ByType = pe_class(
+    "ByType",
+    on_event=handler_of(Animal),
+    on_event_dog=handler_of(Dog),
+    on_event_generic=handler_of(GenericEvent),
+)
+Anything = pe_class("Anything", on_event=lambda self, event: None, on_event_cat=handler_of(Cat))
+AnyTyped = pe_class("AnyTyped", on_event=handler_of(Any))
+AnyObject = pe_class("AnyObject", on_event=handler_of(object))
+Unions = pe_class(
+    "Unions",
+    on_event_modern=handler_of(Dog | Flying),
+    on_event_old=handler_of(Union[Cat, GenericEvent]),  # noqa: UP007
+)
+BothSides = pe_class(
+    "BothSides", on_event_animal=handler_of(Animal), on_event_flying=handler_of(Flying)
+)
 
 
 @pytest.mark.parametrize(
@@ -136,21 +127,14 @@ def test_the_handler_of_the_nearest_class_is_chosen(
 
 
 def test_the_order_of_the_methods_does_not_matter() -> None:
-    class CatsLast(ProcessingElement):
-        def on_event_a(self, event: Puppy) -> None: ...
-        def on_event_b(self, event: Animal) -> None: ...
-        def on_event_c(self, event: Dog) -> None: ...
-
-    class CatsFirst(ProcessingElement):
-        def on_event_b(self, event: Puppy) -> None: ...
-        def on_event_c(self, event: Animal) -> None: ...
-        def on_event_a(self, event: Dog) -> None: ...
-
-    for cls, dog, puppy in (
-        (CatsLast, "on_event_c", "on_event_a"),
-        (CatsFirst, "on_event_a", "on_event_b"),
+    puppy, animal, dog = (functools.partial(handler_of, cls) for cls in (Puppy, Animal, Dog))
+    last = pe_class("CatsLast", on_event_a=puppy(), on_event_b=animal(), on_event_c=dog())
+    first = pe_class("CatsFirst", on_event_b=puppy(), on_event_c=animal(), on_event_a=dog())
+    for cls, of_dog, of_puppy in (
+        (last, "on_event_c", "on_event_a"),
+        (first, "on_event_a", "on_event_b"),
     ):
-        assert (chosen(cls, Dog), chosen(cls, Puppy)) == (dog, puppy)
+        assert (chosen(cls, Dog), chosen(cls, Puppy)) == (of_dog, of_puppy)
 
 
 def handler_for(event_cls: type, number: int) -> Any:
@@ -251,14 +235,12 @@ def test_a_subclass_overrides_by_name_and_by_type(
 
 
 def test_triggers_have_handlers_by_type_too() -> None:
-    class Triggered(ProcessingElement):
-        def on_trigger(self, event: Animal) -> str:
-            return "animal"
-
-        def on_trigger_dog(self, event: Dog) -> str:
-            return "dog"
-
-    table = table_of(Triggered, "on_trigger")
+    pe = pe_class(
+        "Triggered",
+        on_trigger=handler_of(Animal, lambda _pe, _event: "animal"),
+        on_trigger_dog=handler_of(Dog, lambda _pe, _event: "dog"),
+    )
+    table = table_of(pe, "on_trigger")
     assert [table[cls](None, cls()) for cls in (Cat, Dog, Puppy)] == ["animal", "dog", "dog"]
 
 
@@ -308,84 +290,8 @@ def test_other_annotations_of_a_handler_may_be_for_type_checkers_only() -> None:
 # --- what is reported when the PE is made --------------------------------------------------------
 
 
-class TwoForOne(ProcessingElement):
-    def on_event_a(self, event: Dog) -> None: ...
-    def on_event_b(self, event: Dog | Cat) -> None: ...
-
-
-class TwoForAll(ProcessingElement):
-    def on_event(self, event): ...  # type: ignore[no-untyped-def]
-    def on_event_too(self, event: Any) -> None: ...
-
-
-class NoSuchType(ProcessingElement):
-    def on_event(self, event: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
-
-
 class NoSuchAttribute(ProcessingElement):
     def on_event(self, event: functools.Nowhere) -> None: ...  # type: ignore[name-defined]
-
-
-class NoParameter(ProcessingElement):
-    def on_event(self) -> None: ...
-
-
-class ManyParameters(ProcessingElement):
-    def on_event(self, event: Dog, more: int) -> None: ...
-
-
-class ByName(ProcessingElement):
-    def on_event(self, *, event: Dog) -> None: ...
-
-
-class Number(ProcessingElement):
-    def on_event(self, event: int) -> None: ...
-
-
-class Listed(ProcessingElement):
-    def on_event(self, event: list[Dog]) -> None: ...
-
-
-class Of(ProcessingElement):
-    def on_event(self, event: Dog | Cage[int]) -> None: ...
-
-
-class Itself(ProcessingElement):
-    def on_event(self, event: type[Dog]) -> None: ...
-
-
-class Maybe(ProcessingElement):
-    def on_event(self, event: Optional[Dog]) -> None: ...  # noqa: UP045
-
-
-class NotAMethod(ProcessingElement):
-    on_event = 5
-
-
-class StaticHandler(ProcessingElement):
-    @staticmethod
-    def on_event(self: Any, event: Dog) -> None: ...
-
-
-class BadTrigger(ProcessingElement):
-    def on_trigger(self, event: int) -> None: ...
-
-
-class HookIsNoMethod(ProcessingElement):
-    on_time = 5
-
-
-class HookTakesMore(ProcessingElement):
-    def on_time(self, now: float) -> None: ...
-
-
-class HookTakesLess(ProcessingElement):
-    @staticmethod
-    def on_create() -> None: ...
-
-
-class RemoveTakesMore(ProcessingElement):
-    def on_remove(self, key: str, why: str) -> None: ...
 
 
 WRITE_CAGE = (
@@ -401,9 +307,18 @@ UNRESOLVED = (
 @pytest.mark.parametrize(
     ("pe", "message"),
     [
-        (TwoForOne, "TwoForOne.on_event_a and TwoForOne.on_event_b both take Dog; keep one"),
-        (TwoForAll, "TwoForAll.on_event and TwoForAll.on_event_too both take object; keep one"),
-        (NoSuchType, UNRESOLVED.format("NoSuchType", "Nowhere", "name 'Nowhere' is not defined")),
+        (
+            pe_class("TwoForOne", on_event_a=handler_of(Dog), on_event_b=handler_of(Dog | Cat)),
+            "TwoForOne.on_event_a and TwoForOne.on_event_b both take Dog; keep one",
+        ),
+        (
+            pe_class("TwoForAll", on_event=lambda self, event: None, on_event_too=handler_of(Any)),
+            "TwoForAll.on_event and TwoForAll.on_event_too both take object; keep one",
+        ),
+        (
+            pe_class("NoSuchType", on_event=handler_of("Nowhere")),
+            UNRESOLVED.format("NoSuchType", "Nowhere", "name 'Nowhere' is not defined"),
+        ),
         (
             NoSuchAttribute,
             UNRESOLVED.format(
@@ -412,21 +327,60 @@ UNRESOLVED = (
                 "module 'functools' has no attribute 'Nowhere'",
             ),
         ),
-        (NoParameter, "NoParameter.on_event takes 1 parameters; write (self, event: Type)"),
-        (ManyParameters, "ManyParameters.on_event takes 3 parameters; write (self, event: Type)"),
-        (ByName, "ByName.on_event takes its event by name only; write (self, event: Type)"),
-        (Number, "Number.on_event takes <class 'int'>, which is not an event type"),
-        (Listed, f"Listed.on_event takes {list[Dog]!r}, which is not an event type"),
-        (Of, f"Of.on_event takes {Cage[int]!r}, which is not an event type; {WRITE_CAGE}"),
-        (Itself, f"Itself.on_event takes {type[Dog]!r}, which is not an event type"),
-        (Maybe, "Maybe.on_event takes <class 'NoneType'>, which is not an event type"),
-        (NotAMethod, "NotAMethod.on_event is not a method"),
-        (StaticHandler, "StaticHandler.on_event is not a method"),
-        (BadTrigger, "BadTrigger.on_trigger takes <class 'int'>, which is not an event type"),
-        (HookIsNoMethod, "HookIsNoMethod.on_time is not a method"),
-        (HookTakesMore, "HookTakesMore.on_time takes 2 parameters; write (self)"),
-        (HookTakesLess, "HookTakesLess.on_create takes 0 parameters; write (self)"),
-        (RemoveTakesMore, "RemoveTakesMore.on_remove takes 3 parameters; write (self)"),
+        (
+            pe_class("NoParameter", on_event=lambda self: None),
+            "NoParameter.on_event takes 1 parameters; write (self, event: Type)",
+        ),
+        (
+            pe_class("ManyParameters", on_event=lambda self, event, more: None),
+            "ManyParameters.on_event takes 3 parameters; write (self, event: Type)",
+        ),
+        (
+            pe_class("ByName", on_event=lambda self, *, event: None),
+            "ByName.on_event takes its event by name only; write (self, event: Type)",
+        ),
+        (
+            pe_class("Number", on_event=handler_of(int)),
+            "Number.on_event takes <class 'int'>, which is not an event type",
+        ),
+        (
+            pe_class("Listed", on_event=handler_of(list[Dog])),
+            f"Listed.on_event takes {list[Dog]!r}, which is not an event type",
+        ),
+        (
+            pe_class("Of", on_event=handler_of(Dog | Cage[int])),
+            f"Of.on_event takes {Cage[int]!r}, which is not an event type; {WRITE_CAGE}",
+        ),
+        (
+            pe_class("Itself", on_event=handler_of(type[Dog])),
+            f"Itself.on_event takes {type[Dog]!r}, which is not an event type",
+        ),
+        (
+            pe_class("Maybe", on_event=handler_of(Optional[Dog])),  # noqa: UP045
+            "Maybe.on_event takes <class 'NoneType'>, which is not an event type",
+        ),
+        (pe_class("NotAMethod", on_event=5), "NotAMethod.on_event is not a method"),
+        (
+            pe_class("StaticHandler", on_event=staticmethod(handler_of(Dog))),
+            "StaticHandler.on_event is not a method",
+        ),
+        (
+            pe_class("BadTrigger", on_trigger=handler_of(int)),
+            "BadTrigger.on_trigger takes <class 'int'>, which is not an event type",
+        ),
+        (pe_class("HookIsNoMethod", on_time=5), "HookIsNoMethod.on_time is not a method"),
+        (
+            pe_class("HookTakesMore", on_time=lambda self, now: None),
+            "HookTakesMore.on_time takes 2 parameters; write (self)",
+        ),
+        (
+            pe_class("HookTakesLess", on_create=staticmethod(lambda: None)),
+            "HookTakesLess.on_create takes 0 parameters; write (self)",
+        ),
+        (
+            pe_class("RemoveTakesMore", on_remove=lambda self, key, why: None),
+            "RemoveTakesMore.on_remove takes 3 parameters; write (self)",
+        ),
     ],
 )
 def test_a_mistake_in_a_pe_class_is_reported_when_the_pe_is_created(
@@ -438,12 +392,10 @@ def test_a_mistake_in_a_pe_class_is_reported_when_the_pe_is_created(
 
 
 def test_what_is_advised_for_an_event_type_with_parameters_works() -> None:
-    class Keeper(ProcessingElement):
-        def on_event(self, event: Cage) -> None: ...  # type: ignore[type-arg]
-        def on_event_of_int(self, event: CageOfInt) -> None: ...
+    pe = pe_class("Keeper", on_event=handler_of(Cage), on_event_of_int=handler_of(CageOfInt))
 
-    assert chosen(Keeper, type(Cage[int](5))) == "on_event"
-    assert chosen(Keeper, CageOfInt) == "on_event_of_int"
+    assert chosen(pe, type(Cage[int](5))) == "on_event"
+    assert chosen(pe, CageOfInt) == "on_event_of_int"
 
 
 def test_an_annotation_that_is_no_python_is_reported_too() -> None:
@@ -455,11 +407,10 @@ def test_an_annotation_that_is_no_python_is_reported_too() -> None:
 
 
 def test_hooks_may_have_further_parameters_with_defaults() -> None:
-    class Relaxed(ProcessingElement):
-        def on_event(self, event: Dog) -> None: ...
-        def on_time(self, now: float = 0.0, *more: int, **named: int) -> None: ...
+    def on_time(self: Any, now: float = 0.0, *more: int, **named: int) -> None: ...
 
-    assert App("zoo").create_pe(Relaxed)
+    pe = pe_class("Relaxed", on_event=handler_of(Dog), on_time=on_time)
+    assert App("zoo").create_pe(pe)
 
 
 @pytest.mark.parametrize("bad", [int, App, None, "Count"])
