@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from shared_apps import handler_of, pe_class
 
-from s4node import AdapterApp, App, Event, OutputStream, ProcessingElement, Stream
+from s4node import AdapterApp, App, Event, ProcessingElement, Stream
 from s4node.app.dataflow import edges, levels, puts
 
 
@@ -16,8 +17,7 @@ class Word(Event):
     text: str
 
 
-class Target(ProcessingElement):
-    def on_event(self, word: Word) -> None: ...
+Target = pe_class("Target", on_event=handler_of(Word))
 
 
 def app_with(cls: type[ProcessingElement], configure: Callable[[Any, Stream], None]) -> App:
@@ -40,10 +40,6 @@ class Holder(ProcessingElement):
     def on_event(self, word: Word) -> None: ...
 
 
-class Loose(ProcessingElement):
-    def on_event(self, word: Word) -> None: ...
-
-
 class Box:
     def __init__(self, inside: Any) -> None:
         self.inside = inside
@@ -60,7 +56,7 @@ def putting(out: Stream) -> Callable[[Any], None]:
     return lambda event: out.put(event)
 
 
-@pytest.mark.parametrize("cls", [Holder, Loose], ids=["declared", "undeclared"])
+@pytest.mark.parametrize("cls", [Holder, Target], ids=["declared", "undeclared"])
 @pytest.mark.parametrize(
     "held",
     [
@@ -122,7 +118,7 @@ def test_what_cannot_be_looked_into_is_left_alone_and_much_data_costs_little() -
         pe.data = {number: str(number) for number in range(300_000)}
         pe.out = out
 
-    assert edges(app_with(Loose, configure))["in"] == {"out"}
+    assert edges(app_with(Target, configure))["in"] == {"out"}
 
 
 # --- what the handlers' code reads ---------------------------------------------------------------
@@ -316,14 +312,8 @@ def test_edges_are_found_after_the_app_has_started_too() -> None:
 
 
 def test_a_pe_that_no_stream_leads_to_puts_as_well() -> None:
-    class Clock(ProcessingElement):
-        ticks: OutputStream
-
-        def on_time(self) -> None:
-            self.ticks.put(Word("tick"))
-
     app = App("flow")
-    clock = app.create_pe(Clock)
+    clock = app.create_pe(pe_class("Clock", on_time=lambda self: self.ticks.put(Word("tick"))))
     clock.ticks = app.create_output_stream("ticks", types=Word)
 
     assert puts(app) == {"Clock": {"ticks"}}

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from shared_apps import handler_of, handling, pe_class
 
 from s4node.app.app import AdapterApp, App
 from s4node.app.graph import (
@@ -367,18 +368,13 @@ def test_composite_and_computed_keys_are_canonical(key: Any, expected: Any) -> N
 def test_several_pes_get_each_event_in_the_order_of_their_declaration() -> None:
     log: list[str] = []
 
-    class First(ProcessingElement):
-        def on_event(self, event: Click) -> None:
-            log.append(f"first {self.key} {event.page}")
-
-    class Second(ProcessingElement):
-        def on_event(self, event: Click) -> None:
-            log.append(f"second {self.key} {event.page}")
+    def noting(word: str) -> type[ProcessingElement]:
+        return handling(lambda pe, event: log.append(f"{word} {pe.key} {event.page}"), Click)
 
     app = App("shop")
-    second = app.create_pe(Second)
+    second = app.create_pe(noting("second"))
     second.set_singleton()
-    app.create_input_stream("clicks", app.create_pe(First), second, key="user")
+    app.create_input_stream("clicks", app.create_pe(noting("first")), second, key="user")
     Task(app).run("clicks", Click("a", "1"), Click("b", "2"))
     assert log == ["first a 1", "second None 1", "first b 2", "second None 2"]
 
@@ -402,15 +398,14 @@ def test_an_unkeyed_stream_reaches_every_instance_there_is() -> None:
 def test_handlers_are_chosen_by_type_where_a_stream_carries_several() -> None:
     log: list[Any] = []
 
-    class Mixed(ProcessingElement):
-        def on_event_click(self, event: Click) -> None:
-            log.append(("click", event.user))
-
-        def on_event_generic(self, event: GenericEvent) -> None:
-            log.append(("generic", event.user))
-
+    mixed = pe_class(
+        on_event_click=handler_of(Click, lambda _pe, event: log.append(("click", event.user))),
+        on_event_generic=handler_of(
+            GenericEvent, lambda _pe, event: log.append(("generic", event.user))
+        ),
+    )
     app = App("shop")
-    app.create_input_stream("mixed", app.create_pe(Mixed), key="user")
+    app.create_input_stream("mixed", app.create_pe(mixed), key="user")
     Task(app).run("mixed", Click("a"), GenericEvent(user="b"), Click("c"))
     assert log == [("click", "a"), ("generic", "b"), ("click", "c")]
 
@@ -457,12 +452,9 @@ async def test_async_handlers_are_awaited_one_after_the_other() -> None:
         async def on_event(self, event: Click) -> None:
             log.append(f"event {self.key} {event.page}")
 
-    class Plain(ProcessingElement):
-        def on_event(self, event: Click) -> None:
-            log.append(f"plain {event.page}")
-
+    plain = handling(lambda _pe, event: log.append(f"plain {event.page}"), Click)
     app = App("shop")
-    app.create_input_stream("clicks", app.create_pe(Waiting), app.create_pe(Plain), key="user")
+    app.create_input_stream("clicks", app.create_pe(Waiting), app.create_pe(plain), key="user")
     plan = Task(app).plan("clicks")
     assert plan.is_async
     await plan.run(iter([Click("a", "1"), Click("a", "2")]))
@@ -673,26 +665,14 @@ class Purchase(Event):
     user: str
 
 
-class Count(ProcessingElement):
-    seen: list[Any] = []  # noqa: RUF012
-
-    def on_event(self, event: Click) -> None:
-        self.seen.append(event)
+def note(pe: Any, event: Any) -> None:
+    pe.seen.append(event)
 
 
-class Generic(ProcessingElement):
-    seen: list[Any] = []  # noqa: RUF012
-
-    def on_event(self, event: GenericEvent) -> None:
-        self.seen.append(event)
-
-
-class Timed(ProcessingElement):
-    def on_time(self) -> None: ...
-
-
-class Idle(ProcessingElement):
-    pass
+Count = pe_class("Count", seen=[], on_event=handler_of(Click, note))
+Generic = pe_class("Generic", seen=[], on_event=handler_of(GenericEvent, note))
+Timed = pe_class("Timed", on_time=lambda self: None)
+Idle = pe_class("Idle")
 
 
 def problems(app: App) -> list[str]:

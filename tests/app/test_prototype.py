@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 import pytest
+from shared_apps import handler_of, pe_class
 
 from s4node.app.app import App
 from s4node.app.graph import make_instances
@@ -30,14 +31,13 @@ class Dog(Animal):
 # --- configuring a prototype ---------------------------------------------------------------------
 
 
-class Full(ProcessingElement):
-    def on_event(self, event: Animal) -> None: ...
-    def on_trigger(self, event: Animal) -> None: ...
-    def on_time(self) -> None: ...
-
-
-class Bare(ProcessingElement):
-    def on_event(self, event: Animal) -> None: ...
+Bare = pe_class("Bare", on_event=handler_of(Animal))
+Full = pe_class(
+    "Full",
+    on_event=handler_of(Animal),
+    on_trigger=handler_of(Animal),
+    on_time=lambda self: None,
+)
 
 
 def configure(pe: ProcessingElement, method: str, *arguments: Any, **named: Any) -> None:
@@ -166,13 +166,15 @@ def test_one_async_method_that_runs_for_events_makes_an_async_pe(method: str) ->
 
 
 def test_event_types_are_the_concrete_ones_that_handlers_name() -> None:
-    class Mixed(ProcessingElement):
-        def on_event(self, event: Any) -> None: ...
-        def on_event_all(self, event: Event) -> None: ...
-        def on_event_some(self, event: Dog | GenericEvent) -> None: ...
-
     app = App("zoo")
-    app.create_pe(Mixed)
+    app.create_pe(
+        pe_class(
+            "Mixed",
+            on_event=handler_of(Any),
+            on_event_all=handler_of(Event),
+            on_event_some=handler_of(Dog | GenericEvent),
+        )
+    )
     assert set(app.prototypes["Mixed"][0].event_types()) == {Dog, GenericEvent}
 
 
@@ -466,16 +468,9 @@ def test_help_says_what_the_key_of_an_instance_is_and_what_slots_of_one_s_own_ar
 
 
 def test_two_bases_with_state_are_refused_by_name() -> None:
-    class Left(ProcessingElement):
-        left: int = 0
-
-    class Right(ProcessingElement):
-        right: int = 0
-
+    left, right = pe_class("Left", left=0), pe_class("Right", right=0)
     with pytest.raises(GraphError) as caught:
-
-        class Both(Left, Right):
-            pass
+        type("Both", (left, right), {})
 
     assert str(caught.value) == (
         "PE class Both: two of its bases Left, Right have state; let one derive from the other, "

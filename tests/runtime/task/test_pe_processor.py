@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 from harness import free_port, names, plain_errors, running, together, until
-from shared_apps import Buy, Click, Count, HoldingApp, Ignore, NotingApp, OnePE, Total, handling
+from shared_apps import (
+    Buy,
+    Click,
+    Count,
+    HoldingApp,
+    Ignore,
+    NotingApp,
+    OnePE,
+    Total,
+    handler_of,
+    handling,
+    pe_class,
+)
 from structlog.testing import capture_logs
 
 from s4node import (
@@ -224,11 +236,8 @@ async def test_a_stream_cannot_be_declared_once_the_app_runs() -> None:
 
 
 async def test_all_mistakes_of_a_graph_are_told_together_and_nothing_listens() -> None:
-    class Nothing(ProcessingElement):
-        pass
-
     app = App("wrong")
-    app.create_pe(Nothing)
+    app.create_pe(pe_class("Nothing"))
     listen = app.create_pe(Ignore)
     app.create_input_stream("unkeyed", listen)
     app.create_input_stream("mistyped", listen, key="usr")
@@ -299,12 +308,9 @@ async def test_a_stream_of_several_types_keeps_them_apart_and_in_order() -> None
 async def test_a_stream_declares_types_that_no_handler_names() -> None:
     seen: list[Any] = []
 
-    class Listen(ProcessingElement):
-        def on_event(self, event: Any) -> None:
-            seen.append(event)
-
     app = App("shop")
-    app.create_input_stream("shop", app.create_pe(Listen), key="user", types=[Click, Buy])
+    listen = app.create_pe(handling(lambda _pe, event: seen.append(event), Any))
+    app.create_input_stream("shop", listen, key="user", types=[Click, Buy])
     async with running(app) as node:
         await deliver(node.address, [Click("ann", 1), Buy("ann", 2)], "shop")
     assert seen == [Click("ann", 1), Buy("ann", 2)]
@@ -485,19 +491,17 @@ async def test_several_pes_on_one_stream_get_each_event_in_the_order_of_declarat
 async def test_the_handler_of_the_most_specific_type_takes_the_event() -> None:
     seen: list[Any] = []
 
-    class Listen(ProcessingElement):
-        def on_event(self, event: Any) -> None:
-            seen.append(("any", type(event).__name__))
-
-        def on_event_click(self, event: Click) -> None:
-            seen.append(("click", type(event).__name__))
-
-        def on_event_double(self, event: DoubleClick) -> None:
-            seen.append(("double", type(event).__name__))
+    def noting(types: Any, word: str) -> Any:
+        return handler_of(types, lambda _pe, event: seen.append((word, type(event).__name__)))
 
     app = App("shop")
+    listen = pe_class(
+        on_event=noting(Any, "any"),
+        on_event_click=noting(Click, "click"),
+        on_event_double=noting(DoubleClick, "double"),
+    )
     types = [Buy, Click, DoubleClick]
-    app.create_input_stream("shop", app.create_pe(Listen), key="user", types=types)
+    app.create_input_stream("shop", app.create_pe(listen), key="user", types=types)
     async with running(app) as node:
         await deliver(node.address, [DoubleClick("a"), Click("a"), Buy("a")], "shop")
     assert seen == [("double", "DoubleClick"), ("click", "Click"), ("any", "Buy")]
@@ -658,15 +662,12 @@ async def test_a_trigger_counts_for_each_key_by_itself_and_starts_anew_when_it_f
 async def test_a_trigger_counts_from_zero_for_a_new_instance() -> None:
     fired: list[Any] = []
 
-    class Every(ProcessingElement):
-        def on_event(self, event: Click) -> None:
-            if event.n == 0:
-                self.remove()
-
-        def on_trigger(self, event: Click) -> None:
-            fired.append(event.n)
-
-    app = OnePE(Every)
+    app = OnePE(
+        pe_class(
+            on_event=handler_of(Click, lambda pe, event: event.n or pe.remove()),
+            on_trigger=handler_of(Click, lambda _pe, event: fired.append(event.n)),
+        )
+    )
     app.pe.set_trigger(Click, events=2)
     async with running(app) as node:
         await deliver(node.address, [Click("ann", n) for n in (1, 0, 2, 3, 4, 0, 5, 6)])
@@ -746,12 +747,8 @@ async def test_on_time_is_called_on_each_instance_at_every_interval(
 async def test_a_pe_fed_by_its_timer_alone_needs_no_on_event() -> None:
     fired: list[Any] = []
 
-    class Beat(ProcessingElement):
-        def on_time(self) -> None:
-            fired.append(self.partition)
-
     app = App("timers")
-    beat = app.create_pe(Beat)
+    beat = app.create_pe(pe_class("Beat", on_time=lambda self: fired.append(self.partition)))
     beat.set_singleton()
     beat.set_timer_interval(0.01)
     app.create_input_stream("clicks", app.create_pe(Ignore), beat, key="user")
