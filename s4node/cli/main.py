@@ -114,6 +114,11 @@ COMMANDS = {
         "take a savepoint: a name for the state of an app as it is now",
         "s4 savepoint clicks --name before-the-upgrade",
     ),
+    "reset": Command(
+        "s4node.cli.reset:arguments",
+        "have a stopped app start from empty state, which loses what it has",
+        "s4 reset clicks --outputs again --accept-loss",
+    ),
     "savepoints": Command(
         "s4node.cli.savepoints:arguments",
         "list, show, remove, export and import the savepoints of an app",

@@ -73,17 +73,18 @@ def go_back(target: str, config: Config, name: str, *, outputs: str, accept_loss
                 restore.since(),
                 outputs_again=bool(outputs),
                 accept_loss=accept_loss,
-                tell=_tell_line,
+                tell=tell_line,
             )
             restore.restore(
                 outputs_again=bool(outputs), accept_loss=accept_loss, tell=_tell_restored
             )
 
         job.while_stopped(work)
-    _tell_line(f"{job.name} goes on from the savepoint {name}")
+    tell_line(f"{job.name} goes on from the savepoint {name}")
 
 
-def _tell_line(text: str) -> None:
+def tell_line(text: str) -> None:
+    """Print a line of progress."""
     print(text, file=sys.stderr, flush=True)
 
 

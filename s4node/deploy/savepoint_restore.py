@@ -6,6 +6,9 @@ Rules
   are lost to the job. Both are counted first, and done only if they were asked for.
 - A consumer that has received more than the savepoint has gets the rest of the savepoint's events
   under their numbers, and then events under another producer name, which it counts anew.
+- A consumer takes nothing under a producer name after a later one. If the job has gone on from a
+  savepoint before, it may know a later one already. Then it has committed what the former way had,
+  as far as anybody can know, and that is not sent again: this is counted, too.
 - Everything is checked before anything changes. From then on the job does not start until all of
   its tasks are restored: after a crash in between, restore again.
 - A task is restored under a claim, as any new owner has one: an owner that wakes up is fenced.
@@ -28,7 +31,15 @@ from s4node.config.config import Config
 from s4node.errors import CheckpointError
 from s4node.events.keys import crc32m
 from s4node.failpoints import passing
-from s4node.net.egress.outbox_rows import forget, life_of, renamed, sort_rows, ways_of
+from s4node.net.egress.outbox_rows import (
+    Rows,
+    forget,
+    life_of,
+    renamed,
+    sort_rows,
+    ways_of,
+    weight_of,
+)
 from s4node.net.wire import frame as wire
 from s4node.offsets.checkpoint import JobGuard
 from s4node.offsets.producer_offsets import KeptProducer, Producer, row_of
@@ -59,11 +70,13 @@ from s4node.state.task_state import TaskState
 @dataclass(frozen=True)
 class Since:
     """What has left the job since a savepoint, and what it has acknowledged: events by stream and
-    consumer, and by stream and producer. ``known`` is False if the job's newer state is not here.
+    consumer, and by stream and producer. ``over`` are the events of former ways that are not sent
+    again. ``known`` is False if the job's newer state is not here.
     """
 
     outputs: Mapping[tuple[str, str], int]
     producers: Mapping[Producer, int]
+    over: Mapping[tuple[str, str], int]
     known: bool = True
 
 
@@ -83,14 +96,17 @@ class SavepointRestore:
         """Count what has happened since the savepoint."""
         outputs: Counter[tuple[str, str]] = Counter()
         producers: Counter[Producer] = Counter()
+        over: Counter[tuple[str, str]] = Counter()
         newest = self._newest()
         for task, after in newest.items():
             if after is not None:
                 with opened_task(self.saved, task) as saved:
                     before = Facts([], []) if saved is None else _facts_of(saved)
+                    if saved is not None:
+                        over.update(_over(saved, after))
                 outputs.update(_sent_since(before, after))
                 producers.update(_acknowledged_since(before, after, self._own))
-        return Since(+outputs, +producers, None not in newest.values())
+        return Since(+outputs, +producers, +over, None not in newest.values())
 
     def check_agreed(
         self, since: Since, *, outputs_again: bool, accept_loss: bool, tell: Callable[[str], None]
@@ -110,16 +126,32 @@ class SavepointRestore:
                 f"{stream} from {who}: {events} events that were acknowledged since are lost, but "
                 f"for what is sent again"
             )
+        for (stream, consumer), events in sorted(since.over.items()):
+            tell(
+                f"{stream} to {consumer}: {events} events that the savepoint still has are not "
+                f"sent again, for {consumer} has begun to receive later ones of {self.app}"
+            )
         wanted = []
         if since.outputs and not outputs_again:
             wanted.append("--outputs again")
-        if since.producers and not accept_loss:
+        if (since.producers or since.over or self._anew) and not accept_loss:
             wanted.append("--accept-loss")
-        if wanted:
+        if not wanted:
+            return
+        if self._anew:
             raise CheckpointError(
-                f"{self.app} has gone on since the savepoint {self.manifest.name!r}, and others "
-                f"with it; to go back all the same add {' '.join(wanted)}"
+                f"{self.app} would lose its state, and others have gone on with it; to begin anew "
+                f"all the same add {' '.join(wanted)}"
             )
+        raise CheckpointError(
+            f"{self.app} has gone on since the savepoint {self.manifest.name!r}, and others with "
+            f"it; to go back all the same add {' '.join(wanted)}"
+        )
+
+    @property
+    def _anew(self) -> bool:
+        """True if the job begins from empty state."""
+        return not self.manifest.name
 
     @property
     def _own(self) -> str:
@@ -157,18 +189,25 @@ class SavepointRestore:
             for done, task in enumerate(tasks):
                 tell(done, len(tasks))
                 passing("savepoint.restore")
-                known = newest[task] if accept_loss else None
-                self._restore(store, task, known, outputs_again=outputs_again)
-            trio.run(self._put_startpoints)
+                again = outputs_again or accept_loss
+                self._restore(store, task, newest[task], again=again, accept_loss=accept_loss)
+            if not self._anew:
+                trio.run(self._put_startpoints)
             place.end_restore()
             tell(len(tasks), len(tasks))
         finally:
             store.close()
 
     def _restore(
-        self, store: TaskClaims, task: str, lost: Facts | None, *, outputs_again: bool
+        self,
+        store: TaskClaims,
+        task: str,
+        newest: Facts | None,
+        *,
+        again: bool,
+        accept_loss: bool,
     ) -> None:
-        """Restore a task. ``lost`` is what it had acknowledged, if its loss was accepted."""
+        """Restore a task that had told others ``newest``."""
         saved, place = self.manifest.tasks[task], task_folder(self.folder, task)
         above = max(epochs.highest(place), saved.fence)
         number = saved.commit
@@ -186,10 +225,10 @@ class SavepointRestore:
             state.last = (saved.fence, number, 0)  # so no commit that was acknowledged is missing
             state.owners = {claim.fence: state.owners[claim.fence]}  # the others are known there
             CheckpointRetention(place, claim.fence, Policy(0, 1, 0), shipment).take_over(state)
-            if outputs_again:
-                _begin_new_ways(state)
-            if lost is not None:
-                self._let_skip(state, lost)
+            if again:
+                _begin_new_ways(state, newest)
+            if accept_loss:
+                self._let_skip(state, newest)
             state.set_meta(DONE, 0)
             state.set_meta(CUT, self.manifest.number)
             now = now_ms()
@@ -201,10 +240,11 @@ class SavepointRestore:
         finally:
             state.close()
 
-    def _let_skip(self, state: TaskState, lost: Facts) -> None:
+    def _let_skip(self, state: TaskState, newest: Facts | None) -> None:
         """Let all producers go on at any number, also those that began after the savepoint."""
         rows = state.producers()
-        began = {(stream, who): KeptProducer(0) for stream, who, _ in lost.acknowledged if who}
+        told = () if newest is None else newest.acknowledged
+        began = {(stream, who): KeptProducer(0) for stream, who, _ in told if who}
         for producer, row in {**began, **rows}.items():
             if not producer[1].startswith(self._own):
                 anywhere = msgspec.structs.replace(row, skips=wire.MAX_NUMBER)
@@ -227,12 +267,13 @@ class SavepointRestore:
 def _facts_of(state: TaskState) -> Facts:
     """What a task has told others, as of its last commit; for a former way by its life, too. A
     stream's number without a producer is for producers that have ended."""
-    sent = [
-        (*parts_of(way), life_of(rows), partition, number)
-        for way, rows in ways_of(state.rows(OUTBOX)).items()
-        if parts_of(way)[1]
-        for partition, number in sort_rows(way, rows).next_numbers.items()
-    ]
+    sent = []
+    for way, rows in ways_of(state.rows(OUTBOX)).items():
+        if parts_of(way)[1]:
+            lane = (*parts_of(way), life_of(rows))
+            sent.append((*lane, -1, 0))  # a life that may be known, whether it has numbers or not
+            numbers = sort_rows(way, rows).next_numbers
+            sent += [(*lane, partition, number) for partition, number in numbers.items()]
     told = [(*producer, row.number) for producer, row in state.producers().items()]
     ended = {stream for stream, _, _ in told} | state.facts(ENDED)
     return Facts(sent, told + [(each, "", state.meta(ENDED + each) or 0) for each in ended])
@@ -264,12 +305,29 @@ def _acknowledged_since(before: Facts, after: Facts, own: str) -> Counter[Produc
     return found
 
 
-def _begin_new_ways(state: TaskState) -> None:
-    """Make all ways to consumers former ones, so that new ones begin behind them."""
-    for way, rows in ways_of(state.rows(OUTBOX)).items():
-        if parts_of(way)[1]:
-            forget(state.changes, rows)
-    for way, rows in ways_of(state.rows(OUTBOX)).items():
-        if parts_of(way)[1]:
+def _over(saved: TaskState, newest: Facts) -> Counter[tuple[str, str]]:
+    """The events of ways that cannot be sent any more, by stream and consumer."""
+    found: Counter[tuple[str, str]] = Counter()
+    for way, rows in ways_of(saved.rows(OUTBOX)).items():
+        if parts_of(way)[1] and _is_over(way, rows, newest):
+            found[parts_of(way)] += weight_of(rows)[0]
+    return found
+
+
+def _is_over(way: str, rows: Rows, newest: Facts | None) -> bool:
+    """Return True if the consumer of a way knows a later life than the way's, which is gone."""
+    sent = () if newest is None else newest.sent
+    lives = {life for stream, consumer, life, _, _ in sent if (stream, consumer) == parts_of(way)}
+    return life_of(rows) not in lives and max(lives, default="") > life_of(rows)
+
+
+def _begin_new_ways(state: TaskState, newest: Facts | None) -> None:
+    """Make all ways to consumers former ones, so that new ones begin behind them. One that has
+    nothing to send is forgotten."""
+    ways = {way: rows for way, rows in ways_of(state.rows(OUTBOX)).items() if parts_of(way)[1]}
+    for rows in ways.values():
+        forget(state.changes, rows)
+    for way, rows in ways.items():
+        if weight_of(rows)[0] and not _is_over(way, rows, newest):
             for key, value in renamed(rows, f"{way}{FORMER}"):
                 state.changes.put(task_row(OUTBOX, key), value)

@@ -83,3 +83,10 @@ def write(
         return manifest
     finally:
         place.discard(number)
+
+
+def empty(app: str, guard: JobGuard, tasks: Sequence[str], now_ms: int) -> Manifest:
+    """The manifest of a savepoint without a name, in which no task has any state."""
+    saved = {task: SavedTask(0, 0, {}) for task in tasks}
+    row = dict(guard.to_row())
+    return Manifest(FORMAT, "", now_ms, app, "", now_ms, __version__, row, saved)

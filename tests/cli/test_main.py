@@ -363,9 +363,9 @@ async def test_what_is_no_adapter_cannot_be_run_as_one(folder: Path) -> None:
 # -- help, logs, configuration --------------------------------------------------------------------
 
 COMMANDS = [
-    "run", "node", "adapter", "deploy", "apps", "undeploy", "status", "top", "send", "tail",
-    "log", "startpoint", "checkpoint", "savepoint", "savepoints", "state", "dead-letter", "new-app",
-    "graph", "health", "bench", "config",
+    "run", "node", "adapter", "deploy", "apps", "undeploy", "rollback", "status", "top", "send",
+    "tail", "log", "startpoint", "checkpoint", "savepoint", "reset", "savepoints", "state",
+    "dead-letter", "new-app", "graph", "health", "bench", "config",
 ]  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import trio
-from harness import NodeProcess, node_process, s4_process, until_told
+from harness import ANY_PORT, NodeProcess, node_process, s4_process, until_told
 
 from s4node import Client, Event
 from s4node.events.keys import crc32m
@@ -198,6 +198,98 @@ async def test_a_job_that_is_half_restored_does_not_start_until_it_is_restored(i
         assert it.counts("counter") == counts(range(800))
 
 
+async def test_an_app_that_is_reset_begins_from_empty_state_and_the_same_programs_go_on(
+    it: Shop,
+) -> None:
+    async with it.totals() as totals:
+        async with it.counter(totals) as counter, Client(counter.address, producer="p") as client:
+            await it.send(client, 0, 500)
+            running = await it.s4("reset", "counter", "--accept-loss", ends=1)
+            assert "is running" in running.errors
+            await it.until_total(500)
+            await counter.kill()
+            refused = await it.s4("reset", "counter", ends=1)
+            assert "done to end: 500 events come again" in refused.errors
+            assert "clicks from 'p': 500 events that were acknowledged since" in refused.errors
+            assert "add --outputs again --accept-loss" in refused.errors
+            assert it.counts("counter") == counts(range(500))
+            more = ("reset", "counter", "--outputs", "again", "--accept-loss")
+            await it.s4(*more, ends=-9, fault="savepoint.restore:2")
+            half = await it.s4("run", "counter.py", *it.to(totals), ends=1)
+            assert "s4 reset was cut short; run it again" in half.errors
+            counted = await it.s4(*more)
+            assert "done to end: 500 events come again" in counted.errors
+            assert it.counts("counter") == {}
+            async with it.counter(totals, listen=counter.address):
+                await it.send(client, 500, 700)  # the same program, which has not noticed
+                await it.until_total(700)
+        assert it.counts("counter") == counts(range(500, 700))
+
+
+async def test_a_producer_that_began_after_the_savepoint_goes_on_too(it: Shop) -> None:
+    async with it.totals() as totals:
+        async with it.counter(totals) as counter, Client(counter.address, producer="p") as client:
+            await it.s4("savepoint", "counter", "--name", "early")
+            await it.send(client, 0, 300)
+            await it.until_total(300)
+            await counter.kill()
+            more = ("--from", "early", "--outputs", "again", "--accept-loss")
+            async with it.counter(totals, *more, listen=counter.address):
+                await it.send(client, 300, 500)
+                await it.until_total(500)
+        assert it.counts("counter") == counts(range(300, 500))
+
+
+async def test_a_restore_after_one_that_was_cut_short_counts_all_tasks(it: Shop) -> None:
+    async with it.totals() as totals:
+        async with it.counter(totals) as counter, Client(counter.address, producer="p") as client:
+            await it.send(client, 0, 100)
+            await it.s4("savepoint", "counter", "--name", "one")
+            await it.send(client, 100, 500)
+            await it.until_total(500)
+        to = ("run", "counter.py", *it.to(totals), "--from", "one")
+        first = await it.s4(*to, ends=1)
+        both = ("--outputs", "again", "--accept-loss")
+        await it.s4(*to, *both, ends=-9, fault="savepoint.restore:4")
+        second = await it.s4(*to, ends=1)
+        assert "400 events come again" in first.errors
+        assert second.errors == first.errors
+
+
+async def test_a_savepoint_of_a_job_that_still_sends_what_a_former_one_had_is_gone_back_to(
+    it: Shop,
+) -> None:
+    async with it.totals() as totals:
+        async with it.counter(totals) as counter, Client(counter.address, producer="p") as client:
+            await it.send(client, 0, 200)
+            await it.until_total(200)
+        await totals.kill()
+        async with it.counter(totals) as counter, Client(counter.address, producer="p") as client:
+            await it.send(client, 200, 300)  # which wait for their consumer
+            await it.s4("savepoint", "counter", "--name", "one")
+        back = ("--outputs", "again", "--accept-loss", "--from")
+        async with (
+            it.counter(totals, *back, "one") as counter,
+            Client(counter.address, producer="p") as client,
+        ):
+            await it.send(client, 300, 400)  # these wait behind them
+            await it.s4("savepoint", "counter", "--name", "two")
+            await it.send(client, 400, 500)
+        async with it.totals(listen=totals.address), it.counter(totals):
+            await it.until_total(500)
+        async with (
+            it.totals(listen=totals.address),
+            it.counter(totals, *back, "two") as counter,
+            Client(counter.address, producer="p") as client,
+        ):
+            told = "100 events that the savepoint still has are not sent again, for end has begun"
+            assert told in counter.errors
+            assert "done to end: 200 events come again" in counter.errors
+            await it.send(client, 400, 700)
+            await it.until_total(700 + 200)
+        assert it.counts("counter") == counts(range(700))
+
+
 async def test_bad_savepoints_are_named_and_refused_and_the_job_stays_as_it_was(it: Shop) -> None:
     async with it.totals() as totals:
         async with it.counter(totals) as counter, Client(counter.address, producer="p") as client:
@@ -310,10 +402,11 @@ class Shop:
         return self.folder / self.state / "default" / "counter"
 
     @asynccontextmanager
-    async def totals(self) -> AsyncIterator[NodeProcess]:
+    async def totals(self, listen: str = ANY_PORT) -> AsyncIterator[NodeProcess]:
         settings = ("--partitions", "2", "-p", "s4.stream.done.grade=durable")
         place = ("-p", "s4.state.folder=totals", "-p", "s4.cluster.name=end")
-        async with node_process("totals.py", *settings, *place, cwd=self.folder) as node:
+        app = ("totals.py", *settings, *place)
+        async with node_process(*app, cwd=self.folder, listen=listen) as node:
             yield node
 
     def to(self, totals: NodeProcess) -> tuple[str, ...]:

@@ -5,7 +5,8 @@ Rules
   tasks of the same container, so that there is one mechanism. Events for the task itself wait in
   its own stage, and a commit saves the waiting ones.
 - Each task is a producer. Its name has the task's name and the life of its state; a task that began
-  without state has a new life.
+  without state has a new life. On a way to a consumer it has the life of the way instead, because
+  the consumer does not go back with the task.
 - A way, the path of a stream to other tasks or to one consumer, is made when something is first put
   on it, or when an earlier owner of the task has left rows for it.
 - If more than a bound waits for commits of receivers, the way holds the streams that lead to it,
@@ -243,12 +244,11 @@ class Exchange:
             side.life = tokens.later()
             state.set_meta(_LIFE, side.life)
         life = life_of(rows) if rows else tokens.later() if consumer else ""
-        lives = f"{side.life}.{life}" if life else side.life
         cluster = self._config[settings.CLUSTER_NAME]
         fence = {wire.FENCE: side.fence}
         outbox = TransactionalOutbox(
             stream,
-            f"{wire.TASK}{cluster}/{self._name}/{task.name}#{lives}",
+            f"{wire.TASK}{cluster}/{self._name}/{task.name}#{life or side.life}",
             state.changes,
             name,
             partitions=0 if consumer else self._partitions,
