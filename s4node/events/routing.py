@@ -15,15 +15,12 @@ import keyword
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter, length_hint
-from typing import Any, TypeAlias
+from typing import Any
 
 from s4node.errors import GraphError, KeyFinderError, described, is_signal
 from s4node.events.event import GenericEvent
 from s4node.events.keys import KeyFinder, KeySpec, Partitioner, check_key
 from s4node.events.schema import TypeDecl
-
-Router: TypeAlias = Callable[[Any, Sequence[Callable[[Any], None]]], None]
-"""``route(iterator, appends)``: hands each event to its partition's append."""
 
 
 class KeyRule:
@@ -34,11 +31,12 @@ class KeyRule:
     ``bindings`` are the names it needs. ``checked`` makes attributes pass check_key first.
     """
 
-    __slots__ = ("_expression", "attributes", "bindings", "name")
+    __slots__ = ("_expression", "attributes", "bindings", "generic", "name")
 
     def __init__(self, spec: KeySpec, *, generic: bool = False, checked: bool = False) -> None:
         self.attributes: tuple[str, ...] = ()
         self.bindings: dict[str, Any] = {}
+        self.generic = False  # attributes are read from a GenericEvent
         if isinstance(spec, str) or (
             isinstance(spec, (list, tuple)) and spec and all(isinstance(s, str) for s in spec)
         ):
@@ -47,6 +45,7 @@ class KeyRule:
                 if not generic and (not name.isidentifier() or keyword.iskeyword(name)):
                     raise GraphError(f"key {name!r} is not an attribute's name")
             self.attributes = names
+            self.generic = generic
             self.name = "+".join(names) if all(map(str.isidentifier, names)) else ""
             reads = [f"{{e}}._attributes[{n!r}]" if generic else f"{{e}}.{n}" for n in names]
             self._expression = reads[0] if len(reads) == 1 else f"({', '.join(reads)})"
@@ -120,60 +119,68 @@ def compiled(name: str, lines: Sequence[str], bindings: dict[str, Any]) -> Any:
     return scope[name]
 
 
-def router(rule: KeyRule, partitioner: Partitioner) -> Router:
-    """A loop that hands each event to ``appends[partition of its key]``."""
-    lines = [
-        "def route(it, appends):",
-        "    for e in it:",
-        f"        appends[memo[{rule.expression('e')}]](e)",
-    ]
-    return compiled("route", lines, {**rule.bindings, "memo": partitioner.memo})  # type: ignore[no-any-return]
+class Router:
+    """Finds the partitions of the events of a batch by their keys, in one compiled loop."""
 
+    __slots__ = ("_place", "_rule", "_share", "partitions")
 
-def route(
-    run: Router, events: Sequence[Any], partitions: int, most_failures: int = sys.maxsize
-) -> tuple[list[list[Any]], list[tuple[int, str]]]:
-    """Events by partition, and ``(index, reason)`` of those without a key.
+    def __init__(self, rule: KeyRule, partitioner: Partitioner) -> None:
+        self.partitions = partitioner.partitions
+        self._rule = rule
+        partition = f"memo[{rule.expression('e')}]"
+        lines = [
+            "def share(it, appends):",
+            "    for e in it:",
+            f"        appends[{partition}](e)",
+            "def place(it, append):",
+            "    for e in it:",
+            f"        append({partition})",
+            "loops = share, place",
+        ]
+        bindings = {**rule.bindings, "memo": partitioner.memo}
+        self._share, self._place = compiled("loops", lines, bindings)
 
-    Failures are slow, so routing stops after ``most_failures`` of them.
-    """
-    lanes: list[list[Any]] = [[] for _ in range(partitions)]
-    appends = [lane.append for lane in lanes]
-    failures: list[tuple[int, str]] = []
-    it = iter(events)
-    while True:
-        try:
-            run(it, appends)
-        except BaseException as error:
-            if is_signal(error):
-                raise
-            failures.append((failed_at(it, len(events)), key_failure(error)))
-            if len(failures) < most_failures:
-                continue
-        return lanes, failures
+    def shares(
+        self, events: Sequence[Any], most_failures: int = sys.maxsize
+    ) -> tuple[list[list[Any]], list[tuple[int, str]]]:
+        """Events by partition, and ``(index, reason)`` of those without a key.
 
+        Failures are slow, so routing stops after ``most_failures`` of them.
+        """
+        lanes: list[list[Any]] = [[] for _ in range(self.partitions)]
+        appends = [lane.append for lane in lanes]
+        return lanes, self._run(self._share, events, appends, most_failures)
 
-def placed(
-    events: Iterable[Any], partition_of: Callable[[Any], int], most_failures: int = sys.maxsize
-) -> tuple[list[int], list[tuple[int, str]]]:
-    """The partition of each event's key, -1 if it is not found, with the reasons by index.
+    def places(
+        self, events: Sequence[Any], most_failures: int = sys.maxsize
+    ) -> tuple[list[int], list[tuple[int, str]]]:
+        """As ``shares``, but the partition of each event; -1 without a key."""
+        places: list[int] = []
+        failures = self._run(self._place, events, places.append, most_failures)
+        for index, _ in failures:
+            places.insert(index, -1)
+        return places, failures
 
-    For events that need their numbers, one by one. Failures are slow, so it stops after
-    ``most_failures`` of them.
-    """
-    places: list[int] = []
-    failures: list[tuple[int, str]] = []
-    for event in events:
-        try:
-            places.append(partition_of(event))
-        except BaseException as error:  # the app's KeyFinder may raise anything
-            if is_signal(error):
-                raise
-            failures.append((len(places), key_failure(error)))
-            places.append(-1)
-            if len(failures) == most_failures:
-                break
-    return places, failures
+    def _run(
+        self, loop: Callable[..., None], events: Sequence[Any], sink: Any, most_failures: int
+    ) -> list[tuple[int, str]]:
+        failures: list[tuple[int, str]] = []
+        it = iter(events)
+        while True:
+            try:
+                loop(it, sink)
+            except BaseException as error:  # the app's KeyFinder may raise anything
+                if is_signal(error):
+                    raise
+                failures.append((failed_at(it, len(events)), self._reason(error)))
+                if len(failures) < most_failures:
+                    continue
+            return failures
+
+    def _reason(self, error: BaseException) -> str:
+        if self._rule.generic and isinstance(error, KeyError):
+            return f"the event has no attribute {error}, which is the key of the stream"
+        return key_failure(error)
 
 
 def failed_at(it: Any, total: int) -> int:

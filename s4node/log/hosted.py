@@ -25,10 +25,10 @@ from typing import Any
 
 import msgspec
 
-from s4node.errors import KeyFinderError, S4Error, StoreCorrupt
+from s4node.errors import S4Error, StoreCorrupt
 from s4node.events.event import GenericEvent
 from s4node.events.keys import Partitioner, hasher_named
-from s4node.events.routing import KeyRule
+from s4node.events.routing import KeyRule, Router
 from s4node.events.schema import GENERIC, EventType, OpenType, TypeDecl, TypeReader, fingerprint_of
 from s4node.log.ledger import Appended, Incoming, part_name, unfit
 from s4node.log.log_admission import LogAdmission
@@ -99,9 +99,10 @@ class HostedStream:
         partitioner = Partitioner(len(stream.partitions), hasher_named(stream.hasher))
         self.routing = f"{stream.hasher}:{stream.key}"
         self._routed = self.routing if stream.key else ""
-        self._partition_of: Callable[[Any], int] | None = None
+        self._router: Router | None = None
         if stream.key and len(stream.partitions) > 1:
-            self._partition_of = _placing(stream.key, partitioner)
+            rule = KeyRule(stream.key.split("+"), generic=True, checked=True)
+            self._router = Router(rule, partitioner)
 
     @property
     def told_types(self) -> tuple[TypeDecl, ...]:
@@ -226,7 +227,7 @@ class HostedStream:
             return ""
         self.admission.deserializer.came(receipt.end - receipt.first, weight)
         self._stages[data.partition].came(receipt.end - receipt.first, weight)
-        routed = self._partition_of is None or data.routing == self._routed
+        routed = self._router is None or data.routing == self._routed
         known = all(section.fingerprint in self._readers for section in data.sections)
         plain = known and data.encoding == wire.MSGPACK  # JSON may be hand-written: decode it
         if routed and plain and receipt.first == data.first:
@@ -279,10 +280,8 @@ class HostedStream:
     ) -> None:
         """Split a frame by the events' keys; events that were appended before are skipped."""
         own = data.partition
-        place = self._partition_of
-        if place is None or routed:
-            place = lambda _: own  # noqa: E731
-        parts, refusals = take_apart(data, body, self._readers, place, receipt.first - data.first)
+        router = None if routed else self._router
+        parts, refusals = take_apart(data, body, self._readers, router, receipt.first - data.first)
         for index, reason in refusals:
             receipt.refuse(data.first + index, reason)
         mine = Part(own, [], (), b"", b"")
@@ -390,21 +389,6 @@ def _ranges(receipt: FrameReceipt, numbers: Sequence[int] | None) -> Iterator[tu
         end = number + 1
     if end > first:
         yield first, end
-
-
-def _placing(key: str, partitioner: Partitioner) -> Callable[[Any], int]:
-    """A function from an event to the partition of its key."""
-    find = KeyRule(key.split("+"), generic=True, checked=True).finder()
-
-    def place(event: Any) -> int:
-        try:
-            return partitioner.memo[find(event)]
-        except KeyError as error:
-            raise KeyFinderError(
-                f"the event has no attribute {error}, which is the key of the stream"
-            ) from None
-
-    return place
 
 
 def describe(hosted: HostedStream) -> Mapping[str, Any]:

@@ -9,10 +9,10 @@ Rules
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from s4node.events.routing import placed
+from s4node.events.routing import Router
 from s4node.events.schema import Refusals, TypeReader
 from s4node.net.wire import frame as wire
 from s4node.net.wire.decoder import FrameDecoder, raws_of
@@ -32,16 +32,21 @@ def take_apart(
     data: wire.Data,
     body: memoryview,
     readers: Mapping[int, TypeReader],
-    partition_of: Callable[[Any], int],
+    router: Router | None,
     skip: int = 0,
 ) -> tuple[list[Part], Refusals]:
-    """Split a frame from the index ``skip`` on; refused events are given by index and reason."""
+    """Split a frame from the index ``skip`` on; refused events are given by index and reason.
+
+    Without a router, all events go to the frame's partition.
+    """
     events, refusals = FrameDecoder(readers).decode(data, body)
     refusals = [refused for refused in refusals if refused[0] >= skip]
     bad = {index for index, _ in refusals}
     good = [index for index in range(skip, len(events)) if index not in bad]
-    places, failures = placed((events[index] for index in good), partition_of)
-    refusals += [(good[at], reason) for at, reason in failures]
+    places = [data.partition] * len(good)
+    if router is not None:
+        places, failures = router.places([events[index] for index in good])
+        refusals += [(good[at], reason) for at, reason in failures]
     raws = raws_of(data, body)
     picked: dict[int, list[int]] = {}
     for index, place in zip(good, places, strict=True):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from s4node.errors import GraphError, KeyFinderError
 from s4node.events.event import Event, GenericEvent
 from s4node.events.keys import Partitioner
-from s4node.events.routing import KeyRule, failed_at, is_generic, key_failure, route, router
+from s4node.events.routing import KeyRule, Router, failed_at, is_generic, key_failure
 
 
 class Click(Event):
@@ -138,7 +138,7 @@ def test_every_event_is_in_its_partition_in_order_or_among_the_failures(
     rule = KeyRule((lambda event: event.user) if function else "user", checked=True)
     partitioner = Partitioner(partitions)
     events = [Click(user, number) for number, user in enumerate(users)]
-    lanes, failures = route(router(rule, partitioner), events, partitions)
+    lanes, failures = Router(rule, partitioner).shares(events)
     good = [e for e in events if type(e.user) in (str, int)]
     assert lanes == [
         [e for e in good if partitioner.partition_of(e.user) == partition]
@@ -155,7 +155,7 @@ def test_a_key_finder_that_raises_costs_only_its_own_event() -> None:
         return 10 // event.user
 
     events = [Click(1), Click(0), Click(2), Click("x"), Click(0)]
-    lanes, failures = route(router(KeyRule(find), Partitioner(1)), events, 1)
+    lanes, failures = Router(KeyRule(find), Partitioner(1)).shares(events)
     assert lanes == [[Click(1), Click(2)]]
     assert [index for index, _ in failures] == [1, 3, 4]
     assert failures[0][1].startswith("the KeyFinder raised ZeroDivisionError: ")

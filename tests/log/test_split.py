@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -10,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from s4node.events.event import Event, GenericEvent
+from s4node.events.keys import Partitioner
+from s4node.events.routing import KeyRule, Router
 from s4node.events.schema import EventType, OpenType, TypeReader
 from s4node.log.split import Part, array_of, take_apart
 from s4node.net.wire import frame as wire
@@ -43,7 +46,7 @@ def test_each_event_after_the_skipped_ones_goes_once_to_its_partition_in_order(
     events: list[Any], first: int, skip: int
 ) -> None:
     data, body = frame_of(events, first)
-    parts, refusals = take_apart(data, body, READERS, lambda e: len(e.user) % 3, skip)
+    parts, refusals = take_apart(data, body, READERS, placing(lambda e: len(e.user) % 3), skip)
     assert refusals == []
     assert len({part.partition for part in parts}) == len(parts)
     found = {
@@ -62,7 +65,7 @@ def test_each_event_after_the_skipped_ones_goes_once_to_its_partition_in_order(
 def test_what_has_no_key_or_does_not_decode_is_refused_and_the_others_go() -> None:
     body = msgspec.msgpack.encode([["ann", 1], 5, ["joe", 2], []])
     data = wire.Data("clicks", 0, "p", 10, 4, (wire.Section(CLICK.fingerprint, 4, len(body)),))
-    parts, refusals = take_apart(data, memoryview(body), READERS, lambda e: len(e.user))
+    parts, refusals = take_apart(data, memoryview(body), READERS, placing(lambda e: len(e.user)))
     assert [(part.partition, part.numbers) for part in parts] == [(3, [10, 12])]
     assert read_back(parts[0]) == [Click("ann", 1), Click("joe", 2)]
     assert [index for index, _ in refusals] == [1, 3]
@@ -73,7 +76,7 @@ def test_what_has_no_key_or_does_not_decode_is_refused_and_the_others_go() -> No
 def test_events_of_a_type_that_nobody_declared_are_refused_the_others_go() -> None:
     data, body = frame_of([Click("ann"), Tap("joe", (1, 2)), Click("zoe")])
     known = {CLICK.fingerprint: READERS[CLICK.fingerprint]}
-    parts, refusals = take_apart(data, body, known, lambda _: 0)
+    parts, refusals = take_apart(data, body, known, None)
     assert [part.numbers for part in parts] == [[0, 2]]
     assert parts[0].order == b""
     assert read_back(parts[0]) == [Click("ann"), Click("zoe")]
@@ -87,7 +90,7 @@ def test_json_stays_json_and_is_checked_against_the_type() -> None:
     data = wire.Data(
         "clicks", 0, "p", 0, 4, (wire.Section(CLICK.fingerprint, 4, len(body)),), encoding=wire.JSON
     )
-    parts, refusals = take_apart(data, memoryview(body), READERS, lambda e: len(e.user))
+    parts, refusals = take_apart(data, memoryview(body), READERS, placing(lambda e: len(e.user)))
     assert [(part.numbers, part.body) for part in parts] == [
         ([0, 3], b'[{"user":"ann","n":1},{"user":"zoe"}]')
     ]
@@ -139,3 +142,14 @@ def read_back(part: Part) -> list[Any]:
     events, refusals = FrameDecoder(OWN).decode(header, memoryview(part.body))
     assert refusals == []
     return events
+
+
+class Numbers(Partitioner):
+    """The partition of a number is the number."""
+
+    def partition_of(self, key: Any) -> int:
+        return int(key)
+
+
+def placing(find: Callable[[Any], int]) -> Router:
+    return Router(KeyRule(find), Numbers(9))

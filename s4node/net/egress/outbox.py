@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from s4node.errors import ConfigError, GraphError
 from s4node.events.event import GenericEvent, footprint
 from s4node.events.keys import KeySpec, Partitioner, crc32m, hasher_named
-from s4node.events.routing import KeyRule, Router, holds_keys, route, router, told_key
+from s4node.events.routing import KeyRule, Router, holds_keys, told_key
 from s4node.events.schema import GENERIC, JsonText, TypeDecl
 from s4node.net.egress.frame_builder import FrameBuilder, NotBuilt
 from s4node.net.egress.lane import Kept, Lane
@@ -338,7 +338,7 @@ class Outbox:
             rule = None if texts else self._rule(answer, named)
             if rule is not None:
                 partitioner = Partitioner(len(self.lanes), hasher_named(hasher or "crc32m"))
-                self._router = router(rule, partitioner)
+                self._router = Router(rule, partitioner)
                 self.routing = f"{hasher}:{rule.name}" if rule.name else ""
                 return
         except GraphError as error:
@@ -390,7 +390,7 @@ class Outbox:
             self._turn = (turn + len(events)) % len(lanes)
             self._ready_events += len(events)
         else:
-            routed, failures = route(self._router, events, len(lanes))
+            routed, failures = self._router.shares(events)
             for lane, share in zip(lanes, routed, strict=True):
                 lane.pending += share
             self._ready_events += len(events) - len(failures)

@@ -9,50 +9,59 @@ Rules
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from s4node.events.routing import placed
+from s4node.events.event import EventBatch
+from s4node.events.routing import Router
+from s4node.offsets.receipts import BatchReceipt, PartReceipt, Strays
 
 Send = Callable[[int, list[Any]], None]
 """Sends events to the task of a partition."""
 
 
 class SortedOut(NamedTuple):
-    """A sorted batch: the task's own ``events`` with their ``numbers``, and the ``strays``.
+    """A sorted batch: the task's own ``events`` with their ``numbers`` and ``receipt``.
 
-    A stray has number, partition and event. ``good`` are the numbers of both. ``seen`` events were
-    sorted.
+    ``seen`` events were sorted; ``strays`` of them are other tasks' events.
     """
 
     events: list[Any]
     numbers: list[int]
-    strays: list[tuple[int, int, Any]]
-    good: list[int]
+    receipt: PartReceipt
     seen: int
+    strays: int
 
 
 def sorted_out(
-    numbers: Iterable[int],
-    events: Sequence[Any],
-    partition_of: Callable[[Any], int],
-    home: int,
-    refuse: Callable[[int, str, Any], None],
+    batch: EventBatch,
+    whole: BatchReceipt[Any],
+    router: Router,
+    send: Send,
     most_refused: int = sys.maxsize,
 ) -> SortedOut:
-    """Sort events by task, and refuse those whose key is not found.
+    """Sort the events of a loaded batch by task, and refuse those whose key is not found.
 
     Refusing is slow, so sorting stops after ``most_refused`` refusals.
     """
-    places, failures = placed(events, partition_of, most_refused)
-    here = list(zip(numbers, places, events, strict=False))  # only the events that were sorted
+    numbers, home = batch.numbers, batch.partition
+    if numbers is None:
+        numbers = range(batch.first, batch.first + len(batch.events))
+    places, failures = router.places(batch.events, most_refused)
+    here = list(zip(numbers, places, batch.events, strict=False))  # only sorted events
     for index, reason in failures:
         number, _, event = here[index]
-        refuse(number, f"{reason} (event {event!r})", event)
+        whole.refuse(number, f"{reason} (event {event!r})", event)
+        whole.complete(number, number + 1)
+    strays = [one for one in here if one[1] not in (home, -1)]
     return SortedOut(
         [event for _, place, event in here if place == home],
         [number for number, place, _ in here if place == home],
-        [one for one in here if one[1] not in (home, -1)],
-        [number for number, place, _ in here if place >= 0],
+        PartReceipt(
+            whole,
+            [number for number, place, _ in here if place >= 0],
+            Strays(strays, whole.first, send),
+        ),
         len(here),
+        len(strays),
     )

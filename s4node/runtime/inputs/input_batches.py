@@ -10,12 +10,10 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
+from s4node.events.routing import Router
 from s4node.net.ingress.rerouted_batch import Send, sorted_out
 from s4node.offsets.input_progress import InputProgress
-from s4node.offsets.receipts import BatchReceipt, PartReceipt, Strays
+from s4node.offsets.receipts import BatchReceipt, PartReceipt
 from s4node.offsets.system import InputBatch
 
 
@@ -45,7 +43,8 @@ class TaskBatch(InputBatch):
         load(source)
         for number, reason, raw in source.undecoded:
             if number >= whole.first:
-                self._refuse(number, reason, raw)
+                whole.refuse(number, reason, raw)
+                whole.complete(number, number + 1)  # it belongs to no task
         numbers = source.numbers
         if numbers is None:
             skip = whole.first - source.first
@@ -56,16 +55,11 @@ class TaskBatch(InputBatch):
         self.numbers = [numbers[index] for index in good]
         self.receipt = PartReceipt(whole, self.numbers)
 
-    def _refuse(self, number: int, reason: str, event: Any) -> None:
-        """Refuse an event that belongs to no task; it counts as done."""
-        self._whole.refuse(number, reason, event)
-        self._whole.complete(number, number + 1)
-
 
 class MixedBatch(TaskBatch):
     """A batch read by the task ``partition``, which may hold events of other tasks."""
 
-    __slots__ = ("_partition_of", "_send")
+    __slots__ = ("_router", "_send")
 
     def __init__(
         self,
@@ -73,23 +67,18 @@ class MixedBatch(TaskBatch):
         partition: int,
         progress: InputProgress,
         start: int,
-        partition_of: Callable[[Any], int],
+        router: Router,
         send: Send,
     ) -> None:
         super().__init__(source, partition, progress, start)
-        self._partition_of = partition_of
+        self._router = router
         self._send = send
 
     def load(self) -> None:
         """Decode, and keep the task's own events; refuse events whose key is not found."""
         super().load()
-        whole = self._whole
-        numbers: Sequence[int] = range(whole.first, whole.end)
-        if self.numbers is not None:  # it may be empty
-            numbers = self.numbers
-        found = sorted_out(numbers, self.events, self._partition_of, self.partition, self._refuse)
-        self.events, self.numbers = found.events, found.numbers
-        self.receipt = PartReceipt(whole, found.good, Strays(found.strays, whole.first, self._send))
+        found = sorted_out(self, self._whole, self._router, self._send)
+        self.events, self.numbers, self.receipt = found.events, found.numbers, found.receipt
 
 
 def load(source: InputBatch) -> None:

@@ -21,6 +21,7 @@ import trio
 
 from s4node.errors import InputLost
 from s4node.events.event import EventBatch
+from s4node.events.routing import Router
 from s4node.logger import get_logger
 from s4node.offsets.input_progress import InputProgress
 from s4node.offsets.system import (
@@ -87,12 +88,12 @@ class Taker:
 
 
 class Keyed(NamedTuple):
-    """The routing of a keyed stream; ``partition_of`` finds the partition of an event.
+    """The routing of a keyed stream; ``router`` finds the partitions of its events.
 
     The events of a batch with the same non-empty ``routing`` are in their partition already.
     """
 
-    partition_of: Callable[[Any], int]
+    router: Router
     routing: str
 
 
@@ -230,7 +231,7 @@ class PartitionFeed:
                 task.partition,
                 taker.progress,
                 taker.next,
-                keyed.partition_of,
+                keyed.router,
                 partial(self._tasks.send, task, stream),
             )
             taker.next = end

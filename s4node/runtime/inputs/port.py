@@ -32,7 +32,7 @@ from s4node.app.graph import rule_of
 from s4node.app.stream import Stream
 from s4node.events.event import EventBatch, footprint
 from s4node.events.keys import Partitioner
-from s4node.events.routing import Router, route, router
+from s4node.events.routing import Router
 from s4node.events.schema import EventType, TypeReader, fingerprint_of, misfit
 from s4node.net.ingress.admission import MAX_PRODUCERS, StreamAdmission
 from s4node.net.ingress.durable_admission import DurableAdmission
@@ -42,7 +42,6 @@ from s4node.net.ingress.rerouted_batch import sorted_out
 from s4node.net.wire import frame as wire
 from s4node.net.wire.decoder import Apart, Decoded, FrameDecoder
 from s4node.offsets.cuts import Cuts
-from s4node.offsets.receipts import PartReceipt, Strays
 from s4node.stages.stage import Gauge, Stage, put_back
 
 FRAME_BYTES = 512
@@ -160,24 +159,16 @@ class MixedFrameBatch(FrameBatch):
     def load(self) -> EventBatch | None:
         """Decode, and keep the task's own events; send on the others as the task passes them."""
         rest = self.decode()
-        port, whole = self._port, self.frame
-        assert port.partition_of is not None
-        numbers = self.numbers or range(self.first, self.first + len(self.events))
-
-        def refuse(number: int, reason: str, _: Any) -> None:
-            whole.refuse(number, reason)
-            whole.complete(number, number + 1)
-
-        events, home, finds = self.events, self.partition, port.partition_of
-        found = sorted_out(numbers, events, finds, home, refuse, PIECE)
-        if found.seen < len(events):
+        port = self._port
+        assert port.router is not None
+        send = partial(port.pass_on, self.partition)
+        found = sorted_out(self, self.frame, port.router, send, PIECE)
+        if found.seen < len(self.events):
             rest = self.keep_from(found.seen)
         self.left()
-        self.events, self.numbers = found.events, found.numbers
-        port.redispatched += len(found.strays)
-        port.uncounted -= self.size - len(found.strays)
-        send = partial(port.pass_on, self.partition)
-        self.receipt = PartReceipt(whole, found.good, Strays(found.strays, whole.first, send))
+        self.events, self.numbers, self.receipt = found.events, found.numbers, found.receipt
+        port.redispatched += found.strays
+        port.uncounted -= self.size - found.strays
         return rest
 
 
@@ -243,16 +234,13 @@ class InputPort:
         self._headers = headers
         self._deliver = deliver
         self._partitions = partitioner.partitions
-        self._memo = partitioner.memo
-        self._find: Callable[[Any], Any] | None = None
-        self._router: Router | None = None
+        self.router: Router | None = None  # None if the producer decides the partition
         rule = rule_of(stream)
         if rule is not None:
             self.routing = f"{hasher_name}:{rule.name}" if rule.name else ""
             self._told_routing = self.routing or f"{hasher_name}:{wire.UNNAMED_KEY}"
             if self._partitions > 1:
-                self._find = rule.finder()
-                self._router = router(rule, partitioner)
+                self.router = Router(rule, partitioner)
         self._readers: dict[int, TypeReader] = {kind.fingerprint: kind for kind in stream.types}
         self.decoder = FrameDecoder(self._readers)
 
@@ -390,7 +378,7 @@ class InputPort:
         if 2 * len(body) < len(body.obj):  # type: ignore[arg-type]
             body = memoryview(bytes(body))
         routed = data.routing == wire.ROUTED or (self.routing and data.routing == self.routing)
-        if self._find is None or routed:
+        if self.router is None or routed:
             self._deliver(FrameBatch(self, data, body, admitted))
         elif self.durable is not None:
             self.uncounted += admitted.end - admitted.first
@@ -411,22 +399,16 @@ class InputPort:
                 put_back(self._unsorted, rest)
         return bool(self._unsorted)
 
-    @property
-    def partition_of(self) -> Callable[[Any], int] | None:
-        """Finds the partition of an event; None if the producer decides it."""
-        find, memo = self._find, self._memo
-        return None if find is None else lambda event: memo[find(event)]
-
     def _redispatch(self, batch: FrameBatch, now: float) -> FrameBatch | None:
         """Send each event to its own partition; the batch is done when all parts are.
 
         After many events without a key, stop and return the rest of the batch.
         """
-        assert self._router is not None
+        assert self.router is not None
         rest = None
         events, receipt = batch.events, batch.frame
         lane = receipt.progress
-        shares, failures = route(self._router, events, self._partitions, PIECE)
+        shares, failures = self.router.shares(events, PIECE)
         for index, reason in failures:
             lane.refuse(batch.number(index), 1, f"{reason} (event {events[index]!r})")
         if len(failures) == PIECE and index + 1 < len(events):

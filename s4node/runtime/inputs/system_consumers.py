@@ -23,6 +23,7 @@ from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import S4Error
 from s4node.events.keys import Partitioner
+from s4node.events.routing import Router
 from s4node.logger import get_logger
 from s4node.metrics.statistics import ProgressStatistics
 from s4node.offsets.checkpoint import Checkpoint
@@ -123,11 +124,10 @@ class SystemConsumers:
         for stream in self._streams.values():
             rule = rule_of(stream)
             if rule is not None and partitioner.partitions > 1:
-                find = _partition_finder(rule.finder(), partitioner)
                 same = counts[stream.system, stream.name] == partitioner.partitions
                 routed = rule.name and same and f"{stream.system}.{stream.name}" not in grown
                 routing = f"{config[settings.HASHER]}:{rule.name}" if routed else ""
-                self._keyed[stream.name] = Keyed(find, routing)
+                self._keyed[stream.name] = Keyed(Router(rule, partitioner), routing)
 
     # -- life --------------------------------------------------------------------------------
 
@@ -399,11 +399,6 @@ class SystemConsumers:
                         f"container started; the app stops, because keys move to other partitions. "
                         + (f"Give it {count} again" if now < count else "Start the app again")
                     )
-
-
-def _partition_finder(find: Callable[[Any], Any], partitioner: Partitioner) -> Callable[[Any], int]:
-    memo = partitioner.memo
-    return lambda event: memo[find(event)]
 
 
 def _name(ssp: SystemStreamPartition) -> str:

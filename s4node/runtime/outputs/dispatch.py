@@ -17,7 +17,7 @@ from s4node.app.app import App
 from s4node.app.stream import OutputStream, Stream
 from s4node.errors import ProcessingError
 from s4node.events.keys import Partitioner
-from s4node.events.routing import Router, route, router
+from s4node.events.routing import Router
 
 
 class Dispatch:
@@ -30,7 +30,7 @@ class Dispatch:
         for stream in app.streams.values():
             rule = graph.rule_of(stream)
             if rule is not None and self._partitions > 1 and not isinstance(stream, OutputStream):
-                self._routers[stream.name] = router(rule, partitioner)
+                self._routers[stream.name] = Router(rule, partitioner)
 
     def shares(
         self, stream: Stream, events: list[Any], home: int
@@ -60,8 +60,8 @@ class Dispatch:
 
         With a single partition, keys are not looked for before the events are processed.
         """
-        run = self._routers.get(stream.name)
-        if run is None:
+        router = self._routers.get(stream.name)
+        if router is None:
             return [(home, events)], []
-        lanes, failures = route(run, events, self._partitions)
+        lanes, failures = router.shares(events)
         return [(partition, lane) for partition, lane in enumerate(lanes) if lane], failures

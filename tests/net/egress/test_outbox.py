@@ -212,7 +212,7 @@ def test_an_event_whose_key_is_not_found_is_refused_here_and_the_others_go() -> 
     assert [(r.stream, r.partition, r.number, r.shed) for r in refusals] == [
         ("ticks", -1, -1, False)
     ] * 2
-    assert refusals[0].reason == "the KeyFinder raised KeyError: 'user'"
+    assert refusals[0].reason == "the event has no attribute 'user', which is the key of the stream"
     assert refusals[1].reason.startswith("the KeyFinder returned 1.5 (float)")
     assert outbox.refusals.counts["unsent"] == 2
     assert outbox.unsettled == 2
@@ -243,7 +243,7 @@ class Name(Event):
                     "stream 'ticks' takes GenericEvent, not 'Name'; send one of those, or declare "
                     "the type on the stream"
                 ),
-                "the KeyFinder raised KeyError: 'user'",
+                "the event has no attribute 'user', which is the key of the stream",
             ],
         ),
         (

@@ -6,9 +6,11 @@ from typing import Any
 
 from s4node import App, Event
 from s4node.events.event import EventBatch
+from s4node.events.keys import Partitioner
+from s4node.events.routing import KeyRule, Router
 from s4node.net.ingress.rerouted_batch import sorted_out
 from s4node.offsets.input_progress import InputProgress, InputReceipt
-from s4node.offsets.receipts import BatchReceipt, PartReceipt, Strays
+from s4node.offsets.receipts import BatchReceipt
 from s4node.offsets.system import InputBatch, SystemStreamPartition
 from s4node.runtime.inputs.input_batches import MixedBatch
 from s4node.runtime.task.backlog import Backlog
@@ -17,14 +19,17 @@ from s4node.runtime.task.poison.poison_events import Fault, LeftOut, Place, Pois
 from s4node.stages.stage import Stage
 
 
+HOMES = Partitioner(2)
+KEYS = {HOMES.partition_of(key): key for key in range(10)}
+ROUTER = Router(KeyRule(lambda event: KEYS[event.user == "3"]), HOMES)
+
+
 def test_an_event_is_covered_exactly_when_the_offset_to_resume_at_is_after_it() -> None:
     progress = InputProgress(SSP, 0, lambda *_: None)
     batch = EventBatch("clicks", 0, [Click(str(n)) for n in range(6)], first=0)
     whole = BatchReceipt(progress, 0, 6)
-    found = sorted_out(range(6), batch.events, lambda e: int(e.user == "3"), 0, lambda *_: None)
-    batch.events, batch.numbers = found.events, found.numbers
-    strays = Strays(found.strays, 0, lambda *_: None)
-    batch.receipt = PartReceipt(whole, found.good, strays)
+    found = sorted_out(batch, whole, ROUTER, lambda *_: None)
+    batch.events, batch.numbers, batch.receipt = found.events, found.numbers, found.receipt
     poison_events = PoisonEvents()
     for number in (0, 2, 5):
         poison_events.add(Place(str(SSP), number), Fault("it fails"))
@@ -85,7 +90,7 @@ def test_a_batch_with_events_of_others_may_be_one_in_which_nothing_decodes() -> 
 
     progress = InputProgress(SSP, 0, refuse)
     source = Undecodable(SSP, 0, 3, 0, 0)
-    batch = MixedBatch(source, 0, progress, 0, lambda _: 0, lambda *_: None)
+    batch = MixedBatch(source, 0, progress, 0, ROUTER, lambda *_: None)
     batch.load()
     assert (batch.events, refused, progress.safe) == ([], [0, 1, 2], 3)
     assert batch.receipt is not None

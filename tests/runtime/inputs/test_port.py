@@ -264,7 +264,10 @@ def test_an_event_without_a_key_is_refused_and_the_others_are_sent_on() -> None:
     assert only[1:] == ([GenericEvent(user="a")], [0])
     (one, why), (other, because) = node.refused()
     assert (one, other) == (1, 2)
-    assert why == "the KeyFinder raised KeyError: 'user' (event GenericEvent(name='b'))"
+    assert why == (
+        "the event has no attribute 'user', which is the key of the stream "
+        "(event GenericEvent(name='b'))"
+    )
     assert because.startswith("the KeyFinder returned True (bool)")
     assert node.safe() == 3
 
