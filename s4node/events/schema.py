@@ -36,6 +36,9 @@ GENERIC = "GenericEvent"
 
 _BASE64 = ("bytes", "bytearray")  # in words; they are text in JSON
 
+MAX_DECLARED = 64
+"""The most event types that one hello may declare, in either direction."""
+
 _SHOWN = 100  # characters of a JSON text
 
 _PLACE = re.compile(r"`\$\[(\d+)\]([^`]*)`\Z")  # that msgspec ends a message with
@@ -65,6 +68,22 @@ class TypeDecl(msgspec.Struct, frozen=True, array_like=True):
     name: str
     fingerprint: int
     fields: tuple[FieldDecl, ...]
+
+
+def check_declared(stream: str, types: Sequence[TypeDecl]) -> str:
+    """Why these types cannot be declared in one hello; empty if they can."""
+    if len(types) > MAX_DECLARED:
+        return (
+            f"stream {stream!r}: the hello declares {len(types)} event types; declare at most "
+            f"{MAX_DECLARED}"
+        )
+    for declared in types:
+        if declared.fingerprint != fingerprint_of(declared.name, declared.fields):
+            return (
+                f"stream {stream!r}: {declared.fingerprint} is not the fingerprint of "
+                f"{declared.name} with these fields"
+            )
+    return ""
 
 
 def fingerprint_of(name: str, fields: Sequence[FieldDecl]) -> int:

@@ -18,7 +18,7 @@ Rules
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,15 +29,23 @@ from s4node.errors import S4Error, StoreCorrupt
 from s4node.events.event import GenericEvent
 from s4node.events.keys import Partitioner, hasher_named
 from s4node.events.routing import KeyRule, Router
-from s4node.events.schema import GENERIC, EventType, OpenType, TypeDecl, TypeReader, fingerprint_of
-from s4node.log.ledger import Appended, Incoming, part_name, unfit
+from s4node.events.schema import (
+    GENERIC,
+    MAX_DECLARED,
+    EventType,
+    OpenType,
+    TypeDecl,
+    TypeReader,
+    check_declared,
+)
+from s4node.log.ledger import Appended, Incoming, part_name
 from s4node.log.log_admission import LogAdmission
 from s4node.log.split import Part, take_apart
 from s4node.log.streams import LogPartition, LogStream
 from s4node.logger import get_logger
-from s4node.net.ingress.admission import MAX_PRODUCERS
 from s4node.net.ingress.producer_lane import FrameReceipt, ProducerLane
 from s4node.net.wire import frame as wire
+from s4node.offsets.receipts import runs
 from s4node.stages.executors import StageSettings
 from s4node.stages.stage import Gauge, Stage
 
@@ -45,9 +53,6 @@ log = get_logger("s4node.log")
 
 FRAME_BYTES = 512
 """The approximate memory of a queued frame beside its body."""
-
-MAX_DECLARED = 64
-"""The most event types that one hello may declare, in either direction."""
 
 MAX_TYPES = 4096
 """The most versions of event types that a stream may have."""
@@ -121,13 +126,8 @@ class HostedStream:
         self, hello: wire.Hello, connection: Hashable, now: float
     ) -> tuple[tuple[wire.Position, ...], str]:
         """Open the stream for a producer; returns where its lanes resume, or why it may not."""
-        error = ""
-        if not self.admission.takes(hello.peer, connection):
-            error = (
-                f"stream {self.name!r}: this connection has opened it for {MAX_PRODUCERS} "
-                f"producers already; use another connection"
-            )
-        error = error or self._problem(hello)
+        error = self.admission.crowded(hello.peer, connection) or self.admission.refusal(hello)
+        error = error or self.declare(hello.types)
         if error:
             return (), error
         told = {position.partition: position for position in hello.positions}
@@ -177,34 +177,16 @@ class HostedStream:
                 behind[lane] = max(behind.get(lane, 0), number)
         return behind
 
-    def _problem(self, hello: wire.Hello) -> str:
-        problem = unfit(hello.peer)
-        if problem:
-            return f"stream {self.name!r}: {problem}"
-        for position in hello.positions:
-            if not 0 <= position.number <= wire.MAX_NUMBER:
-                return f"stream {self.name!r}: {position.number} is not an event number"
-        return self.admission.refusal(hello) or self.declare(hello.types)
-
     def declare(self, types: Sequence[TypeDecl]) -> str:
         """Learn the event types of a producer; returns why not, or an empty text."""
-        if len(types) > MAX_DECLARED:
-            return (
-                f"stream {self.name!r}: the hello declares {len(types)} event types; declare at "
-                f"most {MAX_DECLARED}"
-            )
+        if error := check_declared(self.name, types):
+            return error
         new = [one for one in types if one.fingerprint not in self.types]
         if len(self.types) + len(new) > MAX_TYPES:
             return (
                 f"stream {self.name!r} has {len(self.types)} versions of event types, and at most "
                 f"{MAX_TYPES} are allowed; create another stream"
             )
-        for declared in new:
-            if declared.fingerprint != fingerprint_of(declared.name, declared.fields):
-                return (
-                    f"stream {self.name!r}: {declared.fingerprint} is not the fingerprint of "
-                    f"{declared.name} with these fields"
-                )
         for declared in new:
             self._learn(declared)
         return ""
@@ -216,11 +198,8 @@ class HostedStream:
 
     def on_data(self, data: wire.Data, body: memoryview, connection: Hashable, now: float) -> str:
         """Handle a data frame; returns what is wrong with it, or an empty text."""
-        if not 0 <= data.partition < len(self.partitions):
-            return f"stream {data.stream!r} has no partition {data.partition}"
-        problem = wire.check_sections(data, body)
-        if problem:
-            return f"{data.stream}[{data.partition}]@{data.producer}:{data.first}: {problem}"
+        if problem := wire.check_data(data, body, len(self.partitions)):
+            return problem
         weight = len(body) + FRAME_BYTES
         receipt = self.admission.admit(data, connection, now, weight)
         if receipt is None:
@@ -371,24 +350,10 @@ class HostedStream:
             return
         receipt = queued.receipt
         log.error("a partition is damaged: events are refused", stream=self.name, reason=str(error))
-        for first, end in _ranges(receipt, part.numbers):
+        whole = range(receipt.first, receipt.end)
+        numbers = whole if part.numbers is None else part.numbers
+        for first, end in runs(numbers, receipt.first, receipt.end):
             receipt.progress.refuse(first, end - first, str(error))
-
-
-def _ranges(receipt: FrameReceipt, numbers: Sequence[int] | None) -> Iterator[tuple[int, int]]:
-    """Ranges ``(first, end)`` of these numbers, or of the whole frame if ``numbers`` is None."""
-    if numbers is None:
-        yield receipt.first, receipt.end
-        return
-    first = end = -1
-    for number in numbers:
-        if number != end:
-            if end > first:
-                yield first, end
-            first = number
-        end = number + 1
-    if end > first:
-        yield first, end
 
 
 def describe(hosted: HostedStream) -> Mapping[str, Any]:

@@ -15,15 +15,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
-from s4node.log.ledger import part_of
+from s4node.log.ledger import part_of, unfit
 from s4node.log.streams import LogPartition
 from s4node.net.ingress.admission import MAX_KEPT, StreamAdmission
 from s4node.net.ingress.producer_life import task_of
 from s4node.net.wire import frame as wire
 from s4node.offsets.producer_offsets import KeptProducer
-
-_CHECKS = 16
-"""How many times during the expiry time the absent producers are looked for."""
 
 
 def _nothing(_: object) -> None: ...
@@ -38,7 +35,6 @@ class LogAdmission(StreamAdmission):
     _seen: dict[str, float] = field(default_factory=dict)  # producers that expire, last seen when
     _own: set[str] = field(default_factory=set)
     _now: float = 0.0
-    _next_check: float = 0.0
 
     def __post_init__(self) -> None:
         for partition in self.partitions:
@@ -67,6 +63,8 @@ class LogAdmission(StreamAdmission):
 
     def refusal(self, hello: wire.Hello) -> str:
         """Why a producer may not open the stream; empty if it may."""
+        if problem := unfit(hello.peer):
+            return f"stream {self.stream!r}: {problem}"
         return super().refusal(hello) or self.no_room(hello.peer)
 
     def hello(
@@ -102,15 +100,10 @@ class LogAdmission(StreamAdmission):
         self._seen.pop(producer, None)
         return [each.number for each in self.partitions if each.forget(producer, done)]
 
-    def tick(self, now: float, expiry: float) -> None:
-        """Forget the producers that have been away for ``expiry`` seconds."""
-        super().tick(now, expiry)
+    def _forget_absent(self, now: float, expiry: float) -> None:
         self._now = now
-        if now < self._next_check:
-            return
-        if not self._next_check:  # absence counts from the start of the node
+        if not self._next_look:  # absence counts from the start of the node
             self._seen = dict.fromkeys(self._seen, now)
-        self._next_check = now + max(0.1, expiry / _CHECKS)
         for producer, _ in self.lanes:
             self._note(producer, producer in self._own)
         for producer, seen in list(self._seen.items()):

@@ -45,6 +45,9 @@ _NO_DESERIALIZER = StageSettings(DESERIALIZER, capacity=UNLIMITED)
 MAX_KEPT = 100_000
 """Producers that a stream of a log, or a partition of a durable stream, remembers."""
 
+_LOOKS = 16
+"""The number of checks of rows during the time after which producers are forgotten."""
+
 PERIOD = 1.0
 """Seconds after which a producer that sends nothing may lose its share."""
 
@@ -78,6 +81,7 @@ class StreamAdmission:
     left: int = 0
     period: int = 0
     _next_period: float = 0.0
+    _next_look: float = 0.0  # for absent producers
     _held: dict[ProducerLane, None] = field(default_factory=dict)
     _away: dict[ProducerLane, None] = field(default_factory=dict)
     _opened: dict[Hashable, set[str]] = field(default_factory=dict)
@@ -111,6 +115,9 @@ class StreamAdmission:
         long = wire.too_long(hello.peer)
         if long:
             return f"stream {self.stream!r}: {long}"
+        for position in hello.positions:
+            if not 0 <= position.number <= wire.MAX_NUMBER:
+                return f"stream {self.stream!r}: {position.number} is not an event number"
         task, word = task_of(hello.peer)
         if task and not isinstance(hello.headers.get(wire.FENCE), int):
             return (
@@ -229,10 +236,15 @@ class StreamAdmission:
         if task and latest is not None and latest != word:
             self._ended[f"{task}#{min(latest, word)}"] = None
 
-    def takes(self, producer: str, connection: Hashable) -> bool:
-        """Return True if the connection may open the stream for this producer, too."""
+    def crowded(self, producer: str, connection: Hashable) -> str:
+        """Why the connection may not open the stream for this producer, too; empty if it may."""
         opened = self._opened.get(connection, ())
-        return producer in opened or len(opened) < MAX_PRODUCERS
+        if producer in opened or len(opened) < MAX_PRODUCERS:
+            return ""
+        return (
+            f"stream {self.stream!r}: this connection has opened it for {MAX_PRODUCERS} producers, "
+            f"the most that are allowed; use another connection"
+        )
 
     def admit(
         self, data: wire.Data, connection: Hashable, now: float, size: int = 0
@@ -419,6 +431,9 @@ class StreamAdmission:
 
     def tick(self, now: float, expiry: float) -> None:
         """Forget producers that were away for ``expiry`` seconds, and see which are active."""
+        if now >= self._next_look:
+            self._forget_absent(now, expiry)
+            self._next_look = now + max(0.1, expiry / _LOOKS)
         if now < self._next_period:
             return
         self._next_period = now + PERIOD
@@ -428,6 +443,9 @@ class StreamAdmission:
         self.expire(now - expiry)
         if self._ended:
             self._forget_ended()
+
+    def _forget_absent(self, now: float, expiry: float) -> None:
+        """Forget the rows of producers that were away for ``expiry`` seconds."""
 
     def revoke(self, partition: int) -> None:
         """Leave a partition, with the lanes of its producers, to another node."""

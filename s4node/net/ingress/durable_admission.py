@@ -47,9 +47,6 @@ PATIENCE = 1.0
 """Seconds until processed events are committed for a producer that does not ask for verdicts; it
 only has to keep them longer."""
 
-_LOOKS = 16
-"""The number of checks of rows during the time after which producers are forgotten."""
-
 
 class DurableLane(ProducerLane):
     """One producer's numbers in one partition of a durable stream."""
@@ -193,7 +190,6 @@ class DurableAdmission(StreamAdmission):
     _moved: dict[int, dict[DurableLane, None]] = field(default_factory=dict)
     _forgotten: dict[int, dict[str, Known]] = field(default_factory=dict)
     _stopped: dict[DurableLane, None] = field(default_factory=dict)
-    _next_look: float = 0.0
 
     @property
     def window_bytes(self) -> int:
@@ -440,12 +436,7 @@ class DurableAdmission(StreamAdmission):
 
     # -- forgetting --------------------------------------------------------------------------
 
-    def tick(self, now: float, expiry: float) -> None:
-        """Forget producers that were away for ``expiry`` seconds, and see which are active."""
-        super().tick(now, expiry)
-        if now < self._next_look:
-            return
-        self._next_look = now + max(0.1, expiry / _LOOKS)
+    def _forget_absent(self, now: float, expiry: float) -> None:
         for (producer, partition), known in list(self._known.items()):
             if known.seen < now - expiry and not known.kept.own_id:
                 self._forget(producer, partition)

@@ -418,6 +418,15 @@ def _over(size: int, limit: int) -> str:
     return f"a frame of {size} bytes is over the limit of {limit}"
 
 
+def check_data(data: Data, body: memoryview, partitions: int) -> str:
+    """Why a node with these ``partitions`` cannot take a data frame; empty if it can."""
+    if not 0 <= data.partition < partitions:
+        return f"stream {data.stream!r} has no partition {data.partition}"
+    problem = check_sections(data, body)
+    where = f"{data.stream}[{data.partition}]@{data.producer}:{data.first}"
+    return f"{where}: {problem}" if problem else ""
+
+
 def check_sections(header: Data, body: memoryview) -> str:
     """Why the sections of a data frame do not add up; empty if they do."""
     sections = header.sections

@@ -33,8 +33,8 @@ from s4node.app.stream import Stream
 from s4node.events.event import EventBatch, footprint
 from s4node.events.keys import Partitioner
 from s4node.events.routing import Router
-from s4node.events.schema import EventType, TypeReader, fingerprint_of, misfit
-from s4node.net.ingress.admission import MAX_PRODUCERS, StreamAdmission
+from s4node.events.schema import EventType, TypeReader, check_declared, misfit
+from s4node.net.ingress.admission import StreamAdmission
 from s4node.net.ingress.durable_admission import DurableAdmission
 from s4node.net.ingress.part_numbers import FrameNumbers, PartNumbers
 from s4node.net.ingress.producer_lane import FrameReceipt, ProducerLane
@@ -52,9 +52,6 @@ PIECE = 512
 
 MAX_VERSIONS = 4096
 """Versions of event types that producers may have declared on a stream; the oldest is forgotten."""
-
-MAX_DECLARED = 64
-"""Versions that one hello may declare."""
 
 
 class FrameBatch(EventBatch):
@@ -272,13 +269,8 @@ class InputPort:
         self, hello: wire.Hello, connection: Hashable, node: str, incarnation: str, now: float
     ) -> wire.Hello | None:
         """Open the stream for a producer, or say why not; None if a commit must come first."""
-        error = self._accept_numbers(hello) or self._accept_types(hello)
-        error = error or self.admission.refusal(hello)
-        if not error and not self.admission.takes(hello.peer, connection):
-            error = (
-                f"stream {self.stream.name!r}: this connection has opened it for "
-                f"{MAX_PRODUCERS} producers, the most that are allowed; use another connection"
-            )
+        error = self._accept_types(hello) or self.admission.refusal(hello)
+        error = error or self.admission.crowded(hello.peer, connection)
         headers = {**self._headers, wire.PRODUCER: hello.peer}
         if error:
             return self.word(node, incarnation, error=error, headers=headers)
@@ -322,31 +314,17 @@ class InputPort:
             headers,
         )
 
-    def _accept_numbers(self, hello: wire.Hello) -> str:
-        for position in hello.positions:
-            if not 0 <= position.number <= wire.MAX_NUMBER:
-                return f"stream {self.stream.name!r}: {position.number} is not an event number"
-        return ""
-
     def _accept_types(self, hello: wire.Hello) -> str:
         """Learn the producer's versions of our types; return why they do not fit, or ""."""
         by_name = {kind.name: kind for kind in self.stream.types}
         taken = {name: kind.declaration for name, kind in by_name.items()}
-        if len(hello.types) > MAX_DECLARED:
-            return (
-                f"stream {self.stream.name!r}: a hello declares {len(hello.types)} event types; "
-                f"{MAX_DECLARED} are the most"
-            )
+        if error := check_declared(self.stream.name, hello.types):
+            return error
         for declared in hello.types:
             reason = misfit(self.stream.name, taken, declared)
             if reason:
                 return reason
             ours = by_name[declared.name]
-            if declared.fingerprint != fingerprint_of(declared.name, declared.fields):
-                return (
-                    f"stream {self.stream.name!r}: {declared.fingerprint} is not the fingerprint "
-                    f"of {declared.name} with these fields"
-                )
             if declared.fingerprint != ours.fingerprint:
                 self._learn(declared.fingerprint, ours)
         return ""
@@ -361,11 +339,8 @@ class InputPort:
 
     def on_data(self, data: wire.Data, body: memoryview, connection: Hashable, now: float) -> str:
         """Take a data frame; return what is wrong with it, or ""."""
-        if not 0 <= data.partition < self._partitions:
-            return f"stream {data.stream!r} has no partition {data.partition}"
-        problem = wire.check_sections(data, body)
-        if problem:
-            return f"{data.stream}[{data.partition}]@{data.producer}:{data.first}: {problem}"
+        if problem := wire.check_data(data, body, self._partitions):
+            return problem
         if self.closed and connection not in self.members:
             return ""
         if data.partition in self._leaving:  # the producer sends it to the next owner

@@ -236,7 +236,7 @@ async def test_an_event_without_the_key_is_refused_by_the_client_and_the_others_
         assert clicks.counts["unsent"] == 1
     assert app.numbers == [1, 3]
     assert (refused.number, refused.stream) == (-1, "clicks")
-    assert "the event has no attribute 'n'" in refused.reason
+    assert "the event has no attribute 'user'" in refused.reason
 
 
 @pytest.mark.parametrize("partitions", [1, 4])
