@@ -19,11 +19,6 @@ from s4node.runtime.task.poison.poison_events import Fault, LeftOut, Place, Pois
 from s4node.stages.stage import Stage
 
 
-HOMES = Partitioner(2)
-KEYS = {HOMES.partition_of(key): key for key in range(10)}
-ROUTER = Router(KeyRule(lambda event: KEYS[event.user == "3"]), HOMES)
-
-
 def test_an_event_is_covered_exactly_when_the_offset_to_resume_at_is_after_it() -> None:
     progress = InputProgress(SSP, 0, lambda *_: None)
     batch = EventBatch("clicks", 0, [Click(str(n)) for n in range(6)], first=0)
@@ -106,3 +101,6 @@ class Click(Event):
 
 
 SSP = SystemStreamPartition("log", "clicks", 0)
+HOMES = Partitioner(2)
+KEYS = {HOMES.partition_of(key): key for key in range(10)}
+ROUTER = Router(KeyRule(lambda event: KEYS[event.user == "3"]), HOMES)
