@@ -7,7 +7,7 @@ from typing import Any
 
 import trio
 from harness import until
-from shared_apps import OnePE
+from shared_apps import OnePE, counting
 
 from s4node import Event, GenericEvent, ProcessingElement, TaskApp
 from s4node.events.keys import Partitioner
@@ -67,23 +67,19 @@ async def processed(container: Container, system: MemorySystem, partitions: int 
         await until(done)
 
 
-class Count(ProcessingElement):
-    clicks: int = 0
-
-    def on_event(self, event: Click) -> None:
-        self.clicks += 1  # which must not stay
-        if event.bad:
-            raise ValueError(f"click {event.number} is bad")
+def fail_if_bad(_pe: Any, event: Click) -> None:
+    """Raise after the event was counted; the count must not stay."""
+    if event.bad:
+        raise ValueError(f"click {event.number} is bad")
 
 
-class AsyncCount(ProcessingElement):
-    clicks: int = 0
+async def fail_later(pe: Any, event: Click) -> None:
+    await trio.lowlevel.checkpoint()
+    fail_if_bad(pe, event)
 
-    async def on_event(self, event: Click) -> None:
-        self.clicks += 1
-        await trio.lowlevel.checkpoint()
-        if event.bad:
-            raise ValueError(f"click {event.number} is bad")
+
+Count = counting(Click, fail_if_bad)
+AsyncCount = counting(Click, fail_later, name="AsyncCount")
 
 
 def counts_app(pe: type[ProcessingElement] = Count, handlers: int = 1, cache: int = 0) -> OnePE:

@@ -88,6 +88,29 @@ def handling(handler: Callable[[Any, Any], Any], types: Any = Click) -> type[Pro
     return pe_class("Handling", on_event=handler_of(types, handler))
 
 
+def counting(
+    types: Any = Click,
+    then: Callable[[Any, Any], Any] = lambda _pe, _event: None,
+    *,
+    name: str = "Count",
+) -> type[Any]:
+    """A PE class that counts the events of its key in ``clicks``, and then calls a function of the
+    instance and the event, plain or async."""
+    if inspect.iscoroutinefunction(then):
+
+        async def on_event(pe: Any, event: Any) -> None:
+            pe.clicks += 1
+            await then(pe, event)
+
+    else:
+
+        def on_event(pe: Any, event: Any) -> None:  # type: ignore[misc]
+            pe.clicks += 1
+            then(pe, event)
+
+    return pe_class(name, clicks=0, on_event=handler_of(types, on_event))
+
+
 class OnePE(App):
     """An app with one PE, a class or its handler, on one input stream."""
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import trio
 from harness import ANY_PORT, ROOT, node_process, run_s4, running, s4_process, until
+from shared_apps import handling
 
 from apps.enrich.app import Click, Enrich, Located
 from apps.join.app import Join, JoinApp, PageView, Profile, Visit
@@ -28,7 +29,6 @@ from s4node import (
     Event,
     GenericEvent,
     Oldest,
-    ProcessingElement,
     TaskApp,
 )
 from s4node.events.keys import Partitioner, crc32m
@@ -345,13 +345,11 @@ async def consumer(
 ) -> AsyncIterator[Container]:
     """An app that consumes these streams as they come; ``settings`` lead to it then."""
 
-    class Keep(ProcessingElement):
-        def on_event(self, event: Any) -> None:
-            kept.events[self.partition].append(event)
-
     app = App("keep")
     for stream, kind in streams:
-        keep = app.create_pe(Keep)
+        keep = app.create_pe(
+            handling(lambda pe, event: kept.events[pe.partition].append(event), Any)
+        )
         keep.set_singleton()
         app.create_input_stream(stream, keep, types=kind)
     async with running(app, partitions=partitions) as node:

@@ -18,9 +18,9 @@ import trio
 from failing import Click, Store, Stores, counted, fill, ssp, stored, truth
 from harness import free_port, until
 from several_containers import Nodes, nodes
-from shared_apps import OnePE
+from shared_apps import OnePE, counting
 
-from s4node import App, Client, Event, OutputStream, ProcessingElement, Stream, TaskApp
+from s4node import App, Client, Event, ProcessingElement, TaskApp
 from s4node.events.keys import Partitioner
 from s4node.runtime.container.container import Container
 from s4node.runtime.task.gate import Phase
@@ -145,20 +145,11 @@ async def test_no_stage_of_a_task_that_was_handed_over_is_given_a_spill(
 # -- what tasks put -------------------------------------------------------------------------------
 
 
-class Pass(ProcessingElement):
-    clicks: int = 0
-    seen: OutputStream
-
-    def on_event(self, event: Click) -> None:
-        self.clicks += 1
-        self.seen.put(event)
-
-
 def passing() -> App:
-    app = App("passing")
-    one = app.create_pe(Pass)
-    app.create_input_stream("clicks", one, key="user", system="memory")
-    one.seen = app.create_output_stream("seen", key="user", types=Click)
+    app = OnePE(
+        counting(Click, lambda pe, event: pe.seen.put(event)), name="passing", system="memory"
+    )
+    app.pe.seen = app.create_output_stream("seen", key="user", types=Click)
     return app
 
 
@@ -190,32 +181,21 @@ class Turn(Event):
     left: int
 
 
-class Begin(ProcessingElement):
-    clicks: int = 0
-    turns: Stream
-
-    def on_event(self, event: Click) -> None:
-        self.clicks += 1
-        self.turns.put(Turn(f"place-{event.number % 7}", 20))
+def begin(pe: Any, event: Click) -> None:
+    pe.turns.put(Turn(f"place-{event.number % 7}", 20))
 
 
-class Spin(ProcessingElement):
-    clicks: int = 0
-    turns: Stream
-
-    def on_event(self, event: Turn) -> None:
-        self.clicks += 1
-        if event.left:
-            step = event.left % 2  # every other stays where it is
-            place = (int(event.place[-1]) + step) % 7
-            self.turns.put(Turn(f"place-{place}", event.left - 1))
+def spin(pe: Any, event: Turn) -> None:
+    if event.left:
+        step = event.left % 2  # every other stays where it is
+        place = (int(event.place[-1]) + step) % 7
+        pe.turns.put(Turn(f"place-{place}", event.left - 1))
 
 
 def loops() -> App:
-    app = App("loops")
-    begin, spin = app.create_pe(Begin), app.create_pe(Spin)
-    app.create_input_stream("clicks", begin, key="user", system="memory")
-    begin.turns = spin.turns = app.create_stream("turns", spin, key="place", types=Turn)
+    app = OnePE(counting(Click, begin), name="loops", types=Click, system="memory")
+    spins = app.create_pe(counting(Turn, spin, name="Spin"))
+    app.pe.turns = spins.turns = app.create_stream("turns", spins, key="place", types=Turn)
     return app
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import trio
 from harness import running, until
+from shared_apps import handling
 
 from s4node import App, Client, Event, ProcessingElement
 from s4node.app.stream_task import Collector, Coordinator, Envelope, TaskApp
@@ -69,9 +70,7 @@ async def test_after_a_restart_only_what_is_new_bootstraps(
     assert again.streams_seen == "r" * 10 + "c" * 5
 
 
-class Last(ProcessingElement):
-    def on_event(self, event: Event) -> None:
-        self.app.seen.append(type(event).__name__)
+Last = handling(lambda pe, event: pe.app.seen.append(type(event).__name__), Event)
 
 
 class Mixed(App):

@@ -13,8 +13,9 @@ import trio
 from harness import running, until
 from input_systems import dies, fresh
 from kept import keep_positions, kept_positions
+from shared_apps import handling
 
-from s4node import App, GenericEvent, ProcessingElement
+from s4node import App, GenericEvent
 from s4node.app.stream_task import TaskApp
 from s4node.errors import CheckpointError, StateError, TaskFenced
 from s4node.events.keys import Partitioner, hasher_named
@@ -478,9 +479,7 @@ def settings(tmp_path: Path) -> dict[str, str]:
     }
 
 
-class Ignore(ProcessingElement):
-    def on_event(self, event: GenericEvent) -> None:
-        pass
+Ignore = handling(lambda _pe, _event: None, GenericEvent)
 
 
 def writing(

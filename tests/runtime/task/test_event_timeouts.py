@@ -22,8 +22,8 @@ from failing import (
     truth,
 )
 from harness import running, until
+from shared_apps import counting
 
-from s4node import ProcessingElement
 from s4node.errors import EventTimeout, S4Error, StateError
 from s4node.events.keys import Partitioner
 from s4node.systems.memory import MemorySystem
@@ -125,24 +125,16 @@ async def test_what_tasks_store_is_the_truth_without_the_events_that_take_too_lo
 async def test_a_handler_of_a_parallel_stream_that_takes_too_long_leaves_nothing_behind(
     system: MemorySystem, settings: dict[str, str], gate: threading.Event, awaits: bool
 ) -> None:
-    class Plain(ProcessingElement):
-        clicks: int = 0
+    def wait_in_thread(_pe: Any, event: Click) -> None:
+        if event.bad:
+            gate.wait(60)
 
-        def on_event(self, event: Click) -> None:
-            self.clicks += 1
-            if event.bad:
-                gate.wait(60)
-
-    class Async(ProcessingElement):
-        clicks: int = 0
-
-        async def on_event(self, event: Click) -> None:
-            self.clicks += 1
-            if event.bad:
-                await trio.sleep_forever()
+    async def wait_forever(_pe: Any, event: Click) -> None:
+        if event.bad:
+            await trio.sleep_forever()
 
     clicks = fill(system, 100, lambda n: n in (7, 8, 60))
-    counts = counts_app(Async if awaits else Plain, 2)
+    counts = counts_app(counting(Click, wait_forever if awaits else wait_in_thread), 2)
     async with running(counts, settings, partitions=2) as container:
         await processed(container, system)
         more = [Click(f"user-{n}") for n in range(17)]  # so that each is in memory

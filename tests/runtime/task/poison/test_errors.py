@@ -19,6 +19,7 @@ from failing import (
     Stores,
     counted,
     counts_app,
+    fail_if_bad,
     fill,
     letters,
     processed,
@@ -29,6 +30,7 @@ from failing import (
 from harness import running, until
 from input_systems import dies, fresh
 from kept import kept_instances, kept_rows
+from shared_apps import counting
 
 from s4node import App, Client, Event, ProcessingElement, TaskApp
 from s4node.errors import ConfigError, ProcessingError
@@ -191,21 +193,12 @@ class Hop(Event):
     bad: bool = False
 
 
-class First(ProcessingElement):
-    clicks: int = 0
-
-    def on_event(self, event: Click) -> None:
-        self.clicks += 1
-        self.app.hops.put(Hop(f"page-{event.number % 11}", event.number, event.bad))
+def put_hop(pe: Any, event: Click) -> None:
+    pe.app.hops.put(Hop(f"page-{event.number % 11}", event.number, event.bad))
 
 
-class Second(ProcessingElement):
-    clicks: int = 0
-
-    def on_event(self, event: Hop) -> None:
-        self.clicks += 1
-        if event.bad:
-            raise ValueError(f"hop {event.number} is bad")
+First = counting(Click, put_hop, name="First")
+Second = counting(Hop, fail_if_bad, name="Second")
 
 
 class Hops(App):
