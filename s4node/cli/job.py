@@ -23,6 +23,7 @@ from typing import NamedTuple, TypeVar
 import trio
 
 from s4node import threads
+from s4node.app.app import App
 from s4node.cli.arguments import cluster_option, json_option, setting_options
 from s4node.cli.running_apps import config_of, coordinations_of, runs_here
 from s4node.cluster.coordination.folder import FolderCoordination
@@ -94,7 +95,8 @@ class Job:
 
     ``config`` has the settings of the app if it runs. ``guard`` and ``tasks`` are from its last
     start. ``read`` are the inputs of its program as ``system.stream``; empty if unknown. ``depot``
-    is the place to which its state is shipped, if that is read as well.
+    is the place to which its state is shipped, if that is read as well. ``app`` is its program, if
+    that was loaded to find it.
     """
 
     name: str
@@ -104,6 +106,7 @@ class Job:
     tasks: Sequence[str]
     read: Sequence[str] = ()
     depot: RemoteJob | None = None
+    app: App | None = None
     _looks: dict[str, Progress | StoreCorrupt] = field(default_factory=dict)
 
     @contextmanager
@@ -333,11 +336,17 @@ def find_job(target: str, config: Config, *, shipped: bool = False) -> Job:
     trio.run(partial(declare, app, config, config[settings.CLUSTER_PARTITIONS]))
     read = [f"{stream.system}.{stream.name}" for stream in replayable(app)]
     folder = folder_of(root, cluster, app.name)
-    return _job(app.name, folder, config, read, depot_of(config, folder) if shipped else None)
+    depot = depot_of(config, folder) if shipped else None
+    return _job(app.name, folder, config, read, depot, app)
 
 
 def _job(
-    name: str, folder: Path, config: Config, read: Sequence[str], depot: RemoteJob | None
+    name: str,
+    folder: Path,
+    config: Config,
+    read: Sequence[str],
+    depot: RemoteJob | None,
+    app: App | None = None,
 ) -> Job:
     guard = None
     tasks: set[str] = set()
@@ -354,7 +363,7 @@ def _job(
         guard = there if guard is None or there is None else there.over(guard)
         here = {safe_name(task) for task in tasks}
         tasks.update(task_of(each) for each in depot.tasks() if each not in here)
-    return Job(name, folder, config, guard, sorted(tasks), read, depot)
+    return Job(name, folder, config, guard, sorted(tasks), read, depot, app)
 
 
 def where_of(text: str, *, all_partitions: bool = False) -> Where:

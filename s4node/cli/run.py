@@ -94,14 +94,14 @@ def run(
     as_json: bool,
 ) -> int:
     """Run an app here, or in several processes; returns the exit status."""
-    if savepoint:
-        from s4node.cli.savepoint import go_back
-
-        go_back(target, config, savepoint, outputs=outputs, accept_loss=accept_loss)
     if nodes:
         config = config.with_({CONTAINER_COUNT.name: "0"})  # partitions for all containers
         if config.origin(CLUSTER_PARTITIONS) == "default":
             config = config.with_({CLUSTER_PARTITIONS.name: str(nodes)})
+    if savepoint:
+        from s4node.cli.savepoint import go_back
+
+        go_back(target, config, savepoint, outputs=outputs, accept_loss=accept_loss)
     containers = nodes or config[CONTAINER_COUNT]
     if not containers:
         return _serve(target, config, as_json=as_json)

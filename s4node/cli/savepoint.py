@@ -17,7 +17,7 @@ from s4node.cli.arguments import seconds
 from s4node.cli.job import app_argument, find_job, job_options
 from s4node.config.config import Config
 from s4node.deploy.savepoint import TIMEOUT, SavepointOf
-from s4node.deploy.savepoint_restore import SavepointRestore
+from s4node.deploy.savepoint_restore import SavepointRestore, check_readable
 from s4node.errors import CheckpointError
 from s4node.offsets.job_lock import stopped
 from s4node.savepoints.manifest import Manifest
@@ -66,6 +66,7 @@ def go_back(target: str, config: Config, name: str, *, outputs: str, accept_loss
     manifest = place.manifest_of(name)
     manifest.check_app(job.name)
     with stopped(job.folder), place.opened(manifest) as saved:
+        trio.run(check_readable, job.app, config, manifest, saved)
         restore = SavepointRestore(job.name, job.folder, job.config, job.depot, manifest, saved)
 
         def work(_: str) -> None:

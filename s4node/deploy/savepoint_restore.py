@@ -18,18 +18,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import trio
 
 from s4node import clocks
+from s4node.app.app import App
 from s4node.cluster.coordination.startpoint_store import StartpointStore
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import CheckpointError
-from s4node.events.keys import crc32m
+from s4node.events.keys import crc32m, hasher_named
 from s4node.failpoints import passing
 from s4node.net.egress.outbox_rows import (
     Rows,
@@ -45,6 +47,8 @@ from s4node.offsets.checkpoint import JobGuard
 from s4node.offsets.producer_offsets import KeptProducer, Producer, row_of
 from s4node.offsets.startpoint_fan_out import Requests, later
 from s4node.offsets.task_claims import TaskClaims, now_ms
+from s4node.runtime.container import saved_sample
+from s4node.runtime.inputs.job_model import TaskModel
 from s4node.runtime.outputs.exchange import FORMER, parts_of
 from s4node.savepoints.manifest import Facts, Manifest, Restoring
 from s4node.savepoints.place import opened_task
@@ -65,6 +69,9 @@ from s4node.state.job import (
 from s4node.state.remote_job import RemoteJob
 from s4node.state.rows import OUTBOX, PRODUCERS, task_row
 from s4node.state.task_state import TaskState
+
+_BY_NUMBER = settings.GROUPER.default
+"""The grouper with which the number of tasks is that of partitions, or of an input's."""
 
 
 @dataclass(frozen=True)
@@ -262,6 +269,24 @@ class SavepointRestore:
 
     def _folder_of(self, task: str) -> Path:
         return named_folder(self.saved, task)
+
+
+async def check_readable(app: App | None, config: Config, manifest: Manifest, saved: Path) -> None:
+    """Raise CheckpointError or StateError if ``app`` with these settings cannot go on from the
+    savepoint in the folder ``saved``; without the program only the settings are checked."""
+    guard = JobGuard.from_row(manifest.job)
+    asked = config[settings.CLUSTER_PARTITIONS]
+    by_inputs = asked < guard.tasks in guard.counts.values() or guard.grouper != _BY_NUMBER
+    if config.origin(settings.CLUSTER_PARTITIONS) == "default" or by_inputs:
+        asked = guard.tasks
+    wanted = replace(guard, hasher=config[settings.HASHER], tasks=asked)
+    fix = "Or go on from another savepoint."
+    wanted.check(guard, f"the savepoint {manifest.name!r}", fix)
+    if app is not None:
+        tasks = [TaskModel(index, name) for index, name in enumerate(manifest.tasks)]
+        hasher = hasher_named(guard.hasher)
+        opened = partial(opened_task, saved)
+        await saved_sample.check(app, opened, tasks, hasher, manifest.name)
 
 
 def _facts_of(state: TaskState) -> Facts:

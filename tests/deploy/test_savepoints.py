@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import signal
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
-from harness import ANY_PORT, NodeProcess, node_process, s4_process, until_told
+from harness import ANY_PORT, NodeProcess, node_process, s4_process, until, until_told
 
 from s4node import Client, Event
 from s4node.events.keys import crc32m
@@ -321,6 +324,100 @@ async def test_bad_savepoints_are_named_and_refused_and_the_job_stays_as_it_was(
             assert it.counts("counter") == counts(range(300))
 
 
+async def test_a_savepoint_that_does_not_fit_what_is_to_run_is_refused_before_anything_changes(
+    it: Shop,
+) -> None:
+    async with it.totals() as totals:
+        async with it.counter(totals) as counter, Client(counter.address, producer="p") as client:
+            await it.send(client, 0, 100)
+            await it.s4("savepoint", "counter", "--name", "one")
+            await it.send(client, 100, 300)
+            await it.until_total(300)
+        back = ("--from", "one", "--outputs", "again", "--accept-loss")
+        run = ("run", "counter.py", *back, *it.to(totals))
+        hasher = await it.s4(*run, "-p", "s4.hasher=s4", ends=1)
+        assert "the savepoint 'one' does not fit this job" in hasher.errors
+        fewer = await it.s4(*run, "--partitions", "3", ends=1)
+        assert "it had 4 tasks and would have 3" in fewer.errors
+        source = it.folder / "counter.py"
+        source.write_text(COUNTER.replace("Spread", "Scatter"))
+        gone = await it.s4(*run, ends=1)
+        assert "state that this version of app 'counter' has no place for: pe Spread" in gone.errors
+        source.write_text(COUNTER)
+        await it.s4("savepoints", "export", "counter", "one", "one.tar")
+        other = await it.s4("savepoints", "import", "totals.py", "one.tar", ends=1)
+        assert (
+            "savepoint 'one' is of app 'counter', and cannot be used for 'totals'" in other.errors
+        )
+        cut = it.folder / "cut.tar"
+        cut.write_bytes((it.folder / "one.tar").read_bytes()[:-40_000])
+        half = await it.s4("savepoints", "import", "counter", "cut.tar", "--name", "two", ends=1)
+        assert "cut.tar is not what s4 savepoints export has written, or is cut" in half.errors
+        copied = it.job / "savepoints" / "copied"
+        shutil.copytree(it.job / "savepoints" / "one", copied)
+        (copied / "manifest.json").unlink()
+        half = await it.s4("run", "counter.py", "--from", "copied", *it.to(totals), ends=1)
+        assert "savepoint 'copied' in" in half.errors
+        assert "its manifest is missing, as if it was copied in part" in half.errors
+        listed = await it.s4("savepoints", "list", "counter", ends=1)
+        assert listed.stdout[0].startswith("one: ")
+        assert "its manifest is missing" in listed.errors
+        await it.s4("savepoints", "remove", "counter", "copied")
+        assert [path.name for path in it.job.glob("savepoints/*")] == ["one"]
+        async with it.counter(totals):
+            assert it.counts("counter") == counts(range(300))
+
+
+async def test_a_savepoint_that_finds_no_room_leaves_nothing_and_the_job_goes_on(
+    it: Shop, small_disk: Path
+) -> None:
+    it.state = str(small_disk / "state")
+    async with it.totals() as totals:
+        async with it.counter(totals) as counter, Client(counter.address, producer="p") as client:
+            await it.send(client, 0, 300)
+            await it.until_total(300)
+            await it.s4("savepoint", "counter", "--name", "one")
+            ballast = small_disk / "ballast"
+            fill(ballast)
+            full = await it.s4("savepoint", "counter", "--name", "two", "--timeout", "5", ends=1)
+            assert "No space left on device" in full.errors
+            ballast.unlink()
+            await it.send(client, 300, 400)
+            await it.until_total(400)
+        for left in (0, 50_000, 100_000):
+            fill(ballast, left)
+            stopped = await it.s4("savepoint", "counter", "--name", "two", ends=1)
+            assert re.search("[Nn]o space left|is full|free some space", stopped.errors)
+        back = ("--from", "one", "--outputs", "again", "--accept-loss")
+        restored = await it.s4("run", "counter.py", *back, *it.to(totals), ends=1)
+        assert re.search("[Nn]o space left|is full|free some space", restored.errors)
+        ballast.unlink()
+        found = [path.name for path in it.job.glob("savepoints/*")]
+        assert [name for name in found if name != ".restore"] == ["one"]
+        assert it.counts("counter") == counts(range(400))
+        async with it.counter(totals, *back):
+            assert it.counts("counter") == counts(range(300))
+
+
+async def test_a_command_that_is_interrupted_leaves_no_savepoint_and_the_next_is_taken(
+    it: Shop,
+) -> None:
+    async with it.totals() as totals:
+        async with it.counter(totals) as counter, Client(counter.address, producer="p") as client:
+            await it.send(client, 0, 300)
+            counter.process.send_signal(signal.SIGSTOP)  # so that no cut is made
+            words = ("savepoint", "counter", "--name", "one", *it.place)
+            async with s4_process(*words, cwd=it.folder, ready=False) as command:
+                await until(lambda: any((it.job / "coordination").rglob("*")))
+                command.process.send_signal(signal.SIGINT)
+                assert await command.wait() == 130
+            counter.process.send_signal(signal.SIGCONT)
+            await it.s4("savepoint", "counter", "--name", "one")
+            await it.send(client, 300, 400)
+            await it.until_total(400)
+        assert [path.name for path in it.job.glob("savepoints/*")] == ["one"]
+
+
 # -- set-up ---------------------------------------------------------------------------------------
 
 COUNTER = """
@@ -375,6 +472,15 @@ app.create_input_stream("done", app.create_pe(Total), key="digit")
 class Click(Event):
     user: str
     number: int
+
+
+def fill(ballast: Path, left: int = 0) -> None:
+    """Leave so many bytes on the disk of this file."""
+    with ballast.open("wb", buffering=0) as file:
+        with suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+        file.truncate(file.tell() - left)
 
 
 def counts(numbers: Any) -> Counter[str]:
