@@ -368,6 +368,7 @@ def describe(hosted: HostedStream) -> Mapping[str, Any]:
         "retention_bytes": settings.retention_bytes,
         "producers": known,
         "types": sorted({kind.name for each in stream.partitions for kind in each.types.values()}),
+        "declarations": [(k.name, k.fingerprint, k.fields) for k in hosted.types.values()],
         "partitions": [_described(each) for each in stream.partitions],
     }
 

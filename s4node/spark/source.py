@@ -1,28 +1,323 @@
-# ruff: noqa: ARG001
-"""Reads streams of a node's log into DataFrames."""
+"""Reads streams of a node's log, and the state in savepoints, into DataFrames.
+
+Rules
+- The planner asks the node for bounds; the read tasks fetch frames from it. Neither keeps anything:
+  Spark's checkpoint has all progress, and what it names is read again after a restart.
+- The columns are those of one event type, then the partition, the offset and the time at which the
+  event was appended.
+- A batch reads up to the end of the stream as it was when the query was planned.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from s4node.errors import ConfigError
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from s4node.config import plugins
+from s4node.errors import ConfigError, StoreCorrupt
+from s4node.events.schema import GENERIC, EventType, TypeDecl, refusal_of
+from s4node.offsets.startpoint import Startpoint, Upcoming
+from s4node.offsets.system import Bounds, SystemStreamPartition
+from s4node.spark import columns, positions
+from s4node.spark.log_reader import PartitionFrames, ask
+from s4node.spark.positions import Position, Positions, Range
+from s4node.systems.embedded_log import EmbeddedLog
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
-    from pyspark.sql.types import StructType
+    import pyarrow as pa
+
+Options = Mapping[str, str]
+
+_KNOWN = {"address", "stream", "type", "columns", "start", "end", "patience", "path"}
+_STREAMING = {"maxeventspertrigger"}
 
 
-def schema(options: Mapping[str, str]) -> StructType:
+@dataclass(frozen=True)
+class Wanted:
+    """What the options of a query ask for."""
+
+    address: str
+    stream: str
+    type: str = ""
+    columns: str = ""
+    start: str = "oldest"
+    end: str = "upcoming"
+    most: int | None = None
+    patience: float = 30.0
+
+    @classmethod
+    def of(cls, options: Options) -> Wanted:
+        """What ``options`` ask for; raises ConfigError."""
+        unknown = sorted(options.keys() - _KNOWN - _STREAMING)
+        if unknown:
+            raise ConfigError(
+                f"format('s4') does not know the option {unknown[0]!r} for reading; it knows "
+                f"address, stream, type, columns, start, end, maxEventsPerTrigger and patience"
+            )
+        for name in ("address", "stream"):
+            if not options.get(name):
+                raise ConfigError(
+                    f"option {name} is missing; read as in spark.read.format('s4')"
+                    f".option('address', 'tcp://host:12000').option('stream', 'clicks').load()"
+                )
+        return cls(
+            options["address"],
+            options["stream"],
+            options.get("type", ""),
+            options.get("columns", ""),
+            options.get("start", "oldest"),
+            options.get("end", "upcoming"),
+            _number(options, "maxEventsPerTrigger", int)
+            if options.get("maxEventsPerTrigger")
+            else None,
+            _number(options, "patience", float) if options.get("patience") else 30.0,
+        )
+
+
+def _number(options: Options, name: str, kind: type[Any]) -> Any:
+    try:
+        found = kind(options[name])
+    except ValueError:
+        found = 0
+    if not found > 0:
+        raise ConfigError(f"option {name}={options[name]!r} is not a number above 0")
+    return found
+
+
+def schema(options: Options) -> StructType:
     """The columns of a DataFrame read with these options."""
-    raise ConfigError("format('s4') cannot read yet; write with df.write.format('s4')")
+    if options.get("state"):
+        from s4node.spark import state_source
+
+        return state_source.schema(options)
+    wanted = Wanted.of(options)
+    stream = _Stream.described(wanted)
+    if stream.name == GENERIC:
+        raise ConfigError(
+            f"stream {wanted.stream!r} has no events with a type, so its columns are not known; "
+            f"name the class with option type=package.module:Class, or the columns of events "
+            f"without a type as in .schema('user string, seconds bigint')"
+        )
+    return columns.chosen(columns.schema_of(stream.read), wanted.columns)
 
 
-def batch_reader(options: Mapping[str, str], schema: StructType) -> DataSourceReader:
+def batch_reader(options: Options, schema: StructType) -> DataSourceReader:
     """The reader of ``spark.read``."""
-    raise ConfigError("format('s4') cannot read yet; write with df.write.format('s4')")
+    if options.get("state"):
+        from s4node.spark import state_source
+
+        return state_source.SavepointReader(options, schema)
+    if options.get("maxEventsPerTrigger"):
+        raise ConfigError("option maxEventsPerTrigger is for readStream; leave it out")
+    return LogReader(Wanted.of(options), schema)
 
 
-def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceStreamReader:
+def stream_reader(options: Options, schema: StructType) -> DataSourceStreamReader:
     """The reader of ``spark.readStream``."""
-    raise ConfigError("format('s4') cannot read yet; write with df.write.format('s4')")
+    if options.get("state"):
+        raise ConfigError("a savepoint does not change; read option state with spark.read")
+    if options.get("end"):
+        raise ConfigError(
+            "option end is for spark.read; a stream query ends with trigger(availableNow=True)"
+        )
+    return LogStreamReader(Wanted.of(options), schema)
+
+
+class _Stream:
+    """A stream as its node describes it."""
+
+    def __init__(self, wanted: Wanted, described: Mapping[str, Any]) -> None:
+        self.wanted = wanted
+        self.types = [
+            TypeDecl(name, fingerprint, tuple((f, w, bool(r)) for f, w, r in fields))
+            for name, fingerprint, fields in described["declarations"]
+        ]
+        damage = [each["damage"] for each in described["partitions"] if "damage" in each]
+        if damage:
+            raise StoreCorrupt(damage[0])
+        self.bounds = {
+            number: Bounds(
+                each["oldest"],
+                each["upcoming"],
+                epochs=tuple((epoch, first) for epoch, first in each["epochs"]),
+            )
+            for number, each in enumerate(described["partitions"])
+        }
+        self.name, self.read = self._chosen()
+
+    @classmethod
+    def described(cls, wanted: Wanted) -> _Stream:
+        """The stream now; raises UnknownStream, or ConnectionRefused if its node is down."""
+        return cls(
+            wanted, ask(wanted.address, wanted.patience, lambda log: log.describe(wanted.stream))
+        )
+
+    def _chosen(self) -> tuple[str, list[TypeDecl]]:
+        """The name of the event type to read, and the versions of it; raises ConfigError."""
+        stream, kind = self.wanted.stream, self.wanted.type
+        names = sorted({each.name for each in self.types} - {GENERIC})
+        if ":" in kind:
+            own = EventType(plugins.found(kind, "option type", "event class")).declaration
+            versions = [each for each in self.types if each.name == own.name]
+            bad = [why for each in versions if (why := refusal_of(own, each))]
+            if bad:
+                raise ConfigError(f"stream {stream!r} cannot be read as {kind}: {bad[0]}")
+            return own.name, [own, *versions]
+        if not kind and len(names) > 1:
+            raise ConfigError(
+                f"stream {stream!r} has events of the types {', '.join(names)}; say which to read "
+                f"with option type: a name, or package.module:Class"
+            )
+        name = kind or (names[0] if names else GENERIC)
+        if name not in (*names, GENERIC):
+            raise ConfigError(
+                f"stream {stream!r} has no events of the type {name!r}; it has "
+                f"{', '.join(names) or 'none with a type'}"
+            )
+        return name, [each for each in self.types if each.name == name]
+
+    def positions(self, place: Startpoint | dict[int, int]) -> Positions:
+        """The positions that a startpoint, or offsets by partition, mean now."""
+        if isinstance(place, dict):
+            whole = {number: each.upcoming for number, each in self.bounds.items()}
+            offsets = {**whole, **place}
+        else:
+            wanted = self.wanted
+            offsets = ask(wanted.address, wanted.patience, lambda log: self._resolved(log, place))
+        return {
+            number: Position(offset, self.bounds[number].epoch if number in self.bounds else 0)
+            for number, offset in offsets.items()
+        }
+
+    async def _resolved(self, log: EmbeddedLog, place: Startpoint) -> dict[int, int]:
+        return {
+            number: await log.resolve(
+                SystemStreamPartition("log", self.wanted.stream, number), place
+            )
+            for number in self.bounds
+        }
+
+    @property
+    def end(self) -> Positions:
+        """The end of the stream now."""
+        return {n: Position(each.upcoming, each.epoch) for n, each in self.bounds.items()}
+
+    @property
+    def oldest(self) -> Positions:
+        return {n: Position(each.oldest, each.epoch) for n, each in self.bounds.items()}
+
+
+class _Part(InputPartition):
+    """What one read task reads."""
+
+    def __init__(self, part: Range, name: str, types: Sequence[TypeDecl]) -> None:
+        self.range, self.name, self.types = part, name, types
+
+
+def _read(wanted: Wanted, schema: StructType, part: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The rows of a read task, on an executor."""
+    if not isinstance(part, _Part):  # Spark's own, where there is nothing to read
+        return
+    number, first, end, epoch = part.range
+    batches = columns.Batches(schema, part.name, part.types)
+    with PartitionFrames(
+        wanted.address, wanted.patience, wanted.stream, number, first, epoch
+    ) as frames:
+        for arrived in frames:
+            batches.add(arrived.first, arrived.data, arrived.body)
+            if batches.full or arrived.end >= end:
+                batch = batches.take(number, end)
+                if batch is not None:
+                    yield batch
+                if arrived.end >= end:
+                    return
+
+
+class LogReader(DataSourceReader):
+    """Reads what a stream has now, from ``start`` to ``end``."""
+
+    def __init__(self, wanted: Wanted, schema: StructType) -> None:
+        self._wanted = wanted
+        self._schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        wanted = self._wanted
+        stream = _Stream.described(wanted)
+        start = stream.positions(positions.parse_start("start", wanted.start))
+        place = positions.parse_start("end", wanted.end)
+        end = stream.end if isinstance(place, Upcoming) else stream.positions(place)
+        for each in (start, end):
+            positions.check(wanted.stream, each, stream.bounds)
+        return [
+            _Part(part, stream.name, stream.types)
+            for part in positions.ranges(start, end, stream.bounds)
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self._wanted, self._schema, partition)
+
+
+class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads a stream as it grows."""
+
+    def __init__(self, wanted: Wanted, schema: StructType) -> None:
+        self._wanted = wanted
+        self._schema = schema
+        self._columns = ", ".join(f"{f.name} {f.dataType.simpleString()}" for f in schema.fields)
+        self._last: Positions | None = None  # the end for trigger(availableNow=True)
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's names
+        stream = _Stream.described(self._wanted)
+        start = stream.positions(positions.parse_start("start", self._wanted.start))
+        positions.check(self._wanted.stream, start, stream.bounds)
+        return positions.to_json(start, self._columns)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        most = self._wanted.most
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        stream = _Stream.described(self._wanted)
+        before = self._checked(stream, start)
+        end = self._last or stream.end
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        begun = {**stream.oldest, **before}  # a stream may get more partitions
+        return positions.to_json(positions.advance(begun, end, most), self._columns)
+
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+        return positions.to_json(_Stream.described(self._wanted).end, self._columns)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._last = _Stream.described(self._wanted).end
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        stream = _Stream.described(self._wanted)
+        first, last = self._checked(stream, start), self._checked(stream, end)
+        return [
+            _Part(part, stream.name, stream.types)
+            for part in positions.ranges(first, last, stream.bounds)
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self._wanted, self._schema, partition)
+
+    def _checked(self, stream: _Stream, row: dict[str, Any]) -> Positions:
+        """The positions of Spark's checkpoint; raises InputLost if events there are gone."""
+        positions.check_columns(row, self._columns)
+        found = positions.from_json(row)
+        positions.check(self._wanted.stream, found, stream.bounds)
+        return found

@@ -1,0 +1,147 @@
+"""A node's log for a thread without trio: questions, and the frames of one partition.
+
+Rules
+- The wire is that of every other reader: ``net.client.reading`` decides, and ``reader_link``
+  carries. Only the thread is of this module.
+- Frames are fetched a window ahead while the caller decodes. A lost connection is made again, and
+  reading continues where it was.
+- A node that says nothing for ``patience`` seconds is an error that tells why.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from typing import TypeVar
+
+import trio
+
+from s4node import tokens
+from s4node.errors import ConnectionRefused, S4Error, leaves
+from s4node.events.event import GenericEvent
+from s4node.net.client.reader_link import ReaderLink
+from s4node.net.client.reading import Arrived, Lost, Reading
+from s4node.net.transport.why_silent import why_silent
+from s4node.systems.embedded_log import EmbeddedLog
+
+R = TypeVar("R")
+
+_WINDOW = 131_072
+_WINDOW_BYTES = 16 << 20
+_ACKNOWLEDGE = 8  # frames
+
+
+def ask(address: str, patience: float, question: Callable[[EmbeddedLog], Awaitable[R]]) -> R:
+    """Ask the log at an address; raises ConnectionRefused if it does not answer in time."""
+
+    async def asked() -> R:
+        log = EmbeddedLog("log", address, timeout=patience)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(log.run)
+            found = await question(log)
+            nursery.cancel_scope.cancel()
+        return found
+
+    try:
+        return trio.run(asked)
+    except BaseExceptionGroup as group:
+        ours = [error for error in leaves(group) if isinstance(error, S4Error)]
+        raise (ours[0] if ours else group) from None
+
+
+class PartitionFrames:
+    """The frames of one partition from the offset ``first`` on, to be read with ``for`` in
+    ``with``. ``epoch`` is that of the offset, or 0."""
+
+    def __init__(
+        self, address: str, patience: float, stream: str, partition: int, first: int, epoch: int
+    ) -> None:
+        self._address = address
+        self._patience = patience
+        self._arrived: queue.SimpleQueue[Arrived | Lost | BaseException] = queue.SimpleQueue()
+        self._reading = Reading(
+            stream,
+            f"spark-{tokens.fresh(6)}",
+            (GenericEvent,),
+            {partition: first},
+            window=_WINDOW,
+            window_bytes=_WINDOW_BYTES,
+            others=True,
+            deliver=self._arrived.put,
+            epochs={partition: epoch} if epoch else {},
+        )
+        self._told = False
+        self._stop: trio.Event
+        self._token: trio.lowlevel.TrioToken
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="s4-log-reader", daemon=True)
+
+    def __enter__(self) -> PartitionFrames:
+        self._thread.start()
+        self._ready.wait()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(self._stop.set)
+        self._thread.join()
+
+    def __iter__(self) -> Iterator[Arrived]:
+        waiting = 0
+        while True:
+            try:
+                arrived = self._arrived.get(timeout=self._patience)
+            except queue.Empty:
+                raise self._silent() from None
+            if isinstance(arrived, Lost):
+                raise arrived.error
+            if isinstance(arrived, BaseException):
+                raise arrived
+            yield arrived
+            waiting += 1
+            if waiting == _ACKNOWLEDGE or self._arrived.empty():
+                waiting = 0
+                self._acknowledge(arrived)
+
+    def _acknowledge(self, arrived: Arrived) -> None:
+        def passed() -> None:
+            self._reading.acknowledge(arrived.place, arrived.end)
+            self._link.wake()
+
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(passed)
+
+    def _silent(self) -> ConnectionRefused:
+        why = trio.run(why_silent, self._address, "")
+        return ConnectionRefused(
+            f"nothing of stream {self._reading.stream!r} came from {self._address} within "
+            f"{self._patience:g} s; {why or 'a node answers there now: try again'}"
+        )
+
+    # -- in the thread -------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            trio.run(self._main)
+        except BaseException as error:
+            self._arrived.put(error)
+        finally:
+            self._ready.set()
+
+    async def _main(self) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        self._stop = trio.Event()
+        self._link = ReaderLink(self._address, self._heard)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._link.run)
+            self._link.add(self._reading)
+            self._ready.set()
+            await self._stop.wait()
+            nursery.cancel_scope.cancel()
+
+    def _heard(self) -> None:
+        if self._reading.error is not None and not self._told:
+            self._told = True
+            self._arrived.put(self._reading.error)

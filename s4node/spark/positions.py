@@ -1,0 +1,157 @@
+"""Positions in the partitions of a log's stream, as Spark's checkpoint has them. Pure.
+
+Rules
+- A position is an offset with the epoch that it belongs to: after a power cut a log may give an
+  offset again to another event, and the epoch tells them apart.
+- A position whose event is gone, by a power cut or by retention, is an error that says so.
+- A limit on a micro-batch is shared by the partitions, first by those that have little.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import msgspec
+
+from s4node.errors import ConfigError, InputLost, StartpointError
+from s4node.offsets.startpoint import (
+    Oldest,
+    Specific,
+    Startpoint,
+    Timestamp,
+    Upcoming,
+    check_places,
+)
+from s4node.offsets.system import Bounds
+
+MOST_ROWS = 1_000_000
+"""The most rows of one read task."""
+
+_FORMS = (
+    "write oldest, upcoming, 'timestamp 2026-01-31T08:00:00Z' (or ms since 1970), 'offset 42', or "
+    'offsets by partition as in {"0": 42, "1": 17}'
+)
+
+
+class Position(NamedTuple):
+    """The offset that is read next, and the epoch that it belongs to."""
+
+    offset: int
+    epoch: int
+
+
+class Range(NamedTuple):
+    """Offsets ``first <= n < end`` of a partition, as of an epoch."""
+
+    partition: int
+    first: int
+    end: int
+    epoch: int
+
+
+Positions = dict[int, Position]
+
+
+def parse_start(option: str, text: str) -> Startpoint | dict[int, int]:
+    """A place to begin or to end at, from the text of an option; raises ConfigError."""
+    words = text.strip()
+    first, _, rest = words.partition(" ")
+    try:
+        if words == "oldest":
+            return Oldest()
+        if words == "upcoming":
+            return Upcoming()
+        if first == "offset" or re.fullmatch(r"\d+", words):
+            return Specific(int(rest or words))
+        if first == "timestamp":
+            return Timestamp(_millis(rest.strip()))
+        if words.startswith("{"):
+            offsets = msgspec.json.decode(words, type=dict[int, int])
+            check_places(offsets)
+            return offsets
+    except (ValueError, StartpointError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"option {option}={text!r}: {error}; {_FORMS}") from error
+    raise ConfigError(f"option {option}={text!r} is not a place in a stream; {_FORMS}")
+
+
+def _millis(text: str) -> int:
+    if re.fullmatch(r"\d+", text):
+        return int(text)
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError("the time has no zone; end it in Z or +01:00")
+    return int(moment.timestamp() * 1000)
+
+
+def to_json(positions: Positions, columns: str) -> dict[str, Any]:
+    """Positions as Spark's checkpoint has them, with the ``columns`` that were read."""
+    return {
+        "positions": {str(n): [at.offset, at.epoch] for n, at in sorted(positions.items())},
+        "columns": columns,
+    }
+
+
+def from_json(row: Mapping[str, Any]) -> Positions:
+    return {int(number): Position(*at) for number, at in row["positions"].items()}
+
+
+def check_columns(row: Mapping[str, Any], columns: str) -> None:
+    """Raise ConfigError if a query's checkpoint was written with other columns."""
+    if row["columns"] != columns:
+        raise ConfigError(
+            f"the query's checkpoint was written with the columns {row['columns']}, and now it "
+            f"would read {columns}; read the former ones with option columns, or begin with a new "
+            f"checkpointLocation"
+        )
+
+
+def check(stream: str, positions: Positions, bounds: Mapping[int, Bounds]) -> None:
+    """Raise InputLost if the next event of a position is gone."""
+    for number, at in positions.items():
+        place = f"{stream}[{number}]"
+        if number not in bounds:
+            raise InputLost(
+                f"{place} was read up to offset {at.offset}, and the stream has partitions 0 to "
+                f"{len(bounds) - 1} only; it is another stream: begin with a new checkpointLocation"
+            )
+        found = bounds[number]
+        end = found.end_of(at.epoch) if at.epoch else found.upcoming
+        if at.offset > end:
+            raise InputLost(
+                f"the events of {place} from offset {end} to {at.offset} are lost, in a power cut "
+                f"or because an older copy of the log or another stream was put there; the log "
+                f"goes on at {end} with other events. Begin with a new checkpointLocation and "
+                f"option start"
+            )
+        if at.offset < found.oldest:
+            raise InputLost(
+                f"{place}: the next event to read was {at.offset}, and the oldest event is "
+                f"{found.oldest}: retention was faster than the query. Begin with a new "
+                f"checkpointLocation, or give the stream a longer retention"
+            )
+
+
+def advance(start: Positions, end: Positions, most: int | None) -> Positions:
+    """The positions after at most ``most`` events from ``start`` on, and not beyond ``end``."""
+    ahead = {n: max(0, at.offset - start[n].offset) for n, at in end.items()}
+    if most is None or sum(ahead.values()) <= most:
+        return end
+    left, found = most, {}
+    for place, number in enumerate(sorted(ahead, key=lambda n: ahead[n])):
+        share = min(ahead[number], -(-left // (len(ahead) - place)))
+        found[number] = Position(start[number].offset + share, end[number].epoch)
+        left -= share
+    return found
+
+
+def ranges(start: Positions, end: Positions, bounds: Mapping[int, Bounds]) -> Iterator[Range]:
+    """What is between two positions, both checked, in parts for one read task each."""
+    for number, at in sorted(end.items()):
+        first = start[number].offset if number in start else bounds[number].oldest
+        while first < at.offset:
+            last = min(first + MOST_ROWS, at.offset)
+            yield Range(number, first, last, bounds[number].epoch)
+            first = last

@@ -1,0 +1,86 @@
+"""Nodes with a log for tests of Spark: processes, for Spark and they run at the same time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from s4node import Event, SyncClient
+from s4node.spark.log_reader import ask
+
+ROOT = Path(__file__).resolve().parents[1]
+
+IDLE = """
+from s4node import App, Event, ProcessingElement
+
+
+class Nothing(Event):
+    word: str
+
+
+class Ignore(ProcessingElement):
+    def on_event(self, event: Nothing) -> None:
+        pass
+
+
+app = App("idle")
+pe = app.create_pe(Ignore)
+pe.set_singleton()
+app.create_input_stream("nothing", pe)
+"""
+
+
+class Click(Event):
+    user: str
+    number: int
+    page: str | None = None
+
+
+@dataclass
+class Node:
+    """A running node with a log."""
+
+    address: str
+    process: subprocess.Popen[bytes]
+
+    def create(self, stream: str, partitions: int = 1, key: str = "", **more: Any) -> None:
+        """Create a stream."""
+        ask(self.address, 10, lambda log: log.create(stream, partitions, key=key, **more))
+
+    def append(self, stream: str, events: Iterable[Any], key: str | None = None) -> None:
+        """Append events, and wait until they are on disk."""
+        listed = list(events)
+        with SyncClient(self.address) as client:
+            types = {type(event) for event in listed}
+            client.stream(stream, key=key, types=tuple(types)).send_many(listed)
+
+
+@contextmanager
+def running_node(folder: Path, *settings: str, target: str = "", port: int = 0) -> Iterator[Node]:
+    """A node with a log in ``folder``, and an app that does nothing unless ``target`` is one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not target:
+        (folder / "idle.py").write_text(IDLE)
+        target = str(folder / "idle.py")
+    command = [sys.executable, "-m", "s4node", "run", target, "--json"]
+    command += ["--listen", f"tcp://127.0.0.1:{port}"]
+    given = (f"s4.log.folder={folder / 'log'}", f"s4.state.folder={folder / 'state'}", *settings)
+    for each in given:
+        command += ["-p", each]
+    with (folder / "node.err").open("ab") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, cwd=ROOT)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, (folder / "node.err").read_text()
+        yield Node(json.loads(line)["address"], process)
+    finally:
+        process.terminate()
+        process.wait(20)
+        process.stdout.close()
