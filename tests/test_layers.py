@@ -191,7 +191,12 @@ INNER = sorted(MODULES.keys() - FACES)  # all but the __init__ of rooms
 IMPORTS = [found for module, path in MODULES.items() for found in imports_of(path, module)]
 RUNNING = [found for found in IMPORTS if not found.typing]
 PURE = {
-    f"{place}.{name}".removeprefix(".")
+    f"{
+        (
+            place,
+            'spark.positions',
+        )
+    }.{name}".removeprefix(".")
     for place, names in PURE_MODULES.items()
     for name in names.split()
 }
