@@ -100,6 +100,7 @@ PURE_MODULES = {
     "testing": "failures",
     "deploy": "cluster_snapshot",
     "cli.render": "diagram mermaid picture",
+    "spark": "positions",
 }
 PURE_ROOMS = {"app", "stages", "net.wire", "runtime.task"}  # nothing else is in them
 
@@ -191,12 +192,7 @@ INNER = sorted(MODULES.keys() - FACES)  # all but the __init__ of rooms
 IMPORTS = [found for module, path in MODULES.items() for found in imports_of(path, module)]
 RUNNING = [found for found in IMPORTS if not found.typing]
 PURE = {
-    f"{
-        (
-            place,
-            'spark.positions',
-        )
-    }.{name}".removeprefix(".")
+    f"{place}.{name}".removeprefix(".")
     for place, names in PURE_MODULES.items()
     for name in names.split()
 }
