@@ -4,7 +4,8 @@
 package imports no Spark; its functions ask for the extra ``s4node[spark]`` when they need it.
 
 It may touch ``runtime``, ``systems``, ``net``, ``savepoints``, ``state``, ``offsets``, ``events``,
-``config``, ``logger`` and ``errors``. It starts processes, opens sockets and makes temporary folders.
+``config``, ``logger`` and ``errors``. It starts processes, opens sockets and makes temporary
+folders.
 
 Begin with ``data_source`` to follow rows, or with ``java`` for a session.
 """

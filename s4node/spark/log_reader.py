@@ -133,7 +133,7 @@ class PartitionFrames:
     async def _main(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
         self._stop = trio.Event()
-        self._link = ReaderLink(self._address, self._heard)
+        self._link = ReaderLink(self._address, self._take_news)
         async with trio.open_nursery() as nursery:
             await nursery.start(self._link.run)
             self._link.add(self._reading)
@@ -141,7 +141,7 @@ class PartitionFrames:
             await self._stop.wait()
             nursery.cancel_scope.cancel()
 
-    def _heard(self) -> None:
+    def _take_news(self) -> None:
         if self._reading.error is not None and not self._told:
             self._told = True
             self._arrived.put(self._reading.error)

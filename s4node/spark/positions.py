@@ -9,31 +9,14 @@ Rules
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
-from datetime import datetime
 from typing import Any, NamedTuple
 
-import msgspec
-
-from s4node.errors import ConfigError, InputLost, StartpointError
-from s4node.offsets.startpoint import (
-    Oldest,
-    Specific,
-    Startpoint,
-    Timestamp,
-    Upcoming,
-    check_places,
-)
+from s4node.errors import ConfigError, InputLost
 from s4node.offsets.system import Bounds
 
 MOST_ROWS = 1_000_000
 """The most rows of one read task."""
-
-_FORMS = (
-    "write oldest, upcoming, 'timestamp 2026-01-31T08:00:00Z' (or ms since 1970), 'offset 42', or "
-    'offsets by partition as in {"0": 42, "1": 17}'
-)
 
 
 class Position(NamedTuple):
@@ -53,37 +36,6 @@ class Range(NamedTuple):
 
 
 Positions = dict[int, Position]
-
-
-def parse_start(option: str, text: str) -> Startpoint | dict[int, int]:
-    """A place to begin or to end at, from the text of an option; raises ConfigError."""
-    words = text.strip()
-    first, _, rest = words.partition(" ")
-    try:
-        if words == "oldest":
-            return Oldest()
-        if words == "upcoming":
-            return Upcoming()
-        if first == "offset" or re.fullmatch(r"\d+", words):
-            return Specific(int(rest or words))
-        if first == "timestamp":
-            return Timestamp(_millis(rest.strip()))
-        if words.startswith("{"):
-            offsets = msgspec.json.decode(words, type=dict[int, int])
-            check_places(offsets)
-            return offsets
-    except (ValueError, StartpointError, msgspec.MsgspecError) as error:
-        raise ConfigError(f"option {option}={text!r}: {error}; {_FORMS}") from error
-    raise ConfigError(f"option {option}={text!r} is not a place in a stream; {_FORMS}")
-
-
-def _millis(text: str) -> int:
-    if re.fullmatch(r"\d+", text):
-        return int(text)
-    moment = datetime.fromisoformat(text)
-    if moment.tzinfo is None:
-        raise ValueError("the time has no zone; end it in Z or +01:00")
-    return int(moment.timestamp() * 1000)
 
 
 def to_json(positions: Positions, columns: str) -> dict[str, Any]:

@@ -11,7 +11,6 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
@@ -35,67 +34,11 @@ from s4node.offsets.system import Bounds, SystemStreamPartition
 from s4node.spark import columns, positions
 from s4node.spark.log_reader import PartitionFrames, ask
 from s4node.spark.positions import Position, Positions, Range
+from s4node.spark.read_options import Options, Wanted, parse_start
 from s4node.systems.embedded_log import EmbeddedLog
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-Options = Mapping[str, str]
-
-_KNOWN = {"address", "stream", "type", "columns", "start", "end", "patience", "path"}
-_STREAMING = {"maxeventspertrigger"}
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What the options of a query ask for."""
-
-    address: str
-    stream: str
-    type: str = ""
-    columns: str = ""
-    start: str = "oldest"
-    end: str = "upcoming"
-    most: int | None = None
-    patience: float = 30.0
-
-    @classmethod
-    def of(cls, options: Options) -> Wanted:
-        """What ``options`` ask for; raises ConfigError."""
-        unknown = sorted(options.keys() - _KNOWN - _STREAMING)
-        if unknown:
-            raise ConfigError(
-                f"format('s4') does not know the option {unknown[0]!r} for reading; it knows "
-                f"address, stream, type, columns, start, end, maxEventsPerTrigger and patience"
-            )
-        for name in ("address", "stream"):
-            if not options.get(name):
-                raise ConfigError(
-                    f"option {name} is missing; read as in spark.read.format('s4')"
-                    f".option('address', 'tcp://host:12000').option('stream', 'clicks').load()"
-                )
-        return cls(
-            options["address"],
-            options["stream"],
-            options.get("type", ""),
-            options.get("columns", ""),
-            options.get("start", "oldest"),
-            options.get("end", "upcoming"),
-            _number(options, "maxEventsPerTrigger", int)
-            if options.get("maxEventsPerTrigger")
-            else None,
-            _number(options, "patience", float) if options.get("patience") else 30.0,
-        )
-
-
-def _number(options: Options, name: str, kind: type[Any]) -> Any:
-    try:
-        found = kind(options[name])
-    except ValueError:
-        found = 0
-    if not found > 0:
-        raise ConfigError(f"option {name}={options[name]!r} is not a number above 0")
-    return found
 
 
 def schema(options: Options) -> StructType:
@@ -212,7 +155,7 @@ class _Stream:
         }
 
     @property
-    def end(self) -> Positions:
+    def newest(self) -> Positions:
         """The end of the stream now."""
         return {n: Position(each.upcoming, each.epoch) for n, each in self.bounds.items()}
 
@@ -257,9 +200,9 @@ class LogReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         wanted = self._wanted
         stream = _Stream.described(wanted)
-        start = stream.positions(positions.parse_start("start", wanted.start))
-        place = positions.parse_start("end", wanted.end)
-        end = stream.end if isinstance(place, Upcoming) else stream.positions(place)
+        start = stream.positions(parse_start("start", wanted.start))
+        place = parse_start("end", wanted.end)
+        end = stream.newest if isinstance(place, Upcoming) else stream.positions(place)
         for each in (start, end):
             positions.check(wanted.stream, each, stream.bounds)
         return [
@@ -282,7 +225,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's names
         stream = _Stream.described(self._wanted)
-        start = stream.positions(positions.parse_start("start", self._wanted.start))
+        start = stream.positions(parse_start("start", self._wanted.start))
         positions.check(self._wanted.stream, start, stream.bounds)
         return positions.to_json(start, self._columns)
 
@@ -293,16 +236,16 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         stream = _Stream.described(self._wanted)
         before = self._checked(stream, start)
-        end = self._last or stream.end
+        end = self._last or stream.newest
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         begun = {**stream.oldest, **before}  # a stream may get more partitions
         return positions.to_json(positions.advance(begun, end, most), self._columns)
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        return positions.to_json(_Stream.described(self._wanted).end, self._columns)
+        return positions.to_json(_Stream.described(self._wanted).newest, self._columns)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._last = _Stream.described(self._wanted).end
+        self._last = _Stream.described(self._wanted).newest
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         stream = _Stream.described(self._wanted)

@@ -1,0 +1,120 @@
+"""The options of ``spark.read.format("s4")``: which stream, which columns, from where to where.
+
+Rules
+- An option that is not known is refused, for a misspelled one would have no effect.
+- Places in a stream are the words of startpoints, or offsets by partition.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from s4node.errors import ConfigError, StartpointError
+from s4node.offsets.startpoint import (
+    Oldest,
+    Specific,
+    Startpoint,
+    Timestamp,
+    Upcoming,
+    check_places,
+)
+
+Options = Mapping[str, str]
+
+_FORMS = (
+    "write oldest, upcoming, 'timestamp 2026-01-31T08:00:00Z' (or ms since 1970), 'offset 42', or "
+    'offsets by partition as in {"0": 42, "1": 17}'
+)
+
+
+_KNOWN = {"address", "stream", "type", "columns", "start", "end", "patience", "path"}
+_STREAMING = {"maxeventspertrigger"}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the options of a query ask for."""
+
+    address: str
+    stream: str
+    type: str = ""
+    columns: str = ""
+    start: str = "oldest"
+    end: str = "upcoming"
+    most: int | None = None
+    patience: float = 30.0
+
+    @classmethod
+    def of(cls, options: Options) -> Wanted:
+        """What ``options`` ask for; raises ConfigError."""
+        unknown = sorted(options.keys() - _KNOWN - _STREAMING)
+        if unknown:
+            raise ConfigError(
+                f"format('s4') does not know the option {unknown[0]!r} for reading; it knows "
+                f"address, stream, type, columns, start, end, maxEventsPerTrigger and patience"
+            )
+        for name in ("address", "stream"):
+            if not options.get(name):
+                raise ConfigError(
+                    f"option {name} is missing; read as in spark.read.format('s4')"
+                    f".option('address', 'tcp://host:12000').option('stream', 'clicks').load()"
+                )
+        return cls(
+            options["address"],
+            options["stream"],
+            options.get("type", ""),
+            options.get("columns", ""),
+            options.get("start", "oldest"),
+            options.get("end", "upcoming"),
+            _number(options, "maxEventsPerTrigger", int)
+            if options.get("maxEventsPerTrigger")
+            else None,
+            _number(options, "patience", float) if options.get("patience") else 30.0,
+        )
+
+
+def _number(options: Options, name: str, kind: type[Any]) -> Any:
+    try:
+        found = kind(options[name])
+    except ValueError:
+        found = 0
+    if not found > 0:
+        raise ConfigError(f"option {name}={options[name]!r} is not a number above 0")
+    return found
+
+
+def parse_start(option: str, text: str) -> Startpoint | dict[int, int]:
+    """A place to begin or to end at, from the text of an option; raises ConfigError."""
+    words = text.strip()
+    first, _, rest = words.partition(" ")
+    try:
+        if words == "oldest":
+            return Oldest()
+        if words == "upcoming":
+            return Upcoming()
+        if first == "offset" or re.fullmatch(r"\d+", words):
+            return Specific(int(rest or words))
+        if first == "timestamp":
+            return Timestamp(_millis(rest.strip()))
+        if words.startswith("{"):
+            offsets = msgspec.json.decode(words, type=dict[int, int])
+            check_places(offsets)
+            return offsets
+    except (ValueError, StartpointError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"option {option}={text!r}: {error}; {_FORMS}") from error
+    raise ConfigError(f"option {option}={text!r} is not a place in a stream; {_FORMS}")
+
+
+def _millis(text: str) -> int:
+    if re.fullmatch(r"\d+", text):
+        return int(text)
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError("the time has no zone; end it in Z or +01:00")
+    return int(moment.timestamp() * 1000)
