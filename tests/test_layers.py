@@ -33,7 +33,8 @@ ROOMS = [
     "cluster.coordination", "cluster.node",
     "runtime.task.poison", "runtime.task", "runtime.loop", "runtime.outputs", "runtime.commit",
     "runtime.inputs", "runtime.container",
-    "testing", "spark", "deploy", "process", "bench", "cli.render", "cli", "__main__",
+    "testing", "spark", "spark.history", "deploy", "process", "bench", "cli.render", "cli",
+    "__main__",
 ]  # fmt: skip
 
 # What authors write, and what runs on sockets and disks, meet in runtime only.
@@ -101,6 +102,7 @@ PURE_MODULES = {
     "deploy": "cluster_snapshot",
     "cli.render": "diagram mermaid picture",
     "spark": "positions",
+    "spark.history": "stages",
 }
 PURE_ROOMS = {"app", "stages", "net.wire", "runtime.task"}  # nothing else is in them
 

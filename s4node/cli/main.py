@@ -124,6 +124,11 @@ COMMANDS = {
         "list, show, remove, export and import the savepoints of an app",
         "s4 savepoints list clicks",
     ),
+    "bootstrap": Command(
+        "s4node.cli.bootstrap:arguments",
+        "run an app's PEs over its history on Spark; the result is a savepoint",
+        "s4 bootstrap clicks.py --config clicks.properties --name history",
+    ),
     "state": Command(
         "s4node.cli.state:arguments",
         "show the state of an app's PEs and stores, as of the last commits",

@@ -98,8 +98,9 @@ def java_home() -> Path:
     )
 
 
-def spark_session(app_name: str, cores: int = 2) -> SparkSession:
+def spark_session(app_name: str, cores: int = 2, master: str = "") -> SparkSession:
     """A quiet local Spark session for tests and demos, with ``cores`` threads; 4 s to start.
+    ``master`` is another place to run it.
 
     A process has one session: if one is running, that one is returned as it is. Sets JAVA_HOME,
     PYSPARK_PYTHON, SPARK_HOME and SPARK_LOCAL_IP in ``os.environ``. Raises RuntimeError when Spark
@@ -123,7 +124,7 @@ def spark_session(app_name: str, cores: int = 2) -> SparkSession:
         os.environ["SPARK_HOME"] = str(package)
     # Without it Spark looks the host's name up, which fails on machines that cannot resolve it.
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    builder = SparkSession.builder.master(f"local[{cores}]").appName(app_name)
+    builder = SparkSession.builder.master(master or f"local[{cores}]").appName(app_name)
     for name, value in _settings(cores).items():
         builder = builder.config(name, value)
     session: SparkSession = builder.getOrCreate()

@@ -1,0 +1,10 @@
+"""History into state: an app's PEs run over years of events on Spark, and nodes go on from there.
+
+``stages`` says what runs when and what does not fit, ``replay`` runs PEs in a task of Spark,
+``bootstrap`` puts the stages together, and ``savepoint`` writes the result.
+
+It may touch ``spark``, ``runtime``, ``savepoints``, ``state``, ``offsets``, ``app``, ``events``,
+``config`` and ``errors``, and the world: Spark, files and temporary folders.
+
+Begin with ``bootstrap``.
+"""

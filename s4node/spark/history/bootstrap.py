@@ -1,0 +1,297 @@
+"""Runs an app's PEs over history on Spark; the result is a savepoint from which nodes go on.
+
+Rules
+- Each level of the app's graph is one stage: the history is put where its keys are, sorted, and
+  handled by the app's own classes. What a level makes is written once, so a stage of Spark that
+  runs again never differs from what the next level has read.
+- The history of an input that is read from a log is the log itself, up to offsets that are noted
+  before anything is read. Nodes go on at these offsets: no event is missed or counted twice.
+- Everything that does not fit is told before the first stage.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from pyspark.sql import functions as f
+from pyspark.sql.types import StructType
+
+from s4node.app.app import App
+from s4node.app.stream import OutputStream
+from s4node.config import settings
+from s4node.config.config import Config
+from s4node.errors import ConfigError, GraphError
+from s4node.events.schema import EventType
+from s4node.spark.columns import OFFSET, PARTITION, TIME, kind_of
+from s4node.spark.history import stages as app_stages
+from s4node.spark.history.replay import (
+    EVENT,
+    PATH,
+    REFUSED,
+    AppSource,
+    Replay,
+    encoded_rows,
+    rows_of,
+    unpacked,
+)
+from s4node.spark.history.stages import Stage
+from s4node.spark.log_reader import ask
+from s4node.spark.positions import Position, Positions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+OF_LOG = (TIME, PARTITION, OFFSET)
+"""The order of a history that is a log."""
+
+
+@dataclass
+class Bootstrapped:
+    """The state of an app after its history. ``positions`` are where nodes go on, by stream;
+    ``refused`` events had no key, and ``why`` is why the first one had none. ``left_out`` says what
+    did not happen. Close it when its DataFrames are no longer needed."""
+
+    app: App
+    source: AppSource
+    rows: DataFrame
+    order: StructType
+    positions: Mapping[str, Positions] = field(default_factory=dict)
+    refused: int = 0
+    why: str = ""
+    left_out: Sequence[str] = ()
+    _work: str = ""
+
+    def output(self, stream: str) -> DataFrame:
+        """The events that PEs have put on an output stream that was kept, in order."""
+        kinds = self.app.streams[stream].types
+        fields = [(name, kind_of(words).spark) for name, words, _ in kinds[0].declaration.fields]
+        schema = StructType()
+        for name, kind in fields:
+            schema.add(name, kind)
+        rows = self.rows.where((f.col("kind") == EVENT) & (f.col("name") == stream))
+        names = [each.name for each in self.order.fields]
+        ordered = rows.repartition("key").sortWithinPartitions(*names, PATH)
+        return ordered.select("value").mapInArrow(partial(_events, kinds[0].cls, schema), schema)
+
+    def close(self) -> None:
+        """Remove what the stages have written."""
+        shutil.rmtree(self._work, ignore_errors=True)
+
+
+def history_of_log(
+    spark: SparkSession, address: str, stream: str, kind: EventType, patience: float = 30.0
+) -> tuple[DataFrame, Positions]:
+    """All that a log has of a stream now, and the positions at which that ends."""
+    described = ask(address, patience, lambda log: log.describe(stream))
+    end = {
+        number: Position(each["upcoming"], each["epochs"][-1][0] if each["epochs"] else 0)
+        for number, each in enumerate(described["partitions"])
+    }
+    offsets = msgspec.json.encode({str(number): at.offset for number, at in end.items()}).decode()
+    cls = kind.cls
+    df = (
+        spark.read.format("s4")
+        .option("address", address)
+        .option("stream", stream)
+        .option("type", f"{cls.__module__}:{cls.__qualname__}")
+        .option("end", offsets)
+        .option("patience", str(patience))
+        .load()
+    )
+    return df, end
+
+
+def bootstrap(
+    spark: SparkSession,
+    app: Any,
+    histories: Mapping[str, Any],
+    *,
+    order: Sequence[str] = OF_LOG,
+    config: Mapping[str, str] | None = None,
+    keep: Sequence[str] = (),
+    work: str = "",
+    tell: Callable[[str], None] = lambda _: None,
+) -> Bootstrapped:
+    """Run ``app``, a class or ``package.module:App``, over its ``histories``.
+
+    ``histories`` has a DataFrame for an input stream, or the address of the log that has it.
+    ``order`` are the columns by which a key's events are sorted: a time, and what breaks ties.
+    ``config`` are the settings of the nodes. Events on the output streams ``keep`` are kept. What
+    stages make is written to ``work``, which all executors have to reach. ``tell`` gets a line for
+    what does not happen, and for each stage. Raises GraphError with all that does not fit.
+    """
+    values = dict(config or {})
+    tasks = Config.from_values(values)[settings.CLUSTER_PARTITIONS]
+    source = AppSource(app, values, tasks)
+    made = source.made()
+    _check(made, tasks, histories, keep)
+    told = app_stages.left_out(made, histories)
+    for line in told:
+        tell(line)
+    frames: dict[str, DataFrame] = {}
+    positions: dict[str, Positions] = {}
+    for name, history in histories.items():
+        if isinstance(history, str):
+            kind = made.streams[name].types[0]
+            frames[name], positions[name] = history_of_log(spark, history, name, kind)
+        else:
+            frames[name] = history
+    fields = _order(frames, order)
+    work = work or tempfile.mkdtemp(prefix="s4-bootstrap-")
+    levels = _Levels(spark, source, made, frames, fields, set(keep), Path(work), tell)
+    rows = levels.run()
+    found = Bootstrapped(
+        made, source, rows, fields, positions, left_out=told, _work=str(levels.folder)
+    )
+    for row in rows.where(f.col("kind") == REFUSED).select("value").collect():
+        count, why = msgspec.msgpack.decode(row["value"])
+        found.refused += count
+        found.why = found.why or why
+    return found
+
+
+def _check(app: App, tasks: int, histories: Mapping[str, Any], keep: Sequence[str]) -> None:
+    problems = app_stages.refused(app, tasks, histories)
+    outputs = {s.name: s for s in app.streams.values() if isinstance(s, OutputStream)}
+    for name in keep:
+        if name not in outputs:
+            problems.append(f"it has no output stream {name!r}; it has {', '.join(outputs)}")
+        elif len(outputs[name].types) != 1:
+            problems.append(f"output stream {name!r} does not declare one type (types=...)")
+    if problems:
+        listed = "\n".join(f"  - {problem}" for problem in problems)
+        raise GraphError(f"app {app.name!r} cannot run over a history:\n{listed}")
+
+
+def _order(frames: Mapping[str, DataFrame], order: Sequence[str]) -> StructType:
+    """The fields by which all histories are sorted; raises ConfigError."""
+    fields: list[Any] = []
+    for name, df in frames.items():
+        missing = [each for each in order if each not in df.columns]
+        if missing:
+            raise ConfigError(
+                f"the history of {name!r} has no column {', '.join(missing)} to be sorted by; "
+                f"name a time and what breaks ties with order, of {', '.join(df.columns)}"
+            )
+        mine = [df.schema[each] for each in order]
+        if fields and [each.dataType for each in mine] != [each.dataType for each in fields]:
+            raise ConfigError(f"the histories have {', '.join(order)} of different types")
+        fields = mine
+    return StructType(fields)
+
+
+class _Levels:
+    """The stages of a bootstrap, one after the other."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        source: AppSource,
+        app: App,
+        frames: Mapping[str, DataFrame],
+        order: StructType,
+        keep: set[str],
+        work: Path,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._spark = spark
+        self._source = source
+        self._app = app
+        self._frames = frames
+        self._order = order
+        self._names = [each.name for each in order.fields]
+        self._keep = keep
+        self.folder = work
+        self._tell = tell
+        self._schema = rows_of(order.fields)
+
+    def run(self) -> DataFrame:
+        """Run all stages; returns the rows of all of them."""
+        stages = app_stages.stages(self._app)
+        inner = {name for stage in stages for name in stage.streams} - set(self._frames)
+        written: list[DataFrame] = []
+        for number, stage in enumerate(stages):
+            self._tell(f"stage {number + 1} of {len(stages)}: {', '.join(stage.pes)}")
+            place = str(self.folder / f"stage-{number}")
+            rows = self._stage(stage, written, frozenset(inner | self._keep))
+            if rows is None:
+                continue
+            rows.write.mode("overwrite").parquet(place)
+            written.append(self._spark.read.schema(self._schema).parquet(place))
+        found = self._spark.createDataFrame([], self._schema)
+        for each in written:
+            found = found.unionByName(each)
+        return found
+
+    def _stage(
+        self, stage: Stage, written: Sequence[DataFrame], wanted: frozenset[str]
+    ) -> DataFrame | None:
+        """The rows that a stage makes; None if nothing leads to it."""
+        column = self._column_stream(stage)
+        replay = Replay(self._source, stage, self._order, wanted, column)
+        if column:
+            df = self._frames[column]
+            keys = self._key_columns(column)
+            placed = df.repartition(1) if stage.single else df.repartition(*keys)
+            return placed.sortWithinPartitions(*self._names).mapInArrow(replay, self._schema)
+        parts = [self._encoded(name) for name in stage.streams if name in self._frames] + [
+            each.where((f.col("kind") == EVENT) & f.col("name").isin(list(stage.streams)))
+            for each in written
+        ]
+        if not parts:
+            return None
+        rows = parts[0]
+        for each in parts[1:]:
+            rows = rows.unionByName(each)
+        placed = rows.repartition(1) if stage.single else rows.repartition("key")
+        return placed.sortWithinPartitions(*self._names, PATH).mapInArrow(replay, self._schema)
+
+    def _column_stream(self, stage: Stage) -> str:
+        """The one history that a stage reads, if its key is columns; else empty."""
+        if len(stage.streams) != 1 or stage.streams[0] not in self._frames:
+            return ""
+        name = stage.streams[0]
+        return name if stage.single or self._key_columns(name) else ""
+
+    def _key_columns(self, name: str) -> Sequence[str]:
+        from s4node.app.graph import rule_of
+
+        rule = rule_of(self._app.streams[name])
+        columns = self._frames[name].columns
+        if rule is None or not rule.attributes or not set(rule.attributes) <= set(columns):
+            return ()
+        return rule.attributes
+
+    def _encoded(self, name: str) -> DataFrame:
+        make = partial(encoded_rows, self._source, name, self._order)
+        return self._frames[name].mapInArrow(make, self._schema)
+
+
+def _events(
+    cls: type, schema: StructType, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Events as columns."""
+    import pyarrow as arrow
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    kind = EventType(cls)
+    columns = to_arrow_schema(schema, timezone="UTC")
+    for batch in batches:
+        events = unpacked(kind, batch.column("value").to_pylist())
+        yield arrow.RecordBatch.from_arrays(
+            [
+                arrow.array([getattr(event, each.name) for event in events], type=each.type)
+                for each in columns
+            ],
+            schema=columns,
+        )

@@ -1,0 +1,162 @@
+"""The stages in which an app's PEs run over history, and what of an app does not fit. Pure.
+
+Rules
+- A stage has the PEs of one level: those whose streams are put on by lower levels only. So all
+  events of a key are there, from all streams, before its PE gets the first one.
+- What would make the result differ from that of a node is refused before anything runs. What only
+  does not happen (timers, triggers by seconds, expiry) is told, and happens later on the nodes.
+"""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Collection, Iterator, Mapping
+from itertools import pairwise
+from types import FunctionType
+from typing import Any, NamedTuple
+
+from s4node.app import cycles
+from s4node.app.app import App
+from s4node.app.dataflow import edges, puts
+from s4node.app.processing_element import ProcessingElement, class_variables
+from s4node.app.prototype import Prototype, can_change
+from s4node.app.stream import InputStream, OutputStream, Stream
+
+_CHANGES = {"append", "add", "update", "pop", "popitem", "setdefault", "extend", "insert", "remove",
+            "discard", "clear", "appendleft", "popleft"}  # fmt: skip
+_STORES = {"STORE_SUBSCR", "DELETE_SUBSCR"}
+_OF_A_NODE = {
+    "partition": "its partition",
+    "created_ms": "created_ms(), the time of a frame",
+    "event_id": "event_id(), the place of an event in a frame",
+}
+
+
+class Stage(NamedTuple):
+    """PEs that run together, and the streams that lead to them. ``single`` is true for singletons,
+    which run in one task."""
+
+    level: int
+    pes: tuple[str, ...]
+    streams: tuple[str, ...]
+    single: bool
+
+
+def stages(app: App) -> list[Stage]:
+    """The stages of an app without cycles, in order."""
+    put = puts(app)
+    levels: dict[str, int] = {}
+
+    def level(name: str) -> int:
+        if name not in levels:
+            leading = {s.name for s in fed(app) if name in [t.name for t in s.targets]}
+            before = [pe for pe, streams in put.items() if streams & leading]
+            levels[name] = 1 + max(map(level, before), default=-1)
+        return levels[name]
+
+    found: dict[tuple[int, bool], list[str]] = {}
+    for name, (prototype, _) in app.prototypes.items():
+        found.setdefault((level(name), prototype.singleton), []).append(name)
+    return [
+        Stage(
+            number,
+            tuple(pes),
+            tuple(s.name for s in fed(app) if {t.name for t in s.targets} & set(pes)),
+            single,
+        )
+        for (number, single), pes in sorted(found.items())
+    ]
+
+
+def fed(app: App) -> list[Stream]:
+    """The streams that lead to PEs."""
+    return [s for s in app.streams.values() if not isinstance(s, OutputStream)]
+
+
+def refused(app: App, tasks: int, histories: Collection[str]) -> list[str]:
+    """Why the app cannot run over histories of these input streams; empty if it can."""
+    return list(_refused(app, tasks, histories))
+
+
+def _refused(app: App, tasks: int, histories: Collection[str]) -> Iterator[str]:
+    if app.has_tasks:
+        yield "its streams lead to tasks (TaskApp); only PEs have keys to sort the history by"
+        return
+    for cycle in cycles.cycles(edges(app)):
+        yield f"the streams {cycles.describe(cycle)} feed themselves, so there is no last level"
+    for name in histories:
+        stream = app.streams.get(name)
+        if not isinstance(stream, InputStream):
+            known = [s.name for s in app.streams.values() if isinstance(s, InputStream)]
+            yield f"it has no input stream {name!r}; it has {', '.join(known) or 'none'}"
+        elif len(stream.types) != 1:
+            kinds = ", ".join(kind.name for kind in stream.types)
+            yield f"stream {name!r} takes {kinds}, and a DataFrame has one type of rows"
+    for stream in fed(app):
+        if stream.broadcast:
+            yield f"stream {stream.name!r} is broadcast: each event would go to all tasks"
+        for target in stream.targets:
+            if target.singleton and tasks > 1:
+                yield (
+                    f"PE {target.name!r} is a singleton in each of {tasks} tasks, and which gets "
+                    f"an event depends on where it came in; give the app one partition"
+                )
+            elif stream.key is None and not target.singleton:
+                yield (
+                    f"stream {stream.name!r} has no key, so its events go to the instances of "
+                    f"{target.name!r} that exist when they come"
+                )
+    for prototype, _ in app.prototypes.values():
+        for function in _functions(prototype):
+            yield from _shared(app, prototype, function)
+
+
+def left_out(app: App, histories: Collection[str]) -> list[str]:
+    """What does not happen while the app runs over history, in words."""
+    found = []
+    for name, (prototype, _) in app.prototypes.items():
+        if prototype.timer_interval:
+            found.append(f"on_time of {name!r} is not called; its first call is on the nodes")
+        if any(rule.seconds for rule in prototype.triggers):
+            found.append(f"triggers of {name!r} fire by number of events, not by seconds")
+        if prototype.cache_idle:
+            found.append(f"instances of {name!r} do not expire")
+        if any("clock" in function.__code__.co_names for function in _functions(prototype)):
+            found.append(f"{name!r} reads a clock, which shows the time of the run over history")
+    inputs = [s.name for s in app.streams.values() if isinstance(s, InputStream)]
+    found += [f"input stream {name!r} has no history" for name in inputs if name not in histories]
+    return found
+
+
+def _functions(prototype: Prototype) -> Iterator[FunctionType]:
+    """The functions of a PE class that may run for events."""
+    for cls in prototype.cls.__mro__:
+        if cls in (ProcessingElement, object):
+            continue
+        for name, value in vars(cls).items():
+            if isinstance(value, FunctionType) and name not in ("on_time", "__init__", "migrate"):
+                yield value
+
+
+def _shared(app: App, prototype: Prototype, function: FunctionType) -> Iterator[str]:
+    """What a handler shares with other keys, or depends on that only a node has."""
+    place = f"{prototype.cls.__name__}.{function.__name__}"
+    code = list(dis.get_instructions(function))
+    names = set(function.__code__.co_names)
+    for first, second in pairwise(code):
+        if first.argval == "app" and second.opname == "STORE_ATTR":
+            yield f"{place} sets app.{second.argval}, which all keys of a task share"
+    changes = names & _CHANGES or any(each.opname in _STORES for each in code)
+    containers: dict[str, Mapping[str, Any]] = {
+        "app.": vars(app) if "app" in names else {},
+        f"{prototype.cls.__name__}.": {
+            name: getattr(prototype.cls, name, None) for name in class_variables(prototype.cls)
+        },
+    }
+    for owner, values in containers.items():
+        for name in sorted(names & values.keys()):
+            if changes and can_change(values[name]) and name not in ("streams", "prototypes"):
+                yield f"{place} changes {owner}{name}, which all keys of a task share"
+    for name, what in _OF_A_NODE.items():
+        if name in names:
+            yield f"{place} depends on {what}, which a history does not have"

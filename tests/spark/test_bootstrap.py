@@ -1,0 +1,172 @@
+"""History into state: what Spark makes of a history is what a node makes of the same events."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from spark_nodes import ROOT, Node, running_node
+
+from s4node.errors import GraphError, StateError
+from s4node.runtime.commit.committer import folder_of
+from s4node.spark.history.bootstrap import bootstrap
+from s4node.spark.history.savepoint import write_savepoint
+from s4node.spark.java import spark_session
+from s4node.state.job import kept_by, task_of
+from tests.spark.replayed_app import Payment, Replayed
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+TARGET = "tests.spark.replayed_app:Replayed"
+PES = ("Account", "Shop", "Both")
+
+
+@pytest.fixture(scope="module")
+def spark() -> SparkSession:
+    return spark_session("bootstrap")
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    with running_node(tmp_path_factory.mktemp("node")) as found:
+        yield found
+
+
+def payments(seed: int, count: int) -> list[Payment]:
+    some = random.Random(seed)
+    accounts = [f"a{n}" for n in range(some.choice([1, 5, 60]))]
+    return [
+        Payment(some.choice(accounts), some.randrange(4), some.randrange(200)) for _ in range(count)
+    ]
+
+
+def settings(node: Node, folder: Path, *more: str) -> dict[str, str]:
+    given = {
+        "task.inputs": "log.payments",
+        "systems.log.address": node.address,
+        "systems.log.samza.offset.default": "oldest",
+        "s4.state.folder": str(folder),
+    }
+    return given | dict(each.split("=", 1) for each in more)
+
+
+def s4(*words: str, **values: str) -> str:
+    command = [sys.executable, "-m", "s4node", *words]
+    for name, value in values.items():
+        command += ["-p", f"{name}={value}"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def run_to_the_end(node: Node, app: str, values: dict[str, str], total: int, *more: str) -> None:
+    """Run the app until it has read so many events of its input, then stop it."""
+    command = [sys.executable, "-m", "s4node", "run", app, *more]
+    command += ["--listen", "tcp://127.0.0.1:0", "--json"]
+    for name, value in values.items():
+        command += ["-p", f"{name}={value}"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline(), "it did not start"
+        name, folder = app.rpartition(":")[2], Path(values["s4.state.folder"])
+        deadline = time.monotonic() + 60
+        while (found := progress(folder, name)) != total:
+            assert time.monotonic() < deadline, f"it read {found} of {total} events"
+            time.sleep(0.2)
+    finally:
+        process.terminate()
+        process.wait(20)
+        process.stdout.close()
+
+
+def progress(folder: Path, app: str) -> int:
+    """The events that the tasks of a job have read, as of their last commits."""
+    job = folder_of(str(folder), "default", app)
+    names = [each.name for each in (job / "tasks").iterdir()] if (job / "tasks").exists() else []
+    total = 0
+    for name in names:
+        with suppress(StateError), kept_by(job, task_of(name)) as state:
+            total += sum(state.positions().values()) if state is not None else 0
+    return total
+
+
+def states(spark: SparkSession, folder: Path, savepoint: str, app: str = "Replayed") -> Any:
+    """The state of all PEs, by PE and key."""
+    found: dict[str, dict[str, Any]] = {}
+    for pe in PES:
+        reader = spark.read.format("s4").option("state", f"{app}/{pe}")
+        rows = reader.options(folder=str(folder), savepoint=savepoint).load().collect()
+        found[pe] = {str(row["key"]): row.asDict(recursive=True) for row in rows}
+        assert len(found[pe]) == len(rows)
+    return found
+
+
+@pytest.mark.parametrize(("seed", "partitions"), [(1, 1), (2, 3), (3, 4)])
+def test_the_state_of_a_history_is_that_of_a_node_after_the_same_events(
+    spark: SparkSession, tmp_path: Path, seed: int, partitions: int
+) -> None:
+    with running_node(tmp_path / "log") as node:
+        node.create("payments", partitions, key="account")
+        events = payments(seed, 3000)
+        node.append("payments", events, key="account")
+        on_node = settings(node, tmp_path / "node")
+        run_to_the_end(node, TARGET, on_node, len(events))
+        s4("savepoint", "Replayed", "--name", "node", **on_node)
+
+        on_spark = settings(node, tmp_path / "spark")
+        found = bootstrap(spark, TARGET, {"payments": node.address}, config=on_spark)
+        write_savepoint(found, "history")
+        found.close()
+
+        expected = states(spark, tmp_path / "node", "node")
+        assert states(spark, tmp_path / "spark", "history") == expected
+        assert {pe: len(expected[pe]) > 0 for pe in PES} == dict.fromkeys(PES, True)
+
+
+def test_nodes_go_on_from_a_history_with_the_event_after_its_last_one(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with running_node(tmp_path / "log") as node:
+        node.create("payments", 2, key="account")
+        events = payments(7, 4000)
+        node.append("payments", events[:3000], key="account")
+        mixed = settings(node, tmp_path / "mixed")
+        found = bootstrap(spark, Replayed, {"payments": node.address}, config=mixed)
+        node.append("payments", events[3000:], key="account")  # while Spark computes
+        write_savepoint(found, "history")
+        run_to_the_end(node, TARGET, mixed, len(events), "--from", "history")
+        s4("savepoint", "Replayed", "--name", "end", **mixed)
+
+        whole = settings(node, tmp_path / "whole")
+        run_to_the_end(node, TARGET, whole, len(events))
+        s4("savepoint", "Replayed", "--name", "end", **whole)
+        assert states(spark, tmp_path / "mixed", "end") == states(spark, tmp_path / "whole", "end")
+
+
+def test_what_does_not_fit_is_told_before_anything_runs(spark: SparkSession) -> None:
+    df = spark.createDataFrame([("a", 1, 2, 3)], "account string, shop int, cents int, at int")
+
+    with pytest.raises(GraphError) as shared:
+        bootstrap(spark, "tests.spark.replayed_app:Shared", {"payments": df}, order=["at"])
+    assert "Counting.on_event sets app.last, which all keys of a task share" in str(shared.value)
+    assert "Counting.on_event changes app.table" in str(shared.value)
+    with pytest.raises(GraphError) as cycle:
+        bootstrap(
+            spark,
+            "tests.spark.replayed_app:Cycle",
+            {"payments": df, "nonsense": df},
+            order=["at"],
+            config={"s4.cluster.partitions": "2"},
+        )
+    assert "the streams again feed themselves" in str(cycle.value).replace(" -> again", "")
+    assert "PE 'every' is a singleton in each of 2 tasks, and which gets" in str(cycle.value)
+    assert "it has no input stream 'nonsense'; it has payments, others" in str(cycle.value)
