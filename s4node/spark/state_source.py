@@ -38,8 +38,9 @@ from s4node.config.config import Config
 from s4node.errors import CheckpointError, ConfigError
 from s4node.events.keys import crc32m
 from s4node.runtime.commit.committer import folder_of
-from s4node.savepoints import folders
 from s4node.savepoints.manifest import Manifest
+from s4node.savepoints.place import SavepointPlace
+from s4node.savepoints.shipped import savepoints_of
 from s4node.spark.columns import kind_of
 from s4node.state import epochs
 from s4node.state.browse import StateReader
@@ -82,7 +83,7 @@ class Wanted:
         job = folder_of(root, options.get("cluster") or config[settings.CLUSTER_NAME], app)
         savepoint = options.get("savepoint", "")
         if not savepoint:
-            found = folders.found_in(job)
+            found, _ = savepoints_of(job, None).look()
             if not found:
                 raise CheckpointError(
                     f"app {app!r} has no savepoint in {job}; take one: s4 savepoint {app}"
@@ -91,14 +92,22 @@ class Wanted:
         return cls(str(job), savepoint, name)
 
     @property
+    def place(self) -> SavepointPlace:
+        return savepoints_of(Path(self.job), None)
+
+    @property
     def manifest(self) -> Manifest:
-        return folders.read(Path(self.job), self.savepoint)
+        return self.place.manifest_of(self.savepoint)
 
     @contextmanager
     def opened(self, task: str) -> Iterator[TaskState]:
         """The state of a task in the savepoint, copied by hard links."""
-        place = folders.savepoint_folder(Path(self.job), self.savepoint)
-        with tempfile.TemporaryDirectory(prefix="s4-look-") as room:
+        manifest = self.manifest
+        one = msgspec.structs.replace(manifest, tasks={task: manifest.tasks[task]})
+        with (
+            self.place.opened(one) as place,
+            tempfile.TemporaryDirectory(prefix="s4-look-") as room,
+        ):
             epochs.inherit(named_folder(place, task), Path(room))
             database = Database(Path(room))
             try:
