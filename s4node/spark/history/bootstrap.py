@@ -31,6 +31,7 @@ from s4node.errors import ConfigError, GraphError
 from s4node.events.schema import EventType
 from s4node.spark.columns import OFFSET, PARTITION, TIME, kind_of
 from s4node.spark.history import stages as app_stages
+from s4node.spark.history.event_batches import unpacked
 from s4node.spark.history.replay import (
     EVENT,
     PATH,
@@ -39,7 +40,6 @@ from s4node.spark.history.replay import (
     Replay,
     encoded_rows,
     rows_of,
-    unpacked,
 )
 from s4node.spark.history.stages import Stage
 from s4node.spark.log_reader import ask
