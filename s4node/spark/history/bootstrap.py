@@ -29,6 +29,7 @@ from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import ConfigError, GraphError
 from s4node.events.schema import EventType
+from s4node.runtime.inputs.binding import replayable
 from s4node.spark.columns import OFFSET, PARTITION, TIME, kind_of
 from s4node.spark.history import stages as app_stages
 from s4node.spark.history.event_batches import unpacked
@@ -44,6 +45,7 @@ from s4node.spark.history.replay import (
 from s4node.spark.history.stages import Stage
 from s4node.spark.log_reader import ask
 from s4node.spark.positions import Position, Positions
+from s4node.systems.embedded_log import EmbeddedLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,14 +60,16 @@ OF_LOG = (TIME, PARTITION, OFFSET)
 @dataclass
 class Bootstrapped:
     """The state of an app after its history. ``positions`` are where nodes go on, by stream;
-    ``refused`` events had no key, and ``why`` is why the first one had none. ``left_out`` says what
-    did not happen. Close it when its DataFrames are no longer needed."""
+    ``counts`` are the partitions of inputs that are read from a system. ``refused`` events had no
+    key, and ``why`` is why the first one had none. ``left_out`` says what did not happen. Close it
+    when its DataFrames are no longer needed."""
 
     app: App
     source: AppSource
     rows: DataFrame
     order: StructType
     positions: Mapping[str, Positions] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
     refused: int = 0
     why: str = ""
     left_out: Sequence[str] = ()
@@ -148,10 +152,11 @@ def bootstrap(
             frames[name] = history
     fields = _order(frames, order)
     work = work or tempfile.mkdtemp(prefix="s4-bootstrap-")
+    counts = _counts(made, Config.from_values(values), positions)
     levels = _Levels(spark, source, made, frames, fields, set(keep), Path(work), tell)
     rows = levels.run()
     found = Bootstrapped(
-        made, source, rows, fields, positions, left_out=told, _work=str(levels.folder)
+        made, source, rows, fields, positions, counts, left_out=told, _work=str(levels.folder)
     )
     for row in rows.where(f.col("kind") == REFUSED).select("value").collect():
         count, why = msgspec.msgpack.decode(row["value"])
@@ -171,6 +176,27 @@ def _check(app: App, tasks: int, histories: Mapping[str, Any], keep: Sequence[st
     if problems:
         listed = "\n".join(f"  - {problem}" for problem in problems)
         raise GraphError(f"app {app.name!r} cannot run over a history:\n{listed}")
+
+
+def _counts(app: App, config: Config, known: Mapping[str, Positions]) -> dict[str, int]:
+    """The number of partitions of each input that is read from a system."""
+    addresses = config.matching(settings.SYSTEM_ADDRESS)
+    found = {name: len(each) for name, each in known.items()}
+    for stream in replayable(app):
+        if stream.name in found:
+            continue
+        if stream.system not in addresses:
+            raise ConfigError(
+                f"{stream.system}.{stream.name} has no address, so its partitions are not known; "
+                f"set systems.{stream.system}.address"
+            )
+        address, name = addresses[stream.system], stream.name
+        found[name] = len(ask(address, 30.0, partial(_described, name))["partitions"])
+    return found
+
+
+async def _described(stream: str, log: EmbeddedLog) -> dict[str, Any]:
+    return await log.describe(stream)
 
 
 def _order(frames: Mapping[str, DataFrame], order: Sequence[str]) -> StructType:

@@ -11,7 +11,6 @@ Rules
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -32,6 +31,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from s4node import clocks
 from s4node.app import graph
 from s4node.app.app import App
 from s4node.app.stream import OutputStream, Stream, begin_put, end_put
@@ -441,7 +441,7 @@ class _Rows:
         self.codecs: dict[str, Any] = {}
 
     def now(self) -> float:
-        return time.time()
+        return clocks.wall()
 
     def meta(self, _name: str, /) -> Any:
         return None

@@ -19,7 +19,6 @@ from pyspark.sql import functions as f
 from s4node.app.pe_codec import ElementCodec
 from s4node.config import settings
 from s4node.config.config import Config
-from s4node.errors import ConfigError
 from s4node.events.keys import KEY_GROUPS, hasher_named
 from s4node.offsets.checkpoint import JobGuard
 from s4node.offsets.task_claims import now_ms
@@ -75,13 +74,7 @@ def write_savepoint(
 def _model(found: Bootstrapped, config: Config) -> JobModel:
     """The tasks of the job, as its nodes will compute them."""
     inputs = [(stream.system, stream.name) for stream in replayable(found.app)]
-    missing = [name for _, name in inputs if name not in found.positions]
-    if missing:
-        raise ConfigError(
-            f"{', '.join(missing)} is read from a system, and its history is not that log; give "
-            f"the address of the log as its history, so that nodes go on where it ends"
-        )
-    counts = {(system, name): len(found.positions[name]) for system, name in inputs}
+    counts = {(system, name): found.counts[name] for system, name in inputs}
     return model_of(config, kind_of(found.app), inputs, counts)
 
 
@@ -109,6 +102,8 @@ def _fill(
         _commit(state, {}, sorted(zip(places, values, strict=True)))
     positions = {}
     for ssp in task.ssps:
+        if ssp.stream not in found.positions:
+            continue  # the job begins it where its settings or a startpoint say
         at = found.positions[ssp.stream][ssp.partition]
         positions[str(ssp)] = at.offset
         state.set_meta(EPOCH_OF + str(ssp), at.epoch)

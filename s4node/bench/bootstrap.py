@@ -1,0 +1,81 @@
+"""bootstrap: a keyed count over history on Spark, beside Spark's own part of the work.
+
+The limit is an identity ``mapInArrow`` after the same shuffle and sort, which writes nothing. Both
+are in one session, in turn. The bootstrap also writes the state of all keys.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.sql import functions as f
+
+from s4node.app.app import App
+from s4node.bench import workload
+from s4node.bench.result import Result, middle
+from s4node.spark.history.bootstrap import bootstrap
+from s4node.spark.history.replay import STATE
+from s4node.spark.java import spark_session
+
+_COLUMNS = (
+    "concat('key-', cast(pmod(id * 7368787, 10000) as string)) as key",
+    "id % 1000 as value",
+    f"{workload.FIRST_TS} + id as ts",
+)
+
+
+class Counting(App):
+    """A count for each key."""
+
+    def on_init(self) -> None:
+        self.create_input_stream("readings", self.create_pe(workload.Tally), key="key")
+
+
+def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
+    """One row."""
+    runs, events = (1, 20_000) if quick else (5, 1_000_000)
+    seconds: dict[str, list[float]] = {"limit": [], "bootstrap": []}
+    keys = 0
+    with (
+        tempfile.TemporaryDirectory(prefix="s4-bench-") as folder,
+        spark_session("bootstrap") as spark,
+    ):
+        spark.range(0, events, 1, 2).selectExpr(*_COLUMNS).write.parquet(f"{folder}/history")
+        history = spark.read.parquet(f"{folder}/history")
+        same = history.repartition("key").sortWithinPartitions("ts")
+        for number in range(runs + (not quick)):  # the first one warms up
+            say(f"run {number} of {runs}: {events} events")
+            began = time.perf_counter()
+            same.mapInArrow(_identity, history.schema).write.format("noop").mode("overwrite").save()
+            seconds["limit"].append(time.perf_counter() - began)
+            began = time.perf_counter()
+            found = bootstrap(
+                spark,
+                "s4node.bench.bootstrap:Counting",
+                {"readings": history},
+                order=["ts"],
+                work=f"{folder}/work-{number}",
+            )
+            seconds["bootstrap"].append(time.perf_counter() - began)
+            keys = found.rows.where(f.col("kind") == STATE).count()
+            found.close()
+    limit, ours = seconds["limit"][-runs:], seconds["bootstrap"][-runs:]
+    return [
+        Result(
+            "bootstrap",
+            events=events,
+            seconds=middle(ours),
+            events_per_s=events / middle(ours),
+            limit_events_per_s=events / middle(limit),
+            ratio=middle([a / b for a, b in zip(limit, ours, strict=True)]),
+            checked=keys == min(events, 10_000),
+            notes={"keys": keys},
+        )
+    ]
+
+
+def _identity(batches: Any) -> Any:
+    return batches
