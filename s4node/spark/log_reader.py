@@ -76,7 +76,7 @@ class PartitionFrames:
         self._stop: trio.Event
         self._token: trio.lowlevel.TrioToken
         self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="s4-log-reader", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="s4-log-reader", daemon=True)
 
     def __enter__(self) -> PartitionFrames:
         self._thread.start()
@@ -122,7 +122,7 @@ class PartitionFrames:
 
     # -- in the thread -------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _serve(self) -> None:
         try:
             trio.run(self._main)
         except BaseException as error:

@@ -229,7 +229,7 @@ class _Run:
         kind = self._kinds[name][0]
         events = events_of(kind, batch)
         self._check_offsets(batch)
-        yield from self._run(name, events, [batch.column(each) for each in self._order], None)
+        yield from self._dispatch(name, events, [batch.column(each) for each in self._order], None)
 
     def _check_offsets(self, batch: pa.RecordBatch) -> None:
         """Raise EventError where a log's times do not have the order of its offsets."""
@@ -285,10 +285,10 @@ class _Run:
                 end += 1
             events = unpacked(self._kinds[name][kind], values[first:end])
             columns = [each.slice(first, end - first) for each in order]
-            yield from self._run(name, events, columns, paths[first:end])
+            yield from self._dispatch(name, events, columns, paths[first:end])
             first = end
 
-    def _run(
+    def _dispatch(
         self, name: str, events: list[Any], order: Sequence[pa.Array], paths: list[bytes] | None
     ) -> Iterator[pa.RecordBatch]:
         plan = self._plans[name]
