@@ -336,7 +336,7 @@ class ClientStream:
         self._news = news
         self._queue_size = client.queue_size
         self._put = outbox.put
-        self._known = outbox.types.known
+        self._known = outbox.types.kinds
         self._told = ""  # the error of the stream, once it was raised
         self._told_new = False
         self._unbreathed = 0

@@ -256,7 +256,7 @@ class NodeRoute:
     def hello_frame(self) -> bytes:
         """The frame that opens the stream on a connection, or reopens it."""
         box = self.outbox
-        self._declared = tuple(box.types.known)
+        self._declared = tuple(box.types.kinds)
         self._wants_hello = False
         self._asked.append(self._declared)
         return wire.encode_frame(
@@ -409,7 +409,7 @@ class NodeRoute:
         new = [cls for cls in declared if cls not in self._accepted]
         if not self.opened:
             new = [cls for cls in new if cls not in types.given]
-        known = [cls for cls in new if cls in types.known]
+        known = [cls for cls in new if cls in types.kinds]
         told = bool(answer.types) and not answer.headers.get(wire.LOG)
         unfit = types.unfit(known, answer.types) if told else []
         if unfit or (self.opened and known):

@@ -34,11 +34,6 @@ class StreamTypes:
         for cls in types:
             self.declare(cls)
 
-    @property
-    def known(self) -> Collection[type]:
-        """The event classes that can be encoded."""
-        return self.kinds.keys()
-
     def declare(self, cls: type) -> None:
         """Declare ``cls``; its events are rejected if the stream accepts only other types."""
         if cls in self.kinds or cls in self.rejected:

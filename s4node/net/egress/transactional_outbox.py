@@ -299,7 +299,7 @@ class TransactionalOutbox(Outbox):
 
     def _declare(self, put: Callable[[bytes, bytes], None]) -> None:
         """Save the declarations of the types in our frames."""
-        if len(self._declared) == len(self.types.known):
+        if len(self._declared) == len(self.types.kinds):
             return
         for declared in self.types.declarations:
             if declared.fingerprint not in self._declared:
@@ -445,7 +445,7 @@ class TransactionalOutbox(Outbox):
 
     def _know_types(self, versions: dict[int, TypeDecl]) -> None:
         """Declare the classes of saved events, also if the stream itself declares none."""
-        known = {EventType(cls).name for cls in self.types.known}
+        known = {EventType(cls).name for cls in self.types.kinds}
         for declared in versions.values():
             cls = None if declared.name in known else class_of(declared)
             if cls is not None:

@@ -246,12 +246,12 @@ class Container:
             with Watchdog(parts.loop, self.config[settings.WATCHDOG_MS]):
                 async with trio.open_nursery() as inner:
                     parts.nursery = inner
-                    loop_ended = trio.Event()
-                    inner.start_soon(self._run_loop, loop_ended)
+                    self.front.attach_loop(parts.loop)
+                    inner.start_soon(parts.loop.run)
                     await self._own(outer, inner)
                     with trio.CancelScope() as patience:
                         await self._work(inner, patience)
-                        await self._stop_in_order(loop_ended)
+                        await self._stop_in_order()
                     if patience.cancelled_caught:
                         await self._give_up()
                     inner.cancel_scope.cancel()
@@ -320,7 +320,7 @@ class Container:
             patience.deadline = trio.current_time() + grace
             sources.cancel_scope.cancel()
 
-    async def _stop_in_order(self, loop_ended: trio.Event) -> None:
+    async def _stop_in_order(self) -> None:
         """Stop the parts in order, from the inputs to the peers."""
         parts = self.parts
         parts.ownership.stop_handing_over()
@@ -331,7 +331,7 @@ class Container:
         await self._leave_to_producers()
         await self._quiesce()
         parts.loop.drain()
-        await loop_ended.wait()
+        await parts.loop.ended.wait()
         if self.replay is not None:
             await parts.outputs.wait_acknowledged()
             await self.replay.wait_written(self.tasks.values())
@@ -394,11 +394,6 @@ class Container:
         await self.front.accept_peers(
             nursery, parts.inputs, parts.readers, lambda: ownership.view.owners
         )
-
-    async def _run_loop(self, ended: trio.Event) -> None:
-        self.front.attach_loop(self.parts.loop)
-        await self.parts.loop.run()
-        ended.set()
 
     def _stop_accepting(self) -> None:
         members = self.parts.members

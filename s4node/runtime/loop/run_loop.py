@@ -89,6 +89,7 @@ class RunLoop:
         self.commit = shell.commit
         self._shell = shell
         self._enrolment = enrolment
+        self.ended = trio.Event()  # ``run`` has returned
         self._requests = CoordinatorRequests()
         self._steps_of = StepRunner(self, threads)
         self._shut = False
@@ -270,6 +271,7 @@ class RunLoop:
                     self._steps_of.give_up(self.grace)
                     raise
         self._after_turn()
+        self.ended.set()
 
     async def _turns(self, nursery: trio.Nursery) -> None:
         due = self._after_turn()
