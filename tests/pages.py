@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from harness import environment
+
+from s4node.cli.main import main
+from s4node.config.settings import KEYS
 
 
 def run_blocks(page: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -23,6 +27,22 @@ def run_blocks(page: str, folder: Path) -> subprocess.CompletedProcess[str]:
         env=environment(),
         check=False,
     )
+
+
+def unknown_settings(page: str, least: int) -> set[str]:
+    """The settings that a page names and that do not exist, of at least so many that it names."""
+    named = set(re.findall(r"`<?((?:task|job|s4)\.[a-zA-Z.<>]*[a-zA-Z])", page))
+    assert len(named) >= least
+    return named - {key.name for key in KEYS}
+
+
+def check_commands(named: set[str]) -> None:
+    """Assert that ``s4`` has these commands, more than 5."""
+    assert len(named) > 5
+    for command in sorted(named):
+        with pytest.raises(SystemExit) as ended:
+            main([command, "--help"])
+        assert ended.value.code == 0, command
 
 
 def matches(told: list[str], printed: list[str]) -> bool:

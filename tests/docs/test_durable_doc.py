@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from harness import ROOT
-from pages import run_blocks
+from pages import run_blocks, unknown_settings
 
-from s4node.config.settings import KEYS
 from s4node.net.wire.frame import WINDOW_BYTES
 from s4node.runtime.task.timers import SPAN
 
@@ -22,11 +20,7 @@ def test_the_blocks_of_the_page_are_tests_that_pass(tmp_path: Path) -> None:
 
 
 def test_every_setting_that_the_page_names_exists() -> None:
-    known = {key.name for key in KEYS}
-    named = set(re.findall(r"`<?((?:task|job|s4)\.[a-zA-Z.<>]*[a-zA-Z])", PAGE))
-
-    assert len(named) >= 3
-    assert named - known == set()
+    assert unknown_settings(PAGE, least=3) == set()
 
 
 def test_the_figures_of_the_page_are_those_of_the_code() -> None:

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 from harness import ROOT
-from pages import run_blocks
+from pages import run_blocks, unknown_settings
 
 from s4node import AdapterApp, App, ProcessingElement
-from s4node.config.settings import KEYS
 from s4node.errors import GraphError
 
 
@@ -23,11 +22,8 @@ def test_the_blocks_of_the_page_are_tests_that_pass(tmp_path: Path) -> None:
 
 
 def test_every_setting_that_the_page_names_exists() -> None:
-    known = {key.name for key in KEYS}
-    named = set(re.findall(r"`((?:task|job|s4)\.[a-zA-Z.]*[a-zA-Z])", PAGE))
-
-    assert len(named) >= 3
-    assert {name for name in named if not name.startswith("s4.app")} - known == set()
+    unknown = unknown_settings(PAGE, least=3)
+    assert {name for name in unknown if not name.startswith("s4.app")} == set()
 
 
 def test_every_method_that_the_page_names_exists() -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from harness import ROOT
-from pages import run_blocks
-
-from s4node.config.settings import KEYS
+from pages import run_blocks, unknown_settings
 
 
 def test_the_blocks_of_the_page_are_tests_that_pass(tmp_path: Path) -> None:
@@ -20,11 +17,7 @@ def test_the_blocks_of_the_page_are_tests_that_pass(tmp_path: Path) -> None:
 
 
 def test_every_setting_that_the_page_names_exists() -> None:
-    known = {key.name for key in KEYS}
-    named = set(re.findall(r"`<?((?:task|job|s4)\.[a-zA-Z.]*[a-zA-Z])", PAGE))
-
-    assert len(named) >= 7
-    assert named - known == set()
+    assert unknown_settings(PAGE, least=7) == set()
 
 
 # -- set-up ---------------------------------------------------------------------------------------

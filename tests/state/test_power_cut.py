@@ -20,16 +20,7 @@ async def test_acknowledged_commits_that_a_power_cut_takes_are_told_were_it_only
 ) -> None:
     lives = Lives(tmp_path, {"s4.cluster.partitions": "1"})
     power = Power(lives.state / "default" / "counting" / "tasks", point)
-    async with (
-        lives.node(fault=power.fault) as process,
-        Client(lives.address, producer="one") as client,
-    ):
-        clicks = await client.stream("clicks")
-        for number in range(3):
-            await clicks.send(Click("joe", number))
-            assert await clicks.flush() == []
-        await process.kill()  # and no commit follows
-    power.cut()
+    await lose_power_after_three_commits(lives, power)
     async with lives.node() as process:
         await until(lambda: "commits of a task are missing" in process.errors)
         assert "acknowledged to producers may be lost" in process.errors
@@ -38,16 +29,7 @@ async def test_acknowledged_commits_that_a_power_cut_takes_are_told_were_it_only
 async def test_with_full_a_power_cut_takes_no_acknowledged_commit(tmp_path: Path) -> None:
     lives = Lives(tmp_path, {"s4.cluster.partitions": "1", "s4.state.sync": "full"})
     power = Power(lives.state)
-    async with (
-        lives.node(fault=power.fault) as process,
-        Client(lives.address, producer="one") as client,
-    ):
-        clicks = await client.stream("clicks")
-        for number in range(3):
-            await clicks.send(Click("joe", number))
-            assert await clicks.flush() == []
-        await process.kill()  # and no commit follows
-    power.cut()
+    await lose_power_after_three_commits(lives, power)
     async with lives.node() as process:
         async with Client(lives.address, producer="one") as client:
             clicks = await client.stream("clicks")
@@ -62,3 +44,16 @@ async def test_with_full_a_power_cut_takes_no_acknowledged_commit(tmp_path: Path
 class Click(Event):
     user: str
     number: int
+
+
+async def lose_power_after_three_commits(lives: Lives, power: Power) -> None:
+    async with (
+        lives.node(fault=power.fault) as process,
+        Client(lives.address, producer="one") as client,
+    ):
+        clicks = await client.stream("clicks")
+        for number in range(3):
+            await clicks.send(Click("joe", number))
+            assert await clicks.flush() == []
+        await process.kill()  # and no commit follows
+    power.cut()

@@ -29,10 +29,7 @@ from s4node.store_spec import StoreSpec
 
 
 def test_a_node_without_the_folder_goes_on_from_the_last_commit(url: str, tmp_path: Path) -> None:
-    first = Owner(url, tmp_path / "one")
-    for n in range(1, 4):
-        first.commit(n)
-    first.close()
+    committed(url, tmp_path / "one", 1, 2, 3)
     second = Owner(url, tmp_path / "two")
     assert second.found == at(3)
     second.commit(4)
@@ -62,26 +59,19 @@ def test_a_node_that_has_been_it_before_needs_only_what_it_lacks(
 
 
 def test_a_folder_that_has_missed_a_checkpoint_is_filled_anew(url: str, tmp_path: Path) -> None:
-    one = Owner(url, tmp_path / "one")
-    one.commit(1)
-    one.close()
+    committed(url, tmp_path / "one", 1)
     two = Owner(url, tmp_path / "two")
     for n in range(2, 5):
         two.commit(n)
         two.checkpoint()
     two.close()
-    again = Owner(url, tmp_path / "one")
-    assert again.found == at(4)
-    again.close()
+    assert found(url, tmp_path / "one") == at(4)
 
 
 def test_a_damaged_folder_is_filled_anew_and_nothing_is_missing(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = Owner(url, tmp_path / "one")
-    for n in range(1, 4):
-        first.commit(n)
-    first.close()
+    first = committed(url, tmp_path / "one", 1, 2, 3)
     (tmp_path / "one" / str(first.fence) / "CURRENT").write_bytes(b"MANIFEST-9999\n")
     again = Owner(url, tmp_path / "one")
     assert again.found == at(3)
@@ -97,18 +87,14 @@ def test_state_that_was_there_before_the_url_is_shipped_first(url: str, tmp_path
     state.end_commit(written=True)
     state.close()
     Owner(url, tmp_path / "one").close()
-    other = Owner(url, tmp_path / "two")
-    assert other.found == at(7)
-    other.close()
+    assert found(url, tmp_path / "two") == at(7)
 
 
 def test_commits_that_were_never_shipped_are_not_passed_over_in_silence(
     url: str, tmp_path: Path
 ) -> None:
     """The URL was taken out of the settings for a while."""
-    first = Owner(url, tmp_path / "one")
-    first.commit(1)
-    first.close()
+    committed(url, tmp_path / "one", 1)
     state = TaskState(epochs.claim(tmp_path / "one", 0, Database), crc32m, fence=9)
     state.begin_commit({"log.clicks[0]": 2})
     state.write_commit()
@@ -117,9 +103,7 @@ def test_commits_that_were_never_shipped_are_not_passed_over_in_silence(
     told = r"has commit 2, which was written without .*last is 1\. To continue from the shipped"
     with pytest.raises(StateError, match=told):
         Owner(url, tmp_path / "one")
-    other = Owner(url, tmp_path / "two")
-    assert other.found == at(1)
-    other.close()
+    assert found(url, tmp_path / "two") == at(1)
 
 
 def unshipped(folder: Path, n: int) -> tuple[int, int, int]:
@@ -139,19 +123,12 @@ def unshipped(folder: Path, n: int) -> tuple[int, int, int]:
 def test_a_commit_that_was_not_shipped_is_none_of_those_that_were_whatever_its_number_is(
     url: str, tmp_path: Path, more: int
 ) -> None:
-    first = Owner(url, tmp_path / "one")
-    first.commit(1)
-    first.close()
-    second = Owner(url, tmp_path / "two")
-    for n in range(2, 3 + more):
-        second.commit(n)
-    second.close()
+    committed(url, tmp_path / "one", 1)
+    second = committed(url, tmp_path / "two", *range(2, 3 + more))
     assert unshipped(tmp_path / "one", 50) == (second.fence, 2, 1)  # as the second's first one
     with pytest.raises(StateError, match=r"has commit 2, which was written without s4.state.url"):
         Owner(url, tmp_path / "one")
-    again = Owner(url, tmp_path / "two")
-    assert again.found == at(2 + more)
-    again.close()
+    assert found(url, tmp_path / "two") == at(2 + more)
 
 
 def test_what_is_shipped_elsewhere_is_refused_where_it_is_not_empty(
@@ -217,9 +194,7 @@ def test_what_is_shipped_may_be_moved(url: str, tmp_path: Path) -> None:
 def test_a_commit_without_the_url_behind_a_going_back_is_not_shipped_either(
     url: str, tmp_path: Path
 ) -> None:
-    first = Owner(url, tmp_path / "one")
-    first.commit(1)
-    first.close()
+    committed(url, tmp_path / "one", 1)
     fence = epochs.highest(tmp_path / "one") + 1
     state = TaskState(epochs.claim(tmp_path / "one", fence, Database), crc32m, fence=fence)
     state.store(COUNTS).put("key-0", 50)
@@ -238,9 +213,7 @@ def test_a_crash_before_anything_is_there_changes_nothing(url: str, tmp_path: Pa
     shipment = RemoteJob(url, Path("here/app")).task("t")
     shipment.claim(shipment.highest() + 2, "origin", 2)
     epochs.claim(tmp_path / "one", 2, Database, shipment).close()
-    again = Owner(url, tmp_path / "one")
-    assert again.found == at(7)
-    again.close()
+    assert found(url, tmp_path / "one") == at(7)
 
 
 @pytest.mark.parametrize(
@@ -284,9 +257,7 @@ def test_a_manifest_whose_names_lead_elsewhere_is_refused_before_anything_is_wri
     made = {path for path in tmp_path.rglob("*") if path.is_file()} - set(before)
     assert {path.parent.name for path in made} <= {"claims"}  # that of the new owner
     files.rm_file(place)
-    again = Owner(url, tmp_path / "three")
-    assert again.found == at(1)
-    again.close()
+    assert found(url, tmp_path / "three") == at(1)
 
 
 def test_an_object_never_gets_other_content_and_the_last_of_two_tries_counts(
@@ -544,19 +515,14 @@ def flipped(data: bytes) -> bytes:
 def test_a_commit_that_is_damaged_there_ends_what_is_gone_on_from_and_that_is_said(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = Owner(url, tmp_path / "one")
-    for n in range(1, 5):
-        first.commit(n)
-    first.close()
+    committed(url, tmp_path / "one", 1, 2, 3, 4)
     damage(url, "batches", names(url, "batches")[2], flipped)
     second = Owner(url, tmp_path / "two")
     assert second.found == at(2)
     assert "a shipped commit is damaged" in capsys.readouterr().err
     second.commit(3)
     second.close()
-    third = Owner(url, tmp_path / "three")
-    assert third.found == at(3)
-    third.close()
+    assert found(url, tmp_path / "three") == at(3)
 
 
 def test_a_file_that_is_damaged_there_leads_back_to_the_manifest_before(
@@ -597,9 +563,7 @@ def test_where_no_checkpoint_there_is_whole_it_is_told(url: str, tmp_path: Path)
 
 
 def test_what_a_newer_version_has_shipped_is_refused(url: str, tmp_path: Path) -> None:
-    first = Owner(url, tmp_path / "one")
-    first.commit(1)
-    first.close()
+    committed(url, tmp_path / "one", 1)
     (name,) = names(url, "manifests")
     damage(url, "manifests", name, lambda data: data.replace(b'"format":1', b'"format":9'))
     with pytest.raises(StateError, match="has format 9, and this s4node reads 1; use the"):
@@ -621,9 +585,7 @@ def test_a_place_that_cannot_be_used_is_told_and_tried_again(tmp_path: Path) -> 
     (tmp_path / "away").rename(batches)
     owner.commit(3)
     owner.close()
-    second = Owner(url, tmp_path / "two")
-    assert second.found == at(3)
-    second.close()
+    assert found(url, tmp_path / "two") == at(3)
 
 
 # -- set-up ---------------------------------------------------------------------------------------
@@ -668,6 +630,24 @@ class Owner:
 
     def close(self) -> None:
         self.state.close()
+
+
+def committed(url: str, folder: Path, *numbers: int) -> Owner:
+    """An owner that has committed these numbers, and has closed."""
+    owner = Owner(url, folder)
+    for n in numbers:
+        owner.commit(n)
+    owner.close()
+    return owner
+
+
+def found(url: str, folder: Path) -> tuple[set[int], dict[str, int]]:
+    """What the next owner finds."""
+    owner = Owner(url, folder)
+    try:
+        return owner.found
+    finally:
+        owner.close()
 
 
 def at(n: int) -> tuple[set[int], dict[str, int]]:
