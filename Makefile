@@ -5,7 +5,7 @@ PYTHON_OF_VENV := .venv/bin/python
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install install-spark test test-long test-crashes test-measured test-fast torture lint types demo bench docker-test clean
+.PHONY: help install install-spark test test-long test-crashes test-spark test-measured test-fast torture lint types demo bench docker-test clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -29,18 +29,23 @@ CRASHES := tests/test_failpoints.py tests/deploy/test_deploy.py tests/deploy/tes
 	tests/runtime/task/poison/test_kills.py \
 	tests/state/test_damage.py tests/state/test_database.py \
 	tests/state/test_remote_task_crashes.py
+# Spark clusters and drivers that are killed
+SPARK := tests/spark/test_sink_crashes.py
 # and what has the machine for itself, for it measures
 MEASURED := tests/process/test_prompt.py tests/bench/test_bench.py tests/test_torture.py
 
 test: install-spark ## run all tests but those of test-long; JOBS=1 for one at a time
-	$(PYTHON_OF_VENV) -m pytest $(BESIDE) $(patsubst %,--ignore=%,$(CRASHES) $(MEASURED)) $(ARGS)
+	$(PYTHON_OF_VENV) -m pytest $(BESIDE) $(patsubst %,--ignore=%,$(CRASHES) $(SPARK) $(MEASURED)) $(ARGS)
 
-test-long: test-crashes test-measured ## run what takes longer; make -k goes on after a failure
+test-long: test-crashes test-spark test-measured ## run what takes longer; make -k goes on after a failure
 
 test-crashes: install ## run the tests in which processes are killed, moved and deployed
 	$(PYTHON_OF_VENV) -m pytest $(BESIDE) $(CRASHES) $(ARGS)
 
-test-measured: install ## run every benchmark and the torture in short, with their checks
+test-spark: install-spark ## run the tests in which Spark's executors and drivers are killed
+	$(PYTHON_OF_VENV) -m pytest $(SPARK) $(ARGS)
+
+test-measured: install-spark ## run every benchmark and the torture in short, with their checks
 	$(PYTHON_OF_VENV) -m pytest $(MEASURED) $(ARGS)
 
 test-fast: install ## run the tests that need neither Spark nor much time
@@ -59,7 +64,7 @@ types: install ## check types
 demo: install-spark ## count a year of flights live, fed by Spark, and compare with Spark's own figures
 	$(PYTHON_OF_VENV) -m apps.flights.demo $(ARGS)
 
-bench: install ## run all benchmarks
+bench: install-spark ## run all benchmarks
 	.venv/bin/s4 bench --all $(ARGS)
 
 docker-test: ## build the image and run docs/docker.md; starts an engine where none runs, or says SKIPPED

@@ -235,6 +235,10 @@ class StoreCorrupt(StoreError):  # noqa: N818
     """A file of a store is damaged; its content is not reliable."""
 
 
+class SinkError(S4Error):
+    """A batch of a sink cannot be staged or published; nothing of it is visible."""
+
+
 class CheckpointError(S4Error):
     """Progress cannot be read or written, or does not fit the job that is to resume from it."""
 

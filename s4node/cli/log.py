@@ -153,6 +153,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--everything", action="store_true", help="all events")
     json_option(trimmed, "print the outcome as a JSON object")
 
+    dropped = command(
+        actions,
+        "drop",
+        drop,
+        "remove a stream with all of its events",
+        "s4 log drop clicks",
+    )
+    dropped.add_argument("stream", type=utf8, metavar="NAME")
+    json_option(dropped, "print the outcome as a JSON object")
+
     forgotten = command(
         actions,
         "forget",
@@ -172,7 +182,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     json_option(forgotten, "print the outcome as a JSON object")
 
-    for action in (created, appended, tailed, described, trimmed, forgotten):
+    for action in (created, appended, tailed, described, trimmed, dropped, forgotten):
         to_option(action, "where the log's node listens", "that of your running log", several=False)
         timeout_option(action, "the node's answers")
 
@@ -190,7 +200,7 @@ async def _run(log: EmbeddedLog, task_status: trio.TaskStatus[None]) -> None:
     await log.run(task_status=task_status)
 
 
-def _with_log(to: str | None, timeout: float, work: Callable[[EmbeddedLog], Awaitable[int]]) -> int:
+def with_log(to: str | None, timeout: float, work: Callable[[EmbeddedLog], Awaitable[int]]) -> int:
     """Run ``work`` with the log; returns the exit status."""
     address = to or address_of_log()
 
@@ -228,7 +238,7 @@ def create(
             print(f"{_headline(made)} at {log.address}", file=sys.stderr)
         return 0
 
-    return _with_log(to, timeout, work)
+    return with_log(to, timeout, work)
 
 
 def append(stream: str, to: str | None, type_name: str, timeout: float, *, as_json: bool) -> int:
@@ -242,7 +252,7 @@ def append(stream: str, to: str | None, type_name: str, timeout: float, *, as_js
             nursery.cancel_scope.cancel()
         return status
 
-    return _with_log(to, timeout, work)
+    return with_log(to, timeout, work)
 
 
 async def _tell_trouble(log: EmbeddedLog) -> None:
@@ -286,7 +296,7 @@ def tail(
             await print_events(events, count, with_place=as_json)
         return 0
 
-    return _with_log(to, timeout, work)
+    return with_log(to, timeout, work)
 
 
 async def _start(
@@ -339,7 +349,7 @@ def describe(stream: str, to: str | None, timeout: float, *, as_json: bool) -> i
             print(f"the log is waiting: {trouble}", file=sys.stderr)
         return 0
 
-    return _with_log(to, timeout, work)
+    return with_log(to, timeout, work)
 
 
 def _headline(stream: Mapping[str, Any]) -> str:
@@ -412,7 +422,22 @@ def trim(
             print(f"{stream}[{number}] begins at {first}", file=sys.stderr)
         return 0
 
-    return _with_log(to, timeout, work)
+    return with_log(to, timeout, work)
+
+
+def drop(stream: str, to: str | None, timeout: float, *, as_json: bool) -> int:
+    """Remove a stream; returns the exit status."""
+
+    async def work(log: EmbeddedLog) -> int:
+        dropped = (await log.ask("drop", {"stream": stream}))["dropped"]
+        if as_json:
+            print(json.dumps({"stream": stream, "dropped": dropped}))
+        else:
+            outcome = "is dropped" if dropped else "does not exist"
+            print(f"stream {stream} {outcome} at {log.address}", file=sys.stderr)
+        return 0
+
+    return with_log(to, timeout, work)
 
 
 def forget(
@@ -429,4 +454,4 @@ def forget(
                 print(f"{producer} is forgotten on {', '.join(found)}", file=sys.stderr)
         return 0
 
-    return _with_log(to, timeout, work)
+    return with_log(to, timeout, work)

@@ -99,6 +99,11 @@ COMMANDS = {
         "create, append to, read and trim the streams of a node's log",
         "s4 log create clicks --partitions 4 --key user",
     ),
+    "sink": Command(
+        "s4node.cli.sink:arguments",
+        "list and forget the sinks that write to a node's log, such as Spark jobs",
+        "s4 sink list",
+    ),
     "startpoint": Command(
         "s4node.cli.startpoint:arguments",
         "set where an app's tasks begin to read at its next start",

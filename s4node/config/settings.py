@@ -516,6 +516,12 @@ LOG_QUOTA_BYTES = Setting(
     "given up or cannot be opened because of damage. It deletes nothing early: appending waits. 0 "
     "means no bound.",
 )
+LOG_STAGED_EXPIRY = Setting(
+    _LOG, "s4.log.staged.expiry", "86400000", kinds.milliseconds(1),
+    "What a sink, such as a Spark job, has staged and not published is dropped when nobody has "
+    "appended to it for this long, while the node runs. Its batch can then not be published any "
+    "more, and has to be written again.",
+)
 LOG_SYNC = Setting(
     _LOG, "s4.log.sync", "normal", kinds.choice("none", "normal", "full"),
     "What a power cut may lose: with full nothing that was acknowledged, at the cost of a wait for "

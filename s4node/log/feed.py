@@ -18,7 +18,7 @@ import trio
 
 from s4node.errors import InputLost, S4Error, StageBroken, StartpointError
 from s4node.log.hosted import HostedStream
-from s4node.log.partition_rows import StoredFrame
+from s4node.log.partition.partition_rows import StoredFrame
 from s4node.log.streams import LogPartition
 from s4node.logger import get_logger
 from s4node.net.ingress.listener import Connection

@@ -10,23 +10,22 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import contextlib
 
-import msgspec
 import trio
 
+from s4node import threads
 from s4node.config import settings
 from s4node.config.config import Config
-from s4node.errors import S4Error, StartpointError, StoreError, UnknownStream
-from s4node.events.keys import hasher_named
-from s4node.events.routing import KeyRule
-from s4node.events.schema import TypeDecl
+from s4node.errors import StoreError
 from s4node.log.feed import Feed
-from s4node.log.hosted import HostedStream, describe
-from s4node.log.ledger import Appended, Incoming, unfit
-from s4node.log.store import LogSettings, LogStore, open_log
-from s4node.log.streams import LogPartition, LogStream
+from s4node.log.hosted import HostedStream
+from s4node.log.hosted_streams import HostedStreams, WhoHas
+from s4node.log.questions import Questions
+from s4node.log.sink.sink_file import SinkFile
+from s4node.log.sinks import Sinks
+from s4node.log.store import LogSettings, open_log
+from s4node.log.streams import LogStream
 from s4node.logger import get_logger
 from s4node.net.ingress.admission import PERIOD
 from s4node.net.ingress.listener import Connection
@@ -44,10 +43,7 @@ are bounded separately; a large window makes large commits."""
 QUEUE_BYTES = 16 << 20
 """The approximate number of bytes that producers may have under way to the disk."""
 
-_SCAN_BYTES = 1 << 20
-
-WhoHas = Callable[[str], str]
-"""Says in words who else serves a stream of this name at this address; empty if nobody does."""
+_SETTLE_SECONDS = 0.005
 
 
 class LogHost:
@@ -71,13 +67,12 @@ class LogHost:
         self._incarnation = incarnation
         self._headers = headers
         self._taken = taken
-        self._streams: dict[str, HostedStream] = {}
         self._feeds: dict[Connection, Feed] = {}
         self._scopes: dict[Connection, trio.CancelScope] = {}
-        self._asking: dict[Connection, int] = {}
-        self._closing = False
         self._queue: Gauge
-        self._store: LogStore
+        self._streams: HostedStreams
+        self._sinks: Sinks
+        self._questions: Questions
         self._nursery: trio.Nursery
 
     @classmethod
@@ -99,25 +94,32 @@ class LogHost:
 
         Raises StoreError if another process owns the folder.
         """
-        async with open_log(LogSettings.from_config(self._config)) as self._store:
+        wanted = LogSettings.from_config(self._config)
+        async with open_log(wanted) as store:
             stage = StageSettings(DESERIALIZER, capacity=UNLIMITED, max_bytes=QUEUE_BYTES)
             self._queue = Gauge(stage)
-            for stream in self._store.streams.values():
-                self._host(stream)
+            address = str(self._headers.get(wire.ADDRESS, self._node))
+            self._streams = HostedStreams(self._config, store, self._hosted, self._taken, address)
             log.info(
                 "the log is open",
                 folder=self._config[settings.LOG_FOLDER],
-                streams=len(self._streams),
+                streams=len(self._streams.listed),
             )
+            file = await threads.run_sync(SinkFile, wanted.folder)
             async with trio.open_nursery() as self._nursery:
-                task_status.started()
-                while True:
-                    await trio.sleep(PERIOD)
-                    self._tick(trio.current_time())
+                with contextlib.closing(file):
+                    expiry = self._config[settings.LOG_STAGED_EXPIRY]
+                    self._sinks = Sinks(self._streams, file, self._nursery, expiry)
+                    self._questions = Questions(self._streams, self._sinks, self._nursery)
+                    self._nursery.start_soon(self._sinks.roll_forward)
+                    task_status.started()
+                    while True:
+                        await trio.sleep(PERIOD)
+                        self._tick(trio.current_time())
 
     def check_names(self) -> None:
         """Raise StoreError if the listener's owner also serves a stream of the log."""
-        for name in self._streams:
+        for name in self._streams.by_name:
             taken = self._taken(name)
             if taken:
                 raise StoreError(
@@ -125,8 +127,8 @@ class LogHost:
                     f"has {taken}; rename that one, or take another s4.log.folder"
                 )
 
-    def _host(self, stream: LogStream) -> None:
-        self._streams[stream.name] = HostedStream(
+    def _hosted(self, stream: LogStream) -> HostedStream:
+        return HostedStream(
             stream,
             capacity=WINDOW,
             max_bytes=self._queue.max_bytes,
@@ -141,22 +143,23 @@ class LogHost:
 
     def _tick(self, now: float) -> None:
         expiry = self._config[settings.PRODUCER_EXPIRY]
-        for stream in self._streams.values():
+        for stream in self._streams.by_name.values():
             stream.admission.released()
             stream.admission.tick(now, expiry)
+        self._sinks.tick(now)
 
     # -- stopping ------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Admit nothing more; producers keep their events."""
-        self._closing = True
+        self._streams.closing = True
 
     async def wait_written(self) -> None:
         """Stop the readers and wait until all admitted events are on disk."""
         for scope in list(self._scopes.values()):
             scope.cancel()
         while any(  # noqa: ASYNC110 - it is rare, and short
-            stream.under_way for stream in self._streams.values()
+            stream.under_way for stream in self._streams.by_name.values()
         ):
             await trio.sleep(_SETTLE_SECONDS)
 
@@ -166,15 +169,15 @@ class LogHost:
         """Handle a frame for the log; returns False if the frame is not for the log."""
         header = frame.header
         if isinstance(header, wire.Query):
-            self._on_query(header, connection)
+            self._questions.on_query(header, connection)
             return True
         if isinstance(header, (wire.Drain, wire.Answer)):
             return False
-        hosted = self._streams.get(header.stream)
+        hosted = self._streams.by_name.get(header.stream)
         if hosted is None:
             return False
         if isinstance(header, wire.Data):
-            if not self._closing:
+            if not self._streams.closing:
                 problem = hosted.on_data(header, frame.body, connection, trio.current_time())
                 if problem:
                     connection.bad_frame(problem, header)
@@ -203,8 +206,8 @@ class LogHost:
         scope = self._scopes.pop(connection, None)
         if scope is not None:
             scope.cancel()
-        self._asking.pop(connection, None)
-        for stream in self._streams.values():
+        self._questions.gone(connection)
+        for stream in self._streams.by_name.values():
             stream.admission.gone(connection, trio.current_time())
 
     def _on_hello(self, hosted: HostedStream, hello: wire.Hello, connection: Connection) -> None:
@@ -246,242 +249,6 @@ class LogHost:
             if self._feeds.get(connection) is feed:  # the connection has not ended meanwhile
                 self._scopes[connection] = scope
                 await feed.run()
-
-    # -- queries -------------------------------------------------------------------------------
-
-    def _on_query(self, query: wire.Query, connection: Connection) -> None:
-        asking = self._asking.get(connection, 0)
-        if asking >= wire.MAX_QUESTIONS:
-            error = StoreError(f"{asking} queries of this connection are unanswered; wait for them")
-            connection.answer(_answer(query, {}, error))
-            return
-        self._asking[connection] = asking + 1
-        self._nursery.start_soon(self._answer, query, connection)
-
-    async def _answer(self, query: wire.Query, connection: Connection) -> None:
-        values: Mapping[str, Any] = {}
-        error: S4Error | None = None
-        try:
-            ask = _QUESTIONS.get(query.question)
-            if ask is None:
-                known = ", ".join(_QUESTIONS)
-                raise StoreError(f"the log has no query {query.question!r}; it answers: {known}")
-            values = await ask(self, query.arguments)
-        except S4Error as found:
-            error = found
-        except (KeyError, TypeError, ValueError, msgspec.MsgspecError) as found:
-            error = StoreError(
-                f"the arguments of the query {query.question!r} are invalid ({found!r}): "
-                f"{shortly(query.arguments)}"
-            )
-        except Exception as found:  # a failed query must not stop the node
-            log.exception("a query failed", question=query.question)
-            error = StoreError(f"the log could not answer the query {query.question!r}: {found}")
-        if connection in self._asking:
-            self._asking[connection] -= 1
-            connection.answer(_answer(query, values, error))
-
-    def _find(self, arguments: Mapping[str, Any]) -> HostedStream:
-        name = arguments["stream"]
-        hosted = self._streams.get(name)
-        if hosted is None:
-            known = ", ".join(sorted(self._streams)) or "none"
-            raise UnknownStream(
-                f"the log at {self._headers.get(wire.ADDRESS, self._node)} has no stream {name!r}; "
-                f"its streams: {known}. Create it with: s4 log create {name}"
-            )
-        return hosted
-
-    def _partition(self, arguments: Mapping[str, Any]) -> LogPartition:
-        hosted, number = self._find(arguments), _whole(arguments["partition"])
-        if not 0 <= number < len(hosted.partitions):
-            raise UnknownStream(
-                f"stream {hosted.name!r} of the log has partitions 0 to "
-                f"{len(hosted.partitions) - 1}, not {number}"
-            )
-        return hosted.partitions[number]
-
-    async def _list(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {
-            "streams": [describe(self._streams[name]) for name in sorted(self._streams)],
-            "trouble": self._store.writer.trouble,
-        }
-
-    async def _describe(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {**describe(self._find(arguments)), "trouble": self._store.writer.trouble}
-
-    async def _create(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        name, key = str(arguments["stream"]), str(arguments.get("key", ""))
-        taken = self._taken(name)
-        if taken:
-            raise StoreError(f"{taken} already has a stream {name!r}; choose another name")
-        if self._closing:
-            raise StoreError("the log's node is stopping; try again when it has restarted")
-        if key:
-            KeyRule(key.split("+"))
-        hasher = self._config[settings.HASHER]
-        hasher_named(hasher)
-        stream = await self._store.create(
-            name,
-            _whole(arguments.get("partitions", 1)),
-            key=key,
-            hasher=hasher,
-            retention_ms=_maybe_whole(arguments.get("retention_ms")),
-            retention_bytes=_maybe_whole(arguments.get("retention_bytes")),
-        )
-        if name not in self._streams:
-            self._host(stream)
-        return describe(self._streams[name])
-
-    async def _trim(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Trim one partition, or all, below an offset or a time of appending."""
-        hosted = self._find(arguments)
-        partitions = hosted.partitions
-        if arguments.get("partition") is not None:
-            partitions = (self._partition(arguments),)
-        oldest = {}
-        for partition in partitions:
-            if arguments.get("offset") is not None:
-                below = _whole(arguments["offset"])
-            else:
-                below = await partition.offset_at(_whole(arguments["before_ms"]))
-            bounds = partition.bounds
-            if not 0 <= below <= bounds.upcoming:
-                raise StartpointError(
-                    f"{hosted.name}[{partition.number}] has offsets {bounds.oldest} to "
-                    f"{bounds.upcoming}, not {below}; trim up to one of these"
-                )
-            oldest[str(partition.number)] = await partition.trim(below)
-        return {"oldest": oldest}
-
-    async def _forget(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Forget a disconnected producer in one stream or all; returns where it was known."""
-        producer = str(arguments["producer"])
-        streams = [self._find(arguments)] if arguments.get("stream") else self._streams.values()
-        found = [(hosted, each) for hosted in streams for each in hosted.admission.ids_of(producer)]
-        if not found:
-            raise StoreError(f"the log knows no producer {producer!r}; copy its id from an error")
-        for hosted, each in found:
-            if hosted.admission.is_here(each):
-                raise StoreError(
-                    f"producer {each!r} is connected to stream {hosted.name!r}, or some of its "
-                    f"events are not on disk yet; stop the producer first"
-                )
-        answers: list[object] = []
-        answered = trio.Event()
-        partitions: dict[str, list[int]] = {}
-
-        def done(answer: object) -> None:
-            answers.append(answer)
-            if len(answers) == sum(map(len, partitions.values())):
-                answered.set()
-
-        for hosted, each in found:
-            partitions.setdefault(hosted.name, [])
-            partitions[hosted.name] += hosted.admission.forget_known(each, done)
-        if any(partitions.values()):
-            await answered.wait()
-        for answer in answers:
-            if isinstance(answer, S4Error):
-                raise answer
-        return {"forgotten": partitions}
-
-    async def _offset(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        partition = self._partition(arguments)
-        return {"offset": await partition.offset_at(_whole(arguments["millis"]))}
-
-    async def _append(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Append one frame to the given partition; the answer has its offset."""
-        partition = self._partition(arguments)
-        hosted = self._find(arguments)
-        if self._closing:
-            raise StoreError("the log's node is stopping; try again when it has restarted")
-        data = wire.Data(
-            hosted.name,
-            partition.number,
-            str(arguments["producer"]),
-            _whole(arguments["first"]),
-            _whole(arguments["count"]),
-            msgspec.convert(arguments["sections"], tuple[wire.Section, ...]),
-            order=msgspec.convert(arguments.get("order", b""), bytes),
-            created_ms=_whole(arguments.get("created_ms", 0)),
-        )
-        body = msgspec.convert(arguments["body"], bytes)
-        problem = wire.check_sections(data, memoryview(body))
-        types = msgspec.convert(arguments["types"], tuple[TypeDecl, ...])
-        problem = problem or unfit(data.producer) or hosted.declare(types)
-        problem = problem or hosted.admission.no_room(data.producer)
-        if problem:
-            raise StoreError(f"{hosted.name}[{partition.number}]: {problem}")
-        answered = trio.Event()
-        answers: list[Appended | S4Error] = []
-
-        def done(answer: Appended | S4Error) -> None:
-            answers.append(answer)
-            answered.set()
-
-        frame: Incoming = hosted.incoming(data, body, own_id=bool(arguments.get("own_id")))
-        partition.append(frame, done)
-        await answered.wait()
-        answer = answers[0]
-        if not isinstance(answer, Appended):
-            raise answer
-        if not answer.count:  # a repeated query: the first answer was lost
-            if arguments.get("once"):
-                return {"offset": -1}
-            return {"offset": await _offset_of(partition, data.producer, data.first)}
-        hosted.grown(partition.number)
-        return {"offset": answer.offset}
-
-
-_SETTLE_SECONDS = 0.005
-
-_QUESTIONS: dict[str, Callable[[LogHost, Mapping[str, Any]], Any]] = {
-    "list": LogHost._list,
-    "describe": LogHost._describe,
-    "create": LogHost._create,
-    "trim": LogHost._trim,
-    "forget": LogHost._forget,
-    "offset": LogHost._offset,
-    "append": LogHost._append,
-}
-
-
-def shortly(value: object) -> str:
-    """``repr(value)``, cut to 200 characters for a message."""
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:200]}..."
-
-
-def _answer(query: wire.Query, values: Mapping[str, Any], error: S4Error | None) -> bytes:
-    if error is None:
-        return wire.encode_frame(wire.Answer(query.id, dict(values)))
-    fault = {wire.FAULT: type(error).__name__}
-    return wire.encode_frame(wire.Answer(query.id, {}, str(error), fault))
-
-
-async def _offset_of(partition: LogPartition, producer: str, number: int) -> int:
-    """The offset of a frame that was appended earlier."""
-    at = partition.bounds.oldest
-    while at < partition.bounds.upcoming:
-        for row in await partition.read(at, _SCAN_BYTES):
-            if row.producer == producer and row.number == number:
-                return row.first
-            at = row.end
-    raise StoreError(
-        f"the frame that {producer!r} appended with number {number} was removed by retention; its "
-        f"offset is no longer known"
-    )
-
-
-def _whole(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= wire.MAX_NUMBER:
-        raise TypeError(f"{value!r} is not a whole number, 0 or more")
-    return value
-
-
-def _maybe_whole(value: object) -> int | None:
-    return None if value is None else _whole(value)
 
 
 def _notify(lane: ProducerLane) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 
 import msgspec
 
-from s4node.errors import S4Error, StoreCorrupt
+from s4node.errors import S4Error, StoreCorrupt, UnknownStream
 from s4node.events.event import GenericEvent
 from s4node.events.keys import Partitioner, hasher_named
 from s4node.events.routing import KeyRule, Router
@@ -38,8 +38,8 @@ from s4node.events.schema import (
     TypeReader,
     check_declared,
 )
-from s4node.log.ledger import Appended, Incoming, part_name
 from s4node.log.log_admission import LogAdmission
+from s4node.log.partition.ledger import Appended, Incoming, part_name
 from s4node.log.split import Part, take_apart
 from s4node.log.streams import LogPartition, LogStream
 from s4node.logger import get_logger
@@ -343,13 +343,16 @@ class HostedStream:
         self._stages[receipt.progress.partition].went(events, queued.weight)
 
     def _failed(self, queued: _Queued, part: Incoming, error: S4Error) -> None:
-        """Refuse the events of a damaged partition. Any other error says that the log has closed:
-        nothing is settled, and the producers send the events again."""
-        if not isinstance(error, StoreCorrupt):
+        """Refuse the events of a damaged partition or a dropped stream. Any other error says that
+        the log has closed: nothing is settled, and the producers send the events again."""
+        if not isinstance(error, (StoreCorrupt, UnknownStream)):
             queued.settles = False
             return
         receipt = queued.receipt
-        log.error("a partition is damaged: events are refused", stream=self.name, reason=str(error))
+        if isinstance(error, StoreCorrupt):
+            log.error(
+                "a partition is damaged: events are refused", stream=self.name, reason=str(error)
+            )
         whole = range(receipt.first, receipt.end)
         numbers = whole if part.numbers is None else part.numbers
         for first, end in runs(numbers, receipt.first, receipt.end):

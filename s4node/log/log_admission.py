@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
-from s4node.log.ledger import part_of, unfit
+from s4node.log.partition.ledger import part_of, unfit
 from s4node.log.streams import LogPartition
 from s4node.net.ingress.admission import MAX_KEPT, StreamAdmission
 from s4node.net.ingress.producer_life import task_of

@@ -32,13 +32,14 @@ from s4node.config.settings import (
     LOG_SYNC,
 )
 from s4node.errors import StoreError, UnknownStream
-from s4node.log.partition_database import FORMAT
-from s4node.log.retention import Keep
+from s4node.log.partition.partition_database import FORMAT
+from s4node.log.partition.retention import Keep
 from s4node.log.stream_folder import (
     StreamSettings,
     check_settings,
     create_stream,
     differences,
+    drop_stream,
     open_stream,
     os_errors_as_ours,
     stream_folders,
@@ -138,6 +139,15 @@ class LogStore:
                     f"another name"
                 )
             return self.streams[name]
+
+    async def drop(self, name: str) -> None:
+        """Remove a stream with its events. Raises StoreError if its folder cannot be removed; then
+        the stream is there again at the next start."""
+        async with self._creating:
+            stream = self.streams.pop(name)
+            for partition in stream.partitions:
+                await partition.drop()
+            await threads.run_sync(drop_stream, self.settings.folder, name)
 
     def _check_quota(self, wanted: StreamSettings) -> None:
         quota = self.settings.quota_bytes

@@ -20,8 +20,8 @@ from s4node import disk
 from s4node.config.kinds import is_file_name
 from s4node.errors import StoreCorrupt, StoreError
 from s4node.events.schema import UNREADABLE
-from s4node.log.partition_database import FORMAT, begin_anew, create_database
-from s4node.log.partition_file import PartitionFile
+from s4node.log.partition.partition_database import FORMAT, begin_anew, create_database
+from s4node.log.partition.partition_file import PartitionFile
 from s4node.logger import get_logger
 
 log = get_logger("s4node.log")
@@ -91,8 +91,9 @@ def os_errors_as_ours(path: Path) -> Iterator[None]:
 
 
 def stream_folders(folder: Path) -> list[Path]:
-    """The folders of the streams; removes what a crash during a creation left over."""
-    for left in folder.glob(".new-*"):
+    """The folders of the streams; removes what a crash left over of one that was being created or
+    dropped."""
+    for left in (*folder.glob(".new-*"), *folder.glob(".dropped-*")):
         shutil.rmtree(left, ignore_errors=True)
     return sorted(manifest.parent for manifest in folder.glob(f"*/{_MANIFEST}"))
 
@@ -115,6 +116,16 @@ def create_stream(folder: Path, settings: StreamSettings) -> None:
     except StoreError:
         shutil.rmtree(new, ignore_errors=True)
         raise
+
+
+def drop_stream(folder: Path, name: str) -> None:
+    """Remove the folder of a stream whose files are closed; raises StoreError."""
+    gone = folder / f".dropped-{name}"
+    with os_errors_as_ours(folder):
+        shutil.rmtree(gone, ignore_errors=True)
+        (folder / name).rename(gone)
+        disk.sync(folder)
+    shutil.rmtree(gone, ignore_errors=True)  # the next start removes what is left
 
 
 def _file(folder: Path, number: int) -> Path:

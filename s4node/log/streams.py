@@ -18,11 +18,11 @@ import trio
 from s4node import threads
 from s4node.errors import InputLost, S4Error, StartpointError, StoreCorrupt
 from s4node.events.schema import TypeDecl
-from s4node.log.ledger import Incoming, part_name, part_of
-from s4node.log.partition_file import PartitionFile, Standing
-from s4node.log.partition_rows import StoredFrame
-from s4node.log.partition_view import PartitionView
-from s4node.log.retention import Keep
+from s4node.log.partition.ledger import Incoming, part_name, part_of
+from s4node.log.partition.partition_file import PartitionFile, Standing
+from s4node.log.partition.partition_rows import StagedRow, StoredFrame
+from s4node.log.partition.partition_view import PartitionView
+from s4node.log.partition.retention import Keep
 from s4node.log.stream_folder import StreamSettings
 from s4node.log.writer import Answer, Done, Lane, LogWriter
 from s4node.logger import get_logger
@@ -106,27 +106,26 @@ class LogPartition:
         found = await self._in_thread(partial(self._view.offset_at, millis))
         return self._bounds.upcoming if found is None else found
 
+    async def rows(self) -> list[StagedRow]:
+        """All rows, without their events."""
+        return await self._in_thread(self._view.rows)
+
     async def trim(self, below: int) -> int:
         """Delete the frames that end at or below an offset; returns the oldest offset left.
 
         Cancelling does not stop it. Raises StartpointError for an offset beyond the end.
         """
         self._check_offset(max(below, self._bounds.oldest))
-        answers: list[Answer] = []
-        told = trio.Event()
-
-        def done(answer: Answer) -> None:
-            answers.append(answer)
-            told.set()
-
-        self._writer.trim(self._lane, below, done)
-        await told.wait()
-        if isinstance(answers[0], S4Error):
-            raise answers[0]
+        await _answered(lambda done: self._writer.trim(self._lane, below, done))
         return self._bounds.oldest
 
+    async def drop(self) -> None:
+        """Close the files while the log goes on; frames that wait are refused."""
+        await _answered(lambda done: self._writer.drop_lane(self._lane, done))
+        await self._in_thread(self.close)
+
     def close(self) -> None:
-        """Close the files, after the writer has ended."""
+        """Close the files, once the writer does not use them."""
         self._view.close()
         self._lane.file.close()
 
@@ -175,6 +174,21 @@ class LogPartition:
             self._parts.pop(producer, None)
 
 
+async def _answered(ask: Callable[[Done], None]) -> None:
+    """Wait for the writer's answer; raises it if it is an error."""
+    answers: list[Answer] = []
+    told = trio.Event()
+
+    def done(answer: Answer) -> None:
+        answers.append(answer)
+        told.set()
+
+    ask(done)
+    await told.wait()
+    if isinstance(answers[0], S4Error):
+        raise answers[0]
+
+
 class _Damaged(LogPartition):
     """A partition whose file could not be opened: every call raises StoreCorrupt."""
 
@@ -197,6 +211,12 @@ class _Damaged(LogPartition):
 
     async def offset_at(self, millis: int) -> int:  # noqa: ARG002
         raise StoreCorrupt(self.damage)
+
+    async def rows(self) -> list[StagedRow]:
+        raise StoreCorrupt(self.damage)
+
+    async def drop(self) -> None:
+        pass
 
     def close(self) -> None:
         pass

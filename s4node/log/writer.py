@@ -11,8 +11,8 @@ Rules
 - A damaged file fails only the frames of its own partition, with StoreCorrupt. Any other error
   means that the log is closed; all later frames get it, too. So no frame is written while an
   earlier one of its producer and partition may still arrive.
-- Housekeeping (:mod:`s4node.log.retention`) runs between groups, in small steps, for at most
-  ``HOUSEKEEPING_SECONDS`` at a time.
+- Housekeeping (:mod:`s4node.log.partition.retention`) runs between groups, in small steps, for at
+  most ``HOUSEKEEPING_SECONDS`` at a time.
 - A second thread checkpoints the write-ahead logs, which is what waits for the disk.
 - A producer with queued frames is not forgotten.
 - Attributes named ``_w_...`` belong to the writer's thread; the queues are protected by the lock.
@@ -36,12 +36,12 @@ from typing import NamedTuple, TypeAlias
 import trio
 
 from s4node import clocks, threads
-from s4node.errors import S4Error, StoreCorrupt, StoreError
+from s4node.errors import S4Error, StoreCorrupt, StoreError, UnknownStream
 from s4node.failpoints import passing
-from s4node.log.ledger import Appended, Incoming
-from s4node.log.partition_database import NotTaken
-from s4node.log.partition_file import WAL_BYTES, PartitionFile, Standing
-from s4node.log.retention import Keep, Work, admitted, next_step, tight
+from s4node.log.partition.ledger import Appended, Incoming
+from s4node.log.partition.partition_database import NotTaken
+from s4node.log.partition.partition_file import WAL_BYTES, PartitionFile, Standing
+from s4node.log.partition.retention import Keep, Work, admitted, next_step, tight
 from s4node.logger import get_logger
 
 _log = get_logger("s4node.log")
@@ -89,6 +89,7 @@ class Lane:
     asked: list[Done] = field(default_factory=list)  # trims to answer
     forgotten: list[tuple[Sequence[str], Done]] = field(default_factory=list)  # names to forget
     broken: S4Error | None = None  # a damaged file gets no housekeeping
+    dropped: S4Error | None = None  # the answer to everything, once its stream is dropped
     doubtful: bool = False  # a write failed, but may be in the file: load the ledger again
     resume_at: float = 0.0
     trouble: str = ""
@@ -129,6 +130,7 @@ class LogWriter:
         self._wake = threading.Condition()
         self._ready: dict[Lane, None] = {}
         self._asked: list[tuple[Lane, int, Done]] = []
+        self._dropped: list[tuple[Lane, Done]] = []
         self._lanes: list[Lane] = []
         self._closing = False
         self._failed: S4Error | None = None
@@ -155,32 +157,46 @@ class LogWriter:
     def append(self, lane: Lane, frame: Incoming, done: Done) -> None:
         """Queue a frame; ``done`` is called with its answer once it is on disk."""
         with self._wake:
-            if self._failed is None:
+            failed = self._failed or lane.dropped
+            if failed is None:
                 lane.queues.setdefault(frame.producer, deque()).append(Waiting(frame, done))
                 self._ready[lane] = None
                 self._wake.notify()
                 return
-        self._token.run_sync_soon(done, self._failed)
+        self._token.run_sync_soon(done, failed)
 
     def trim(self, lane: Lane, below: int, done: Done) -> None:
         """Delete rows that end at or below an offset; ``done`` is called once they are deleted."""
         with self._wake:
-            if self._failed is None:
+            failed = self._failed or lane.dropped
+            if failed is None:
                 self._asked.append((lane, below, done))
                 self._wake.notify()
                 return
-        self._token.run_sync_soon(done, self._failed)
+        self._token.run_sync_soon(done, failed)
 
     def forget(self, lane: Lane, producers: Sequence[str], done: Done) -> None:
         """Forget those producers that have no queued frames, before any frame appended later. Then
         ``done`` is called."""
         with self._wake:
-            if self._failed is None:
+            failed = self._failed or lane.dropped
+            if failed is None:
                 idle = [name for name in producers if name not in lane.queues]
                 lane.forgotten.append((idle, done))
                 self._wake.notify()
                 return
-        self._token.run_sync_soon(done, self._failed)
+        self._token.run_sync_soon(done, failed)
+
+    def drop_lane(self, lane: Lane, done: Done) -> None:
+        """Serve a partition no more, and answer what it has queued with UnknownStream; then
+        ``done`` is called."""
+        with self._wake:
+            failed = self._failed or lane.dropped
+            if failed is None:
+                self._dropped.append((lane, done))
+                self._wake.notify()
+                return
+        self._token.run_sync_soon(done, failed)
 
     async def aclose(self) -> None:
         """Write the queued frames and end the threads.
@@ -231,6 +247,7 @@ class LogWriter:
                 self._write(lane, frames, delivery)
             if not closing:
                 self._housekeeping(delivery, busy=bool(group))
+            self._drop(delivery)
         except Exception:
             for lane, frames in group.items():
                 self._put_back(lane, frames)
@@ -244,7 +261,7 @@ class LogWriter:
     ) -> tuple[dict[Lane, list[Waiting]], list[tuple[Lane, int, Done]], bool]:
         """Wait for work or a tick; returns frames, trims, and whether the log is closing."""
         with self._wake:
-            if not self._due() and not self._asked and not self._closing:
+            if not self._due() and not (self._asked or self._dropped or self._closing):
                 pause = RETRY_SECONDS if self._ready else TICK_SECONDS
                 self._wake.wait(HOUSEKEEPING_SECONDS / 2 if self._w_more else pause)
             asked, self._asked = self._asked, []
@@ -445,6 +462,22 @@ class LogWriter:
             delivery.standings.append((lane, Standing.from_file(lane.file, forgotten=gone)))
         delivery.answers += [(done, answer) for _, done in asked]
 
+    def _drop(self, delivery: Delivery) -> None:
+        """Remove the partitions of dropped streams."""
+        with self._wake:
+            asked, self._dropped = self._dropped, []
+            gone = UnknownStream("the stream was dropped; create it again to append to it")
+            for lane, done in asked:
+                lane.dropped = gone
+                self._lanes.remove(lane)
+                self._ready.pop(lane, None)
+                waiting = [each for queue in lane.queues.values() for each in queue]
+                lane.queues.clear()
+                delivery.answers += [(each.done, gone) for each in waiting]
+                delivery.answers += [(answer, gone) for answer in lane.asked]
+                delivery.answers += [(answer, gone) for _, answer in lane.forgotten]
+                delivery.answers.append((done, Appended(0, 0, 0)))
+
     def _log_trouble(self, trouble: str) -> None:
         if trouble and not self._w_trouble:
             _log.error("appending to the log is waiting", why=trouble)
@@ -479,5 +512,6 @@ class LogWriter:
                 delivery.answers += [(done, failure) for done in lane.asked]
                 delivery.answers += [(done, failure) for _, done in lane.forgotten]
             delivery.answers += [(done, failure) for _, _, done in self._asked]
+            delivery.answers += [(done, failure) for _, done in self._dropped]
         self._w_trouble = str(failure) if failure.__cause__ else ""
         self._deliver(delivery)

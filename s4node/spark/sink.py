@@ -1,27 +1,320 @@
-# ruff: noqa: ARG001
-"""Writes DataFrames to streams of a node's log."""
+"""Writes DataFrames to streams: batches that become visible whole, or not at all.
+
+Rules
+- A task attempt appends its rows to the sink's spool on the log's node, as a producer of its own.
+  Spark's commit names the attempts that count, and the node publishes those
+  (``s4node.log.sink.decision``). So it does not matter what is run again, and with which rows.
+- The id of a sink is Spark's id of the query, the job that the option names, or a new one for each
+  batch write. A batch that was published once is never published again.
+- Into the stream of an app the rows are sent as they come, and again if a task is run again. That
+  has to be asked for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from s4node.errors import ConfigError
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+
+from s4node import tokens
+from s4node.errors import ConfigError, SinkError, UnknownStream
+from s4node.events.schema import TypeDecl, refusal_of
+from s4node.net.transport.pair_socket import host_and_port
+from s4node.net.wire import frame as wire
+from s4node.spark.connection import ask
+from s4node.spark.event_rows import EventRows, event_class
+from s4node.spark.upload import Upload
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceStreamArrowWriter, DataSourceWriter
+    import pyarrow as pa
     from pyspark.sql.types import StructType
 
+log = logging.getLogger("s4node.spark")
 
-def batch_writer(
-    options: Mapping[str, str], schema: StructType, overwrite: bool
-) -> DataSourceWriter:
-    """The writer of ``df.write``."""
-    raise ConfigError("format('s4') cannot write yet")
+STAGED, AT_LEAST_ONCE = "exactly-once", "at-least-once"
+
+_OPTIONS = (
+    *("address", "stream", "type", "columns", "partitions", "key", "job", "delivery", "patience"),
+    *("path", "checkpointlocation"),  # Spark's own
+)
+_QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 
 
-def stream_writer(
-    options: Mapping[str, str], schema: StructType, overwrite: bool
-) -> DataSourceStreamArrowWriter:
-    """The writer of ``df.writeStream``."""
-    raise ConfigError("format('s4') cannot write yet")
+@dataclass(frozen=True)
+class Target:
+    """What the options of a write ask for."""
+
+    addresses: tuple[str, ...]
+    stream: str
+    type: str
+    columns: Mapping[str, str] = field(default_factory=dict)
+    partitions: int | None = None
+    key: str = ""
+    job: str = ""
+    delivery: str = STAGED
+    patience: float = 60.0
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, str]) -> Target:
+        """The options' values; raises ConfigError, which lists all mistakes."""
+        given = {name.lower(): value for name, value in options.items()}
+        problems = [f"there is no option {name}" for name in given if name not in _OPTIONS]
+        problems += [
+            f"option {name} is missing, as in .option({name!r}, {example!r})"
+            for name, example in (
+                ("address", "tcp://127.0.0.1:12000"),
+                ("stream", "clicks"),
+                ("type", "shop.events:Click"),
+            )
+            if not given.get(name)
+        ]
+        addresses = tuple(each.strip() for each in given.get("address", "").split(",") if each)
+        for address in addresses:
+            try:
+                host_and_port(address)
+            except ConfigError as error:
+                problems.append(str(error))
+        columns: dict[str, str] = {}
+        for pair in filter(None, given.get("columns", "").split(",")):
+            name, colon, column = (part.strip() for part in pair.partition(":"))
+            if not (name and colon and column):
+                problems.append(f"option columns: {pair!r} is not field:column")
+            columns[name] = column
+        partitions, patience = None, cls.patience
+        try:
+            partitions = int(given["partitions"]) if "partitions" in given else None
+        except ValueError:
+            problems.append(f"option partitions: {given['partitions']!r} is not a number")
+        try:
+            patience = float(given.get("patience", patience))
+            if not 0 < patience < 1e6:
+                raise ValueError
+        except ValueError:
+            problems.append(f"option patience: {given['patience']!r} is not a number of seconds")
+        delivery = given.get("delivery", STAGED)
+        if delivery not in (STAGED, AT_LEAST_ONCE):
+            problems.append(
+                f"option delivery: {delivery!r} is neither {STAGED} nor {AT_LEAST_ONCE}"
+            )
+        if problems:
+            raise ConfigError(f"format('s4'): {'; '.join(problems)}", tuple(problems))
+        return cls(
+            addresses,
+            given["stream"],
+            given["type"],
+            columns,
+            partitions,
+            given.get("key", ""),
+            given.get("job", ""),
+            delivery,
+            patience,
+        )
+
+    def question(self, question: str, **arguments: Any) -> dict[str, Any]:
+        """The answer of the log."""
+        return ask(self.addresses, self.patience, question, **arguments)
+
+    def prepare(self, rows: EventRows) -> None:
+        """Create the stream if the options say how, and check that it takes the rows."""
+        if self.partitions is not None:
+            self.question("create", stream=self.stream, partitions=self.partitions, key=self.key)
+        declared = rows.type.declaration
+        try:
+            upload = self.upload(self.stream, f"spark-{tokens.fresh(10)}", declared)
+        except SinkError as error:
+            raise self._unknown(error) from error
+        hello = upload.hello
+        upload.finish()
+        if not hello.headers.get(wire.LOG) and self.delivery != AT_LEAST_ONCE:
+            raise ConfigError(
+                f"stream {self.stream!r} is an app's input, where rows that Spark writes again "
+                f"count again. Write to a stream of a log, which the app reads (system='log'), or "
+                f"accept that: .option('delivery', '{AT_LEAST_ONCE}')"
+            )
+        for known in hello.types:
+            refused = known.name == declared.name and (
+                refusal_of(known, declared) and refusal_of(declared, known)
+            )
+            if refused:
+                raise ConfigError(
+                    f"stream {self.stream!r} has events of another {declared.name}: {refused}. "
+                    f"Write the columns that it had, or write to another stream"
+                )
+        rows.check_key(hello, self.delivery == STAGED)
+
+    def upload(self, stream: str, producer: str, declared: TypeDecl) -> Upload:
+        """Open a stream as a producer."""
+        return Upload(self.addresses, stream, producer, declared, self.patience)
+
+    def _unknown(self, error: SinkError) -> Exception:
+        """The error for a stream that cannot be opened."""
+        if "unknown stream" not in str(error) and "no stream" not in str(error):
+            return error
+        return UnknownStream(
+            f"{error}. Create it: s4 log create {self.stream} --partitions 4 --key ATTRIBUTE, or "
+            f"with .option('partitions', 4).option('key', 'ATTRIBUTE')"
+        )
+
+
+@dataclass
+class Staged(WriterCommitMessage):
+    """What one attempt has staged, by partition; ``batch`` is -1 for rows that were just sent."""
+
+    sink: str
+    batch: int
+    producer: str
+    counts: dict[int, int]
+
+
+class Sink:
+    """The sink of a query: writes attempts, and publishes those that count."""
+
+    def __init__(self, target: Target, schema: StructType) -> None:
+        self._target = target
+        self._schema = schema
+
+    def write_rows(self, sink: str, batch: int, batches: Iterator[pa.RecordBatch]) -> Staged:
+        """Append the rows of one attempt."""
+        target = self._target
+        rows = EventRows(event_class(target.type), self._schema, target.columns)
+        context = TaskContext.get()
+        task = f"{context.partitionId()}/{context.attemptNumber()}" if context else "0/0"
+        producer = f"{sink}/{max(0, batch)}/{task}-{tokens.fresh(10)}"
+        stream = target.stream
+        if batch >= 0:
+            found = target.question("sink.stage", sink=sink, stream=stream)
+            if found["batch"] >= batch:  # published before; the rows need not be looked at
+                return Staged(sink, batch, producer, {})
+            stream = found["spool"]
+        upload = target.upload(stream, producer, rows.type.declaration)
+        try:
+            for each in batches:
+                if each.num_rows:
+                    for partition, count, body, routed in rows.frames(each, upload):
+                        upload.send(partition, count, body, routed=routed)
+            counts = upload.finish()
+        finally:
+            upload.close()
+        return Staged(sink, batch, producer, counts)
+
+    def publish(self, messages: Sequence[WriterCommitMessage | None], *, last: bool) -> None:
+        """Publish what these attempts have staged."""
+        named = [message for message in messages if isinstance(message, Staged)]
+        if not named or named[0].batch < 0:  # nothing to publish, or sent without staging
+            return
+        sink, batch = named[0].sink, named[0].batch
+        found = self._target.question(
+            "sink.publish",
+            sink=sink,
+            stream=self._target.stream,
+            batch=batch,
+            attempts=[(each.producer, each.counts) for each in named],
+            last=last,
+        )
+        log.info(
+            "batch %s of sink %s: %s events %s",
+            *(batch, sink, found["events"]),
+            "published" if found["published"] else "were published before",
+        )
+
+    def drop_staged(self, messages: Sequence[WriterCommitMessage | None], sink: str = "") -> None:
+        """Drop what was staged."""
+        for message in messages:
+            if isinstance(message, Staged) and message.batch >= 0:
+                sink = message.sink
+        if sink:
+            self._target.question("sink.abort", sink=sink)
+
+
+class _Attempts:
+    """A writer whose attempts are written by ``sink``; ``_place`` says which sink and batch it
+    is."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self._sink.write_rows(*self._place(), iterator)
+
+    def _place(self) -> tuple[str, int]:
+        raise NotImplementedError
+
+
+class BatchWriter(_Attempts, DataSourceArrowWriter):
+    """The writer of ``df.write``; ``job`` is its name, if it has one."""
+
+    def __init__(self, sink: Sink, job: str = "", *, staged: bool = True) -> None:
+        super().__init__(sink)
+        self._id = f"job/{job}" if job else f"write/{tokens.fresh(20)}"
+        self._batch = 0 if staged else -1
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._sink.publish(messages, last=True)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._sink.drop_staged(messages, "" if self._batch < 0 else self._id)
+
+    def _place(self) -> tuple[str, int]:
+        return self._id, self._batch
+
+
+class StreamWriter(_Attempts, DataSourceStreamArrowWriter):
+    """The writer of ``df.writeStream``; Spark makes a new one for every step."""
+
+    def __init__(self, sink: Sink, *, staged: bool = True) -> None:
+        super().__init__(sink)
+        self._staged = staged
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
+        self._sink.publish(messages, last=False)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
+        self._sink.drop_staged(messages)
+
+    def _place(self) -> tuple[str, int]:
+        context = TaskContext.get()
+        query = context.getLocalProperty(_QUERY_ID) if context is not None else None
+        batch = context.getLocalProperty(_BATCH_ID) if context is not None else None
+        if query is None or batch is None:
+            raise SinkError(
+                "Spark does not say which query and batch it runs; use pyspark 4.3 or newer"
+            )
+        return f"query/{query}", int(batch) if self._staged else -1
+
+
+def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
+    """The writer of ``df.write``; raises what keeps these rows from being written."""
+    if overwrite:
+        raise ConfigError(
+            "format('s4') does not overwrite: a stream only grows. Use mode('append'); "
+            "s4 log trim deletes old events"
+        )
+    target = Target.from_options(options)
+    _check(target, schema)
+    staged = target.delivery == STAGED
+    return BatchWriter(Sink(target, schema), target.job, staged=staged)
+
+
+def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
+    """The writer of ``df.writeStream``; raises what keeps these rows from being written."""
+    if overwrite:
+        raise ConfigError("format('s4') only appends; use outputMode('append') or 'update'")
+    target = Target.from_options(options)
+    if target.job:
+        raise ConfigError(
+            "option job is for df.write: a query has its id in the checkpoint; leave it out"
+        )
+    _check(target, schema)
+    return StreamWriter(Sink(target, schema), staged=target.delivery == STAGED)
+
+
+def _check(target: Target, schema: StructType) -> None:
+    target.prepare(EventRows(event_class(target.type), schema, target.columns))

@@ -242,5 +242,6 @@ GROUPS = {
     "once": 9,
     "power": 1,
     "save": 5,
+    "sink": 5,
 }
 """How many sentences each of the five documents has at least, and the project's own groups."""

@@ -9,7 +9,7 @@ from s4node.errors import StoreError
 from s4node.events.event import GenericEvent
 from s4node.events.keys import Partitioner
 from s4node.log.hosted import HostedStream
-from s4node.log.ledger import Appended, Incoming
+from s4node.log.partition.ledger import Appended, Incoming
 from s4node.log.writer import Answer, Done
 from s4node.net.wire import frame as wire
 from s4node.stages.executors import DESERIALIZER, UNLIMITED, StageSettings

@@ -16,9 +16,9 @@ import trio
 import trio.testing
 
 from s4node.errors import InputLost, StoreCorrupt, StoreError
-from s4node.log.ledger import Appended
-from s4node.log.partition_database import FORMAT, create_database
-from s4node.log.partition_file import PartitionFile
+from s4node.log.partition.ledger import Appended
+from s4node.log.partition.partition_database import FORMAT, create_database
+from s4node.log.partition.partition_file import PartitionFile
 from s4node.log.store import LogSettings, open_log
 from s4node.log.writer import Answer
 from s4node.offsets.system import Bounds

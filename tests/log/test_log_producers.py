@@ -214,7 +214,7 @@ async def test_names_of_events_that_are_there_once_make_room_for_others(tmp_path
     async with log_node(tmp_path) as node, log_at(node.address) as log:
         await log.create("clicks")
         assert node.log is not None
-        admission = node.log._streams["clicks"].admission
+        admission = node.log._streams.by_name["clicks"].admission
         admission.most = 2
         for name in ("one", "two", "three"):
             assert await log.append_once("clicks", 0, Click("joe"), name)
@@ -238,7 +238,7 @@ async def test_a_producer_is_forgotten_by_hand_unless_it_is_there(tmp_path: Path
             done = await forget("import")
             assert done.returncode == 1
             assert "'import' is connected to stream 'clicks'" in done.stderr
-        await until(lambda: not node.log._streams["clicks"].admission.is_here("import"))
+        await until(lambda: not node.log._streams.by_name["clicks"].admission.is_here("import"))
         done = await forget("import", "--json")
         assert json.loads(done.stdout) == {
             "producer": "import",

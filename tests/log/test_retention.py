@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.log.retention import (
+from s4node.log.partition.retention import (
     FIXED_BYTES,
     REST_MS,
     SLACK_BYTES,

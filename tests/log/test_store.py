@@ -12,7 +12,7 @@ import trio.testing
 
 from s4node.config.config import Config
 from s4node.errors import InputLost, S4Error, StartpointError, StoreError, UnknownStream
-from s4node.log.ledger import Appended, Incoming
+from s4node.log.partition.ledger import Appended, Incoming
 from s4node.log.store import LogSettings, open_log
 from s4node.log.streams import LogPartition
 from s4node.log.writer import Answer
@@ -222,9 +222,8 @@ async def test_a_writer_that_fails_answers_everything_and_says_why(
         partition = log.stream("clicks").partitions[0]
         await append(partition, numbered("a", 0, 5))
         with monkeypatch.context() as patch:
-            patch.setattr(
-                "s4node.log.partition_file.PartitionFile.write_plan", lambda file, plan: 1 / 0
-            )
+            broken = "s4node.log.partition.partition_file.PartitionFile.write_plan"
+            patch.setattr(broken, lambda file, plan: 1 / 0)
             with pytest.raises(StoreError, match=r"writer has failed .*ZeroDivisionError"):
                 await append(partition, numbered("a", 5, 5))
         with pytest.raises(StoreError, match="restart the node"):

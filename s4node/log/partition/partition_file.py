@@ -33,14 +33,14 @@ from s4node import clocks
 from s4node.errors import StoreError
 from s4node.events.schema import TypeDecl
 from s4node.failpoints import passing
-from s4node.log.ledger import Ledger, Plan
-from s4node.log.partition_database import (
+from s4node.log.partition.ledger import Ledger, Plan
+from s4node.log.partition.partition_database import (
     PAGE_BYTES,
     NotTaken,
     PartitionDatabase,
 )
-from s4node.log.partition_rows import INSERT_FRAME, row_of
-from s4node.log.retention import Held, Keep, Row, cut
+from s4node.log.partition.partition_rows import INSERT_FRAME, row_of
+from s4node.log.partition.retention import Held, Keep, Row, cut
 from s4node.offsets.producer_offsets import KeptProducer
 
 WAL_BYTES = 4 << 20

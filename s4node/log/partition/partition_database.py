@@ -18,7 +18,7 @@ from pathlib import Path
 from s4node import clocks, disk
 from s4node.errors import StoreCorrupt, StoreError
 from s4node.events.schema import UNREADABLE
-from s4node.log.partition_rows import FRAMES_TABLE
+from s4node.log.partition.partition_rows import FRAMES_TABLE
 from s4node.sqlite import Database
 
 FORMAT = 2

@@ -17,8 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from s4node.errors import StoreError
-from s4node.log.partition_database import PartitionDatabase, corrupt
-from s4node.log.partition_rows import SELECT_FRAMES, OtherChecksum, StoredFrame, frame_of
+from s4node.log.partition.partition_database import PartitionDatabase, corrupt
+from s4node.log.partition.partition_rows import (
+    SELECT_FRAMES,
+    SELECT_ROWS,
+    OtherChecksum,
+    StagedRow,
+    StoredFrame,
+    frame_of,
+)
 
 
 class PartitionView:
@@ -54,6 +61,11 @@ class PartitionView:
         if frames and frames[0].end <= offset:
             raise corrupt(self.path, f"the offset {offset} has no frame", trim=True)
         return frames
+
+    def rows(self) -> list[StagedRow]:
+        """All rows, without their events."""
+        with self._turn, self._opened() as database:
+            return [StagedRow(*row) for row in database.execute(SELECT_ROWS)]
 
     def offset_at(self, millis: int) -> int | None:
         """The first offset appended at or after that Unix time; None if there is none."""

@@ -16,7 +16,7 @@ from zlib import crc32
 
 import msgspec
 
-from s4node.log.ledger import Entry
+from s4node.log.partition.ledger import Entry
 from s4node.net.wire.frame import Section
 
 FRAMES_TABLE = """\
@@ -32,12 +32,26 @@ SELECT_FRAMES = (
     "WHERE start >= ifnull((SELECT max(start) FROM frames WHERE start <= ?), 0) ORDER BY start"
 )
 
+SELECT_ROWS = "SELECT start, first, count, producer, number, size FROM frames ORDER BY start"
+
 _ROW_BYTES = 64  # the approximate size of a row beside head and body
 _NUMBERS = struct.Struct("<qqqqq")
 
 
 class OtherChecksum(Exception):  # noqa: N818
     """A row's checksum does not match; the message has its offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagedRow:
+    """A row without its events; ``size`` counts their bytes."""
+
+    start: int
+    first: int
+    count: int
+    producer: str
+    number: int
+    size: int
 
 
 class _Head(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -1,0 +1,383 @@
+"""The sinks of a log: stages their attempts, and publishes what a decision names.
+
+Rules
+- A sink has a spool: a stream of its own with the partitions and the key of its target. Producers
+  append to it as to any stream, and nobody is told of it.
+- ``publish`` counts, decides (:mod:`s4node.log.sink.decision`), carries, and answers then. At a
+  start every decided batch that was not carried whole is carried on.
+- A batch is carried partition by partition, in pieces: while one is on its way to disk, others who
+  append wait for that piece at most.
+- The spool of a sink that ends is dropped; of others the decided part is deleted. A spool to which
+  nobody has appended for ``s4.log.staged.expiry`` is dropped too, unless its batch is decided.
+- Of one sink, one request is handled at a time.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from hashlib import sha256
+from typing import Any
+
+import trio
+
+from s4node import clocks, threads
+from s4node.errors import S4Error, SinkError
+from s4node.failpoints import passing
+from s4node.log.hosted import HostedStream
+from s4node.log.hosted_streams import SPOOL, HostedStreams
+from s4node.log.partition.ledger import Appended, Incoming
+from s4node.log.partition.partition_rows import StagedRow, StoredFrame
+from s4node.log.partition.retention import RESERVE_BYTES
+from s4node.log.sink.decision import Attempt, Carrying, Sink, decide, is_done, tally
+from s4node.log.sink.sink_file import SinkFile
+from s4node.logger import get_logger
+
+log = get_logger("s4node.log")
+
+PIECE_BYTES = 512 << 10
+"""The approximate bytes of a piece; two may be on their way to disk."""
+
+PRODUCER = "sink:"
+"""How the names of sinks as producers of their targets begin."""
+
+
+class Sinks:
+    """The sinks of ``streams``, whose rows are in ``file``. ``expiry`` is in seconds."""
+
+    def __init__(
+        self, streams: HostedStreams, file: SinkFile, nursery: trio.Nursery, expiry: float
+    ) -> None:
+        self.batches = 0
+        """How many batches were published since the start."""
+        self.events = 0
+        """How many events they had."""
+        self._streams = streams
+        self._file = file
+        self._nursery = nursery
+        self._expiry = expiry
+        self._sinks = {sink.id: sink for sink in file.sinks()}
+        self._turns: defaultdict[str, trio.Lock] = defaultdict(trio.Lock)
+        self._last_use: dict[str, float] = {}  # of spools
+        self._aborted: set[str] = set()  # spools to drop once nobody is connected
+
+    async def roll_forward(self) -> None:
+        """Carry on what was decided before the start."""
+        for sink in list(self._sinks.values()):
+            if sink.open is not None:
+                try:
+                    async with self._turns[sink.id]:
+                        await self._carry(sink, last=False)
+                except S4Error as error:
+                    log.error(
+                        "a decided batch cannot be carried into its stream",
+                        sink=sink.id,
+                        batch=sink.batch,
+                        reason=str(error),
+                    )
+
+    # -- requests ------------------------------------------------------------------------------
+
+    async def stage(self, id_: str, stream: str) -> dict[str, Any]:
+        """Where to append an attempt; ``batch`` of the answer is the last one that was decided."""
+        target = self._streams.find(stream)
+        self._streams.check_open()
+        if stream.startswith(SPOOL) or not id_:
+            raise SinkError(f"a sink has an id and a stream, not {id_!r} and {stream!r}; give both")
+        name = spool_of(id_)
+        async with self._turns[id_]:
+            sink = self._sinks.get(id_)
+            if sink is None or (sink.stream != stream and sink.open is None):
+                await self._drop(name)
+                sink = Sink(id_, stream) if sink is None else sink._replace(stream=stream)
+                await self._put(sink)
+            spool = await self._streams.create_spool(name, target)
+            self._aborted.discard(name)
+            self._last_use[name] = trio.current_time()
+        return {
+            "spool": name,
+            "partitions": len(target.partitions),
+            "routing": spool.routing,
+            "types": target.told_types,
+            "batch": sink.batch,
+        }
+
+    async def publish(
+        self, id_: str, stream: str, batch: int, attempts: Sequence[Attempt], *, last: bool
+    ) -> dict[str, Any]:
+        """Make a batch visible; ``last`` if the sink ends with it. Answered once it is visible."""
+        began = trio.current_time()
+        async with self._turns[id_]:
+            sink = self._sinks.get(id_) or Sink(id_, stream)
+            if sink.open is not None:
+                sink = await self._carry(sink, last=False)
+            if is_done(sink, batch):
+                if last:
+                    await self._end(sink)
+                return {"published": False, "events": sink.events if batch == sink.batch else 0}
+            if sink.stream != stream:
+                raise SinkError(
+                    f"sink {id_!r} has staged for stream {sink.stream!r}, not {stream!r}; write "
+                    f"the batch again"
+                )
+            decided = await self._decided(sink, batch, attempts)
+            passing("sink.staged")
+            await self._put(decided)
+            passing("sink.decided")
+            await self._carry(decided, last=last)
+            passing("sink.answer")
+        seconds = trio.current_time() - began
+        self.batches += 1
+        self.events += decided.events
+        log.info(
+            "a batch of a sink is published",
+            sink=id_,
+            stream=stream,
+            batch=batch,
+            events=decided.events,
+            seconds=round(seconds, 3),
+        )
+        return {"published": True, "events": decided.events}
+
+    async def abort(self, id_: str) -> dict[str, Any]:
+        """Drop what is staged, as soon as nobody appends to it; a decided batch stays."""
+        async with self._turns[id_]:
+            sink, name = self._sinks.get(id_), spool_of(id_)
+            if sink is None or sink.open is not None:
+                return {}
+            if self._is_used(name):
+                self._aborted.add(name)
+            else:
+                await self._drop(name)
+            if sink.batch < 0:
+                await self._remove(id_)
+        return {}
+
+    async def forget(self, id_: str) -> dict[str, Any]:
+        """Forget a sink, with what it has staged: its next batch is published, whatever its
+        number."""
+        async with self._turns[id_]:
+            sink = self._sinks.get(id_)
+            if sink is None:
+                raise SinkError(f"the log knows no sink {id_!r}; s4 sink list shows them")
+            await self._end(sink)
+            await self._remove(id_)
+        return {"batch": sink.batch, "open": sink.open is not None}
+
+    def list(self) -> list[dict[str, Any]]:
+        """All sinks as plain values."""
+        return [
+            {
+                "sink": sink.id,
+                "stream": sink.stream,
+                "batch": sink.batch,
+                "events": sink.events,
+                "total": sink.total,
+                "decided_ms": sink.decided_ms,
+                "open": sink.open is not None,
+                "staged_bytes": self._staged_bytes(spool_of(sink.id)),
+            }
+            for _, sink in sorted(self._sinks.items())
+        ]
+
+    def writing_to(self, stream: str) -> str:
+        """A sink with a decided batch that is still being carried into the stream, or empty."""
+        open_ = (sink for sink in self._sinks.values() if sink.open is not None)
+        return next((sink.id for sink in open_ if sink.stream == stream), "")
+
+    def tick(self, now: float) -> None:
+        """Drop spools that were aborted, or that nobody has used for long."""
+        busy = {spool_of(sink.id) for sink in self._sinks.values() if sink.open is not None}
+        for name in self._streams.by_name.keys() - busy:
+            if not name.startswith(SPOOL):
+                continue
+            if self._is_used(name):
+                self._last_use[name] = now
+            elif name in self._aborted or now - self._last_use.setdefault(name, now) > self._expiry:
+                self._last_use[name] = now
+                self._nursery.start_soon(self._drop_unused, name)
+
+    # -- deciding and carrying -----------------------------------------------------------------
+
+    async def _decided(self, sink: Sink, batch: int, attempts: Sequence[Attempt]) -> Sink:
+        """The sink's row with the decision; raises SinkError if the batch cannot be published."""
+        target = self._streams.find(sink.stream)
+        spool = self._streams.by_name.get(spool_of(sink.id))
+        names = {attempt.producer for attempt in attempts}
+        numbers = sorted({each for attempt in attempts for each in attempt.counts})
+        staged: dict[int, dict[str, int]] = {}
+        size = 0
+        for number in numbers if spool is not None else ():
+            assert spool is not None
+            if not 0 <= number < len(spool.partitions) == len(target.partitions):
+                raise SinkError(f"{sink.stream} has no partition {number}; write the batch again")
+            rows: list[StagedRow] = await spool.partitions[number].rows()
+            staged[number] = tally(rows)
+            size += sum(row.size for row in rows if row.producer in names)
+            problem = target.declare(tuple(spool.partitions[number].types.values()))
+            if problem:
+                raise SinkError(problem)
+        self._check_room(sink, batch, size)
+        first = {}
+        for number in staged:
+            partition = target.partitions[number]
+            known = partition.producers.get(PRODUCER + sink.id)
+            first[number] = 0 if known is None else known.number
+            _ = partition.bounds  # a damaged partition raises
+        return decide(sink, batch, attempts, staged, first, int(clocks.wall() * 1000))
+
+    def _check_room(self, sink: Sink, batch: int, size: int) -> None:
+        """Raise SinkError unless a batch of this many bytes fits into the quota for certain."""
+        quota = self._streams.store.settings.quota_bytes
+        streams = self._streams.store.streams.values()
+        used = sum(each.standing.disk for stream in streams for each in stream.partitions)
+        needed = 2 * size + 4 * PIECE_BYTES + RESERVE_BYTES if size else 0
+        if quota and used + needed > quota:
+            raise SinkError(
+                f"batch {batch} of sink {sink.id!r} needs up to {needed} bytes in "
+                f"{sink.stream!r}, and {used} of s4.log.quotaBytes ({quota}) are used; raise the "
+                f"quota, trim streams, or write smaller batches. Nothing of it is visible"
+            )
+
+    async def _carry(self, sink: Sink, *, last: bool) -> Sink:
+        """Carry a decided batch into its stream, record that, and delete what was staged."""
+        decision = sink.open
+        assert decision is not None
+        target = self._streams.find(sink.stream)
+        spool = self._streams.by_name.get(spool_of(sink.id))
+        decided: dict[int, int] = {}
+        if spool is not None:
+            for source in spool.partitions:
+                decided[source.number] = source.standing.upcoming
+                target.declare(tuple(source.types.values()))
+        for number in decision.first:
+            carrying = Carrying(sink, number)
+            if spool is not None:
+                await _carry_partition(carrying, spool, target, number, PRODUCER + sink.id)
+            carrying.check()
+        passing("sink.carried")
+        done = sink._replace(open=None)
+        await self._put(done)
+        passing("sink.done")
+        if last:
+            await self._end(done)
+        elif spool is not None:
+            self._nursery.start_soon(_trim, spool, decided)
+        return done
+
+    # -- rows and spools -----------------------------------------------------------------------
+
+    async def _put(self, sink: Sink) -> None:
+        await threads.run_sync(self._file.put, sink)
+        self._sinks[sink.id] = sink
+
+    async def _remove(self, id_: str) -> None:
+        await threads.run_sync(self._file.remove, id_)
+        del self._sinks[id_]
+
+    async def _end(self, sink: Sink) -> None:
+        """Drop the spool of a sink, and have its target forget the sink's numbers."""
+        await self._drop(spool_of(sink.id))
+        target = self._streams.by_name.get(sink.stream)
+        if target is not None:
+            target.admission.forget_known(PRODUCER + sink.id, lambda _: None)
+
+    async def _drop(self, spool: str) -> None:
+        self._aborted.discard(spool)
+        self._last_use.pop(spool, None)
+        if spool in self._streams.by_name:
+            await self._streams.drop_stream(spool)
+
+    async def _drop_unused(self, spool: str) -> None:
+        id_ = next((each for each in self._sinks if spool_of(each) == spool), "")
+        async with self._turns[id_]:
+            if self._is_used(spool):
+                return
+            size = self._staged_bytes(spool)
+            try:
+                await self._drop(spool)
+            except S4Error as error:
+                log.error("a spool cannot be dropped", sink=id_, reason=str(error))
+                return
+        log.info("what a sink has staged and not published is dropped", sink=id_, bytes=size)
+
+    def _is_used(self, spool: str) -> bool:
+        """Return True if a producer is connected to the spool."""
+        hosted = self._streams.by_name.get(spool)
+        return hosted is not None and any(
+            lane.connection is not None for lane in hosted.admission.lanes.values()
+        )
+
+    def _staged_bytes(self, spool: str) -> int:
+        hosted = self._streams.by_name.get(spool)
+        return sum(each.standing.size for each in hosted.partitions) if hosted is not None else 0
+
+
+def spool_of(sink: str) -> str:
+    """The name of a sink's spool."""
+    return f"{SPOOL}{sha256(sink.encode(errors='surrogatepass')).hexdigest()[:24]}"
+
+
+async def _carry_partition(
+    carrying: Carrying, spool: HostedStream, target: HostedStream, number: int, producer: str
+) -> None:
+    """Append the winners' frames to one partition of the target, piece by piece."""
+    source, partition = spool.partitions[number], target.partitions[number]
+    room = trio.CapacityLimiter(2)
+    failures: list[S4Error] = []
+    at = source.bounds.oldest
+
+    def done(piece: object, answer: Appended | S4Error) -> None:
+        if not isinstance(answer, Appended):
+            failures.append(answer)
+        pieces[piece] -= 1
+        if not pieces[piece]:
+            del pieces[piece]
+            room.release_on_behalf_of(piece)
+            target.grown(number)
+            passing("sink.piece")
+
+    pieces: dict[object, int] = {}
+    while not carrying.complete and at < source.bounds.upcoming and not failures:
+        frames = await source.read(at, PIECE_BYTES)
+        at = frames[-1].end
+        numbered = list(carrying.carry(frames))
+        if not numbered:
+            continue
+        piece = object()
+        await room.acquire_on_behalf_of(piece)
+        pieces[piece] = len(numbered)
+        for frame, first in numbered:
+            partition.append(_incoming(target, frame, first, producer), partial(done, piece))
+    for _ in range(2):
+        await room.acquire_on_behalf_of(object())
+    if failures:
+        raise failures[0]
+
+
+def _incoming(target: HostedStream, frame: StoredFrame, first: int, producer: str) -> Incoming:
+    """A staged frame as one of the sink's."""
+    marks = [section.fingerprint for section in frame.sections]
+    return Incoming(
+        producer=producer,
+        first=first,
+        count=frame.count,
+        body=frame.body,
+        sections=frame.sections,
+        order=frame.order,
+        encoding=frame.encoding,
+        routing=frame.routing,
+        created_ms=frame.created_ms,
+        headers=frame.headers,
+        types={mark: target.types[mark] for mark in marks if mark in target.types},
+        own_id=True,
+    )
+
+
+async def _trim(spool: HostedStream, below: Mapping[int, int]) -> None:
+    """Delete the decided part of a spool."""
+    for partition in spool.partitions:
+        with suppress(S4Error):  # the next batch, or the end of the spool, deletes it
+            await partition.trim(below[partition.number])

@@ -1,0 +1,153 @@
+"""A connection to a node for a thread that may block: frames out and in, and questions.
+
+Rules
+- It speaks nng's Pair0 over TCP itself, as docs/wire-protocol.md says. A Python worker of Spark has
+  one thread and no event loop, and this takes a third less time than a client in another thread.
+- What the peer does wrong, or does not do in time, is raised as OSError: connect again.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from s4node import errors
+from s4node.errors import RemoteFrameError, S4Error, SinkError
+from s4node.net.transport.pair_socket import host_and_port
+from s4node.net.wire import frame as wire
+
+_HANDSHAKE = b"\x00SP\x00\x00\x10\x00\x00"
+_LENGTH = struct.Struct(">Q")
+_MOST_BYTES = 64 << 20  # of a message
+_RECEIVE_BYTES = 262_144
+_CONNECT_SECONDS = 5.0
+_PAUSE_SECONDS = 0.1
+
+
+class Connection:
+    """A connection to the node at ``address``; ``patience`` bounds every call, in seconds."""
+
+    def __init__(self, address: str, patience: float) -> None:
+        self.address = address
+        self._patience = patience
+        self._buffer = bytearray()
+        self._asked = 0
+        self._socket = socket.create_connection(
+            host_and_port(address), timeout=min(patience, _CONNECT_SECONDS)
+        )
+        try:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket.sendall(_HANDSHAKE)
+            while len(self._buffer) < len(_HANDSHAKE):
+                self._receive()
+            if self._buffer[: len(_HANDSHAKE)] != _HANDSHAKE:
+                raise ConnectionError(f"no s4node listens at {address}")
+            del self._buffer[: len(_HANDSHAKE)]
+            self._socket.settimeout(patience)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def send(self, *frames: bytes) -> None:
+        """Send frames in one envelope."""
+        data = wire.envelope(frames)
+        self._socket.sendall(_LENGTH.pack(len(data)) + data)
+
+    def arrived(self, seconds: float) -> Iterator[wire.Header]:
+        """The headers that have arrived, after waiting so long for the first ones."""
+        if not self._message() and select.select([self._socket], [], [], seconds)[0]:
+            self._receive()
+        while size := self._message():
+            data = bytes(self._buffer[_LENGTH.size : size])
+            del self._buffer[:size]
+            try:
+                for frame in wire.read_envelope(data, _MOST_BYTES):
+                    if isinstance(frame, wire.Frame):
+                        yield frame.header
+            except RemoteFrameError as error:
+                raise ConnectionError(str(error)) from error
+
+    def query(self, question: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer of the node's log; raises the error that it answers."""
+        self._asked += 1
+        self.send(wire.encode_frame(wire.Query(self._asked, question, dict(arguments))))
+        until = time.monotonic() + self._patience
+        while (left := until - time.monotonic()) > 0:
+            for header in self.arrived(left):
+                if isinstance(header, wire.Answer) and header.id == self._asked:
+                    if header.error:
+                        raise _fault(header)
+                    return header.values
+                if isinstance(header, wire.Drain):
+                    raise ConnectionError(f"the node at {self.address} is stopping")
+        raise TimeoutError(f"the node at {self.address} does not answer")
+
+    def close(self) -> None:
+        """Close the connection; may be called twice."""
+        self._socket.close()
+
+    def _message(self) -> int:
+        """The length of the next message with its own length, 0 if it has not arrived whole."""
+        if len(self._buffer) < _LENGTH.size:
+            return 0
+        size = _LENGTH.size + _LENGTH.unpack_from(self._buffer)[0]
+        if size > _MOST_BYTES:
+            raise ConnectionError(f"{self.address} announces a message of {size} bytes")
+        return size if len(self._buffer) >= size else 0
+
+    def _receive(self) -> None:
+        data = self._socket.recv(_RECEIVE_BYTES)
+        if not data:
+            raise ConnectionError(f"the node at {self.address} has closed the connection")
+        self._buffer += data
+
+
+def connect(addresses: Sequence[str], patience: float) -> Connection:
+    """A connection to the first of these nodes that answers; raises SinkError after ``patience``
+    seconds."""
+    until = time.monotonic() + patience
+    while True:
+        for address in addresses:
+            try:
+                return Connection(address, patience)
+            except OSError as error:
+                why = f"{address}: {error}"
+        if time.monotonic() > until:
+            raise SinkError(
+                f"no node answers within {patience:g} s ({why}); start it, check option address, "
+                f"or raise option patience. Nothing of the batch is visible"
+            )
+        time.sleep(_PAUSE_SECONDS)
+
+
+def ask(
+    addresses: Sequence[str], patience: float, question: str, **arguments: Any
+) -> dict[str, Any]:
+    """Ask the log of a node, again while connections are lost; raises the error that it answers."""
+    until = time.monotonic() + patience
+    while True:
+        connection = connect(addresses, max(0.1, until - time.monotonic()))
+        try:
+            return connection.query(question, arguments)
+        except OSError as error:
+            if time.monotonic() > until:
+                raise SinkError(
+                    f"the log does not answer {question!r} ({error}); look at the node's log, or "
+                    f"raise option patience"
+                ) from error
+        finally:
+            connection.close()
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _fault(answer: wire.Answer) -> S4Error:
+    found = getattr(errors, str(answer.headers.get(wire.FAULT, "")), None)
+    with suppress(TypeError):
+        if isinstance(found, type) and issubclass(found, S4Error):
+            return found(answer.error)
+    return SinkError(answer.error)

@@ -1,0 +1,285 @@
+"""Rows of a DataFrame as events: compares their types when a query starts, and encodes batches.
+
+Rules
+- The event class decides: a column is taken for a field if each of its values is one of the field's
+  type, and all columns that are not are reported together.
+- A null is taken only for a field that may be None. Spark cannot say whether there are any before
+  it has the rows, so that is looked at batch by batch.
+- Rows are sorted by partition and encoded column by column. No event object is made, unless the
+  class checks more than types: then each frame is decoded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import inspect
+from pyspark.sql import types as spark
+
+from s4node.config import plugins
+from s4node.errors import ConfigError, EventError, KeyFinderError, SinkError
+from s4node.events.event import Event
+from s4node.events.keys import Partitioner, hasher_named
+from s4node.events.schema import EventType, raws_in
+from s4node.events.type_words import words
+from s4node.net.wire import frame as wire
+
+if TYPE_CHECKING:
+    from s4node.spark.upload import Upload
+
+FRAME_EVENTS = 4096
+FRAME_BYTES = 262_144
+
+_WHOLE = (spark.ByteType, spark.ShortType, spark.IntegerType, spark.LongType)
+_TEXT = (spark.StringType, spark.CharType, spark.VarcharType)
+_TAKEN: dict[type[inspect.Type], tuple[type[spark.DataType], ...]] = {
+    inspect.BoolType: (spark.BooleanType,),
+    inspect.IntType: _WHOLE,
+    inspect.FloatType: (spark.FloatType, spark.DoubleType, *_WHOLE),
+    inspect.StrType: _TEXT,
+    inspect.BytesType: (spark.BinaryType,),
+    inspect.ByteArrayType: (spark.BinaryType,),
+    inspect.DateTimeType: (spark.TimestampType, spark.TimestampNTZType),
+    inspect.DateType: (spark.DateType,),
+    inspect.DecimalType: (spark.DecimalType,),
+    inspect.TimeDeltaType: (spark.DayTimeIntervalType,),
+    inspect.UUIDType: _TEXT,
+    inspect.EnumType: (*_TEXT, *_WHOLE),
+    inspect.LiteralType: (*_TEXT, *_WHOLE),
+    inspect.AnyType: (spark.DataType,),
+}
+_BOUNDS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "pattern", "tz")
+
+
+def event_class(named: str) -> type[Event]:
+    """The class that option ``type`` names; raises ConfigError."""
+    found = plugins.found(named, "option type", "the event class")
+    if not (isinstance(found, type) and issubclass(found, Event)):
+        raise ConfigError(f"option type: {named!r} is not an event class; subclass s4node.Event")
+    return found
+
+
+class EventRows:
+    """Rows with the columns of ``schema`` as events of ``cls``.
+
+    ``columns`` has the column of a field that has another name. Raises ConfigError, which names
+    every column that does not fit.
+    """
+
+    def __init__(
+        self, cls: type[Event], schema: spark.StructType, columns: Mapping[str, str]
+    ) -> None:
+        self.type = EventType(cls)
+        self._names: list[str] = []
+        self._places: list[int] = []
+        self._optional: list[bool] = []
+        self._checked = hasattr(cls, "__post_init__")
+        self._turn = 0
+        info = inspect.type_info(cls)
+        assert isinstance(info, inspect.StructType)
+        known = [field.encode_name for field in info.fields]
+        problems = [
+            f"option columns names field {field!r}, and the fields are {', '.join(known)}"
+            for field in columns
+            if field not in known
+        ]
+        at = {name: place for place, name in enumerate(schema.fieldNames())}
+        absent = ""
+        for field in info.fields:
+            name = field.encode_name
+            column = columns.get(name, name)
+            said = words(field.type, (cls,))
+            if column not in at:
+                absent = absent or name
+                if field.required:
+                    problems.append(f"there is no column {column!r} for field {name}: {said}")
+                continue
+            if absent:
+                problems.append(
+                    f"column {column!r} needs a column for the field {absent} before it"
+                )
+            place = at.pop(column)
+            kind = schema.fields[place].dataType
+            if not _fits(field.type, kind):
+                problems.append(f"column {column!r} is {kind.simpleString()}, not {said}")
+            self._names.append(name)
+            self._places.append(place)
+            self._optional.append(_may_be_none(field.type))
+            self._checked = self._checked or not _is_plain(field.type)
+        if at:
+            problems.append(f"there is no field for {', '.join(at)}")
+        if problems:
+            raise ConfigError(
+                f"the rows are not events of {cls.__name__}: {'; '.join(problems)}. Select or cast "
+                f"the columns, or name them in option columns, as in columns=user:user_id",
+                tuple(problems),
+            )
+
+    def check_key(self, hello: wire.Hello, staged: bool) -> None:
+        """Raise ConfigError unless rows can be routed by the key of a stream."""
+        key = _key_of(hello)
+        if key is None and staged:
+            raise ConfigError(
+                f"stream {hello.stream!r} is routed by {hello.routing!r}, which is no column; "
+                f"write to a stream whose key is one, or several joined by +"
+            )
+        missing = [name for name in key or () if name not in self._names]
+        if missing and hello.partitions > 1:
+            raise ConfigError(
+                f"the key of stream {hello.stream!r} is {'+'.join(key or ())}, and "
+                f"{self.type.name} has no column for {', '.join(missing)}; write to a stream with "
+                f"another key"
+            )
+        if key:
+            hasher_named(hello.routing.rpartition(":")[0])
+
+    def frames(
+        self, batch: pa.RecordBatch, upload: Upload
+    ) -> Iterator[tuple[int, int, bytes, bool]]:
+        """Partition, count and body of frames with all rows, and whether the key has chosen it."""
+        key = _key_of(upload.hello)
+        self._check_nulls(batch, key)
+        if not key or upload.partitions == 1:
+            lane = upload.own_lane
+            if key is not None:  # without a key any partition will do
+                lane = (lane + self._turn) % upload.partitions
+                self._turn += 1
+            yield from self._bodies(self._rows(batch), lane, upload.max_body, key is not None)
+            return
+        places = self._partitions(batch, key, upload)
+        order = pc.sort_indices(places)
+        rows = self._rows(batch.take(order))
+        counts = {
+            each["values"].as_py(): each["counts"].as_py() for each in pc.value_counts(places)
+        }
+        start = 0
+        for partition in sorted(counts):
+            end = start + counts[partition]
+            yield from self._bodies(rows[start:end], partition, upload.max_body, True)
+            start = end
+
+    def _rows(self, batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
+        columns = [batch.column(place) for place in self._places]
+        return list(
+            zip(*(column.to_pylist(maps_as_pydicts="strict") for column in columns), strict=True)
+        )
+
+    def _bodies(
+        self, rows: Sequence[tuple[Any, ...]], partition: int, most: int, routed: bool
+    ) -> Iterator[tuple[int, int, bytes, bool]]:
+        for start in range(0, len(rows), FRAME_EVENTS):
+            yield from self._fitting(rows[start : start + FRAME_EVENTS], partition, most, routed)
+
+    def _fitting(
+        self, rows: Sequence[tuple[Any, ...]], partition: int, most: int, routed: bool
+    ) -> Iterator[tuple[int, int, bytes, bool]]:
+        """Frames of these rows; those that are too long are halved."""
+        try:
+            body = self.type.encode(rows)
+        except EventError as error:
+            raise SinkError(str(error)) from error
+        if len(body) > min(most, FRAME_BYTES) and len(rows) > 1:
+            half = len(rows) // 2
+            yield from self._fitting(rows[:half], partition, most, routed)
+            yield from self._fitting(rows[half:], partition, most, routed)
+            return
+        if len(body) > most:
+            raise SinkError(
+                f"a row takes {len(body)} bytes as a {self.type.name}, and a frame has room for "
+                f"{most}: {str(rows[0])[:80]}...; write smaller rows, or raise "
+                f"s4.listener.maxFrameBytes of the node. Nothing of the batch is visible"
+            )
+        if self._checked:
+            self._check(rows, body)
+        yield partition, len(rows), body, routed
+
+    def _check(self, rows: Sequence[tuple[Any, ...]], body: bytes) -> None:
+        """Raise SinkError if a row is no event of the class."""
+        try:
+            self.type.decode(body)
+        except Exception as error:  # a class may raise anything
+            _, refusals = self.type.decode_each(raws_in(body))
+            index, reason = refusals[0] if refusals else (0, str(error))
+            raise SinkError(
+                f"a row is no {self.type.name} ({reason}): {str(rows[index])[:200]}; filter or "
+                f"correct it. Nothing of the batch is visible"
+            ) from error
+
+    def _check_nulls(self, batch: pa.RecordBatch, key: Sequence[str] | None) -> None:
+        for name, place, optional in zip(self._names, self._places, self._optional, strict=True):
+            nulls = batch.column(place).null_count
+            if nulls and (not optional or name in (key or ())):
+                what = "is the key of the stream" if name in (key or ()) else "may not be None"
+                raise SinkError(
+                    f"column {batch.schema.names[place]!r} has {nulls} nulls in {batch.num_rows} "
+                    f"rows, and field {name} of {self.type.name} {what}; filter them "
+                    f"(df.na.drop), fill them (df.na.fill), or allow None in the class. Nothing of "
+                    f"the batch is visible"
+                )
+
+    def _partitions(self, batch: pa.RecordBatch, key: Sequence[str], upload: Upload) -> pa.Array:
+        """The partition of each row."""
+        hasher = hasher_named(upload.hello.routing.rpartition(":")[0])
+        memo = Partitioner(upload.partitions, hasher).memo
+        columns = [batch.column(self._places[self._names.index(name)]) for name in key]
+        try:
+            if len(columns) == 1:
+                coded = columns[0].dictionary_encode()
+                found = [memo[each] for each in coded.dictionary.to_pylist()]
+                return pa.array(found, pa.int16()).take(coded.indices)
+            keys = zip(*(column.to_pylist() for column in columns), strict=True)
+            return pa.array([memo[each] for each in keys], pa.int16())
+        except KeyFinderError as error:
+            raise SinkError(f"a row has no key for {'+'.join(key)}: {error}") from error
+
+
+def _key_of(hello: wire.Hello) -> tuple[str, ...] | None:
+    """The attributes of the stream's key, () without a key, None if this side cannot route."""
+    hasher, _, name = hello.routing.rpartition(":")
+    if not hasher:
+        return () if not name else None
+    if not name:
+        return ()
+    parts = tuple(name.split("+"))
+    return parts if all(part.isidentifier() for part in parts) else None
+
+
+def _fits(kind: inspect.Type, column: spark.DataType) -> bool:
+    """Return True if each value of the column, but for nulls, is of this type."""
+    if isinstance(kind, inspect.UnionType):
+        return any(_fits(each, column) for each in kind.types)
+    if isinstance(column, spark.ArrayType):
+        item = getattr(kind, "item_type", None)
+        return isinstance(kind, inspect.AnyType) or (
+            item is not None
+            and _fits(item, column.elementType)
+            and (not column.containsNull or _may_be_none(item))
+        )
+    if isinstance(column, spark.MapType):
+        return isinstance(kind, inspect.AnyType) or (
+            isinstance(kind, inspect.DictType)
+            and _fits(kind.key_type, column.keyType)
+            and _fits(kind.value_type, column.valueType)
+            and (not column.valueContainsNull or _may_be_none(kind.value_type))
+        )
+    return isinstance(column, _TAKEN.get(type(kind), ()))
+
+
+def _may_be_none(kind: inspect.Type) -> bool:
+    if isinstance(kind, inspect.UnionType):
+        return any(map(_may_be_none, kind.types))
+    return isinstance(kind, (inspect.NoneType, inspect.AnyType))
+
+
+def _is_plain(kind: inspect.Type) -> bool:
+    """Return True if a value that Spark has for it is one without looking."""
+    if isinstance(kind, inspect.UnionType):
+        return all(map(_is_plain, kind.types))
+    plain = (
+        *(inspect.NoneType, inspect.BoolType, inspect.IntType, inspect.FloatType, inspect.StrType),
+        *(inspect.BytesType, inspect.DateType, inspect.AnyType),
+    )
+    return isinstance(kind, plain) and all(getattr(kind, bound, None) is None for bound in _BOUNDS)

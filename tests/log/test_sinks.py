@@ -1,0 +1,256 @@
+"""Sinks at a real node: a batch is visible whole or not at all, whatever dies in between."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from spark_rows import PATIENCE, Node, Row, check_exact, node_in, until
+
+from s4node import SyncClient
+from s4node.errors import SinkError, StoreError
+from s4node.events.keys import Partitioner
+from s4node.events.schema import EventType
+from s4node.failpoints import POINTS
+from s4node.spark.connection import connect
+from s4node.spark.upload import Upload
+
+STEPS = [name for name in POINTS if name.startswith("sink.")]
+KIND = EventType(Row)
+
+
+class Attempt:
+    """An attempt of a task: rows from ``first`` on, in a few frames."""
+
+    def __init__(self, node: Node, sink: str, name: str, stream: str = "clicks") -> None:
+        self.name = f"{sink}/{name}"
+        found = node.ask("sink.stage", sink=sink, stream=stream)
+        self.upload = Upload([node.address], found["spool"], self.name, KIND.declaration, PATIENCE)
+        self._partition_of = Partitioner(self.upload.partitions).partition_of
+
+    def send(self, first: int, count: int, width: int = 1) -> Attempt:
+        for start in range(first, first + count, 50):
+            rows: dict[int, list[Row]] = {}
+            for n in range(start, min(start + 50, first + count)):
+                row = Row(f"u{n}" + "." * width, n)
+                rows.setdefault(self._partition_of(row.user), []).append(row)
+            for partition, events in rows.items():
+                self.upload.send(partition, len(events), KIND.encode(events), routed=True)
+        return self
+
+    def finish(self) -> tuple[str, dict[int, int]]:
+        return self.name, self.upload.finish()
+
+
+def stage(node: Node, sink: str, name: str, first: int, count: int, width: int = 1) -> Any:
+    return Attempt(node, sink, name).send(first, count, width).finish()
+
+
+def publish(node: Node, sink: str, batch: int, *attempts: Any, last: bool = False) -> Any:
+    return node.ask(
+        "sink.publish", sink=sink, stream="clicks", batch=batch, attempts=attempts, last=last
+    )
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    with node_in(tmp_path) as node:
+        node.create("clicks")
+        yield node
+
+
+def numbers(node: Node) -> list[int]:
+    return sorted(row.n for row in node.rows("clicks"))
+
+
+def test_nothing_is_visible_before_the_decision_and_only_what_it_names_after_it(
+    node: Node,
+) -> None:
+    one = stage(node, "q", "0/0", 0, 300)
+    stage(node, "q", "0/1", 0, 300)  # finished too, and not named
+    two = stage(node, "q", "1/0", 300, 300)
+    assert node.count("clicks") == 0
+    assert [each["stream"] for each in node.ask("list")["streams"]] == ["clicks"]
+    assert publish(node, "q", 0, one, two) == {"published": True, "events": 600}
+    assert numbers(node) == list(range(600))
+    other = stage(node, "q", "1/1", 1000, 300)
+    assert publish(node, "q", 0, other) == {"published": False, "events": 600}
+    assert publish(node, "q", 1, stage(node, "q", "2/0", 600, 100))["events"] == 100
+    assert numbers(node) == list(range(700))
+
+
+def test_an_attempt_that_is_not_whole_is_not_published(node: Node) -> None:
+    name, counts = stage(node, "q", "0/0", 0, 300)
+    counts[0] += 1
+    with pytest.raises(SinkError, match="Write the batch again"):
+        publish(node, "q", 0, (name, counts))
+    assert node.count("clicks") == 0
+
+
+def test_two_sinks_of_one_stream_do_not_touch_each_other_s_rows(node: Node) -> None:
+    mine = stage(node, "a", "0/0", 0, 300)
+    publish(node, "b", 0, stage(node, "b", "0/0", 300, 300), last=True)
+    publish(node, "a", 0, mine)
+    assert numbers(node) == list(range(600))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", STEPS)
+def test_a_node_that_is_killed_at_any_step_publishes_the_batch_once(
+    tmp_path: Path, step: str
+) -> None:
+    node = Node(tmp_path)
+    node.start(f"{step}@{tmp_path / 'died'}")
+    try:
+        node.create("clicks")
+        attempts = [stage(node, "q", f"{task}/0", task * 3000, 3000, 200) for task in range(2)]
+        link = connect([node.address], PATIENCE)
+        with pytest.raises(OSError, match=r"closed|reset|answer"):
+            link.query(
+                "sink.publish",
+                {"sink": "q", "stream": "clicks", "batch": 0, "attempts": attempts},
+            )
+        link.close()
+        until(lambda: node.died, "the node dies")
+        node.stop()
+        node.start()
+        if step != "sink.staged":  # nobody asks again: the node goes on by itself
+            until(lambda: node.count("clicks") == 6000, "the batch is carried on")
+        answer = publish(node, "q", 0, *attempts)
+        assert answer == {"published": step == "sink.staged", "events": 6000}
+        check_exact(node.rows("clicks"), 6000)
+        assert publish(node, "q", 1, stage(node, "q", "x", 6000, 300))["events"] == 300
+        check_exact(node.rows("clicks"), 6300)
+    finally:
+        node.stop()
+
+
+def test_an_aborted_batch_is_dropped_as_soon_as_no_attempt_is_under_way(node: Node) -> None:
+    stage(node, "q", "0/0", 0, 300)
+    slow = Attempt(node, "q", "1/0").send(300, 300)
+    node.ask("sink.abort", sink="q")
+    assert len(node.staged) == 1
+    slow.send(600, 300)
+    late = slow.finish()
+    until(lambda: not node.staged, "the spool is dropped")
+    with pytest.raises(SinkError, match=r"0 of \d+ events .* are staged"):
+        publish(node, "q", 0, late)
+    assert publish(node, "q", 0, stage(node, "q", "2/0", 0, 100))["events"] == 100
+    assert numbers(node) == list(range(100))
+
+
+def test_a_publication_that_is_repeated_after_every_expiry_is_done(tmp_path: Path) -> None:
+    expiries = {"s4.producer.expiry": "200", "s4.log.staged.expiry": "200"}
+    with node_in(tmp_path, **expiries) as node:
+        node.create("clicks")
+        one = stage(node, "q", "0/0", 0, 300)
+        publish(node, "q", 0, one)
+        until(lambda: not node.staged, "the spool is dropped because of its age")
+        again = stage(node, "q", "0/1", 0, 300)
+        for attempt in (one, again):
+            assert publish(node, "q", 0, attempt) == {"published": False, "events": 300}
+        node.stop()
+        node.start()
+        assert publish(node, "q", 0, again) == {"published": False, "events": 300}
+        assert numbers(node) == list(range(300))
+
+
+def test_what_nobody_publishes_is_dropped_after_a_time(tmp_path: Path) -> None:
+    with node_in(tmp_path, **{"s4.log.staged.expiry": "300"}) as node:
+        node.create("clicks")
+        orphan = stage(node, "q", "0/0", 0, 300)
+        until(lambda: not node.staged, "the orphan is dropped")
+        with pytest.raises(SinkError, match="0 of"):
+            publish(node, "q", 0, orphan)
+
+
+def test_a_batch_beyond_the_quota_is_refused_before_it_is_decided(tmp_path: Path) -> None:
+    with node_in(tmp_path, **{"s4.log.quotaBytes": str(16 << 20)}) as node:
+        node.create("clicks", 1)
+        large = stage(node, "q", "0/0", 0, 4000, 1000)
+        with pytest.raises(SinkError, match="quota, trim streams, or write smaller batches"):
+            publish(node, "q", 0, large)
+        assert node.count("clicks") == 0
+        (sink,) = node.ask("sink.list")["sinks"]
+        assert (sink["batch"], sink["open"]) == (-1, False)
+        node.ask("sink.abort", sink="q")
+        assert publish(node, "q", 0, stage(node, "q", "0/1", 0, 300))["events"] == 300
+
+
+def test_a_spool_on_a_full_disk_is_waited_for_and_then_told(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+
+    def limit() -> None:
+        """As on a full disk: no file grows beyond two megabytes."""
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, hard))
+
+    node.start(limits=limit)
+    try:
+        node.create("clicks", 1)
+        found = node.ask("sink.stage", sink="q", stream="clicks")
+        upload = Upload([node.address], found["spool"], "q/0", KIND.declaration, 2.0)
+
+        def fill() -> None:
+            for n in range(100):
+                body = KIND.encode([Row("u" * 1000, n * 100 + i) for i in range(100)])
+                upload.send(0, 100, body, routed=True)
+            upload.finish()
+
+        with pytest.raises(SinkError, match="has taken nothing for 2 s: the disk is full"):
+            fill()
+        upload.close()
+        node.ask("sink.abort", sink="q")
+        until(lambda: not node.staged, "the aborted rows make room")
+        assert publish(node, "q", 0, stage(node, "q", "0/1", 0, 300))["events"] == 300
+        assert numbers(node) == list(range(300))
+    finally:
+        node.stop()
+
+
+def test_a_stream_is_dropped_and_may_be_created_again(node: Node) -> None:
+    with SyncClient(node.address) as client:
+        client.stream("clicks", types=Row).send(Row("joe", 1))
+    assert node.ask("drop", stream="clicks") == {"dropped": True}
+    assert node.ask("drop", stream="clicks") == {"dropped": False}
+    assert not (node.folder / "log" / "clicks").exists()
+    node.create("clicks", 2)
+    assert node.count("clicks") == 0
+    stage(node, "q", "0/0", 0, 10)
+    with pytest.raises(StoreError, match="is the spool of a sink; use s4 sink forget"):
+        node.ask("drop", stream=node.staged[0])
+    node.stop()
+    node.start()
+    assert [each["stream"] for each in node.ask("list")["streams"]] == ["clicks"]
+
+
+def test_a_forgotten_sink_may_publish_its_batch_again(node: Node) -> None:
+    publish(node, "job/nightly", 0, stage(node, "job/nightly", "0/0", 0, 100), last=True)
+    with pytest.raises(SinkError, match="knows no sink 'job/weekly'; s4 sink list shows them"):
+        node.ask("sink.forget", sink="job/weekly")
+    node.ask("sink.forget", sink="job/nightly")
+    publish(node, "job/nightly", 0, stage(node, "job/nightly", "0/1", 100, 100), last=True)
+    assert numbers(node) == list(range(200))
+    assert node.ask("describe", stream="clicks")["producers"] == 0
+
+
+def test_what_is_published_is_read_in_the_order_in_which_an_attempt_has_written_it(
+    node: Node,
+) -> None:
+    publish(node, "q", 0, stage(node, "q", "0/0", 0, 2000))
+    seen: dict[int, int] = {}
+    partition_of = Partitioner(4).partition_of
+    for row in node.rows("clicks"):
+        partition = partition_of(row.user)
+        assert seen.get(partition, -1) < row.n
+        seen[partition] = row.n
+
+
+def test_publishing_is_in_the_node_s_log(node: Node) -> None:
+    publish(node, "q", 0, stage(node, "q", "0/0", 0, 100))
+    text = (node.folder / "stderr").read_text()
+    assert '"events": 100' in text
+    assert "a batch of a sink is published" in text

@@ -1,0 +1,113 @@
+"""Spark's sink when executors, drivers and nodes are killed: each row is in the stream once."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from harness import ROOT, environment
+from spark_job import FILES, TOTAL
+from spark_rows import Node, check_exact, node_in, until
+
+from s4node.failpoints import POINTS
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+SECONDS = 300
+STEPS = [name for name in POINTS if name.startswith("sink.")]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    (tmp_path / "node").mkdir()
+    with node_in(tmp_path / "node") as node:
+        node.create("clicks")
+        yield node
+
+
+def start(node: Node, folder: Path, kind: str, master: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.spark_job", master, kind, node.address, "clicks", folder],
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=(folder / "spark.log").open("a"),
+        text=True,
+        start_new_session=True,
+    )
+
+
+def run(node: Node, folder: Path, kind: str, master: str = "local[2,4]") -> None:
+    with start(node, folder, kind, master) as job:
+        out, _ = job.communicate(timeout=SECONDS)
+    assert "done" in out, (folder / "spark.log").read_text()[-3000:]
+
+
+def test_rows_that_are_recognised_by_number_are_lost_and_doubled_when_tasks_run_again(
+    node: Node, tmp_path: Path
+) -> None:
+    """What the sink would do without staging: the total is right, and the rows are not."""
+    run(node, tmp_path, "numbered")
+    found = Counter(row.n for row in node.rows("clicks"))
+    assert sum(found.values()) == TOTAL
+    assert len(found) < TOTAL
+    with pytest.raises(AssertionError, match="rows doubled"):
+        check_exact(node.rows("clicks"), TOTAL)
+
+
+def test_an_executor_that_is_killed_midway_leaves_each_row_once(node: Node, tmp_path: Path) -> None:
+    run(node, tmp_path, "killing", "local-cluster[2,1,1024]")
+    assert (tmp_path / "killed").exists()
+    check_exact(node.rows("clicks"), TOTAL)
+
+
+def test_a_job_of_spark_connect_writes_each_row_once(node: Node, tmp_path: Path) -> None:
+    run(node, tmp_path, "batch", "connect:local[2]")
+    check_exact(node.rows("clicks"), TOTAL)
+
+
+def test_a_driver_that_is_killed_between_decision_and_commit_log_writes_each_row_once(
+    node: Node, tmp_path: Path
+) -> None:
+    killed = 0
+    commits = tmp_path / "checkpoint" / "commits"
+    for batch in range(FILES):
+        with start(node, tmp_path, "stream", "local[2]") as job:
+
+            def published(batch: int = batch) -> bool:
+                sinks = node.ask("sink.list")["sinks"]
+                return any(each["batch"] >= batch for each in sinks)
+
+            until(lambda: published() or job.poll() is not None, "a batch is published")
+            killed += not (commits / str(batch)).exists()
+            if job.poll() is None:
+                job.send_signal(signal.SIGKILL)
+                subprocess.run(["pkill", "-KILL", "-s", str(job.pid)], check=False)
+    assert killed
+    run(node, tmp_path, "stream", "local[3]")
+    check_exact(node.rows("clicks"), TOTAL)
+
+
+def test_a_node_that_is_killed_at_every_step_during_a_query_gets_each_row_once(
+    node: Node, tmp_path: Path
+) -> None:
+    with start(node, tmp_path, "stream", "local[2]") as job:
+        for step in STEPS:
+            node.stop()
+            node.start(step)
+            until(lambda: node.died or job.poll() is not None, f"the node dies at {step}")
+            if job.poll() is not None:
+                break
+        if node.died:
+            node.start()
+        out, _ = job.communicate(timeout=SECONDS)
+    assert "done" in out, (tmp_path / "spark.log").read_text()[-3000:]
+    check_exact(node.rows("clicks"), TOTAL)

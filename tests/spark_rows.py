@@ -1,0 +1,173 @@
+"""Rows for tests of Spark's sink, which differ each time that they are computed; and its node.
+
+The key of a row is its number. Its user is drawn anew by every computation, so that a row that is
+written twice, or taken from two attempts, shows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from s4node import Event, Oldest, SyncClient
+from s4node.spark.connection import ask
+from tests.harness import ROOT, environment, free_port
+
+PATIENCE = 60.0
+
+
+class Row(Event):
+    user: str
+    n: int
+
+
+class Maybe(Event):
+    user: str
+    n: int | None = None
+
+
+class Node:
+    """A node with a log at a fixed port, as a process that can be killed and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.address = f"tcp://127.0.0.1:{free_port()}"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.settings: dict[str, str] = {}
+
+    def start(self, fault: str = "", limits: Callable[[], None] | None = None) -> None:
+        given = {
+            "s4.log.folder": str(self.folder / "log"),
+            "s4.listener.address": self.address,
+            "s4.logger_format": "json",
+            **self.settings,
+        }
+        command = [sys.executable, "-m", "s4node", "node", "demo", "--json", "--folder"]
+        command += [str(self.folder / "cluster")]
+        for name, value in given.items():
+            command += ["-p", f"{name}={value}"]
+        with (self.folder / "stderr").open("ab") as stderr:
+            self.process = subprocess.Popen(
+                command,
+                cwd=self.folder,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env=environment(S4_FAULT=fault),
+                preexec_fn=limits,
+            )
+        assert self.process.stdout is not None
+        assert json.loads(self.process.stdout.readline())["address"] == self.address
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(30)
+        assert self.process is None or self.process.stdout is not None
+        if self.process is not None:
+            self.process.stdout.close()
+
+    @property
+    def died(self) -> bool:
+        assert self.process is not None
+        return self.process.poll() == -signal.SIGKILL
+
+    def ask(self, question: str, **arguments: Any) -> dict[str, Any]:
+        return ask([self.address], PATIENCE, question, **arguments)
+
+    def create(self, stream: str, partitions: int = 4, key: str = "user") -> None:
+        self.ask("create", stream=stream, partitions=partitions, key=key)
+
+    def count(self, stream: str) -> int:
+        return sum(each["upcoming"] for each in self.ask("describe", stream=stream)["partitions"])
+
+    def rows(self, stream: str, kind: type = Row) -> list[Any]:
+        """All events of a stream."""
+        total = self.count(stream)
+        with (
+            SyncClient(self.address) as client,
+            client.subscribe(stream, types=kind, start=Oldest()) as events,
+        ):
+            return [next(events) for _ in range(total)]
+
+    @property
+    def staged(self) -> list[str]:
+        """The folders of spools."""
+        return [path.name for path in (self.folder / "log").glob("_sink.*")]
+
+
+@contextmanager
+def node_in(folder: Path, **settings: str) -> Iterator[Node]:
+    node = Node(folder)
+    node.settings = settings
+    node.start()
+    try:
+        yield node
+    finally:
+        node.stop()
+
+
+def check_exact(rows: list[Row], total: int) -> None:
+    """Raise AssertionError unless each number is there once."""
+    found = Counter(row.n for row in rows)
+    doubled = sum(count - 1 for count in found.values())
+    lost = total - len(found)
+    assert (doubled, lost) == (0, 0), f"{doubled} rows doubled, {lost} lost, of {total}"
+
+
+def until(true: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def python_path() -> None:
+    """Have Spark's workers find the package and the tests."""
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+
+
+# -- what happens to tasks ------------------------------------------------------------------------
+
+
+def failing_once(batches: Iterator[Any]) -> Iterator[Any]:
+    """The first attempt of each task raises after some of its rows."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    for number, batch in enumerate(batches):
+        if context.attemptNumber() == 0 and number == 2:
+            raise RuntimeError("the first attempt fails")
+        yield batch
+
+
+def failing(batches: Iterator[Any]) -> Iterator[Any]:
+    """Each attempt raises after some of its rows."""
+    for number, batch in enumerate(batches):
+        if number == 2:
+            raise RuntimeError("each attempt fails")
+        yield batch
+
+
+def dying_once(batches: Iterator[Any]) -> Iterator[Any]:
+    """The Python worker of the first attempts is killed after some rows."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    for number, batch in enumerate(batches):
+        if context.attemptNumber() == 0 and number == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield batch
