@@ -29,6 +29,7 @@ BENCHMARKS = {
     "log-replay": "a keyed count from the embedded log, oldest to newest, beside the bare loop",
     "spark-sink": "a DataFrame into the log, staged and published, beside a writer that discards",
     "commit": "a keyed count with a commit every second, beside the same without state",
+    "savepoint": "savepoints amid a keyed count: how long they take, and the pauses meanwhile",
     "recovery": "from the start of a process to its former rate, with 1,000 and 1,000,000 keys",
     "state": "stores beside bare rocksdict, and a count of 10,000,000 keys in 512 MB",
     "durable-latency": "a hop that counts once, to another app or task, and the wait for verdicts",

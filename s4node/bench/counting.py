@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 
@@ -72,10 +72,11 @@ def filling(task: dict[str, Any], say: Callable[..., None]) -> None:
     trio.run(main)
 
 
-def counting(task: dict[str, Any], say: Callable[..., None]) -> None:
+def counting(task: dict[str, Any], say: Callable[..., None], listen: Callable[[], object]) -> None:
     """Resume the count until ``events`` events are counted in this process, then stop in order.
 
-    Without ``state`` only offsets are saved. Pauses count once ``skip`` events are counted.
+    Without ``state`` only offsets are saved. Pauses count once ``skip`` events are counted. If it
+    is to ``tell`` it says that they are, waits for a message before it stops, and adds the pauses.
     """
     if not task["state"]:
         Task.attach_state = lambda *_: None  # type: ignore[method-assign]
@@ -89,10 +90,16 @@ def counting(task: dict[str, Any], say: Callable[..., None]) -> None:
         "systems.log.samza.offset.default": "oldest",
         **task["settings"],
     }
-    trio.run(partial(_count, Container(app, Config.from_values(settings)), task, say))
+    container = Container(app, Config.from_values(settings))
+    trio.run(partial(_count, container, task, say, listen))
 
 
-async def _count(container: Container, task: dict[str, Any], say: Callable[..., None]) -> None:
+async def _count(
+    container: Container,
+    task: dict[str, Any],
+    say: Callable[..., None],
+    listen: Callable[[], object],
+) -> None:
     samples: list[tuple[float, int]] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(container.run)
@@ -103,11 +110,16 @@ async def _count(container: Container, task: dict[str, Any], say: Callable[..., 
             await trio.sleep(0.002)
         before, written, commits = usage()["cpu_s"], _written(), _committed(container)
         began, first = time.monotonic(), container.processed
+        if task.get("tell"):
+            say(counting=True)
         samples.append((began, first))
         while container.processed < task["events"]:
             await trio.sleep(SAMPLE_SECONDS)
             samples.append((time.monotonic(), container.processed))
         ended, last = samples[-1]
+        if task.get("tell"):
+            say(counting=False)
+            await trio.to_thread.run_sync(listen)
         cpu_s, disk = usage()["cpu_s"] - before, _written() - written
         after = _committed(container)
         tallies = [
@@ -127,14 +139,28 @@ async def _count(container: Container, task: dict[str, Any], say: Callable[..., 
         disk_bytes=disk,
         digest=workload.digest(tallies),
         **{**usage(), "cpu_s": cpu_s},
+        **({"pauses": pauses.all} if task.get("tell") else {}),
     )
+
+
+class Pause(NamedTuple):
+    """The time between two turns that processed events, in seconds; ``began`` is by
+    :func:`time.perf_counter`. ``commits`` says whether a commit ran meanwhile."""
+
+    seconds: float
+    began: float
+    commits: bool
 
 
 class Pauses:
     """The times between two turns of a container's loop that processed events."""
 
     def __init__(self, container: Container, skip: int = 0) -> None:
-        self.all: list[float] = []
+        assert container.replay is not None
+        self.all: list[Pause] = []
+        self._committer = container.replay.committer
+        self._commits = 0
+        self._writing = False
         self._container = container
         self._skip = skip
         self._known = 0
@@ -145,15 +171,18 @@ class Pauses:
     @property
     def longest(self) -> float:
         """In seconds."""
-        return max(self.all, default=0.0)
+        return max((each.seconds for each in self.all), default=0.0)
 
     def _watch(self) -> float | None:
         done = self._container.processed
         if done > self._known:
             now = time.perf_counter()
+            writing, commits = self._committer.writing, self._committer.commits
             if self._known > self._skip:
-                self.all.append(now - self._at)
+                ran = writing or self._writing or commits != self._commits
+                self.all.append(Pause(now - self._at, self._at, ran))
             self._known, self._at = done, now
+            self._writing, self._commits = writing, commits
         return self._after_turn()
 
 

@@ -361,7 +361,7 @@ ROLES: dict[str, Callable[[dict[str, Any]], None]] = {
     "bare_inserts": lambda task: log_append.bare_inserts(task, say),
     "replayed": lambda task: log_replay.replayed(task, say, listen),
     "filling": lambda task: counting.filling(task, say),
-    "counting": lambda task: counting.counting(task, say),
+    "counting": lambda task: counting.counting(task, say, listen),
     "stored": lambda task: state.stored(task, say),
     "many_keys": lambda task: state.many_keys(task, say),
     "sparking": lambda task: durable_latency.sparking(task, say),

@@ -265,7 +265,7 @@ def many_keys(task: dict[str, Any], say: Callable[..., None]) -> None:
             ended = time.perf_counter()
             cpu_s = usage()["cpu_s"] - before
             container.stop()
-        found = sorted(pauses.all)
+        found = sorted(each.seconds for each in pauses.all)
         say(
             processed=container.processed,
             seconds=ended - filled,
