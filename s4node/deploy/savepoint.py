@@ -25,6 +25,7 @@ from s4node.cluster.coordination.state_coordination import StateCoordination
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import CheckpointError, EntryExists, StateError, StoreCorrupt
+from s4node.failpoints import passing
 from s4node.offsets.checkpoint import JobGuard
 from s4node.offsets.cuts import CutReport
 from s4node.offsets.startpoint_fan_out import Requests
@@ -78,9 +79,11 @@ class SavepointOf:
                         f"another savepoint of {self.app!r} is being taken; wait for it"
                     ) from error
                 try:
+                    passing("savepoint.asked")
                     await threads.run_sync(place.sweep, each)
                     startpoints = await self._startpoints(state)
                     cuts = await self._cuts(registry, state, each, timeout)
+                    passing("savepoint.cuts")
                     if startpoints != await self._startpoints(state):
                         raise _CutsError("startpoints were set or consumed meanwhile")
                     about = writer.About(name, self.app, state, self.guard, why, startpoints)

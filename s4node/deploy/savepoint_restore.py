@@ -6,9 +6,9 @@ Rules
   are lost to the job. Both are counted first, and done only if they were asked for.
 - A consumer that has received more than the savepoint has gets the rest of the savepoint's events
   under their numbers, and then events under another producer name, which it counts anew.
-- A consumer takes nothing under a producer name after a later one. If the job has gone on from a
-  savepoint before, it may know a later one already. Then it has committed what the former way had,
-  as far as anybody can know, and that is not sent again: this is counted, too.
+- How far the task had sent stays known, in the lives that consumers remember, so a later restore
+  counts that as well. What a savepoint has of an earlier life is not sent again: this is counted,
+  too.
 - Everything is checked before anything changes. From then on the job does not start until all of
   its tasks are restored: after a crash in between, restore again.
 - A task is restored under a claim, as any new owner has one: an owner that wakes up is fenced.
@@ -16,8 +16,8 @@ Rules
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -49,8 +49,8 @@ from s4node.offsets.startpoint_fan_out import Requests, later
 from s4node.offsets.task_claims import TaskClaims, now_ms
 from s4node.runtime.container import saved_sample
 from s4node.runtime.inputs.job_model import TaskModel
-from s4node.runtime.outputs.exchange import FORMER, parts_of
-from s4node.savepoints.manifest import Facts, Manifest, Restoring
+from s4node.runtime.outputs.exchange import FORMER, parts_of, way_name
+from s4node.savepoints.manifest import Facts, Manifest, Restoring, Sent
 from s4node.savepoints.place import opened_task
 from s4node.savepoints.shipped import savepoints_of
 from s4node.state import epochs
@@ -60,6 +60,7 @@ from s4node.state.job import (
     CUT,
     DONE,
     ENDED,
+    SENT,
     WRITTEN,
     identity_of,
     kept_by,
@@ -193,13 +194,16 @@ class SavepointRestore:
                 self.depot.admit(guard)
             newest = self._newest()
             place.begin_restore(Restoring(self.manifest.name, dict(newest)))
+            passing("restore.begun")
             for done, task in enumerate(tasks):
                 tell(done, len(tasks))
-                passing("savepoint.restore")
+                passing("restore.task")
                 again = outputs_again or accept_loss
                 self._restore(store, task, newest[task], again=again, accept_loss=accept_loss)
+                passing("restore.written")
             if not self._anew:
                 trio.run(self._put_startpoints)
+            passing("restore.done")
             place.end_restore()
             tell(len(tasks), len(tasks))
         finally:
@@ -226,6 +230,7 @@ class SavepointRestore:
             shipment.claim(claim.fence, "", 0)
             number = max(number, shipment.replaced())
         database = epochs.claim(place, claim.fence, Database, saved=self._folder_of(task))
+        passing("restore.claimed")
         state = TaskState(database, crc32m, fence=claim.fence, ship=shipment)
         try:
             number = max(claim.commit, claim.acknowledged, number)
@@ -236,12 +241,15 @@ class SavepointRestore:
                 _begin_new_ways(state, newest)
             if accept_loss:
                 self._let_skip(state, newest)
+            if newest is not None:
+                state.set_meta(SENT, _latest(newest.sent))
             state.set_meta(DONE, 0)
             state.set_meta(CUT, self.manifest.number)
             now = now_ms()
             state.set_meta(WRITTEN, now)
             state.begin_commit({})
             store.renew(claim, now, number + 1)
+            passing("restore.commit")
             state.write_commit()
             state.end_commit(written=True)
         finally:
@@ -290,15 +298,19 @@ async def check_readable(app: App | None, config: Config, manifest: Manifest, sa
 
 
 def _facts_of(state: TaskState) -> Facts:
-    """What a task has told others, as of its last commit; for a former way by its life, too. A
-    stream's number without a producer is for producers that have ended."""
-    sent = []
+    """What a task has told others, as of its last commit and in lives that earlier restores have
+    ended. A stream's number without a producer is for producers that have ended."""
+    ends: dict[tuple[str, str, str, int], int] = {
+        (stream, consumer, life, partition): end
+        for stream, consumer, life, partition, end in state.meta(SENT) or ()
+    }
     for way, rows in ways_of(state.rows(OUTBOX)).items():
         if parts_of(way)[1]:
             lane = (*parts_of(way), life_of(rows))
-            sent.append((*lane, -1, 0))  # a life that may be known, whether it has numbers or not
-            numbers = sort_rows(way, rows).next_numbers
-            sent += [(*lane, partition, number) for partition, number in numbers.items()]
+            ends[*lane, -1] = 0  # a life that may be known, whether it has numbers or not
+            for partition, number in sort_rows(way, rows).next_numbers.items():
+                ends[*lane, partition] = max(number, ends.get((*lane, partition), 0))
+    sent = [(*lane, end) for lane, end in ends.items()]
     told = [(*producer, row.number) for producer, row in state.producers().items()]
     ended = {stream for stream, _, _ in told} | state.facts(ENDED)
     return Facts(sent, told + [(each, "", state.meta(ENDED + each) or 0) for each in ended])
@@ -340,10 +352,19 @@ def _over(saved: TaskState, newest: Facts) -> Counter[tuple[str, str]]:
 
 
 def _is_over(way: str, rows: Rows, newest: Facts | None) -> bool:
-    """Return True if the consumer of a way knows a later life than the way's, which is gone."""
+    """Return True if the consumer of a way knows later lives, and may not remember the way's."""
     sent = () if newest is None else newest.sent
     lives = {life for stream, consumer, life, _, _ in sent if (stream, consumer) == parts_of(way)}
     return life_of(rows) not in lives and max(lives, default="") > life_of(rows)
+
+
+def _latest(sent: Sequence[Sent]) -> list[Sent]:
+    """What was sent in the lives that consumers remember."""
+    lives: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+    for stream, consumer, life, _, _ in sent:
+        lives[stream, consumer].add(life)
+    known = {way: sorted(found)[-wire.MAX_LIVES :] for way, found in lives.items()}
+    return [each for each in sent if each[2] in known[each[:2]]]
 
 
 def _begin_new_ways(state: TaskState, newest: Facts | None) -> None:
@@ -352,7 +373,10 @@ def _begin_new_ways(state: TaskState, newest: Facts | None) -> None:
     ways = {way: rows for way, rows in ways_of(state.rows(OUTBOX)).items() if parts_of(way)[1]}
     for rows in ways.values():
         forget(state.changes, rows)
-    for way, rows in ways.items():
-        if weight_of(rows)[0] and not _is_over(way, rows, newest):
-            for key, value in renamed(rows, f"{way}{FORMER}"):
+    last: dict[tuple[str, str], str] = {}
+    for way in sorted(ways, key=len):  # the newest first, and none is left out between two
+        if weight_of(ways[way])[0] and not _is_over(way, ways[way], newest):
+            base = parts_of(way)
+            last[base] = f"{last.get(base, way_name(*base))}{FORMER}"
+            for key, value in renamed(ways[way], last[base]):
                 state.changes.put(task_row(OUTBOX, key), value)

@@ -20,6 +20,7 @@ import msgspec
 
 from s4node import disk
 from s4node.errors import ProgressUnwritten
+from s4node.failpoints import passing
 from s4node.offsets.cuts import CutReport
 from s4node.savepoints.manifest import Manifest, Restoring, SavedTask
 from s4node.savepoints.place import (
@@ -76,8 +77,10 @@ class FolderSavepoints(SavepointPlace):
                 disk.sync(path)
             disk.sync(*(named_folder(cuts, task) for task in manifest.tasks))
             disk.write(cuts / MANIFEST, msgspec.json.encode(manifest))
+            passing("savepoint.manifest")
             cuts.rename(self._all / manifest.name)
             disk.sync(self._all)
+        passing("savepoint.named")
 
     def discard(self, number: int) -> None:
         with told(self.folder):

@@ -9,7 +9,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -85,11 +85,15 @@ class Manifest(msgspec.Struct, frozen=True):
                 yield task, name, file
 
 
+Sent: TypeAlias = tuple[str, str, str, int, int]
+"""How far a lane was sent: stream, consumer, life, partition, and the next number."""
+
+
 class Facts(msgspec.Struct, frozen=True):
     """What a task had told others, as of a commit: the next number of each lane by stream,
     consumer, life and partition, and the committed number of each producer by stream."""
 
-    sent: list[tuple[str, str, str, int, int]]
+    sent: list[Sent]
     acknowledged: list[tuple[str, str, int]]
 
 

@@ -41,6 +41,9 @@ DONE = "done"
 ENDED = "ended on "
 """The fact how many events of a durable stream came from producers that are forgotten."""
 
+SENT = "sent before"
+"""The fact how far the task had sent to consumers, in lives that going back to savepoints ended."""
+
 CUT = "cut"
 """The fact for which savepoint the task has made its last cut, by number."""
 

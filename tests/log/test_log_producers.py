@@ -94,10 +94,10 @@ async def told_task(peer: RawPeer, producer: str, fence: int = 1) -> str:
     return answer.error
 
 
-async def test_a_task_is_forgotten_when_a_later_life_of_it_is_known_and_not_because_of_time(
+async def test_a_task_is_forgotten_when_many_later_lives_of_it_are_known_and_not_because_of_time(
     tmp_path: Path,
 ) -> None:
-    one, two = "~here/job/Partition 0#1", "~here/job/Partition 0#2"
+    one, *others = (f"~here/job/Partition 0#{life:02}" for life in range(wire.MAX_LIVES + 1))
     frame = data_frame("clicks", one, 0, [Click("joe", 1)])
     types = (EventType(Click).declaration,)
     async with log_node(tmp_path, settings=SOON) as node, log_at(node.address) as log:
@@ -117,12 +117,15 @@ async def test_a_task_is_forgotten_when_a_later_life_of_it_is_known_and_not_beca
             await peer.receive_until(lambda header: isinstance(header, wire.Verdict))
         assert await count(log) == 1
         async with raw_peer(node.address) as peer:
-            assert await told_task(peer, two) == ""
+            assert await told_task(peer, others[0]) == ""
             assert await told_task(peer, one, 3) == ""
-            await peer.send_frames(data_frame("clicks", two, 0, [Click("joe", 2)]))
-            await peer.receive_until(lambda header: isinstance(header, wire.Verdict))
+            for life in others:
+                assert await told_task(peer, life) == ""
+                await peer.send_frames(data_frame("clicks", life, 0, [Click("joe", 2)]))
+                await peer.receive_until(lambda header: isinstance(header, wire.Verdict))
+                assert "has begun anew since" in await told_task(peer, one, 9)
         async with raw_peer(node.address) as peer:
-            while await known(log, "clicks") > 1:
+            while await known(log, "clicks") > wire.MAX_LIVES:
                 await trio.sleep(0.01)
             assert "has begun anew since" in await told_task(peer, one, 9)
 

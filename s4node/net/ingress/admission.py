@@ -12,14 +12,16 @@ Rules
   at once, and the producer is told.
 - Credit reaches ahead of what is processed; if events are dropped, ahead of what has arrived.
 - Lives of a producer follow each other under one id, as the owners of a task do. The hello of an
-  older life is refused (:mod:`s4node.net.ingress.producer_life`). When a task has begun anew under
-  another id, its former id is forgotten.
+  older life is refused (:mod:`s4node.net.ingress.producer_life`).
+- A task that has begun anew has another id. Its latest ids are remembered, and the former ones are
+  refused, unless the task says that it sends the rest of a former life from a savepoint.
 - A producer's id belongs to its latest connection. A lane outlives the connection until it expires
   or its producer sends an end of stream; the number of such lanes is bounded.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -85,7 +87,7 @@ class StreamAdmission:
     _held: dict[ProducerLane, None] = field(default_factory=dict)
     _away: dict[ProducerLane, None] = field(default_factory=dict)
     _opened: dict[Hashable, set[str]] = field(default_factory=dict)
-    _words: dict[str, str] = field(default_factory=dict)  # the suffix of each task's latest id
+    _words: dict[str, list[str]] = field(default_factory=dict)  # each task's lives, the latest last
     _ended: dict[str, None] = field(default_factory=dict)  # producers to forget
     _credits: dict[int, Credit[ProducerLane]] = field(default_factory=dict)
     _holding: dict[Credit[ProducerLane], None] = field(default_factory=dict)
@@ -124,8 +126,10 @@ class StreamAdmission:
                 f"stream {self.stream!r}: ids that begin with {wire.TASK} belong to tasks, but "
                 f"{hello.peer!r} has no fence; give the producer another id"
             )
-        latest = self._words.get(task, "")
-        if word < latest:
+        words = self._words.get(task, [])
+        latest = words[-1] if words else ""
+        is_former = bool(hello.headers.get(wire.FORMER))
+        if word < latest and not (is_former and (word >= words[0] or len(words) < wire.MAX_LIVES)):
             return (
                 f"stream {self.stream!r}: the task of {hello.peer!r} has begun anew since, as "
                 f"{task}#{latest}, so events of its former state are refused; remove that state, "
@@ -225,16 +229,16 @@ class StreamAdmission:
         lane.own_id = has_own_id(hello)
 
     def learn(self, producer: str) -> None:
-        """Learn from a saved event of a task that has begun anew that its former id is over.
+        """Learn a life of a task from a saved event; its oldest lives are forgotten.
 
         A hello is not enough, because a crash may lose the new state.
         """
         task, word = task_of(producer)
-        latest = self._words.get(task)
-        if task and (latest is None or latest < word):
-            self._words[task] = word
-        if task and latest is not None and latest != word:
-            self._ended[f"{task}#{min(latest, word)}"] = None
+        words = self._words.setdefault(task, []) if task else []
+        if task and word not in words:
+            insort(words, word)
+        while len(words) > wire.MAX_LIVES:
+            self._ended[f"{task}#{words.pop(0)}"] = None
 
     def crowded(self, producer: str, connection: Hashable) -> str:
         """Why the connection may not open the stream for this producer, too; empty if it may."""

@@ -77,6 +77,12 @@ OWN_ID = "own_id"
 FENCE = "fence"
 """Header of a task's hello: a number that rises with each owner of the task."""
 
+FORMER = "former"
+"""Header of a task's hello: it sends what a savepoint has of a former life of the task."""
+
+MAX_LIVES = 16
+"""The lives of a task whose numbers its receivers remember, the latest ones."""
+
 DURABLE = "durable"
 """Header of a node's hello: settled events of the stream are committed, and survive the node."""
 

@@ -21,6 +21,7 @@ from s4node.cluster.coordination.registry import Registry
 from s4node.cluster.coordination.state_coordination import StateCoordination
 from s4node.config.config import Config
 from s4node.errors import CoordinationError
+from s4node.failpoints import passing
 from s4node.logger import get_logger
 from s4node.offsets.cuts import CutReport, Cuts
 from s4node.state.job import identity_of
@@ -62,7 +63,10 @@ class SavepointRequests:
         assert self._registry is not None
         path = self._registry.path_of_savepoint(self._state)
         seen = await self._registry.session.change(path)
-        self._cuts.request_all(await self._registry.requested_savepoint(self._state))
+        number = await self._registry.requested_savepoint(self._state)
+        self._cuts.request_all(number)
+        if number:
+            passing("savepoint.due")
         with trio.move_on_after(_LOOK_SECONDS):  # a task may come to us meanwhile
             await self._registry.session.wait_change(path, seen)
 

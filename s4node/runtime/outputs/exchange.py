@@ -244,8 +244,11 @@ class Exchange:
             side.life = tokens.later()
             state.set_meta(_LIFE, side.life)
         life = life_of(rows) if rows else tokens.later() if consumer else ""
+        former = name.endswith(FORMER)
         cluster = self._config[settings.CLUSTER_NAME]
-        fence = {wire.FENCE: side.fence}
+        fence: wire.Headers = {wire.FENCE: side.fence}
+        if former:
+            fence[wire.FORMER] = True
         outbox = TransactionalOutbox(
             stream,
             f"{wire.TASK}{cluster}/{self._name}/{task.name}#{life or side.life}",
@@ -259,7 +262,7 @@ class Exchange:
             read=state.database.get,
             life=life,
             app=self._app.name,
-            former=name.endswith(FORMER),
+            former=former,
             ask_for_cut=_other_job if consumer else partial(self._cuts.request, task.partition),
             **outbox_options(self._app.streams[stream], self._config),
         )
