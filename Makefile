@@ -51,7 +51,7 @@ test-measured: install-spark ## run every benchmark and the torture in short, wi
 test-fast: install ## run the tests that need neither Spark nor much time
 	$(PYTHON_OF_VENV) -m pytest $(BESIDE) -m "not slow and not spark" $(ARGS)
 
-torture: install ## kill, stop and cut nodes, logs and tasks, fill disks, cut the power; SEED=, SECONDS= to repeat
+torture: install ## kill, stop and cut nodes, logs and tasks, fill disks, cut the power, go back to savepoints; SEED=, SECONDS= to repeat
 	PYTHONPATH=tests $(PYTHON_OF_VENV) -m torture --seconds $(or $(SECONDS),180) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 lint: install ## check style and formatting

@@ -12,6 +12,7 @@ from torture.exact_run import torture_exact
 from torture.log_run import torture_log
 from torture.power_run import torture_power
 from torture.run import torture
+from torture.savepoint_run import torture_savepoints
 
 pytestmark = pytest.mark.slow
 
@@ -55,3 +56,10 @@ async def test_what_loses_its_power_counts_exactly(tmp_path: Path) -> None:
     assert run.complaints == []
     assert run.killed["power"] == 1
     assert run.total > 500
+
+
+async def test_savepoints_amid_deaths_are_gone_back_to_exactly(tmp_path: Path) -> None:
+    run = await torture_savepoints(tmp_path, 3, rounds=2, say=print)
+    assert run.complaints == []
+    assert run.done["restored"] == 2
+    assert run.total > 300
