@@ -15,6 +15,7 @@ Rules
 from __future__ import annotations
 
 import argparse
+import os
 import resource
 import sys
 from collections.abc import Sequence
@@ -171,6 +172,9 @@ COMMANDS = {
     ),
 }
 
+_PRIVATE = 0o077
+"""What others may do with the files of a command and of the processes that it starts: nothing."""
+
 _SERVING = ("run", "node", "adapter")
 _OURS = ("command", "action", "function")
 
@@ -198,6 +202,7 @@ def _done(arguments: Sequence[str] | None, closed: bool) -> int:
         if closed and parsed.command in _SERVING:
             stdio.discard()
         _allow_files()
+        os.umask(os.umask(_PRIVATE) | _PRIVATE)
         return _call(parsed)
     except (S4Error, BaseExceptionGroup) as error:
         return _failed(error)

@@ -1,0 +1,54 @@
+"""What a node keeps on its disk is for its own user only."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from harness import ANY_PORT, run_s4, s4_process
+
+COUNT = """
+from s4node import App, ProcessingElement
+class Count(ProcessingElement):
+    n: int = 0
+    def on_event(self, event):
+        self.n += 1
+app = App("count")
+app.create_input_stream("names", app.create_pe(Count), key="name")
+"""
+
+
+async def test_coordination_log_and_state_are_for_their_own_user_only(tmp_path: Path) -> None:
+    (tmp_path / "count.py").write_text(COUNT)
+    folders = [tmp_path / name for name in ("tree", "log", "state")]
+    settings = {
+        "s4.coordination.folder": folders[0],
+        "s4.log.folder": folders[1],
+        "s4.state.folder": folders[2],
+        "s4.listener.address": ANY_PORT,
+        "s4.stream.names.grade": "durable",
+    }
+    options = [text for key, value in settings.items() for text in ("-p", f"{key}={value}")]
+    before = os.umask(0o022)
+    try:
+        async with s4_process("node", "demo", *options, cwd=tmp_path) as node:
+
+            async def s4(*arguments: str, stdin: bytes = b"") -> None:
+                done = await run_s4(*arguments, cwd=tmp_path, stdin=stdin)
+                assert done.returncode == 0, done.stderr
+
+            await s4("log", "create", "pages", "--to", node.address)
+            await s4("log", "append", "pages", "--to", node.address, stdin=b'{"page": 1}\n')
+            await s4("deploy", "count.py", "--cluster", "demo", "--folder", str(folders[0]))
+            await s4("send", "names", "--to", node.address, stdin=b'{"name": "ann"}\n')
+    finally:
+        os.umask(before)
+    found = {path for folder in folders for path in (folder, *folder.rglob("*"))}
+    open_to_others = [
+        path for path in found if path.lstat().st_mode & 0o077 and not path.is_symlink()
+    ]
+    assert open_to_others == []
+    files = [path for path in found if stat.S_ISREG(path.lstat().st_mode)]
+    for folder in folders:
+        assert any(folder in path.parents for path in files), folder
