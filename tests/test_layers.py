@@ -75,14 +75,14 @@ PURE_MODULES = {
     "state": "key_encoding remote_manifest rows",
     "savepoints": "manifest",
     "net.wire": "decoder encoder frame",
-    "net.transport": "linger log_throttle number_ranges peer_answers",
+    "net.transport": "linger log_throttle number_ranges peer_answers sp_messages",
     "net.egress": (
         "forwarder frame_builder lane outbox outbox_rows refusal routes spill staged_outbox "
         "stream_types subscriber transactional_outbox unsendable"
     ),
     "net.ingress": (
-        "admission durable_admission part_numbers producer_lane producer_life rerouted_batch "
-        "unbegun"
+        "admission durable_admission part_numbers peer_limits producer_lane producer_life "
+        "rerouted_batch unbegun"
     ),
     "net.client": "reading",
     "log": "split",

@@ -102,7 +102,41 @@ LISTENER_MAX_FRAME_BYTES = Setting(
 LISTENER_MAX_CONNECTIONS = Setting(
     _LISTENER, "s4.listener.maxConnections", "1024", kinds.whole(1),
     "The most peers that may be connected at a time; more are refused. Each takes a file "
-    "descriptor.",
+    "descriptor. A peer that has sent nothing makes room for the next one.",
+)
+LISTENER_MAX_CONNECTIONS_PER_HOST = Setting(
+    _LISTENER, "s4.listener.maxConnectionsPerHost", "512", kinds.whole(1),
+    "The same for the peers at one address.",
+)
+LISTENER_PATIENCE = Setting(
+    _LISTENER, "s4.listener.patience", "30000", kinds.milliseconds(1),
+    "A connection is ended if for this long its peer sends nothing from the start, does not finish "
+    "a message, or reads nothing of what waits for it. The peer may connect again.",
+)
+LISTENER_UNFINISHED_BYTES = Setting(
+    _LISTENER, "s4.listener.unfinishedBytes", "67108864", kinds.size(1024, 2**40),
+    "The memory for messages of which a part has come, of all peers together. Beyond it the "
+    "connection with the longest one is ended.",
+)
+LISTENER_UNREAD_BYTES = Setting(
+    _LISTENER, "s4.listener.unreadBytes", "67108864", kinds.size(1024, 2**40),
+    "The memory for answers that peers have not read, of all together. Nothing more is read from a "
+    "peer with a 64th of it. Beyond it the connection with most of them is ended.",
+)
+LISTENER_MAX_LANES = Setting(
+    _LISTENER, "s4.listener.maxLanes", "131072", kinds.whole(1),
+    "The most lanes of connected peers: a producer has one in each partition of a stream that it "
+    "opens, of about 700 bytes. One connection may have a quarter of them. Beyond it the "
+    "connection with most lanes is ended.",
+)
+LISTENER_TYPE_BYTES = Setting(
+    _LISTENER, "s4.listener.typeBytes", "262144", kinds.size(1024, 2**31 - 1),
+    "The bytes of event types that one connection may declare; it is refused others.",
+)
+LISTENER_HELLOS_PER_SECOND = Setting(
+    _LISTENER, "s4.listener.hellosPerSecond", "500", kinds.whole(1),
+    "Hellos, queries and bad frames that are read from a connection in a second, and four times as "
+    "many at once. Others wait in the connection.",
 )
 
 _QUEUES = "Queues: their sizes count events"

@@ -21,7 +21,7 @@ from s4node.log.hosted import HostedStream
 from s4node.log.partition.partition_rows import StoredFrame
 from s4node.log.streams import LogPartition
 from s4node.logger import get_logger
-from s4node.net.ingress.listener import Connection
+from s4node.net.ingress.connection import Connection
 from s4node.net.wire import frame as wire
 
 log = get_logger("s4node.log")

@@ -28,7 +28,7 @@ from s4node.log.store import LogSettings, open_log
 from s4node.log.streams import LogStream
 from s4node.logger import get_logger
 from s4node.net.ingress.admission import PERIOD
-from s4node.net.ingress.listener import Connection
+from s4node.net.ingress.connection import Connection
 from s4node.net.ingress.producer_lane import ProducerLane
 from s4node.net.wire import frame as wire
 from s4node.stages.executors import DESERIALIZER, UNLIMITED, StageSettings
@@ -213,15 +213,15 @@ class LogHost:
     def _on_hello(self, hosted: HostedStream, hello: wire.Hello, connection: Connection) -> None:
         before = hosted.admission.connection_of(hello.peer)
         later = hosted.admission.is_later(hello)
-        error = "" if later else connection.outdated(before, hello.peer)
+        old = "" if later else connection.outdated(before, hello.peer)
+        error = old or connection.refusal(hello, len(hosted.partitions))
         positions: tuple[wire.Position, ...] = ()
         headers = {**self._headers, wire.LOG: True, wire.PRODUCER: hello.peer}
         if not error:
             lost = hosted.lost(hello)
             positions, error = hosted.hello(hello, connection, trio.current_time())
-            if lost and not error:
-                headers[wire.LOST] = lost
         if not error:
+            headers |= {wire.LOST: lost} if lost else {}
             connection.takes_over(before, hello)
         answer = wire.Hello(
             self._node,

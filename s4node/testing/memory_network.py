@@ -139,7 +139,7 @@ class MemoryPlace:
     def close(self) -> None:
         self._network.gone(self)
         for caller in self._callers:
-            caller.close()
+            caller.refuse(b"")
 
 
 class _Caller:
@@ -160,7 +160,9 @@ class _Caller:
         ours.joins(self._end)
         return ours
 
-    def close(self) -> None:
+    def refuse(self, word: bytes) -> None:
+        """Close the connection; the last word is lost."""
+        del word
         self._end.dial_later()
 
 
@@ -174,6 +176,8 @@ class _End:
         self.far = ""
         self.connected = False
         self.closed = False
+        self.fault = ""
+        self.unfinished = self.taken = self.sent = self.unsent = 0
         self._network = network
         self._on_change = on_change
         self._peer: _End | None = None
@@ -232,9 +236,10 @@ class _End:
         if peer._peer is self:
             peer.lose()
         self._next_at = 0.0
+        self._readable.unpark_all()
         if not self.closed:
             was, self.connected = self.connected, False
-            if was:
+            if was or self._target is None:
                 self._on_change(False)
             self.dial_later()
 
@@ -292,10 +297,18 @@ class _End:
     async def wait_readable(self) -> None:
         """Wait until an envelope may have arrived; raises ClosedResourceError when closed."""
         await trio.lowlevel.checkpoint()
-        while not self._inbox:
+        while not self._inbox and (self._target is not None or self._peer is not None):
             self._check_open()
             await self._readable.park()
         self._check_open()
+
+    def discard(self) -> None:
+        """Take nothing more from the peer."""
+        self.lose()
+
+    async def send_rest(self) -> None:
+        """Wait to be cancelled: everything that was accepted has left."""
+        await trio.sleep_forever()
 
     async def wait_writable(self) -> None:
         """Wait until an envelope may be accepted; raises ClosedResourceError when closed."""

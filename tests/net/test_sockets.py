@@ -417,21 +417,22 @@ async def test_more_peers_than_allowed_are_turned_away_and_counted() -> None:
     async with running(node.app, settings) as node.container:
         async with AsyncExitStack() as crowd:
             for _ in range(2):
-                stranger = await trio.open_tcp_stream(*tcp(node.container.address))
-                crowd.push_async_callback(trio.aclose_forcefully, stranger)
-            await until(lambda: len(node.container.listener.connections) == 2)
+                peer = await crowd.enter_async_context(raw_peer(node.container.address))
+                await peer.open("clicks", "raw", Click)
             third = await trio.open_tcp_stream(*tcp(node.container.address))
-            assert await third.receive_some(1) == b""
+            told = b"".join([part async for part in third])
+            assert b"the node has 2 connections (s4.listener.maxConnections)" in told
             await third.aclose()
             assert counts(node)["connections refused"] == 1
             with capture_logs() as logs:
                 async with Client(node.container.address, timeout=0.3) as client:
                     with pytest.raises(
-                        ConnectionRefused, match=r"as many connections as s4\.listener\.max"
+                        ConnectionRefused, match=r"turns peers away: the node has 2 connections"
                     ):
                         await client.stream("clicks")
             assert counts(node)["connections refused"] > 2
-            assert logs == []  # the third has been told already
+            warned = [each for each in logs if each["event"].startswith("too many")]
+            assert warned == []  # the third has been told already
         await until(lambda: not node.container.listener.connections)
         await node.works()
 
@@ -485,8 +486,12 @@ async def test_a_client_that_never_reads_its_verdicts_is_held_back_and_costs_not
             async def flood() -> None:
                 first = 0
                 while True:  # it sends on, whatever it is told, and never reads
-                    await peer.send_frames(data_frame("clicks", "raw", first, bad, flags=0))
-                    first += 50
+                    frames = [
+                        data_frame("clicks", "raw", first + n, bad, flags=0)
+                        for n in range(0, 200, 50)
+                    ]
+                    await peer.send_frames(*frames)  # at once, and beyond the credit
+                    first += 200
 
             nursery.start_soon(flood)
             await until(lambda: admission.over_credit + admission.gaps > 500)

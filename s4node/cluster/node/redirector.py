@@ -19,7 +19,8 @@ from s4node.config import settings
 from s4node.config.config import Config
 from s4node.log.host import LogHost
 from s4node.logger import get_logger
-from s4node.net.ingress.listener import Connection, Listener, check_reachable, no_log
+from s4node.net.ingress.connection import Connection
+from s4node.net.ingress.listener import Listener, check_reachable, no_log
 from s4node.net.wire import frame as wire
 
 log = get_logger("s4node.cluster")

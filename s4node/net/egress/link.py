@@ -54,6 +54,7 @@ class Link:
         self.routes: list[NodeRoute] = []
         self.draining = ""
         self.insists = False
+        self._told_drain = ""
         self._dialled = DialledPeer(address, log)
         self.answers = self._dialled.answers
         self.on_news = on_news
@@ -217,10 +218,14 @@ class Link:
             for route in self.routes:
                 route.draining = True
             self._control.append(wire.encode_frame(wire.Drain("stopped sending")))
-            log.info(
-                "the node is stopping; events that it has not taken wait for the next connection",
-                address=self.address,
-            )
+            if self._told_drain != self.draining:  # not again at each connection
+                self._told_drain = self.draining
+                log.info(
+                    "the node takes no more now; events that it has not taken wait for the next "
+                    "connection",
+                    address=self.address,
+                    reason=self.draining,
+                )
         elif isinstance(header, (wire.Hello, wire.Verdict)):
             if isinstance(header, wire.Verdict) and not header.stream:
                 log.error("the node refused a frame", address=self.address, reason=header.error)

@@ -1,20 +1,22 @@
 """The listener of a node: accepts peers, reads their envelopes, and sends their verdicts.
 
 Rules
-- Each connection has a trio task: await readiness once, read a bounded number of envelopes, repeat.
+- Each connection has a trio task: await readiness once, take frames for a bounded time, repeat.
+  What is left of an envelope is taken in the next turn of its connection.
 - The handler decides about frames. A bad frame is counted, answered and dropped here; the peer
   stays connected.
 - A warning that peers can cause is written once a minute for each host.
 - Verdicts are cumulative, so a verdict that a busy socket does not accept is made anew later: a
   peer that never reads costs only its socket.
-- A connection that does not speak nng's protocol within the timeout is closed.
+- A connection that does not speak nng's protocol within the timeout, or breaks it, is closed.
 """
 
 from __future__ import annotations
 
 import errno
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from ipaddress import ip_address
 from typing import Protocol
@@ -26,10 +28,11 @@ from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import ConfigError, RemoteFrameError, StageBroken
 from s4node.logger import get_logger
-from s4node.net.ingress.producer_lane import LaneOwner, ProducerLane
+from s4node.net.ingress.connection import Connection, farewell
+from s4node.net.ingress.peer_limits import Budget, PeerLimits
 from s4node.net.transport import network
 from s4node.net.transport.log_throttle import LogThrottle
-from s4node.net.transport.network import Caller, Pipe, Place
+from s4node.net.transport.network import Caller, Place
 from s4node.net.transport.pair_socket import host_and_port
 from s4node.net.wire import frame as wire
 
@@ -67,158 +70,6 @@ def no_log(query: wire.Query) -> bytes:
     return wire.encode_frame(wire.Answer(query.id, {}, error, {wire.FAULT: "UnknownStream"}))
 
 
-class Connection:
-    """A node's connection to one peer."""
-
-    def __init__(self, listener: Listener, peer: str, serial: int) -> None:
-        self.peer = peer
-        self.serial = serial  # rises with each connection
-        self.socket: Pipe | None = None
-        self.incarnation = ""  # of the process at the other end
-        self.dirty: dict[ProducerLane, None] = {}
-        self.pressing: dict[ProducerLane, None] = {}
-        self.due = 0.0
-        self.answers: deque[bytes] = deque()
-        self._answer_bytes = 0
-        self.arrived = trio.Event()
-        self.ended = trio.Event()
-        self.silent = trio.Event()
-        self._listener = listener
-
-    def notify(self, lane: ProducerLane) -> None:
-        """Have the lane's producer told something."""
-        if lane.pressing:
-            self.pressing[lane] = None
-            self._listener.has_news(self)
-        elif not self.dirty:
-            self.due = trio.current_time() + self._listener.verdict_delay
-            self._listener.has_news(self)
-        self.dirty[lane] = None
-
-    def answer(self, frame: bytes) -> None:
-        """Send a frame soon, before any verdict."""
-        if self._answer_bytes > _MAX_ANSWER_BYTES:
-            return  # the peer asks without reading
-        self._answer_bytes += len(frame)
-        self.answers.append(frame)
-        self._listener.has_news(self)
-
-    def outdated(self, before: object, producer: str) -> str:
-        """Why a producer may not open a stream here, after the connection ``before``; else empty.
-
-        For tasks, the later owner counts, which may have the older connection: see admission.
-        """
-        if isinstance(before, Connection) and before.serial > self.serial:
-            return f"producer {producer!r} has a newer connection; this one is out of date"
-        return ""
-
-    def takes_over(self, before: object, hello: wire.Hello) -> None:
-        """Tell the connection ``before`` that its producer has opened the stream here."""
-        self.incarnation = hello.incarnation
-        if not isinstance(before, Connection) or before is self:
-            return
-        if hello.incarnation and before.incarnation == hello.incarnation:
-            return  # the same process, through another of our addresses
-        if hello.peer.startswith(wire.TASK):
-            return  # its former owner cannot commit, and may be its next owner by now
-        reason = (
-            f"producer {hello.peer!r} has connected again from {self.peer}; give each client a "
-            f"producer id of its own"
-        )
-        before.answer(wire.encode_frame(wire.Verdict(hello.stream, hello.peer, error=reason)))
-
-    def bad_frame(self, reason: str, header: wire.Header | None = None) -> None:
-        """Count, log and answer a bad frame.
-
-        The answer names the stream and producer of a data frame whose header could be read.
-        """
-        self._listener.counts["bad frames"] += 1
-        self._listener.warn("bad frame", self.peer, reason=reason)
-        whose = (header.stream, header.producer) if isinstance(header, wire.Data) else ("", "")
-        self.answer(wire.encode_frame(wire.Verdict(*whose, error=reason)))
-
-    def send_due(self, now: float) -> float | None:
-        """Send what is due; return when to call again, or None if nothing is left.
-
-        Pressing lanes go at once, the others together after the delay.
-        """
-        delay_over = bool(self.dirty) and now >= self.due
-        lanes = self._own(self.dirty if delay_over else self.pressing)
-        if not lanes and not self.answers:
-            return self.due if self.dirty else None
-        verdicts, count = self._verdicts(lanes)
-        told, later = lanes[:count], lanes[count:]
-        self.pressing |= dict.fromkeys(later)  # they go with the next envelope
-        if not self._send([*self.answers, *verdicts]):
-            for lane in told:
-                lane.not_told()
-            return now + _RETRY_SECONDS
-        self.answers.clear()
-        self._answer_bytes = 0
-        for lane in told:
-            if not lane.urgent:
-                self._let_go(lane)
-        if self.pressing:
-            return now
-        return self.due if self.dirty else None
-
-    def _own(self, lanes: Iterable[ProducerLane]) -> list[ProducerLane]:
-        """The lanes whose producers have not reconnected; the others are forgotten here."""
-        own = []
-        for lane in list(lanes):
-            if lane.connection is self:
-                own.append(lane)
-            else:
-                self._let_go(lane)
-        return own
-
-    def _let_go(self, lane: ProducerLane) -> None:
-        """Forget a lane that has nothing to report now."""
-        self.dirty.pop(lane, None)
-        self.pressing.pop(lane, None)
-
-    def _verdicts(self, lanes: Sequence[ProducerLane]) -> tuple[list[bytes], int]:
-        """Verdicts for one envelope, one frame for each producer, and how many lanes it covers."""
-        owners: dict[str, LaneOwner] = {}
-        by_producer: dict[tuple[str, str], list[wire.Ruling]] = {}
-        count = size = 0
-        for lane in lanes:
-            ruling = lane.ruling()
-            owners[lane.admission.stream] = lane.admission
-            by_producer.setdefault((lane.admission.stream, lane.producer), []).append(ruling)
-            count += 1
-            size += 64 + sum(32 + len(reason) for _, _, reason in ruling.exceptions)
-            if size > _VERDICT_BYTES:
-                break
-        frames = []
-        for (stream, producer), rulings in by_producer.items():
-            headers = {}
-            if producer.startswith(wire.TASK):
-                cuts = owners[stream].cuts_of(ruling.partition for ruling in rulings)
-                headers = {wire.SAVEPOINT: cuts} if cuts else {}
-            verdict = wire.Verdict(stream, producer, tuple(rulings), headers=headers)
-            frames.append(wire.encode_frame(verdict))
-        return frames, count
-
-    def _send(self, frames: list[bytes]) -> bool:
-        assert self.socket is not None
-        try:
-            return self.socket.send_nowait(wire.envelope(frames))
-        except StageBroken:
-            return False
-
-    @property
-    def live(self) -> bool:
-        """True if the peer is connected now."""
-        return self.arrived.is_set() and not self.ended.is_set()
-
-    def set_connected(self, connected: bool) -> None:
-        """Note that the peer has connected or gone."""
-        (self.arrived if connected else self.ended).set()
-        if not connected:
-            self.silent.set()
-
-
 def check_reachable(config: Config) -> None:
     """Raise ConfigError if others would be told an address that they cannot connect to."""
     address = config[settings.LISTENER_ADDRESS]
@@ -246,7 +97,7 @@ class Listener:
         advertise: str = "",
         max_envelope_bytes: int,
         max_frame_bytes: int,
-        max_connections: int,
+        limits: PeerLimits,
         handshake_seconds: float,
         verdict_delay: float,
         nudge: Callable[[], None],
@@ -259,7 +110,11 @@ class Listener:
         self._advertise = advertise.strip("[]")
         self._max_envelope = max_envelope_bytes
         self._max_frame = max_frame_bytes
-        self._max_connections = max_connections
+        self.limits = limits
+        self.unread: Budget[Connection] = Budget(limits.unread_bytes)
+        self.lanes: Budget[Connection] = Budget(limits.lanes)
+        self.unfinished: Budget[Connection] = Budget(limits.unfinished_bytes)
+        self._hosts: Counter[str] = Counter()
         self._handshake = handshake_seconds
         self.verdict_delay = verdict_delay
         self._nudge = nudge
@@ -283,7 +138,7 @@ class Listener:
             advertise=config[settings.LISTENER_ADVERTISE],
             max_envelope_bytes=config[settings.LISTENER_MAX_ENVELOPE_BYTES],
             max_frame_bytes=config[settings.LISTENER_MAX_FRAME_BYTES],
-            max_connections=config[settings.LISTENER_MAX_CONNECTIONS],
+            limits=PeerLimits.configured(config),
             handshake_seconds=config[settings.COMM_TIMEOUT],
             verdict_delay=config[settings.COMM_VERDICT_DELAY],
             nudge=nudge,
@@ -310,6 +165,7 @@ class Listener:
                     async with trio.open_nursery() as accepting:
                         for place in places:
                             accepting.start_soon(self._accept, place, nursery)
+                        nursery.start_soon(self._end_stalled)
                         task_status.started()
             finally:
                 for place in places:
@@ -393,12 +249,44 @@ class Listener:
                 continue
             if caller is None:
                 continue
-            if len(self.connections) >= self._max_connections:
+            if problem := self._full(caller.name.rpartition(":")[0]):
                 self.counts["connections refused"] += 1
-                self.warn("too many connections; refused", caller.name, limit=self._max_connections)
-                caller.close()
+                self.warn("too many connections; refused", caller.name, reason=problem)
+                caller.refuse(farewell(problem))
                 continue
             nursery.start_soon(self._serve_peer, caller)
+
+    def _full(self, host: str) -> str:
+        """Why no further peer of a host is taken; empty if there is room, which may be made."""
+        per_host = self.limits.connections_per_host
+        own = self._hosts[host] >= per_host
+        if not own and len(self.connections) < self.limits.connections:
+            return ""
+        for connection in self.connections:
+            if not connection.spoke and (connection.host == host or not own):
+                connection.end("it has sent nothing, and others want to connect")
+                return ""
+        if own:
+            return (
+                f"the node has {per_host} connections from {host} "
+                f"(s4.listener.maxConnectionsPerHost)"
+            )
+        return f"the node has {self.limits.connections} connections (s4.listener.maxConnections)"
+
+    async def _end_stalled(self) -> None:
+        """End connections on which nothing goes on."""
+        while True:
+            await trio.sleep(self.limits.patience / 8)
+            now = trio.current_time()
+            for connection in list(self.connections):
+                if reason := connection.stalled(now):
+                    connection.end(reason)
+
+    def _count_unfinished(self, connection: Connection) -> None:
+        assert connection.socket is not None
+        most = self.unfinished.set(connection, connection.socket.unfinished)
+        if most is not None:
+            most.end("it has the longest unfinished message, and the node has too many")
 
     async def _serve_peer(self, caller: Caller) -> None:
         peer = caller.name
@@ -411,50 +299,71 @@ class Listener:
             return
         self.connections[connection] = None
         self.counts["connections"] += 1
+        self._hosts[connection.host] += 1
         try:
-            with trio.move_on_after(self._handshake) as patience:
-                await connection.arrived.wait()
-            if patience.cancelled_caught:
-                self.counts["strangers"] += 1
-                self.warn("a peer does not speak the protocol; closed", peer)
-                return
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._read, connection)
-                await connection.ended.wait()
-                if self._held is None or not self._held():
-                    self._drain(connection)  # frames that arrived before the end
-                    self._handler.on_drained()
-                nursery.cancel_scope.cancel()
-        except* trio.ClosedResourceError:
-            pass
+            with connection.scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(connection.socket.send_rest)
+                    await self._read(connection)
+                    nursery.cancel_scope.cancel()
         finally:
             self.connections.pop(connection, None)
             self._news.pop(connection, None)
+            self._hosts[connection.host] -= 1
+            if not self._hosts[connection.host]:
+                del self._hosts[connection.host]
+            connection.released()
             self._handler.on_gone(connection)
             await connection.socket.close()
 
     async def _read(self, connection: Connection) -> None:
+        """Take what a peer sends until its connection ends."""
         assert connection.socket is not None
-        while True:
-            await connection.socket.wait_readable()
-            while self._held is not None and self._held():  # noqa: ASYNC110 - it is rare, and short
-                await trio.sleep(_RETRY_SECONDS)
-            self._drain(connection)
-            self._handler.on_drained()
+        with trio.move_on_after(self._handshake) as patience:
+            while not connection.ended.is_set():
+                if connection.frames is None:
+                    await connection.socket.wait_readable()
+                else:
+                    await trio.lowlevel.checkpoint()
+                while self._held is not None and self._held():  # noqa: ASYNC110 - rare, and short
+                    await trio.sleep(_RETRY_SECONDS)
+                await connection.wait_clear()
+                taken = self._drain(connection)
+                self._count_unfinished(connection)
+                if connection.arrived.is_set():
+                    patience.deadline = math.inf
+                if taken:
+                    self._handler.on_drained()
+        if patience.cancelled_caught or connection.socket.fault:
+            self.counts["strangers"] += 1
+            reason = connection.socket.fault or "it said nothing"
+            self.warn("a peer does not speak the protocol; closed", connection.peer, reason=reason)
 
-    def _drain(self, connection: Connection) -> None:
-        """Handle the envelopes that have arrived, up to a bound."""
+    def _drain(self, connection: Connection) -> bool:
+        """Handle the frames that have arrived, up to a bound; return False if there are none."""
         assert connection.socket is not None
         until = clocks.steady() + _DRAIN_SECONDS
-        while clocks.steady() < until:
-            data = connection.socket.receive_nowait()
-            if data is None:
-                return
+        taken = False
+        while True:
+            if connection.frames is None:
+                data = connection.socket.receive_nowait()
+                if data is None:
+                    return taken
+                taken = True
+                connection.frames = wire.read_envelope(data, self._max_frame)
             try:
-                for frame in wire.read_envelope(data, self._max_frame):
+                for frame in connection.frames:
                     if isinstance(frame, wire.BadFrame):
                         connection.bad_frame(frame.reason, frame.header)
                     else:
+                        connection.spoke = True
+                        if isinstance(frame.header, (wire.Hello, wire.Query)):
+                            connection.count_hello()
                         self._handler.on_frame(frame, connection)
+                    if clocks.steady() >= until or connection.congested:
+                        return True
             except RemoteFrameError as error:
                 connection.bad_frame(str(error))
+            connection.frames = None
+            if connection.congested:
+                return True

@@ -1,12 +1,13 @@
-"""One connection between two peers: an nng socket, awaited through trio.
+"""One connection between two peers: a socket at each end, awaited through trio.
 
-``network`` makes connections, and has their contract; ``pair_socket`` is the one over TCP, and
-the only user of pynng in the product. Beside them are small parts for both directions: ``linger``
-says when to send, ``probe`` whether a node answers, ``log_throttle`` how often a peer may cause a
-log line.
+``network`` makes connections, and has their contract. Over TCP, who dials has a ``pair_socket``,
+the only user of pynng in the product. A node has an ``accepted_socket``, which splits the bytes of
+any peer as ``sp_messages`` says. Beside them are small parts for both directions: ``linger`` says
+when to send, ``probe`` whether a node answers, ``log_throttle`` how often a peer may cause a log
+line.
 
 It may touch ``net.wire``, ``errors`` and ``threads``, and the world: sockets, clocks and trio.
-``linger``, ``log_throttle``, ``number_ranges`` and ``peer_answers`` are pure.
+``linger``, ``log_throttle``, ``number_ranges``, ``peer_answers`` and ``sp_messages`` are pure.
 
-Begin with ``pair_socket``: it says how a connection begins and ends.
+Begin with ``accepted_socket``: it says how a connection begins and ends.
 """

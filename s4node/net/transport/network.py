@@ -13,12 +13,13 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from s4node import threads
-from s4node.net.transport.pair_socket import Accepting, PairSocket, listen_tcp
+from s4node.net.transport.accepted_socket import Accepting, listen_tcp
+from s4node.net.transport.pair_socket import PairSocket
 from s4node.net.transport.probe import look
 
 
 class Pipe(Protocol):
-    """A connection to one peer; see :class:`~s4node.net.transport.pair_socket.PairSocket`."""
+    """A connection to one peer."""
 
     connected: bool
 
@@ -47,17 +48,46 @@ class Pipe(Protocol):
         ...
 
 
+class AcceptedPipe(Pipe, Protocol):
+    """A node's end of a connection, which ends with it. ``wait_readable`` returns at the end."""
+
+    fault: str
+    """How the peer has broken the framing of envelopes, which has ended it; empty if it has not."""
+
+    unfinished: int
+    """The bytes of an envelope that has not come whole."""
+
+    taken: int
+    """The envelopes that have come."""
+
+    sent: int
+    """The bytes that have left."""
+
+    @property
+    def unsent(self) -> int:
+        """The bytes that were accepted and have not left."""
+        ...
+
+    def discard(self) -> None:
+        """Take nothing more from the peer, and forget what has come in part."""
+        ...
+
+    async def send_rest(self) -> None:
+        """Send what was accepted and has not left yet, until cancelled."""
+        ...
+
+
 class Caller(Protocol):
     """A peer that has connected, before its connection is accepted or refused."""
 
     name: str
 
-    def make_pipe(self, max_bytes: int, on_change: Callable[[bool], None], /) -> Pipe:
+    def make_pipe(self, max_bytes: int, on_change: Callable[[bool], None], /) -> AcceptedPipe:
         """Accept the connection; raises StageBroken if it has ended."""
         ...
 
-    def close(self) -> None:
-        """Close the connection."""
+    def refuse(self, word: bytes, /) -> None:
+        """Close the connection, after a last envelope."""
         ...
 
 

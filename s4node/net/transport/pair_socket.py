@@ -1,9 +1,8 @@
-"""One connection between two peers: an nng Pair0 socket, awaited through trio.
+"""The dialling end of a connection: an nng Pair0 socket, awaited through trio.
 
 Rules
-- A node accepts TCP connections itself and gives each its own Pair0 (nng's ``socket://``
-  transport), so every peer has its own back pressure and its own end. The other side is an ordinary
-  Pair0 that dials ``tcp://``.
+- It dials ``tcp://``. A node's end is an ``AcceptedSocket``, so every peer has its own back
+  pressure and its own end.
 - Sending and receiving never block and allocate no nng aio: await readiness once, then go on until
   nothing is left.
 - pynng's exceptions stay in this module. nng's threads only ever set a flag in the trio thread.
@@ -15,7 +14,6 @@ Rules
 from __future__ import annotations
 
 import re
-import socket as stdlib
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -59,55 +57,8 @@ def need_trio() -> None:
         )
 
 
-class Accepted:
-    """A peer that has connected over TCP; ``name`` is its ``host:port``."""
-
-    def __init__(self, raw: stdlib.socket, name: str) -> None:
-        self.name = name
-        self._raw = raw
-
-    def make_pipe(self, max_bytes: int, on_change: Callable[[bool], None]) -> PairSocket:
-        """Accept the connection; raises StageBroken, and closes it, if nng does not take it."""
-        try:
-            return PairSocket.accepted(self._raw, max_bytes, on_change)
-        except StageBroken:
-            self._raw.close()
-            raise
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._raw.close()
-
-
-class Accepting:
-    """A TCP socket that listens."""
-
-    def __init__(self, listener: trio.SocketListener) -> None:
-        self._listener = listener
-        self.port: int = listener.socket.getsockname()[1]
-
-    async def accept(self) -> Accepted | None:
-        """The next peer, or None if it has gone again, as port scanners do."""
-        raw = (await self._listener.accept()).socket
-        try:
-            name = "{}:{}".format(*raw.getpeername()[:2])
-        except OSError:
-            raw.close()
-            return None
-        return Accepted(stdlib.socket(raw.family, raw.type, raw.proto, fileno=raw.detach()), name)
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._listener.socket.close()
-
-
-async def listen_tcp(host: str, port: int) -> list[Accepting]:
-    """Listen on all addresses of a host; raises OSError."""
-    return [Accepting(each) for each in await trio.open_tcp_listeners(port, host=host)]
-
-
 class PairSocket:
-    """A connection to one peer. Make it with :meth:`accepted` or :meth:`dialing`.
+    """A connection to one peer. Make it with :meth:`dialing`.
 
     ``on_change(connected)`` is called in the trio thread whenever the peer comes or goes.
     """
@@ -134,23 +85,6 @@ class PairSocket:
         self._dialer: pynng.Dialer | None = None
         self._unanswered = 0  # connections in a row that brought nothing good
         self.connected = False
-
-    @classmethod
-    def accepted(
-        cls, peer: stdlib.socket, max_bytes: int, on_change: Callable[[bool], None]
-    ) -> PairSocket:
-        """The connection over an accepted TCP socket, which it takes over."""
-        try:
-            peer.setsockopt(stdlib.IPPROTO_TCP, stdlib.TCP_NODELAY, 1)
-            peer.setsockopt(stdlib.SOL_SOCKET, stdlib.SO_KEEPALIVE, 1)
-            self = cls(max_bytes, on_change)
-            listener = self._socket.listen("socket://")
-        except (OSError, pynng.NNGException) as error:
-            raise StageBroken(f"nng does not take an accepted connection: {error}") from error
-        code = pynng.lib.nng_listener_set_int(listener.listener, b"socket:fd", peer.detach())
-        if code:
-            raise StageBroken(f"nng does not take an accepted connection: error {code}")
-        return self
 
     @classmethod
     def dialing(cls, address: str, max_bytes: int, on_change: Callable[[bool], None]) -> PairSocket:

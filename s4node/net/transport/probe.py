@@ -11,11 +11,12 @@ from __future__ import annotations
 import socket
 import struct
 import time
+from contextlib import suppress
 
 from s4node.errors import ConfigError, RemoteFrameError
+from s4node.net.transport.sp_messages import HANDSHAKE, framed
 from s4node.net.wire import frame as wire
 
-_HANDSHAKE = bytes.fromhex("00 53 50 00 00 10 00 00")  # SP, protocol Pair0
 _LENGTH = struct.Struct(">Q")
 _MAX_ANSWER = 1 << 20
 _QUESTION = wire.envelope([wire.encode_frame(wire.Query(0, "are you there"))])
@@ -30,20 +31,18 @@ def look(address: str, seconds: float) -> str:
     with socket.create_connection(_parts(address), seconds) as peer:
         until = time.monotonic() + seconds
         try:
-            peer.sendall(_HANDSHAKE)
-            answer = _received(peer, len(_HANDSHAKE), until)
-            if answer and answer != _HANDSHAKE:
+            peer.sendall(HANDSHAKE)
+            answer = _received(peer, len(HANDSHAKE), until)
+            if answer and answer != HANDSHAKE:
                 return f"is not a node: it answered {answer!r}; the port may be another program's"
-            peer.sendall(_LENGTH.pack(len(_QUESTION)) + _QUESTION)
+            with suppress(BrokenPipeError, ConnectionResetError):  # it may have answered before
+                peer.sendall(framed(_QUESTION))
             size = _received(peer, _LENGTH.size, until)
             if len(size) == _LENGTH.size:
                 return _judged(_received(peer, min(*_LENGTH.unpack(size), _MAX_ANSWER), until))
         except (BrokenPipeError, ConnectionResetError):
             pass
-    return (
-        "is not a node, or has as many connections as s4.listener.maxConnections allows: it closes "
-        "this one without an answer; look at its log"
-    )
+    return "is not a node, or was about to stop: it closes the connection without an answer"
 
 
 def _judged(message: bytes) -> str:
@@ -52,6 +51,8 @@ def _judged(message: bytes) -> str:
     try:
         for frame in wire.read_envelope(message, _MAX_ANSWER):
             if isinstance(frame, wire.Frame):
+                if isinstance(frame.header, wire.Drain):
+                    return f"turns peers away: {frame.header.reason}"
                 return ""
             problem = frame.reason
     except RemoteFrameError as error:

@@ -17,7 +17,8 @@ import trio
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.log.host import LogHost
-from s4node.net.ingress.listener import Connection, Listener, no_log
+from s4node.net.ingress.connection import Connection
+from s4node.net.ingress.listener import Listener, no_log
 from s4node.net.wire import frame as wire
 from s4node.runtime.inputs.ports import Ports
 from s4node.runtime.loop.run_loop import RunLoop

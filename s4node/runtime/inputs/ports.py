@@ -25,8 +25,8 @@ from s4node.events.keys import Partitioner
 from s4node.logger import get_logger
 from s4node.metrics.statistics import InputStatistics, StageStatistics
 from s4node.net.egress.forwarder import PassedOn
+from s4node.net.ingress.connection import Connection
 from s4node.net.ingress.durable_admission import DurableAdmission
-from s4node.net.ingress.listener import Connection
 from s4node.net.ingress.producer_lane import ProducerLane
 from s4node.net.wire import frame as wire
 from s4node.offsets.cuts import Cuts
@@ -151,12 +151,12 @@ class Ports:
         if member:
             port = port or self.inner.get(hello.stream)
         if port is None:
-            reason = self.unknown(hello.stream)
-            log.warning("hello for an unknown stream", stream=hello.stream, peer=connection.peer)
-            return self._refusal(hello, reason)
+            connection.warn("hello for an unknown stream", stream=hello.stream)
+            return self._refusal(hello, self.unknown(hello.stream))
         before = port.admission.connection_of(hello.peer)
         later = port.admission.is_later(hello)
         reason = "" if later else connection.outdated(before, hello.peer)
+        reason = reason or connection.refusal(hello, len(port.admission.stages))
         if reason:
             return self._refusal(hello, reason)
         now = trio.current_time()

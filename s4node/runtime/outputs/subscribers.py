@@ -16,7 +16,7 @@ from s4node.app.app import App
 from s4node.app.stream import InputStream, Stream
 from s4node.errors import StartpointError
 from s4node.net.egress.subscriber import Subscriber
-from s4node.net.ingress.listener import Connection
+from s4node.net.ingress.connection import Connection
 from s4node.net.wire import frame as wire
 from s4node.runtime.outputs.refusals import Refusals
 from s4node.stages.executors import SUBSCRIBER

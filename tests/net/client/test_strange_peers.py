@@ -87,7 +87,7 @@ class Stranger:
     [
         (GARBAGE, "not with an s4node frame"),
         (b"HTTP/1.0 400 Bad\r\n\r\n", "is not a node: it answered b'HTTP/1.0'; the port may be "),
-        (b"", "as many connections as s4.listener.maxConnections"),
+        (b"", "it closes the connection without an answer"),
     ],
     ids=["garbage", "http", "nothing"],
 )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 import trio
 from harness import free_port, until
 
-from s4node.net.transport.network import Network, Pipe, Tcp
+from s4node.net.transport.network import AcceptedPipe, Network, Pipe, Tcp
 from s4node.testing.memory_network import MemoryNetwork
 
 both = pytest.mark.parametrize("make", [Tcp, MemoryNetwork])
@@ -56,7 +56,7 @@ async def test_the_side_that_dialled_is_told_of_a_loss_and_connects_again(
     async with connected(make) as ends:
         await ends.far.close()
         await until(lambda: ends.told == [True, False, True], "it is connected again")
-        await until(lambda: len(ends.served) == 2 and ends.far.connected)
+        await until(lambda: len(ends.served) == 2 and ends.notices(True))
         await sent(ends.near, [b"again"])
         assert await received(ends.far, 1) == [b"again"]
 
@@ -65,7 +65,8 @@ async def test_the_side_that_dialled_is_told_of_a_loss_and_connects_again(
 async def test_the_side_that_was_dialled_is_told_of_the_end(make: Callable[[], Network]) -> None:
     async with connected(make) as ends:
         await ends.near.close()
-        await until(lambda: ends.told_there == [True, False], "its peer has gone")
+        await until(lambda: ends.notices(False), "its peer has gone")
+        assert ends.told_there == [True, False]
         assert not ends.far.connected
 
 
@@ -115,25 +116,39 @@ class Ends:
 
     def __init__(self) -> None:
         self.near: Pipe
-        self.served: list[Pipe] = []
+        self.served: list[AcceptedPipe] = []
         self.told: list[bool] = []  # to who dials
         self.told_there: list[bool] = []
 
     @property
-    def far(self) -> Pipe:
+    def far(self) -> AcceptedPipe:
         """The end of who came last."""
         return self.served[-1]
+
+    def notices(self, connected: bool) -> bool:
+        """Return True if that end says so; it notices both when it looks for envelopes."""
+        return (
+            bool(self.served)
+            and self.far.receive_nowait() is None
+            and self.told_there[-1:] == [connected]
+        )
 
     async def serve(self, network: Network, port: int, status: trio.TaskStatus[int]) -> None:
         [place] = await network.listen(HOST, port)
         status.started(place.port)
-        try:
-            while True:
-                caller = await place.accept()
-                if caller is not None:
-                    self.served.append(caller.make_pipe(MOST, self.told_there.append))
-        finally:
-            place.close()
+        async with trio.open_nursery() as nursery:
+            try:
+                while True:
+                    caller = await place.accept()
+                    if caller is not None:
+                        self.served.append(caller.make_pipe(MOST, self.told_there.append))
+                        nursery.start_soon(self.send_rest, self.far)
+            finally:
+                place.close()
+
+    async def send_rest(self, end: AcceptedPipe) -> None:
+        with suppress(trio.ClosedResourceError):
+            await end.send_rest()
 
 
 @asynccontextmanager
@@ -144,7 +159,7 @@ async def connected(make: Callable[[], Network]) -> AsyncIterator[Ends]:
             await nursery.start(network.run)
         port: int = await nursery.start(lambda task_status: ends.serve(network, 0, task_status))
         ends.near = network.dial(f"tcp://{HOST}:{port}", MOST, ends.told.append)
-        await until(lambda: ends.told and ends.told_there, "both are told")
+        await until(lambda: ends.told and ends.notices(True), "both are told")
         yield ends
         for end in (ends.near, *ends.served):
             await end.close()

@@ -1,0 +1,321 @@
+"""A node's connection to one peer: what it is told, and what it takes up.
+
+Rules
+- Verdicts are cumulative, so a verdict that a busy socket does not accept is made anew later: a
+  peer that never reads costs only its socket.
+- From a peer that does not read its answers, or says hello too often, nothing more is read for a
+  while.
+- A connection that is ended is told why, by a drain: its peer keeps its events and may come again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+import trio
+
+from s4node.errors import StageBroken
+from s4node.events.schema import TypeDecl
+from s4node.net.ingress.peer_limits import Budget, PeerLimits, Rate
+from s4node.net.ingress.producer_lane import LaneOwner, ProducerLane
+from s4node.net.transport.network import AcceptedPipe
+from s4node.net.wire import frame as wire
+
+_MAX_ANSWER_BYTES = 4 << 20
+_VERDICT_BYTES = 1 << 20
+_RETRY_SECONDS = 0.005
+
+
+class Peers(Protocol):
+    """The listener of a connection."""
+
+    counts: Counter[str]
+    limits: PeerLimits
+    verdict_delay: float
+    unread: Budget[Connection]
+    unfinished: Budget[Connection]
+    lanes: Budget[Connection]
+
+    def has_news(self, connection: Connection) -> None:
+        """Have the next flush send the connection's news."""
+        ...
+
+    def warn(self, event: str, peer: str = "", **facts: object) -> None:
+        """Log a warning caused by a peer, now and then."""
+        ...
+
+
+class Connection:
+    """A node's connection to one peer."""
+
+    def __init__(self, listener: Peers, peer: str, serial: int) -> None:
+        self.peer = peer
+        self.serial = serial  # rises with each connection
+        self.socket: AcceptedPipe | None = None
+        self.frames: Iterator[wire.Frame | wire.BadFrame] | None = None
+        """What is left of the last envelope."""
+        self.incarnation = ""  # of the process at the other end
+        self.dirty: dict[ProducerLane, None] = {}
+        self.pressing: dict[ProducerLane, None] = {}
+        self.due = 0.0
+        self.answers: deque[bytes] = deque()
+        self._answer_bytes = 0
+        self.arrived = trio.Event()
+        self.ended = trio.Event()
+        self.silent = trio.Event()
+        self.scope = trio.CancelScope()
+        self.spoke = False  # a good frame has come
+        self.congested = False  # nothing more is read for now
+        self._listener = listener
+        self._hellos = Rate(listener.limits.hellos_per_second)
+        self._lanes: dict[tuple[str, str], int] = {}  # by stream and producer
+        self._type_bytes = 0
+        self._progress: tuple[object, float] = (None, 0.0)
+
+    def notify(self, lane: ProducerLane) -> None:
+        """Have the lane's producer told something."""
+        if lane.pressing:
+            self.pressing[lane] = None
+            self._listener.has_news(self)
+        elif not self.dirty:
+            self.due = trio.current_time() + self._listener.verdict_delay
+            self._listener.has_news(self)
+        self.dirty[lane] = None
+
+    def answer(self, frame: bytes) -> None:
+        """Send a frame soon, before any verdict."""
+        if self._answer_bytes > _MAX_ANSWER_BYTES:
+            return  # the peer asks without reading
+        self._answer_bytes += len(frame)
+        self.answers.append(frame)
+        self._count_unread()
+        self._listener.has_news(self)
+
+    def outdated(self, before: object, producer: str) -> str:
+        """Why a producer may not open a stream here, after the connection ``before``; else empty.
+
+        For tasks, the later owner counts, which may have the older connection: see admission.
+        """
+        if isinstance(before, Connection) and before.serial > self.serial:
+            return f"producer {producer!r} has a newer connection; this one is out of date"
+        return ""
+
+    def takes_over(self, before: object, hello: wire.Hello) -> None:
+        """Tell the connection ``before`` that its producer has opened the stream here."""
+        self.incarnation = hello.incarnation
+        if not isinstance(before, Connection) or before is self:
+            return
+        if hello.incarnation and before.incarnation == hello.incarnation:
+            return  # the same process, through another of our addresses
+        if hello.peer.startswith(wire.TASK):
+            return  # its former owner cannot commit, and may be its next owner by now
+        reason = (
+            f"producer {hello.peer!r} has connected again from {self.peer}; give each client a "
+            f"producer id of its own"
+        )
+        before.answer(wire.encode_frame(wire.Verdict(hello.stream, hello.peer, error=reason)))
+
+    def warn(self, event: str, **facts: object) -> None:
+        """Log a warning that the peer has caused, now and then."""
+        self._listener.warn(event, self.peer, **facts)
+
+    def bad_frame(self, reason: str, header: wire.Header | None = None) -> None:
+        """Count, log and answer a bad frame.
+
+        The answer names the stream and producer of a data frame whose header could be read.
+        """
+        self._listener.counts["bad frames"] += 1
+        self.count_hello()
+        self.warn("bad frame", reason=reason)
+        whose = (header.stream, header.producer) if isinstance(header, wire.Data) else ("", "")
+        self.answer(wire.encode_frame(wire.Verdict(*whose, error=reason)))
+
+    def send_due(self, now: float) -> float | None:
+        """Send what is due; return when to call again, or None if nothing is left.
+
+        Pressing lanes go at once, the others together after the delay.
+        """
+        delay_over = bool(self.dirty) and now >= self.due
+        lanes = self._own(self.dirty if delay_over else self.pressing)
+        if not lanes and not self.answers:
+            return self.due if self.dirty else None
+        verdicts, count = self._verdicts(lanes)
+        told, later = lanes[:count], lanes[count:]
+        self.pressing |= dict.fromkeys(later)  # they go with the next envelope
+        if not self._send([*self.answers, *verdicts]):
+            for lane in told:
+                lane.not_told()
+            return now + _RETRY_SECONDS
+        self.answers.clear()
+        self._answer_bytes = 0
+        self._count_unread()
+        for lane in told:
+            if not lane.urgent:
+                self._let_go(lane)
+        if self.pressing:
+            return now
+        return self.due if self.dirty else None
+
+    def _own(self, lanes: Iterable[ProducerLane]) -> list[ProducerLane]:
+        """The lanes whose producers have not reconnected; the others are forgotten here."""
+        own = []
+        for lane in list(lanes):
+            if lane.connection is self:
+                own.append(lane)
+            else:
+                self._let_go(lane)
+        return own
+
+    def _let_go(self, lane: ProducerLane) -> None:
+        """Forget a lane that has nothing to report now."""
+        self.dirty.pop(lane, None)
+        self.pressing.pop(lane, None)
+
+    def _verdicts(self, lanes: Sequence[ProducerLane]) -> tuple[list[bytes], int]:
+        """Verdicts for one envelope, one frame for each producer, and how many lanes it covers."""
+        owners: dict[str, LaneOwner] = {}
+        by_producer: dict[tuple[str, str], list[wire.Ruling]] = {}
+        count = size = 0
+        for lane in lanes:
+            ruling = lane.ruling()
+            owners[lane.admission.stream] = lane.admission
+            by_producer.setdefault((lane.admission.stream, lane.producer), []).append(ruling)
+            count += 1
+            size += 64 + sum(32 + len(reason) for _, _, reason in ruling.exceptions)
+            if size > _VERDICT_BYTES:
+                break
+        frames = []
+        for (stream, producer), rulings in by_producer.items():
+            headers = {}
+            if producer.startswith(wire.TASK):
+                cuts = owners[stream].cuts_of(ruling.partition for ruling in rulings)
+                headers = {wire.SAVEPOINT: cuts} if cuts else {}
+            verdict = wire.Verdict(stream, producer, tuple(rulings), headers=headers)
+            frames.append(wire.encode_frame(verdict))
+        return frames, count
+
+    def _send(self, frames: list[bytes]) -> bool:
+        assert self.socket is not None
+        try:
+            return self.socket.send_nowait(wire.envelope(frames))
+        except StageBroken:
+            return False
+
+    # -- limits ------------------------------------------------------------------------------
+
+    @property
+    def host(self) -> str:
+        """The peer's address without its port."""
+        return self.peer.rpartition(":")[0]
+
+    def _count_unread(self) -> None:
+        """Note the bytes that wait for the peer to read."""
+        size = self._answer_bytes + (0 if self.socket is None else self.socket.unsent)
+        if size > self._listener.limits.own_unread_bytes:
+            self.congested = True
+        most = self._listener.unread.set(self, size)
+        if most is not None:
+            most.end("it does not read its answers")
+
+    def count_hello(self) -> None:
+        """Note a hello, a query or a bad frame."""
+        now = trio.current_time()
+        self._hellos.count(now)
+        if self._hellos.due(now):
+            self.congested = True
+
+    async def wait_clear(self) -> None:
+        """Wait until more may be read."""
+        while self.congested:
+            await trio.sleep(max(_RETRY_SECONDS, self._hellos.due(trio.current_time())))
+            self._count_unread()
+            if self._answer_bytes <= self._listener.limits.own_unread_bytes:
+                self.congested = bool(self._hellos.due(trio.current_time()))
+
+    def refusal(self, hello: wire.Hello, partitions: int) -> str:
+        """Why a peer may not open a stream of so many partitions on top of others, or empty."""
+        limits = self._listener.limits
+        self._type_bytes += _size_of(hello.types)
+        if self._type_bytes > limits.type_bytes:
+            return (
+                f"stream {hello.stream!r}: this connection has declared event types of more than "
+                f"{limits.type_bytes} bytes (s4.listener.typeBytes); use smaller types"
+            )
+        opened = hello.stream, hello.peer
+        lanes = sum(self._lanes.values()) + partitions - self._lanes.get(opened, 0)
+        if lanes > limits.own_lanes:
+            return (
+                f"stream {hello.stream!r}: with producer {hello.peer!r} this connection would have "
+                f"{lanes} lanes, more than {limits.own_lanes} (a quarter of s4.listener.maxLanes); "
+                f"use another connection"
+            )
+        self._lanes[opened] = partitions
+        most = self._listener.lanes.set(self, lanes)
+        if most is not None:
+            most.end("it has more lanes than others, and the node has too many")
+        return ""
+
+    def stalled(self, now: float) -> str:
+        """Why to end a connection on which nothing has gone on for too long; empty if not so."""
+        assert self.socket is not None
+        waits = (
+            not self.spoke,
+            self.socket.taken if self.socket.unfinished else None,
+            self.socket.sent if self.socket.unsent else None,
+        )
+        before, since = self._progress
+        if waits != before:
+            self._progress = waits, now
+        elif waits != (False, None, None) and now - since >= self._listener.limits.patience:
+            if not self.spoke:
+                return "it has sent nothing"
+            return "it does not read" if self.socket.unsent else "it does not finish a message"
+        return ""
+
+    def end(self, reason: str) -> None:
+        """End the connection, and tell the peer why."""
+        if self.scope.cancel_called:
+            return
+        self._listener.counts["connections ended"] += 1
+        self.warn("a connection was ended", reason=reason)
+        if self.socket is not None:
+            with suppress(StageBroken):
+                self.socket.send_nowait(farewell(reason))
+            self.socket.discard()  # at once: its task may have to wait for many others
+        self.released()
+        self.congested = True
+        self.scope.cancel()
+
+    def released(self) -> None:
+        """Give back what the connection took up, when it has ended."""
+        listener = self._listener
+        for budget in (listener.unread, listener.unfinished, listener.lanes):
+            budget.set(self, 0)
+
+    @property
+    def live(self) -> bool:
+        """True if the peer is connected now."""
+        return self.arrived.is_set() and not self.ended.is_set()
+
+    def set_connected(self, connected: bool) -> None:
+        """Note that the peer has connected or gone."""
+        (self.arrived if connected else self.ended).set()
+        if not connected:
+            self.silent.set()
+
+
+def farewell(reason: str) -> bytes:
+    """The envelope that tells a peer why its connection is ended."""
+    return wire.envelope([wire.encode_frame(wire.Drain(reason))])
+
+
+def _size_of(types: Iterable[TypeDecl]) -> int:
+    """The bytes of declared types, about."""
+    size = 0
+    for declared in types:
+        size += len(declared.name) + 16
+        size += sum(len(name) + len(words) for name, words, _ in declared.fields)
+    return size

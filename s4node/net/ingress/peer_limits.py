@@ -1,0 +1,97 @@
+"""The limits of what peers may take up, for each connection and for all together. Pure.
+
+Rules
+- They hold for every peer, whoever it is.
+- What connections take up together has a budget. If it is exceeded, the connection that takes most
+  of it is the one to end: a peer that takes its fair share is never that one.
+- What a connection asks for beyond its rate is not refused, but read later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Generic, NamedTuple, TypeVar
+
+from s4node.config import settings
+from s4node.config.config import Config
+
+_BURST_SECONDS = 4
+
+
+class PeerLimits(NamedTuple):
+    """The configured limits; see the settings of these names."""
+
+    connections: int
+    connections_per_host: int
+    patience: float
+    unfinished_bytes: int
+    unread_bytes: int
+    lanes: int
+    type_bytes: int
+    hellos_per_second: float
+
+    @classmethod
+    def configured(cls, config: Config) -> PeerLimits:
+        """The limits that ``config`` has."""
+        return cls(
+            config[settings.LISTENER_MAX_CONNECTIONS],
+            config[settings.LISTENER_MAX_CONNECTIONS_PER_HOST],
+            config[settings.LISTENER_PATIENCE],
+            config[settings.LISTENER_UNFINISHED_BYTES],
+            config[settings.LISTENER_UNREAD_BYTES],
+            config[settings.LISTENER_MAX_LANES],
+            config[settings.LISTENER_TYPE_BYTES],
+            config[settings.LISTENER_HELLOS_PER_SECOND],
+        )
+
+    @property
+    def own_unread_bytes(self) -> int:
+        """The unread answers at which nothing more is read from a connection."""
+        return self.unread_bytes // 64
+
+    @property
+    def own_lanes(self) -> int:
+        """The most lanes of one connection."""
+        return max(1, self.lanes // 4)
+
+
+Owner = TypeVar("Owner", bound=Hashable)
+
+
+class Budget(Generic[Owner]):
+    """What its owners take up of something, together at most ``limit``."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.total = 0
+        self._amounts: dict[Owner, int] = {}
+
+    def set(self, owner: Owner, amount: int) -> Owner | None:
+        """Note what an owner takes up now; return the one to end, or None within the budget."""
+        self.total += amount - self._amounts.pop(owner, 0)
+        if amount:
+            self._amounts[owner] = amount
+        if self.total <= self.limit:
+            return None
+        return max(self._amounts, key=self._amounts.__getitem__)
+
+
+class Rate:
+    """Counts what may happen ``per_second``; a few seconds' worth may come at once."""
+
+    __slots__ = ("_left", "_per_second", "_since")
+
+    def __init__(self, per_second: float) -> None:
+        self._per_second = per_second
+        self._left = per_second * _BURST_SECONDS
+        self._since = 0.0
+
+    def count(self, now: float) -> None:
+        """Note that it has happened."""
+        most = self._per_second * _BURST_SECONDS
+        self._left = min(most, self._left + (now - self._since) * self._per_second) - 1
+        self._since = now
+
+    def due(self, now: float) -> float:
+        """The seconds until it may happen again."""
+        return max(0.0, -self._left / self._per_second - (now - self._since))

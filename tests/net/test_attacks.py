@@ -1,0 +1,219 @@
+"""What a peer may do to a node: it costs bounded memory and log, and honest peers go on.
+
+The nodes are processes with the default settings. Attackers write to sockets as they like.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import pytest
+import trio
+from harness import NodeProcess, node_process
+from shared_apps import Click
+
+from s4node import Client
+from s4node.events.schema import fingerprint_of
+from s4node.net.transport.sp_messages import HANDSHAKE, framed
+from s4node.net.wire import frame as wire
+
+pytestmark = pytest.mark.slow
+
+MB = 1 << 20
+
+APP = """
+from s4node import App, Event, ProcessingElement
+
+class Click(Event):
+    user: str
+    n: int = 0
+
+class Pair(Event):
+    a: int
+    b: int
+
+class Clicks(ProcessingElement):
+    n: int = 0
+    def on_event(self, event: Click):
+        self.n += 1
+
+class Pairs(ProcessingElement):
+    n: int = 0
+    def on_event(self, event: Pair):
+        self.n += 1
+
+app = App("victim")
+app.create_input_stream("clicks", app.create_pe(Clicks), key="user")
+app.create_input_stream("pairs", app.create_pe(Pairs), key=["a", "b"])
+"""
+
+
+async def test_most_of_many_long_messages_costs_a_bounded_amount_of_memory(tmp_path: Path) -> None:
+    async with victim(tmp_path) as node:
+        before = memory(node)
+        with attackers(node, 64) as peers:
+            await flooded(peers, struct.pack(">Q", 16 * MB) + bytes(15 * MB))
+            assert await peak(node) - before < 160 * MB
+            await serves(node)
+
+
+async def test_peers_that_ask_and_never_read_cost_bounded_memory_and_log(tmp_path: Path) -> None:
+    async with victim(tmp_path) as node:
+        before = memory(node)
+        hello = wire.encode_frame(wire.Hello("x", "1", "unknown"))
+        with attackers(node, 40) as peers:
+            await flooded(peers, framed(wire.envelope([hello] * 1000)) * 20)
+            assert await peak(node) - before < 160 * MB
+            await serves(node)
+    assert len(node.errors) < MB
+
+
+async def test_producers_of_many_lanes_cost_a_bounded_amount_of_memory(tmp_path: Path) -> None:
+    async with victim(tmp_path, partitions=64) as node:
+        before = memory(node)
+        with attackers(node, 20) as peers:
+            for number, peer in enumerate(peers):
+                hellos = [
+                    wire.encode_frame(wire.Hello(f"{number}-{n}", "1", "clicks"))
+                    for n in range(1024)
+                ]
+                peer.settimeout(1)
+                await sent(peer, framed(wire.envelope(hellos)), reads=True)
+            assert await peak(node) - before < 200 * MB
+            await serves(node)
+
+
+async def test_connections_that_only_shake_hands_keep_nobody_out(tmp_path: Path) -> None:
+    async with victim(tmp_path) as node:
+        with attackers(node, 1023):
+            await serves(node)
+            await serves(node)
+
+
+async def test_hellos_to_unknown_streams_cost_a_bounded_log(tmp_path: Path) -> None:
+    async with victim(tmp_path) as node:
+        with attackers(node, 4) as peers:
+            hellos = [
+                wire.encode_frame(wire.Hello("x", "1", f"unknown-{n}")) for n in range(20_000)
+            ]
+            await flooded(peers, framed(wire.envelope(hellos)), reads=True)
+            await serves(node)
+    assert len(node.errors) < MB
+
+
+async def test_declared_types_do_not_make_answers_too_long_for_others(tmp_path: Path) -> None:
+    log = ("-p", f"s4.log.folder={tmp_path / 'log'}")
+    async with victim(tmp_path, *log) as node:
+        await asked(node, "create", {"stream": "pages", "partitions": 1})
+        with attackers(node, 1) as [peer]:
+            for n in range(64):
+                fields = tuple((f"{'x' * 200}{n}_{i}", "str", True) for i in range(4000))
+                declared = wire.TypeDecl(f"Long{n}", fingerprint_of(f"Long{n}", fields), fields)
+                hello = wire.Hello(f"p{n}", "1", "pages", (declared,))
+                await sent(peer, framed(wire.envelope([wire.encode_frame(hello)])), reads=True)
+            async with Client(node.address) as client:
+                pages = await client.stream("pages")
+                await pages.send(Click("ann", 1))
+                assert await pages.flush() == []
+
+
+# -- the node, its attackers, and an honest peer --------------------------------------------------
+
+
+@asynccontextmanager
+async def victim(folder: Path, *options: str, partitions: int = 2) -> AsyncIterator[NodeProcess]:
+    (folder / "app.py").write_text(APP)
+    options = ("-p", f"s4.cluster.partitions={partitions}", *options)
+    async with node_process("app.py", *options, cwd=folder) as node:
+        await serves(node)
+        yield node
+
+
+@contextmanager
+def attackers(node: NodeProcess, count: int) -> Iterator[list[socket.socket]]:
+    """Connections that have shaken hands."""
+    host, port = node.address.removeprefix("tcp://").rsplit(":", 1)
+    peers = [socket.create_connection((host, int(port)), 10) for _ in range(count)]
+    try:
+        for peer in peers:
+            peer.sendall(HANDSHAKE)
+        yield peers
+    finally:
+        for peer in peers:
+            peer.close()
+
+
+async def flooded(peers: list[socket.socket], data: bytes, *, reads: bool = False) -> None:
+    """Have all peers send at once, as much as is taken from them."""
+    async with trio.open_nursery() as nursery:
+        for peer in peers:
+            nursery.start_soon(lambda peer=peer: sent(peer, data, reads=reads))
+
+
+async def sent(peer: socket.socket, data: bytes, *, reads: bool = False) -> None:
+    """Send for three seconds at most, or until the connection ends."""
+    peer.setblocking(False)
+    at = 0
+    with trio.move_on_after(3):
+        while at < len(data):
+            try:
+                if reads:
+                    read_all(peer)
+                at += peer.send(memoryview(data)[at : at + MB])
+                await trio.lowlevel.checkpoint()
+            except BlockingIOError:
+                await trio.sleep(0.005)
+            except OSError:
+                return
+    if reads:
+        await trio.sleep(0.05)
+        read_all(peer)
+
+
+def read_all(peer: socket.socket) -> None:
+    """Read what is there."""
+    try:
+        while peer.recv(MB):
+            pass
+    except OSError:
+        pass
+
+
+async def serves(node: NodeProcess) -> None:
+    """An honest peer is served within some seconds."""
+    with trio.fail_after(10):
+        async with Client(node.address) as client:
+            clicks = await client.stream("clicks")
+            for n in range(100):
+                await clicks.send(Click("ann", n))
+            assert await clicks.flush() == []
+
+
+def memory(node: NodeProcess) -> int:
+    """The resident memory of the node's process, in bytes."""
+    for line in Path(f"/proc/{node.pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no VmRSS")
+
+
+async def peak(node: NodeProcess) -> int:
+    """The most memory within half a second."""
+    most = 0
+    for _ in range(10):
+        most = max(most, memory(node))
+        await trio.sleep(0.05)
+    return most
+
+
+async def asked(node: NodeProcess, question: str, arguments: dict[str, object]) -> None:
+    """Ask the node's log."""
+    query = wire.encode_frame(wire.Query(1, question, arguments))
+    with attackers(node, 1) as [peer]:
+        peer.sendall(framed(wire.envelope([query])))
+        peer.settimeout(10)
+        await trio.to_thread.run_sync(peer.recv, 1000)
