@@ -283,7 +283,7 @@ class Connection:
         self.warn("a connection was ended", reason=reason)
         if self.socket is not None:
             with suppress(StageBroken):
-                self.socket.send_nowait(farewell(reason))
+                self.socket.send_nowait(last_word(reason))
             self.socket.discard()  # at once: its task may have to wait for many others
         self.released()
         self.congested = True
@@ -307,7 +307,7 @@ class Connection:
             self.silent.set()
 
 
-def farewell(reason: str) -> bytes:
+def last_word(reason: str) -> bytes:
     """The envelope that tells a peer why its connection is ended."""
     return wire.envelope([wire.encode_frame(wire.Drain(reason))])
 

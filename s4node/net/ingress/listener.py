@@ -28,7 +28,7 @@ from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import ConfigError, RemoteFrameError, StageBroken
 from s4node.logger import get_logger
-from s4node.net.ingress.connection import Connection, farewell
+from s4node.net.ingress.connection import Connection, last_word
 from s4node.net.ingress.peer_limits import Budget, PeerLimits
 from s4node.net.transport import network
 from s4node.net.transport.log_throttle import LogThrottle
@@ -252,7 +252,7 @@ class Listener:
             if problem := self._full(caller.name.rpartition(":")[0]):
                 self.counts["connections refused"] += 1
                 self.warn("too many connections; refused", caller.name, reason=problem)
-                caller.refuse(farewell(problem))
+                caller.refuse(last_word(problem))
                 continue
             nursery.start_soon(self._serve_peer, caller)
 

@@ -1,7 +1,7 @@
 """The limits of what peers may take up, for each connection and for all together. Pure.
 
 Rules
-- They hold for every peer, whoever it is.
+- They hold for every peer, trusted or not.
 - What connections take up together has a budget. If it is exceeded, the connection that takes most
   of it is the one to end: a peer that takes its fair share is never that one.
 - What a connection asks for beyond its rate is not refused, but read later.
