@@ -139,7 +139,7 @@ class MemoryPlace:
     def close(self) -> None:
         self._network.gone(self)
         for caller in self._callers:
-            caller.refuse(b"")
+            caller.turn_away(b"")
 
 
 class _Caller:
@@ -160,7 +160,7 @@ class _Caller:
         ours.joins(self._end)
         return ours
 
-    def refuse(self, word: bytes) -> None:
+    def turn_away(self, word: bytes) -> None:
         """Close the connection; the last word is lost."""
         del word
         self._end.dial_later()
@@ -302,7 +302,7 @@ class _End:
             await self._readable.park()
         self._check_open()
 
-    def discard(self) -> None:
+    def drop_input(self) -> None:
         """Take nothing more from the peer."""
         self.lose()
 

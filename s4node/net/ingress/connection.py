@@ -218,22 +218,22 @@ class Connection:
             self.congested = True
         most = self._listener.unread.set(self, size)
         if most is not None:
-            most.end("it does not read its answers")
+            most.end_because("it does not read its answers")
 
     def count_hello(self) -> None:
         """Note a hello, a query or a bad frame."""
         now = trio.current_time()
         self._hellos.count(now)
-        if self._hellos.due(now):
+        if self._hellos.pause(now):
             self.congested = True
 
     async def wait_clear(self) -> None:
         """Wait until more may be read."""
         while self.congested:
-            await trio.sleep(max(_RETRY_SECONDS, self._hellos.due(trio.current_time())))
+            await trio.sleep(max(_RETRY_SECONDS, self._hellos.pause(trio.current_time())))
             self._count_unread()
             if self._answer_bytes <= self._listener.limits.own_unread_bytes:
-                self.congested = bool(self._hellos.due(trio.current_time()))
+                self.congested = bool(self._hellos.pause(trio.current_time()))
 
     def refusal(self, hello: wire.Hello, partitions: int) -> str:
         """Why a peer may not open a stream of so many partitions on top of others, or empty."""
@@ -255,7 +255,7 @@ class Connection:
         self._lanes[opened] = partitions
         most = self._listener.lanes.set(self, lanes)
         if most is not None:
-            most.end("it has more lanes than others, and the node has too many")
+            most.end_because("it has more lanes than others, and the node has too many")
         return ""
 
     def stalled(self, now: float) -> str:
@@ -275,7 +275,7 @@ class Connection:
             return "it does not read" if self.socket.unsent else "it does not finish a message"
         return ""
 
-    def end(self, reason: str) -> None:
+    def end_because(self, reason: str) -> None:
         """End the connection, and tell the peer why."""
         if self.scope.cancel_called:
             return
@@ -284,7 +284,7 @@ class Connection:
         if self.socket is not None:
             with suppress(StageBroken):
                 self.socket.send_nowait(last_word(reason))
-            self.socket.discard()  # at once: its task may have to wait for many others
+            self.socket.drop_input()  # at once: its task may have to wait for many others
         self.released()
         self.congested = True
         self.scope.cancel()

@@ -252,7 +252,7 @@ class Listener:
             if problem := self._full(caller.name.rpartition(":")[0]):
                 self.counts["connections refused"] += 1
                 self.warn("too many connections; refused", caller.name, reason=problem)
-                caller.refuse(last_word(problem))
+                caller.turn_away(last_word(problem))
                 continue
             nursery.start_soon(self._serve_peer, caller)
 
@@ -264,7 +264,7 @@ class Listener:
             return ""
         for connection in self.connections:
             if not connection.spoke and (connection.host == host or not own):
-                connection.end("it has sent nothing, and others want to connect")
+                connection.end_because("it has sent nothing, and others want to connect")
                 return ""
         if own:
             return (
@@ -280,13 +280,13 @@ class Listener:
             now = trio.current_time()
             for connection in list(self.connections):
                 if reason := connection.stalled(now):
-                    connection.end(reason)
+                    connection.end_because(reason)
 
     def _count_unfinished(self, connection: Connection) -> None:
         assert connection.socket is not None
         most = self.unfinished.set(connection, connection.socket.unfinished)
         if most is not None:
-            most.end("it has the longest unfinished message, and the node has too many")
+            most.end_because("it has the longest unfinished message, and the node has too many")
 
     async def _serve_peer(self, caller: Caller) -> None:
         peer = caller.name

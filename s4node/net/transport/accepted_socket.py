@@ -83,7 +83,7 @@ class Accepted:
             self._raw.close()
             raise StageBroken(f"an accepted connection has ended: {error}") from error
 
-    def refuse(self, word: bytes) -> None:
+    def turn_away(self, word: bytes) -> None:
         """Close the connection, after a last envelope."""
         with suppress(OSError):
             self._raw.setblocking(False)
@@ -214,7 +214,7 @@ class AcceptedSocket:
             self.connected = False
             self._on_change(False)
 
-    def discard(self) -> None:
+    def drop_input(self) -> None:
         """Take nothing more from the peer, and forget what has come in part."""
         self._end()
         self._splitting = SpMessages(0)
@@ -230,5 +230,5 @@ class AcceptedSocket:
             self._raw.close()
             self._has_room.unpark_all()
             self._rest = memoryview(b"")
-            self.discard()
+            self.drop_input()
         await trio.lowlevel.cancel_shielded_checkpoint()

@@ -68,7 +68,7 @@ class AcceptedPipe(Pipe, Protocol):
         """The bytes that were accepted and have not left."""
         ...
 
-    def discard(self) -> None:
+    def drop_input(self) -> None:
         """Take nothing more from the peer, and forget what has come in part."""
         ...
 
@@ -86,7 +86,7 @@ class Caller(Protocol):
         """Accept the connection; raises StageBroken if it has ended."""
         ...
 
-    def refuse(self, word: bytes, /) -> None:
+    def turn_away(self, word: bytes, /) -> None:
         """Close the connection, after a last envelope."""
         ...
 
