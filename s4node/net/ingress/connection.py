@@ -224,16 +224,18 @@ class Connection:
         """Note a hello, a query or a bad frame."""
         now = trio.current_time()
         self._hellos.count(now)
-        if self._hellos.pause(now):
+        if self._hellos.seconds_until_next(now):
             self.congested = True
 
     async def wait_clear(self) -> None:
         """Wait until more may be read."""
         while self.congested:
-            await trio.sleep(max(_RETRY_SECONDS, self._hellos.pause(trio.current_time())))
+            await trio.sleep(
+                max(_RETRY_SECONDS, self._hellos.seconds_until_next(trio.current_time()))
+            )
             self._count_unread()
             if self._answer_bytes <= self._listener.limits.own_unread_bytes:
-                self.congested = bool(self._hellos.pause(trio.current_time()))
+                self.congested = bool(self._hellos.seconds_until_next(trio.current_time()))
 
     def refusal(self, hello: wire.Hello, partitions: int) -> str:
         """Why a peer may not open a stream of so many partitions on top of others, or empty."""

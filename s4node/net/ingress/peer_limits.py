@@ -92,6 +92,6 @@ class Rate:
         self._left = min(most, self._left + (now - self._since) * self._per_second) - 1
         self._since = now
 
-    def pause(self, now: float) -> float:
+    def seconds_until_next(self, now: float) -> float:
         """The seconds until it may happen again."""
         return max(0.0, -self._left / self._per_second - (now - self._since))
