@@ -27,7 +27,7 @@ from s4node.config import settings
 from s4node.config.key import Setting
 from s4node.events.keys import Partitioner, crc32m, key_bytes
 from s4node.events.schema import EventType, TypeDecl
-from s4node.net.ingress import listener, producer_lane
+from s4node.net.ingress import connection, producer_lane
 from s4node.net.wire import frame as wire
 
 if TYPE_CHECKING:
@@ -139,6 +139,13 @@ def test_the_annotated_hex_is_the_golden_data_frame() -> None:
         settings.LISTENER_MAX_ENVELOPE_BYTES,
         settings.LISTENER_MAX_FRAME_BYTES,
         settings.LISTENER_MAX_CONNECTIONS,
+        settings.LISTENER_MAX_CONNECTIONS_PER_HOST,
+        settings.LISTENER_PATIENCE,
+        settings.LISTENER_UNFINISHED_BYTES,
+        settings.LISTENER_UNREAD_BYTES,
+        settings.LISTENER_MAX_LANES,
+        settings.LISTENER_TYPE_BYTES,
+        settings.LISTENER_HELLOS_PER_SECOND,
     ],
     ids=lambda setting: setting.name,
 )
@@ -156,7 +163,7 @@ def test_the_times_and_other_bounds_are_those_of_the_code() -> None:
     assert (producer_lane.MAX_EXCEPTIONS, producer_lane._REASON) == (256, 500)
     rules = " ".join(section("What a node does").split())
     assert "256 exceptions and a reason has at most 500" in rules
-    assert (listener._MAX_ANSWER_BYTES, listener._VERDICT_BYTES) == (4 << 20, 1 << 20)
+    assert (connection._MAX_ANSWER_BYTES, connection._VERDICT_BYTES) == (4 << 20, 1 << 20)
     assert "At most 4 MiB of answers" in section("6. Errors and limits")
     assert "1 to 256, one for each" in section("data")
     assert wire.MAX_SECTIONS == 256

@@ -80,6 +80,8 @@ def _container(statistics: ContainerStatistics) -> dict[str, Value]:
         "tasks": len(statistics.tasks),
         "connections": statistics.peers.get("connections", 0),
         "bad-frames": statistics.peers.get("bad frames", 0),
+        "connections-refused": statistics.peers.get("connections refused", 0),
+        "connections-ended": statistics.peers.get("connections ended", 0),
     }
 
 
