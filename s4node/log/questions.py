@@ -23,7 +23,7 @@ from s4node.log.sink.decision import Attempt
 from s4node.log.sinks import Sinks
 from s4node.log.streams import LogPartition
 from s4node.logger import get_logger
-from s4node.net.ingress.listener import Connection
+from s4node.net.ingress.connection import Connection
 from s4node.net.wire import frame as wire
 
 log = get_logger("s4node.log")
