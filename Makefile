@@ -5,7 +5,7 @@ PYTHON_OF_VENV := .venv/bin/python
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install install-spark test test-long test-crashes test-spark test-measured test-fast torture lint types demo bench docker-test clean
+.PHONY: help install install-spark test test-long test-crashes test-spark test-measured test-fast torture lint types demo demo-live bench docker-test clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -61,7 +61,10 @@ lint: install ## check style and formatting
 types: install ## check types
 	$(PYTHON_OF_VENV) -m mypy
 
-demo: install-spark ## count a year of flights live, fed by Spark, and compare with Spark's own figures
+demo: install-spark ## flights through Spark and PEs and back: history into state, then live; checked
+	$(PYTHON_OF_VENV) -m apps.flights.history_demo $(ARGS)
+
+demo-live: install-spark ## count a year of flights live over sockets, fed by Spark, and compare
 	$(PYTHON_OF_VENV) -m apps.flights.demo $(ARGS)
 
 bench: install-spark ## run all benchmarks

