@@ -2,8 +2,9 @@
 
 Spark cleans the flights of 2013 and joins planes and weather. It runs the PEs of the unmodified app
 over the first nine months; nodes go on from the savepoint of that. The rest goes into their log,
-each row once. Their reports come back from the log as a DataFrame, which has to be equal, key by
-key, to what Spark itself counts over the whole year. Ends with status 0 only then.
+each row once. Their reports come back from the log as a DataFrame. With the state of the keys that
+had no flight since, it has to be equal, key by key, to what Spark itself counts over the whole
+year. Ends with status 0 only then.
 """
 
 from __future__ import annotations
@@ -100,12 +101,12 @@ def _whole_way(spark: SparkSession, folder: Path, address: str, say: Any) -> int
         say(f"{rest.count():,} flights sent, each once")
         sparks = batch_aggregates(flights)
         say("Spark has counted the whole year in one batch")
-        reports = _reports(spark, address)
-        ours = _latest(reports)
+        reports, past = _reports(spark, address), _of_savepoint(spark, folder / "state")
+        ours = _latest(reports, past)
         deadline = time.monotonic() + SETTLE_SECONDS
         while ours != sparks and time.monotonic() < deadline:
             time.sleep(0.5)
-            ours = _latest(reports)
+            ours = _latest(reports, past)
     return _compare(reports.count(), ours, sparks, say)
 
 
@@ -133,14 +134,30 @@ def _reports(spark: SparkSession, address: str) -> DataFrame:
     return reader.option("type", "apps.flights.events:Report").load()
 
 
-def _latest(reports: DataFrame) -> dict[str, dict[str, Figures]]:
-    """The last report of each key."""
+def _of_savepoint(spark: SparkSession, state: Path) -> dict[str, dict[str, Figures]]:
+    """The figures of each key after the history: keys without a flight since have no report."""
+    found = {}
+    for kind in KINDS:
+        reader = spark.read.format("s4").option("state", f"FlightsApp/{kind}")
+        rows = reader.options(folder=str(state), savepoint="nine-months").load().collect()
+        found[kind] = {row["key"]: _figures(row) for row in rows}
+    return found
+
+
+def _latest(
+    reports: DataFrame, past: dict[str, dict[str, Figures]]
+) -> dict[str, dict[str, Figures]]:
+    """The last report of each key, or its figures in the past."""
     newest = Window.partitionBy("kind", "key").orderBy(f.desc("_offset"))
     rows = reports.withColumn("place", f.row_number().over(newest)).where("place = 1").collect()
-    found: dict[str, dict[str, Figures]] = {kind: {} for kind in KINDS}
+    found = {kind: dict(past[kind]) for kind in KINDS}
     for row in rows:
-        found[row["kind"]][row["key"]] = Figures(*(row[name] for name in Figures._fields))
+        found[row["kind"]][row["key"]] = _figures(row)
     return found
+
+
+def _figures(row: Any) -> Figures:
+    return Figures(*(row[name] for name in Figures._fields))
 
 
 def _compare(
@@ -150,7 +167,7 @@ def _compare(
     say: Any,
 ) -> int:
     keys = sum(map(len, sparks.values()))
-    say(f"{reports:,} reports of {keys:,} keys are back as a DataFrame")
+    say(f"{reports:,} reports are back as a DataFrame; with the savepoint, {keys:,} keys")
     wrong = [
         f"{kind} {key}: s4node {ours[kind].get(key)}, Spark {sparks[kind].get(key)}"
         for kind in KINDS

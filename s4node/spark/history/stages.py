@@ -116,7 +116,9 @@ def left_out(app: App, histories: Collection[str]) -> list[str]:
     found = []
     for name, (prototype, _) in app.prototypes.items():
         if prototype.timer_interval:
-            found.append(f"on_time of {name!r} is not called; its first call is on the nodes")
+            found.append(
+                f"on_time of {name!r} is not called; nodes call it for keys that get events"
+            )
         if any(rule.seconds for rule in prototype.triggers):
             found.append(f"triggers of {name!r} fire by number of events, not by seconds")
         if prototype.cache_idle:
