@@ -71,7 +71,7 @@ class LogHost:
         self._scopes: dict[Connection, trio.CancelScope] = {}
         self._queue: Gauge
         self._streams: HostedStreams
-        self._sinks: Sinks
+        self._sinks: Sinks | None = None
         self._questions: Questions
         self._nursery: trio.Nursery
 
@@ -109,13 +109,20 @@ class LogHost:
             async with trio.open_nursery() as self._nursery:
                 with contextlib.closing(file):
                     expiry = self._config[settings.LOG_STAGED_EXPIRY]
-                    self._sinks = Sinks(self._streams, file, self._nursery, expiry)
-                    self._questions = Questions(self._streams, self._sinks, self._nursery)
-                    self._nursery.start_soon(self._sinks.roll_forward)
+                    sinks = self._sinks = Sinks(self._streams, file, self._nursery, expiry)
+                    self._questions = Questions(self._streams, sinks, self._nursery)
+                    self._nursery.start_soon(sinks.roll_forward)
                     task_status.started()
                     while True:
                         await trio.sleep(PERIOD)
                         self._tick(trio.current_time())
+                        sinks.tick(trio.current_time())
+
+    @property
+    def published(self) -> dict[str, int]:
+        """Counts of the batches of sinks that were published since the start, and their events."""
+        sinks = self._sinks
+        return {} if sinks is None else {"batches": sinks.batches, "events": sinks.events}
 
     def check_names(self) -> None:
         """Raise StoreError if the listener's owner also serves a stream of the log."""
@@ -146,7 +153,6 @@ class LogHost:
         for stream in self._streams.by_name.values():
             stream.admission.released()
             stream.admission.tick(now, expiry)
-        self._sinks.tick(now)
 
     # -- stopping ------------------------------------------------------------------------------
 

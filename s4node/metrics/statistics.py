@@ -135,6 +135,7 @@ class ContainerStatistics(msgspec.Struct, frozen=True):
     state. By output stream, ``sent`` counts the events put on it, ``dropped`` those that its stages
     dropped. ``unsendable`` counts events that could not be sent, by stage and stream.
     ``utilization`` is the part of the time in which its loop was busy, from 0 to 1.
+    ``published`` counts the batches of sinks in its log, and their events.
     ``started_after`` is how many seconds the start took, 0 until it ends.
     """
 
@@ -150,6 +151,7 @@ class ContainerStatistics(msgspec.Struct, frozen=True):
     dropped: dict[str, int] = {}
     unsendable: dict[str, dict[str, int]] = {}
     peers: dict[str, int] = {}
+    published: dict[str, int] = {}
     turns: int = 0
     utilization: float = 0.0
     started_after: float = 0.0

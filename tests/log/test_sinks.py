@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from log_nodes import log_at, log_node
 from spark_rows import PATIENCE, Node, Row, check_exact, node_in, until
 
 from s4node import SyncClient
@@ -254,3 +255,18 @@ def test_publishing_is_in_the_node_s_log(node: Node) -> None:
     text = (node.folder / "stderr").read_text()
     assert '"events": 100' in text
     assert "a batch of a sink is published" in text
+
+
+async def test_the_metrics_of_the_log_s_container_count_what_is_published(tmp_path: Path) -> None:
+    async with log_node(tmp_path) as container, log_at(container.address) as log:
+        await log.create("clicks", 1)
+        await log.ask("sink.stage", {"sink": "q", "stream": "clicks"})
+        batch = {"sink": "q", "stream": "clicks", "batch": 0, "attempts": []}
+        assert await log.ask("sink.publish", batch) == {"published": True, "events": 0}
+        await log.ask("sink.publish", batch)
+        (mine,) = (
+            each.groups["SamzaContainerMetrics"]
+            for each in container.metrics()
+            if "SamzaContainerMetrics" in each.groups
+        )
+        assert (mine["sink-batches"], mine["sink-events"]) == (1, 0)

@@ -17,6 +17,7 @@ from s4node.app.app import App
 from s4node.app.stream import InputStream
 from s4node.config import settings
 from s4node.config.config import Config
+from s4node.log.host import LogHost
 from s4node.metrics.process import ProcessUse
 from s4node.metrics.reporter import reporters_of
 from s4node.metrics.reporting import Reporting
@@ -32,9 +33,11 @@ from s4node.runtime.inputs.binding import grades_of
 class Accounts:
     """The accounts of the container ``node``; available once its parts are made."""
 
-    def __init__(self, app: App, config: Config, node: str, listener: Listener) -> None:
+    def __init__(
+        self, app: App, config: Config, node: str, listener: Listener, log: LogHost | None
+    ) -> None:
         self._app, self._config, self._node = app, config, node
-        self._listener = listener
+        self._listener, self._log = listener, log
         self._reporters = reporters_of(config)
         self._process = ProcessUse()
         self._made_at = clocks.steady()
@@ -87,6 +90,7 @@ class Accounts:
             dropped={name: sender.dropped for name, sender in senders.items()},
             unsendable={stage: dict(each) for stage, each in parts.refusals.unsendable.items()},
             peers=dict(self._listener.counts),
+            published=self._log.published if self._log is not None else {},
             turns=parts.loop.turns,
             utilization=parts.loop.utilization,
             started_after=self._started_after,

@@ -123,8 +123,8 @@ class Container:
             held=None if enrolment is None else enrolment.in_doubt,
         )
         self.listener = self.front.listener
-        self.accounts = Accounts(app, config, self.node, self.listener)
         self.log = self.front.log
+        self.accounts = Accounts(app, config, self.node, self.listener, self.log)
         self.replay: DurableParts | None = None
         self.model: JobModel
         self._job_before: JobGuard | None = None
