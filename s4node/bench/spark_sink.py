@@ -236,14 +236,16 @@ def _publish(events: int) -> tuple[list[tuple[bool, int]], float, float, float]:
         attempts = [(upload.producer, upload.finish())]
         answers, taken = [], []
         batch = {"sink": "bench", "stream": "readings", "batch": 0, "attempts": attempts}
+        log = connect(to, _PATIENCE)
         live = _Live(to[0])
         live.start()
         for _ in range(2):
             began = time.perf_counter()
-            answer = ask(to, _PATIENCE, "sink.publish", **batch)
+            answer = log.query("sink.publish", batch)
             taken.append(time.perf_counter() - began)
             answers.append((answer["published"], answer["events"]))
             live.over = True
         live.join()
+        log.close()
     waits = sorted(live.waits)
     return answers, taken[0], taken[1], waits[len(waits) * 99 // 100]
