@@ -78,6 +78,7 @@ class EventRows:
         self._optional: list[bool] = []
         self._checked = hasattr(cls, "__post_init__")
         self._turn = 0
+        self._partitioner: Partitioner | None = None
         info = inspect.type_info(cls)
         assert isinstance(info, inspect.StructType)
         known = [field.encode_name for field in info.fields]
@@ -163,9 +164,7 @@ class EventRows:
 
     def _rows(self, batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
         columns = [batch.column(place) for place in self._places]
-        return list(
-            zip(*(column.to_pylist(maps_as_pydicts="strict") for column in columns), strict=True)
-        )
+        return list(zip(*map(_values, columns), strict=True))
 
     def _bodies(
         self, rows: Sequence[tuple[Any, ...]], partition: int, most: int, routed: bool
@@ -222,8 +221,10 @@ class EventRows:
 
     def _partitions(self, batch: pa.RecordBatch, key: Sequence[str], upload: Upload) -> pa.Array:
         """The partition of each row."""
-        hasher = hasher_named(upload.hello.routing.rpartition(":")[0])
-        memo = Partitioner(upload.partitions, hasher).memo
+        if self._partitioner is None:
+            hasher = hasher_named(upload.hello.routing.rpartition(":")[0])
+            self._partitioner = Partitioner(upload.partitions, hasher)
+        memo = self._partitioner.memo
         columns = [batch.column(self._places[self._names.index(name)]) for name in key]
         try:
             if len(columns) == 1:
@@ -245,6 +246,16 @@ def _key_of(hello: wire.Hello) -> tuple[str, ...] | None:
         return ()
     parts = tuple(name.split("+"))
     return parts if all(part.isidentifier() for part in parts) else None
+
+
+def _values(column: pa.Array) -> list[Any]:
+    """The values of a column; asking for maps as dicts costs a hundred times as much."""
+    found: list[Any] = (
+        column.to_pylist(maps_as_pydicts="strict")
+        if pa.types.is_nested(column.type)
+        else column.to_pylist()
+    )
+    return found
 
 
 def _fits(kind: inspect.Type, column: spark.DataType) -> bool:
