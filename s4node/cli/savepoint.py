@@ -21,6 +21,7 @@ from s4node.deploy.savepoint_restore import SavepointRestore, check_readable
 from s4node.errors import CheckpointError
 from s4node.offsets.job_lock import stopped
 from s4node.savepoints.manifest import Manifest
+from s4node.savepoints.place import SavepointPlace
 from s4node.savepoints.shipped import savepoints_of
 
 
@@ -54,7 +55,7 @@ def take(target: str, config: Config, *, name: str, timeout: float, as_json: boo
         with stopped(job.folder):
             job.while_stopped(lambda _: made.append(of.take_stopped(name)))
         manifest = made[0]
-    show(manifest, as_json=as_json)
+    show(manifest, of.place, as_json=as_json)
     return 0
 
 
@@ -93,16 +94,24 @@ def _tell_restored(done: int, tasks: int) -> None:
     _tell_progress("going back to the savepoint", done, tasks)
 
 
-def show(manifest: Manifest, *, as_json: bool) -> None:
+def show(manifest: Manifest, place: SavepointPlace, *, as_json: bool) -> None:
     """Print what a savepoint is."""
     if as_json:
-        print(json.dumps(as_row(manifest)))
+        print(json.dumps(as_row(manifest, place)))
         return
-    print(f"savepoint {manifest.name} of {manifest.app}: {len(manifest.tasks)} tasks, "
-          f"{manifest.bytes / 1e6:.1f} MB")  # fmt: skip
+    print(
+        f"savepoint {manifest.name} of {manifest.app}: {len(manifest.tasks)} tasks, "
+        f"{size_of(manifest, place)}"
+    )
 
 
-def as_row(manifest: Manifest) -> dict[str, object]:
+def size_of(manifest: Manifest, place: SavepointPlace) -> str:
+    """The size of a savepoint, in words."""
+    own = place.own_bytes(manifest)
+    return f"{manifest.bytes / 1e6:.1f} MB, of which it alone has {own / 1e6:.1f}"
+
+
+def as_row(manifest: Manifest, place: SavepointPlace) -> dict[str, object]:
     """A savepoint as JSON shows it."""
     return {
         "name": manifest.name,
@@ -110,7 +119,9 @@ def as_row(manifest: Manifest) -> dict[str, object]:
         "number": manifest.number,
         "created_ms": manifest.created_ms,
         "bytes": manifest.bytes,
+        "own_bytes": place.own_bytes(manifest),
         "why": manifest.why,
+        "startpoints": manifest.startpoints.count,
         "tasks": {
             task: {"commit": each.commit, "bytes": sum(file.size for file in each.files.values())}
             for task, each in manifest.tasks.items()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from s4node.cli.arguments import command, group, seconds, whole
 from s4node.cli.job import app_argument, find_job, job_options
-from s4node.cli.savepoint import as_row
+from s4node.cli.savepoint import as_row, size_of
 from s4node.config.config import Config
 from s4node.errors import ConfigError
 from s4node.savepoints import archive
@@ -76,16 +76,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def list_(target: str, config: Config, *, as_json: bool) -> int:
     """Print the savepoints; returns the exit status, 1 if one is damaged."""
     job = find_job(target, config, shipped=True)
-    found, damaged = savepoints_of(job.folder, job.depot).look()
+    place = savepoints_of(job.folder, job.depot)
+    found, damaged = place.look()
     if as_json:
-        print(json.dumps([as_row(each) for each in found]))
+        print(json.dumps([as_row(each, place) for each in found]))
     else:
         if not found and not damaged:
             text = f"{job.name} has no savepoints; s4 savepoint {job.name} takes one"
             print(text, file=sys.stderr)
         for each in found:
             why = f", {each.why}" if each.why else ""
-            print(f"{each.name}: {_at(each.created_ms)}, {each.bytes / 1e6:.1f} MB{why}")
+            print(f"{each.name}: {_at(each.created_ms)}, {size_of(each, place)}{why}")
     for reason in damaged.values():
         print(f"s4: {reason}", file=sys.stderr)
     return 1 if damaged else 0
@@ -99,10 +100,10 @@ def show(target: str, config: Config, *, name: str, as_json: bool) -> int:
     with place.opened(manifest):
         pass  # all files are checked
     if as_json:
-        print(json.dumps(as_row(manifest)))
+        print(json.dumps(as_row(manifest, place)))
         return 0
     print(f"{manifest.name} of {manifest.app}: {_at(manifest.created_ms)}, by s4node "
-          f"{manifest.version}, {manifest.bytes / 1e6:.1f} MB; all files are whole")  # fmt: skip
+          f"{manifest.version}, {size_of(manifest, place)}; all files are whole")  # fmt: skip
     for task, saved in manifest.tasks.items():
         size = sum(file.size for file in saved.files.values())
         print(f"  {task}: commit {saved.commit}, {size / 1e6:.1f} MB")
@@ -163,7 +164,7 @@ def import_(target: str, config: Config, *, file: str, name: str, as_json: bool)
     place = savepoints_of(job.folder, job.depot)
     manifest = archive.read(place, job.name, Path(file), name)
     if as_json:
-        print(json.dumps(as_row(manifest)))
+        print(json.dumps(as_row(manifest, place)))
     else:
         print(
             f"savepoint {manifest.name} of {job.name} is here; s4 run ... --from {manifest.name} "

@@ -95,6 +95,11 @@ class FolderSavepoints(SavepointPlace):
         check(folder, manifest)
         yield folder
 
+    def own_bytes(self, manifest: Manifest) -> int:
+        paths = places_of(self._all / manifest.name, manifest).values()
+        found = [path.stat() for path in paths if path.is_file()]
+        return sum(each.st_size for each in found if each.st_nlink == 1)
+
     def remove(self, name: str) -> None:
         folder = self._all / name
         with told(self.folder):

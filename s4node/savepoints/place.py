@@ -136,6 +136,10 @@ class SavepointPlace(ABC):
         only read. Raises CheckpointError unless all files are as they were saved."""
 
     @abstractmethod
+    def own_bytes(self, manifest: Manifest) -> int:
+        """The bytes of files that only this savepoint has, which its removal would free."""
+
+    @abstractmethod
     def remove(self, name: str) -> None:
         """Remove a savepoint: its manifest first, so none is left in part."""
 

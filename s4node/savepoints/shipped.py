@@ -112,6 +112,9 @@ class ShippedSavepoints(SavepointPlace):
             (Path(room) / MANIFEST).write_bytes(msgspec.json.encode(manifest))
             yield Path(room)
 
+    def own_bytes(self, manifest: Manifest) -> int:
+        return manifest.bytes
+
     def remove(self, name: str) -> None:
         with suppress(CheckpointError):  # files that no manifest names go with the next savepoint
             files = f"files/{self.manifest_of(name).number}"

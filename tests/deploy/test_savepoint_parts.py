@@ -1,0 +1,235 @@
+"""What a savepoint holds: stores, positions, dead letters, startpoints; of one process or more."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from harness import ANY_PORT, NodeProcess, run_s4, s4_process, until
+from test_deploy import click, deploy, node, printed
+
+from s4node import Client, Event
+
+pytestmark = pytest.mark.slow
+
+BACK = ("--outputs", "again", "--accept-loss")
+
+
+async def test_stores_positions_and_dead_letters_of_tasks_go_back_with_it(it: Words) -> None:
+    async with it.running() as app:
+        await it.append(app, "a", "b", "bad", "a")
+        await until(lambda: last(app) == {"a": 2, "b": 1})
+        await it.until_dead(1)
+        await it.s4("savepoint", "words", "--name", "one")
+        await it.append(app, "bad", "b", "c")
+        await until(lambda: last(app) == {"a": 2, "b": 2, "c": 1})
+        await it.until_dead(2)
+    async with it.running("--from", "one", *BACK) as app:
+        await until(lambda: last(app) == {"b": 2, "c": 1})  # what came after it is read again
+        await it.append(app, "a")
+        await until(lambda: last(app) == {"a": 3, "b": 2, "c": 1})
+        await it.until_dead(2)
+
+
+async def test_startpoints_that_waited_wait_again_and_later_ones_are_gone(it: Words) -> None:
+    async with it.running() as app:
+        await it.append(app, "a", "a")
+        await until(lambda: last(app) == {"a": 2})
+        await it.s4("startpoint", "set", "words", "log.words[0]", "--oldest")
+        await it.s4("savepoint", "words", "--name", "waits")
+        shown = await it.s4("savepoints", "show", "words", "waits")
+        assert "1 startpoints wait for the next start" in shown
+    async with it.running() as app:
+        await until(lambda: last(app) == {"a": 4})
+    await it.s4("savepoint", "words", "--name", "consumed")
+    await it.s4("startpoint", "set", "words", "log.words[0]", "--oldest")
+    async with it.running("--from", "consumed", *BACK) as app:
+        await it.append(app, "b")
+        await until(lambda: last(app) == {"b": 1})
+        assert app.stdout == ["b 1"]
+    async with it.running("--from", "waits", *BACK) as app:
+        await until(lambda: last(app) == {"a": 4, "b": 1})
+
+
+async def test_several_containers_make_one_savepoint_and_go_on_from_it(tmp_path: Path) -> None:
+    it = Counts(tmp_path, ("-p", "s4.state.folder=state"))
+    async with it.running("--nodes", "3", "--partitions", "6") as app:
+        await it.count(app, 2)
+        await it.s4("savepoint", "clicks", "--name", "two")
+        await it.count(app, 1)
+        await until(lambda: last(app) == dict.fromkeys(USERS, 3))
+    async with it.running("--nodes", "2", "--partitions", "6", "--from", "two", *BACK) as app:
+        await it.count(app, 1)
+        await until(lambda: last(app) == dict.fromkeys(USERS, 3))
+
+
+async def test_several_containers_with_state_at_a_url_make_one_savepoint(tmp_path: Path) -> None:
+    url = ("-p", f"s4.state.url=file://{tmp_path}/shipped")
+    it = Counts(tmp_path, ("-p", "s4.state.folder=state", *url))
+    async with it.running("--nodes", "3", "--partitions", "6") as app:
+        await it.count(app, 2)
+        await it.s4("savepoint", "clicks", "--name", "two")
+        await it.count(app, 1)
+        await until(lambda: last(app) == dict.fromkeys(USERS, 3))
+    it.place = ("-p", "s4.state.folder=elsewhere", *url)
+    async with it.running("--partitions", "6", "--from", "two", *BACK) as app:
+        await it.count(app, 1)
+        await until(lambda: last(app) == dict.fromkeys(USERS, 3))
+
+
+async def test_a_savepoint_of_an_app_on_two_nodes_is_gone_back_to_by_a_deployment(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "clicks.py").write_text(CLICKS)
+    durable = ("-p", "s4.stream.clicks.grade=durable", "--partitions", "4", "--version")
+    state = {"s4_state_folder": str(tmp_path / "state")}
+    async with node(tmp_path, "one", **state) as one, node(tmp_path, "two", **state) as two:
+        await deploy(tmp_path, "clicks.py", *durable, "v1")
+        await click(one.address, *USERS)
+        place = ("--cluster", "shop", "-p", f"s4.state.folder={tmp_path / 'state'}")
+        done = await run_s4("savepoint", "clicks", "--name", "one", *place, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        await click(two.address, *USERS)
+        await deploy(tmp_path, "clicks.py", *durable, "v2", "--from", "one", *BACK)
+        await click(two.address, *USERS)
+        await until(lambda: len(printed(one, two)) == 3 * len(USERS))
+        times = Counter(line.split()[1] for line in printed(one, two))
+        assert times == {"1": len(USERS), "2": 2 * len(USERS)}
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+WORDS = """
+from s4node import Event, TaskApp
+
+class Word(Event):
+    word: str
+
+class Count:
+    def init(self, config, context):
+        self.seen = context.store("seen")
+
+    def process(self, envelope, collector, coordinator):
+        word = envelope.message.word
+        if word == "bad":
+            raise ValueError(word)
+        count = (self.seen.get(word) or 0) + 1
+        self.seen.put(word, count)
+        print(word, count, flush=True)
+
+class Words(TaskApp):
+    def __init__(self):
+        super().__init__("words", Count)
+
+    def on_init(self):
+        self.create_store("seen", key=str, value=int)
+        self.create_input_stream("words", key="word", types=Word, system="log")
+"""
+
+CLICKS = """
+from s4node import App, Event, ProcessingElement
+
+class Click(Event):
+    user: str
+
+class Count(ProcessingElement):
+    n: int = 0
+
+    def on_event(self, click: Click) -> None:
+        self.n += 1
+        print(self.key, self.n, flush=True)
+
+app = App("clicks")
+app.create_input_stream("clicks", app.create_pe(Count), key="user")
+"""
+
+USERS = [f"user-{n}" for n in range(20)]
+
+
+class Click(Event):
+    user: str
+
+
+def last(app: NodeProcess) -> dict[str, int]:
+    """The last count of each word that was printed."""
+    return {word: int(count) for word, count in (line.split() for line in app.stdout)}
+
+
+class Words:
+    """An app of one task that counts words of a log that it has itself."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.address = ""
+        (folder / "words.py").write_text(WORDS)
+
+    @asynccontextmanager
+    async def running(self, *more: str) -> AsyncIterator[NodeProcess]:
+        settings = {
+            "s4.log.folder": "log",
+            "s4.state.folder": "state",
+            "s4.stream.words.onError": "dead-letter",
+            "task.dead.letter.stream": "log.dead",
+            "systems.log.samza.offset.default": "oldest",
+            "task.commit.ms": "100",
+        }
+        given = [word for key, value in settings.items() for word in ("-p", f"{key}={value}")]
+        command = ("run", "words.py", "--listen", ANY_PORT, *given, *more)
+        async with s4_process(*command, cwd=self.folder) as app:
+            self.address = app.address
+            yield app
+            app.process.terminate()
+            assert await app.wait() == 0, app.errors
+
+    async def s4(self, *words: str) -> str:
+        done = await run_s4(*words, "-p", "s4.state.folder=state", cwd=self.folder)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    async def append(self, app: NodeProcess, *words: str) -> None:
+        lines = "".join(f'{{"word": "{word}"}}\n' for word in words)
+        where = ("log", "append", "words", "--to", app.address)
+        done = await run_s4(*where, cwd=self.folder, stdin=lines.encode())
+        assert done.returncode == 0, done.stderr
+
+    async def until_dead(self, count: int) -> None:
+        """Wait until the log has so many dead letters, and no more."""
+        where = ("log", "tail", "dead", "--to", self.address, "--from", "oldest")
+        done = await run_s4(*where, "--count", str(count), cwd=self.folder)
+        assert done.stdout.count("\n") == count
+
+
+class Counts:
+    """An app that counts the clicks of users, in one container or several."""
+
+    def __init__(self, folder: Path, place: tuple[str, ...]) -> None:
+        self.folder = folder
+        self.place = place
+        (folder / "clicks.py").write_text(CLICKS)
+
+    @asynccontextmanager
+    async def running(self, *more: str) -> AsyncIterator[NodeProcess]:
+        durable = ("-p", "s4.stream.clicks.grade=durable")
+        command = ("run", "clicks.py", "--listen", ANY_PORT, *durable, *self.place, *more)
+        async with s4_process(*command, cwd=self.folder) as app:
+            yield app
+            app.process.terminate()
+            assert await app.wait() == 0, app.errors
+
+    async def s4(self, *words: str) -> None:
+        done = await run_s4(*words, *self.place, cwd=self.folder)
+        assert done.returncode == 0, done.stderr
+
+    async def count(self, app: NodeProcess, times: int) -> None:
+        async with Client(app.address) as client:
+            clicks = await client.stream("clicks")
+            await clicks.send_many(Click(user) for user in USERS * times)
+            assert await clicks.flush() == []
+
+
+@pytest.fixture
+def it(tmp_path: Path) -> Words:
+    return Words(tmp_path)
