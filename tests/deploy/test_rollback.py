@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from harness import run_s4, until
+from harness import run_s4, s4_process, until
 from test_deploy import apps, click, containers, deploy, node, printed, s4_of, write_app
 
 pytestmark = pytest.mark.slow
@@ -86,6 +86,32 @@ async def test_a_version_that_does_not_start_leaves_the_old_one_with_its_state(
         assert await apps(folder) == [("counter", "running", ["one"])]
         await click(one.address, "ann")
         await until(lambda: printed(one) == ["v1 ann 1", "v1 ann 2", "v1 ann 3"])
+
+
+async def test_a_deployment_that_is_killed_while_the_app_is_paused_leaves_it_running(
+    folder: Path,
+) -> None:
+    async with node(folder, "one", s4_state_folder=str(folder / "state")) as one:
+        file = write_app(folder, "counter", "v1")
+        await deploy(folder, file, *DURABLE, "--version", "v1")
+        await click(one.address, "ann")
+        await saved(folder, "savepoint", "counter", "--name", "one")
+        await click(one.address, "ann")
+        place = ("--cluster", "shop", "--folder", str(folder / "shared"))
+        later = ("deploy", write_app(folder, "counter", "v2"), *DURABLE, "--version", "v2", *place)
+        async with s4_process(*later, cwd=folder, ready=False) as command:
+            await until(lambda: "drains and ends" in command.errors)
+            await command.kill()
+        await click(one.address, "ann")
+        await until(lambda: len(printed(one)) == 3)
+        assert printed(one)[2].endswith(" ann 3")
+        back = (*later, "--from", "one", *BACK)
+        async with s4_process(*back, cwd=folder, ready=False, fault="savepoint.restore") as command:
+            assert await command.wait() == -9
+        await until(lambda: "start again with --from one" in one.errors)
+        await deploy(folder, later[1], *DURABLE, "--version", "v2", "--from", "one", *BACK)
+        await click(one.address, "ann")
+        await until(lambda: "v2 ann 2" in printed(one))
 
 
 async def test_three_savepoints_of_deployments_are_kept(folder: Path) -> None:

@@ -441,6 +441,22 @@ async def test_a_savepoint_that_finds_no_room_leaves_nothing_and_the_job_goes_on
             assert it.counts("counter") == counts(range(300))
 
 
+async def test_a_timer_takes_savepoints_and_removes_those_that_are_too_many_or_too_old(
+    it: Shop,
+) -> None:
+    async with it.totals() as totals, it.counter(totals):
+        pass
+    for name in ("one", "two", "three"):
+        taken = await it.s4("savepoint", "counter", "--name", name, "--json")
+        row = json.loads(taken.stdout[0])
+        assert (row["name"], len(row["tasks"])) == (name, 4)
+        assert 0 < row["own_bytes"] <= row["bytes"]
+    removed = await it.s4("savepoints", "remove", "counter", "--keep", "2", "--json")
+    assert json.loads(removed.stdout[0]) == {"removed": ["one"]}
+    removed = await it.s4("savepoints", "remove", "counter", "--older-than", "0.001", "--json")
+    assert json.loads(removed.stdout[0]) == {"removed": ["two"]}  # the newest stays
+
+
 async def test_a_command_that_is_interrupted_leaves_no_savepoint_and_the_next_is_taken(
     it: Shop,
 ) -> None:
