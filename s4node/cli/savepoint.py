@@ -97,7 +97,7 @@ def _tell_restored(done: int, tasks: int) -> None:
 def show(manifest: Manifest, place: SavepointPlace, *, as_json: bool) -> None:
     """Print what a savepoint is."""
     if as_json:
-        print(json.dumps(as_row(manifest, place)))
+        print(json.dumps(row_at(place, manifest)))
         return
     print(
         f"savepoint {manifest.name} of {manifest.app}: {len(manifest.tasks)} tasks, "
@@ -111,7 +111,12 @@ def size_of(manifest: Manifest, place: SavepointPlace) -> str:
     return f"{manifest.bytes / 1e6:.1f} MB, of which it alone has {own / 1e6:.1f}"
 
 
-def as_row(manifest: Manifest, place: SavepointPlace) -> dict[str, object]:
+def row_at(place: SavepointPlace, manifest: Manifest) -> dict[str, object]:
+    """A savepoint at a place, as JSON shows it."""
+    return {**as_row(manifest), "own_bytes": place.own_bytes(manifest)}
+
+
+def as_row(manifest: Manifest) -> dict[str, object]:
     """A savepoint as JSON shows it."""
     return {
         "name": manifest.name,
@@ -119,7 +124,6 @@ def as_row(manifest: Manifest, place: SavepointPlace) -> dict[str, object]:
         "number": manifest.number,
         "created_ms": manifest.created_ms,
         "bytes": manifest.bytes,
-        "own_bytes": place.own_bytes(manifest),
         "why": manifest.why,
         "startpoints": manifest.startpoints.count,
         "tasks": {

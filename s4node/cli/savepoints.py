@@ -15,7 +15,7 @@ from pathlib import Path
 
 from s4node.cli.arguments import command, group, seconds, whole
 from s4node.cli.job import app_argument, find_job, job_options
-from s4node.cli.savepoint import as_row, size_of
+from s4node.cli.savepoint import row_at, size_of
 from s4node.config.config import Config
 from s4node.errors import ConfigError
 from s4node.savepoints import archive
@@ -79,7 +79,7 @@ def list_(target: str, config: Config, *, as_json: bool) -> int:
     place = savepoints_of(job.folder, job.depot)
     found, damaged = place.look()
     if as_json:
-        print(json.dumps([as_row(each, place) for each in found]))
+        print(json.dumps([row_at(place, each) for each in found]))
     else:
         if not found and not damaged:
             text = f"{job.name} has no savepoints; s4 savepoint {job.name} takes one"
@@ -100,7 +100,7 @@ def show(target: str, config: Config, *, name: str, as_json: bool) -> int:
     with place.opened(manifest):
         pass  # all files are checked
     if as_json:
-        print(json.dumps(as_row(manifest, place)))
+        print(json.dumps(row_at(place, manifest)))
         return 0
     print(f"{manifest.name} of {manifest.app}: {_at(manifest.created_ms)}, by s4node "
           f"{manifest.version}, {size_of(manifest, place)}; all files are whole")  # fmt: skip
@@ -164,7 +164,7 @@ def import_(target: str, config: Config, *, file: str, name: str, as_json: bool)
     place = savepoints_of(job.folder, job.depot)
     manifest = archive.read(place, job.name, Path(file), name)
     if as_json:
-        print(json.dumps(as_row(manifest, place)))
+        print(json.dumps(row_at(place, manifest)))
     else:
         print(
             f"savepoint {manifest.name} of {job.name} is here; s4 run ... --from {manifest.name} "
