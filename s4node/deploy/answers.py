@@ -26,11 +26,15 @@ def tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-async def settings_of(nodes: dict[str, NodeInfo], deployed: dict[str, str]) -> Config:
-    """The settings of a container of an app that was deployed with some."""
-    name, node = next(iter(nodes.items()))
-    async with admin.asking(name, node.admin, admin.AskSettings(deployed)) as caller:
-        return Config.from_values((await caller.answer(admin.Settings)).settings)
+async def settings_of(nodes: dict[str, NodeInfo], deployed: dict[str, str], limit: float) -> Config:
+    """The settings of a container of an app that was deployed with some, as the first of the nodes
+    says within ``limit`` seconds."""
+    todo = "load and check it"
+    ask = admin.AskSettings(deployed)
+    name, node = min(nodes.items())
+    async with admin.asking(name, node.admin, ask) as caller:
+        answers = await from_all([caller], admin.Settings, limit, todo)
+    return Config.from_values(answers[name].settings)
 
 
 async def from_all(

@@ -150,7 +150,8 @@ async def roll_back(
         if not nodes:
             raise DeployFailed(no_node(cluster, await registry.living_clusters()))
         packages = packages_of(config)
-        here = await settings_of(nodes, decode(packages.get(found.package)).manifest.settings)
+        former_settings = decode(packages.get(found.package)).manifest.settings
+        here = await settings_of(nodes, former_settings, config[settings.CONTAINER_START_TIMEOUT])
         change = StateChange(AppId(cluster, app), here, None, "", None, tell)
         former = await threads.run_sync(former_of, change.place, app, found.version)
         assert former.upgrade is not None
@@ -260,7 +261,7 @@ class _Deployment:
         config = self._config
         start = config[settings.CONTAINER_START_TIMEOUT] + config[settings.CLUSTER_GATHER_TIMEOUT]
         drain = config[settings.TASK_SHUTDOWN_MS] + config[settings.CONTAINER_END_TIMEOUT]
-        app_config = await settings_of(nodes, manifest.settings)
+        app_config = await settings_of(nodes, manifest.settings, start)
         old = before.value if before else None
         change = StateChange(self._id, app_config, old, manifest.version, self._back, tell)
         async with AsyncExitStack() as stack:
