@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from cluster_in_memory import Cluster, cluster, in_memory
@@ -16,6 +17,8 @@ from s4node.net.egress.outbox_rows import sort_rows, ways_of
 from s4node.net.egress.transactional_outbox import TransactionalOutbox
 from s4node.net.ingress.admission import StreamAdmission
 from s4node.net.ingress.durable_admission import DurableAdmission
+from s4node.net.wire import frame as wire
+from s4node.runtime.inputs.port import InputPort
 from s4node.savepoints.place import cuts_folder
 from s4node.state.database import Database
 from s4node.state.job import task_of
@@ -39,6 +42,29 @@ def test_without_the_cut_in_acknowledgements_events_are_missing_from_a_savepoint
     assert {kind for kind, *_ in found} == {"missing"}
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_the_cuts_fit_each_other_where_connections_are_lost_between_them(
+    folder: Path, seed: int
+) -> None:
+    assert faults_of(folder, seed, upwards, torn=True) == []
+
+
+def test_without_the_cut_in_answers_to_hellos_events_are_missing_after_a_reconnect(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_hello = InputPort.on_hello
+
+    def without(port: InputPort, *arguments: Any) -> wire.Hello | None:
+        answer = on_hello(port, *arguments)
+        if answer is not None:
+            answer.headers.pop(wire.SAVEPOINT, None)
+        return answer
+
+    monkeypatch.setattr(InputPort, "on_hello", without)
+    found = [each for seed in range(4) for each in faults_of(folder, seed, upwards, torn=True)]
+    assert {kind for kind, *_ in found} == {"missing"}
+
+
 def test_without_the_cut_in_frames_a_savepoint_counts_events_that_were_not_sent(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,7 +76,7 @@ def test_without_the_cut_in_frames_a_savepoint_counts_events_that_were_not_sent(
 # -- set-up ---------------------------------------------------------------------------------------
 
 PARTITIONS = 6
-
+NODES = ("n0", "n1", "n2")
 
 USERS = [f"user-{n}" for n in range(24)]
 LOWER = [user for user in USERS if Partitioner(PARTITIONS, crc32m).partition_of(user) < 3]
@@ -82,12 +108,15 @@ def passing_on() -> App:
     return app
 
 
-def faults_of(folder: Path, seed: int, tokens: Tokens) -> list[tuple[str, str, str, str, int, int]]:
-    """What does not fit in three savepoints that are taken while tokens are passed on."""
+def faults_of(
+    folder: Path, seed: int, tokens: Tokens, *, torn: bool = False
+) -> list[tuple[str, str, str, str, int, int]]:
+    """What does not fit in three savepoints that are taken while tokens are passed on. Connections
+    may be ``torn`` before all tasks are asked."""
     chance, here, faults = Random(seed), folder / f"{seed}-{len(list(folder.iterdir()))}", []
     here.mkdir()
     with cluster(here, seed, app=passing_on) as nodes:
-        nodes.start("n0", "n1", "n2")
+        nodes.start(*NODES)
         nodes.connect()
         for number in (1, 2, 3):
             nodes.send(tokens(chance))
@@ -95,6 +124,15 @@ def faults_of(folder: Path, seed: int, tokens: Tokens) -> list[tuple[str, str, s
             nodes.ask_for_cut(chance.randrange(3, PARTITIONS), number)
             nodes.send(tokens(chance))
             nodes.pass_time(chance.uniform(0, 0.3))
+            if torn:
+                nodes.send(tokens(chance))
+                nodes.pass_time(chance.uniform(0.005, 0.1))
+                for name in NODES:
+                    nodes.cut(name)
+                nodes.pass_time(0.4)  # what has arrived is committed, and its sender not told
+                for name in NODES:
+                    nodes.heal(name)
+                nodes.pass_time(chance.uniform(0.2, 0.6))
             for partition in range(PARTITIONS):
                 nodes.ask_for_cut(partition, number)
             nodes.until(partial(all_made, nodes, number))
