@@ -30,37 +30,6 @@ def ssp(stream: str, partition: int) -> SystemStreamPartition:
     return SystemStreamPartition("memory", stream, partition)
 
 
-class Notes:
-    """What the tasks of an app have been given, by task: stream, partition, offset."""
-
-    def __init__(self) -> None:
-        self.by_task: dict[str, list[tuple[str, int, int]]] = {}
-        self.ended: list[str] = []
-
-    @property
-    def count(self) -> int:
-        return sum(map(len, self.by_task.values()))
-
-
-class Writer:
-    """Writes down what it is given."""
-
-    def __init__(self, notes: Notes) -> None:
-        self.notes = notes
-        self.name = ""
-
-    def init(self, config: Any, context: Any) -> None:
-        self.name = context.task_name
-        self.notes.by_task[self.name] = []
-
-    def process(self, envelope: Any, collector: Any, coordinator: Any) -> None:
-        place = envelope.stream, envelope.partition, envelope.offset
-        self.notes.by_task[self.name].append(place)
-
-    def on_end_of_stream(self, collector: Any, coordinator: Any) -> None:
-        self.notes.ended.append(self.name)
-
-
 async def test_a_task_reads_the_same_partition_of_all_its_inputs(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
@@ -233,15 +202,6 @@ async def test_a_start_that_cannot_be_stops_the_container(
 
 
 # -- commits --------------------------------------------------------------------------------------
-
-
-class Committing(Writer):
-    """Asks for a commit at offset 2."""
-
-    def process(self, envelope: Any, collector: Any, coordinator: Any) -> None:
-        super().process(envelope, collector, coordinator)
-        if envelope.offset == 2:
-            coordinator.commit()
 
 
 async def test_a_commit_that_a_task_asks_for_covers_exactly_the_event_at_which_it_did(
@@ -459,6 +419,46 @@ async def test_each_app_and_cluster_has_progress_of_its_own(
 
 
 # -- set-up ---------------------------------------------------------------------------------------
+
+
+class Notes:
+    """What the tasks of an app have been given, by task: stream, partition, offset."""
+
+    def __init__(self) -> None:
+        self.by_task: dict[str, list[tuple[str, int, int]]] = {}
+        self.ended: list[str] = []
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.by_task.values()))
+
+
+class Writer:
+    """Writes down what it is given."""
+
+    def __init__(self, notes: Notes) -> None:
+        self.notes = notes
+        self.name = ""
+
+    def init(self, config: Any, context: Any) -> None:
+        self.name = context.task_name
+        self.notes.by_task[self.name] = []
+
+    def process(self, envelope: Any, collector: Any, coordinator: Any) -> None:
+        place = envelope.stream, envelope.partition, envelope.offset
+        self.notes.by_task[self.name].append(place)
+
+    def on_end_of_stream(self, collector: Any, coordinator: Any) -> None:
+        self.notes.ended.append(self.name)
+
+
+class Committing(Writer):
+    """Asks for a commit at offset 2."""
+
+    def process(self, envelope: Any, collector: Any, coordinator: Any) -> None:
+        super().process(envelope, collector, coordinator)
+        if envelope.offset == 2:
+            coordinator.commit()
 
 
 ADDRESS = "the tests' tasks"

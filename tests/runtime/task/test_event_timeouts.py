@@ -28,86 +28,19 @@ from s4node.errors import EventTimeout, S4Error, StateError
 from s4node.events.keys import Partitioner
 from s4node.systems.memory import MemorySystem
 
-TIMEOUT = {"task.callback.timeout.ms": "150"}
 
-
-@pytest.fixture
-def settings(settings: dict[str, str]) -> dict[str, str]:
-    return {**settings, **TIMEOUT, "s4.stream.clicks.onError": "skip"}
-
-
-@pytest.fixture(autouse=True)
-def gate() -> Iterator[threading.Event]:
-    """What hangs in threads does so until it is set."""
-    Hangs.gate = threading.Event()
-    Hangs.late = []
-    yield Hangs.gate
-    Hangs.gate.set()
-
-
-class Hangs(Store):
-    """Counts clicks by user, and never comes to an end at a bad one."""
-
-    gate: threading.Event
-    late: ClassVar[
-        list[tuple[Any, Any, Any]]
-    ]  # what was hung with: the store, the collector, the callback
-
-    def count(self, click: Click, collector: Any, callback: Any = None) -> bool:
-        self.counts.put(click.user, self.counts.get(click.user, 0) + 1)
-        collector.send("seen", click)
-        if click.bad:
-            self.late.append((self.counts, collector, callback))
-        return click.bad
-
-
-class InThread(Hangs):
-    def process(self, envelope: Any, collector: Any, coordinator: Any) -> None:
-        if self.count(envelope.message, collector):
-            self.gate.wait(60)
-
-
-class Awaited(Hangs):
-    async def process(self, envelope: Any, collector: Any, coordinator: Any) -> None:  # type: ignore[override]
-        await trio.lowlevel.checkpoint()
-        if self.count(envelope.message, collector):
-            await trio.sleep_forever()
-
-
-class Stubborn(Hangs):
-    """Does not heed that it is cancelled, for a while."""
-
-    async def process(self, envelope: Any, collector: Any, coordinator: Any) -> None:  # type: ignore[override]
-        await trio.lowlevel.checkpoint()
-        if self.count(envelope.message, collector):
-            try:
-                await trio.sleep_forever()
-            finally:
-                with trio.CancelScope(shield=True):
-                    await trio.sleep(1)
-                raise ValueError("which nobody hears")
-
-
-class NeverCalled(Hangs):
-    def process_async(self, envelope: Any, collector: Any, coordinator: Any, callback: Any) -> None:
-        if not self.count(envelope.message, collector, callback):
-            callback.complete()
-
-
-TOGETHER = {"task.max.concurrency": "5", "task.order": "key"}
-ONE_THREAD = {"job.container.thread.pool.size": "1"}
-WAYS: dict[str, tuple[type[Hangs], dict[str, str]]] = {
-    "in a thread": (InThread, ONE_THREAD),
-    "waiting for a thread": (InThread, ONE_THREAD | TOGETHER),
-    "async": (Awaited, {}),
-    "several async": (Awaited, TOGETHER),
-    "async, not to be cancelled": (Stubborn, TOGETHER),
-    "callback": (NeverCalled, {}),
-    "several callbacks": (NeverCalled, TOGETHER),
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way",
+    [
+        "in a thread",
+        "waiting for a thread",
+        "async",
+        "several async",
+        "async, not to be cancelled",
+        "callback",
+        "several callbacks",
+    ],
+)
 async def test_what_tasks_store_is_the_truth_without_the_events_that_take_too_long(
     system: MemorySystem, settings: dict[str, str], way: str
 ) -> None:
@@ -198,3 +131,85 @@ async def test_where_the_stream_says_nothing_an_event_that_takes_too_long_stops_
         async with running(Stores("stores", Awaited), settings):
             await trio.sleep_forever()
     assert caught.value.position == "clicks[0]@1"
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+TIMEOUT = {"task.callback.timeout.ms": "150"}
+
+
+@pytest.fixture
+def settings(settings: dict[str, str]) -> dict[str, str]:
+    return {**settings, **TIMEOUT, "s4.stream.clicks.onError": "skip"}
+
+
+@pytest.fixture(autouse=True)
+def gate() -> Iterator[threading.Event]:
+    """What hangs in threads does so until it is set."""
+    Hangs.gate = threading.Event()
+    Hangs.late = []
+    yield Hangs.gate
+    Hangs.gate.set()
+
+
+class Hangs(Store):
+    """Counts clicks by user, and never comes to an end at a bad one."""
+
+    gate: threading.Event
+    late: ClassVar[
+        list[tuple[Any, Any, Any]]
+    ]  # what was hung with: the store, the collector, the callback
+
+    def count(self, click: Click, collector: Any, callback: Any = None) -> bool:
+        self.counts.put(click.user, self.counts.get(click.user, 0) + 1)
+        collector.send("seen", click)
+        if click.bad:
+            self.late.append((self.counts, collector, callback))
+        return click.bad
+
+
+class InThread(Hangs):
+    def process(self, envelope: Any, collector: Any, coordinator: Any) -> None:
+        if self.count(envelope.message, collector):
+            self.gate.wait(60)
+
+
+class Awaited(Hangs):
+    async def process(self, envelope: Any, collector: Any, coordinator: Any) -> None:  # type: ignore[override]
+        await trio.lowlevel.checkpoint()
+        if self.count(envelope.message, collector):
+            await trio.sleep_forever()
+
+
+class Stubborn(Hangs):
+    """Does not heed that it is cancelled, for a while."""
+
+    async def process(self, envelope: Any, collector: Any, coordinator: Any) -> None:  # type: ignore[override]
+        await trio.lowlevel.checkpoint()
+        if self.count(envelope.message, collector):
+            try:
+                await trio.sleep_forever()
+            finally:
+                with trio.CancelScope(shield=True):
+                    await trio.sleep(1)
+                raise ValueError("which nobody hears")
+
+
+class NeverCalled(Hangs):
+    def process_async(self, envelope: Any, collector: Any, coordinator: Any, callback: Any) -> None:
+        if not self.count(envelope.message, collector, callback):
+            callback.complete()
+
+
+TOGETHER = {"task.max.concurrency": "5", "task.order": "key"}
+ONE_THREAD = {"job.container.thread.pool.size": "1"}
+WAYS: dict[str, tuple[type[Hangs], dict[str, str]]] = {
+    "in a thread": (InThread, ONE_THREAD),
+    "waiting for a thread": (InThread, ONE_THREAD | TOGETHER),
+    "async": (Awaited, {}),
+    "several async": (Awaited, TOGETHER),
+    "async, not to be cancelled": (Stubborn, TOGETHER),
+    "callback": (NeverCalled, {}),
+    "several callbacks": (NeverCalled, TOGETHER),
+}

@@ -27,101 +27,8 @@ from s4node.state.browse import StateReader
 from s4node.state.task_state import TaskState
 from s4node.systems.embedded_log import EmbeddedLog
 
-COMMON = """
-import os
-import signal
-import time
-import trio
-from s4node import App, Event, ProcessingElement, TaskApp
 
-class Click(Event):
-    user: str
-    number: int
-    what: str = ""
-
-class Sum(Event):
-    clicks: int = 0
-
-def look_at(click, slow):
-    time.sleep(slow)
-    if click.what.startswith("bad") and "MENDED" not in os.environ:
-        raise ValueError(f"click {click.number} is {click.what}")
-    if click.what == "kills":
-        os.kill(os.getpid(), signal.SIGSEGV)
-    if click.what == "exits":
-        os._exit(3)
-"""
-
-ELEMENTS = (
-    COMMON
-    + """
-class Count(ProcessingElement):
-    clicks: int = 0
-
-    def on_event(self, event: Click) -> None:
-        self.clicks += 1
-        look_at(event, self.app.slow)
-
-class Counts(App):
-    def on_init(self) -> None:
-        self.slow = float(self.parameters.get("slow", "0"))
-        self.create_input_stream("clicks", self.create_pe(Count), key="user", system="log")
-
-app = Counts("counts")
-"""
-)
-
-ASYNC_ELEMENTS = (
-    COMMON
-    + """
-class Count(ProcessingElement):
-    clicks: int = 0
-
-    async def on_event(self, event: Click) -> None:
-        self.clicks += 1
-        await trio.lowlevel.checkpoint()
-        look_at(event, self.app.slow)
-
-class Counts(App):
-    def on_init(self) -> None:
-        self.slow = float(self.parameters.get("slow", "0"))
-        stream = self.create_input_stream(
-            "clicks", self.create_pe(Count), key="user", system="log"
-        )
-        stream.set_parallelism(4)
-
-app = Counts("counts")
-"""
-)
-
-TASKS = (
-    COMMON
-    + """
-class Count:
-    def init(self, config, context):
-        self.store = context.store("counts")
-        self.slow = float(config.get("slow", "0"))
-
-    def process(self, envelope, collector, coordinator):
-        user = envelope.message.user
-        sum = self.store.get(user) or Sum()
-        self.store.put(user, Sum(sum.clicks + 1))
-        look_at(envelope.message, self.slow)
-
-class Counts(TaskApp):
-    def on_init(self):
-        self.create_input_stream("clicks", key="user", types=Click, system="log")
-        self.create_store("counts", key=str, value=Sum)
-
-app = Counts("counts", Count)
-"""
-)
-
-
-APPS = {"elements": ELEMENTS, "async elements": ASYNC_ELEMENTS, "tasks": TASKS}
-
-
-@pytest.mark.parametrize("app", APPS)
+@pytest.mark.parametrize("app", ["elements", "async elements", "tasks"])
 async def test_an_event_that_kills_the_process_three_times_is_left_out_then(
     tmp_path: Path, app: str
 ) -> None:
@@ -211,7 +118,7 @@ async def test_equal_events_of_a_task_s_own_are_innocent_where_each_was_under_wa
                 await process.kill()
 
 
-@pytest.mark.parametrize("app", APPS)
+@pytest.mark.parametrize("app", ["elements", "async elements", "tasks"])
 async def test_events_at_which_a_handler_fails_leave_nothing_however_often_the_process_is_killed(
     tmp_path: Path, app: str
 ) -> None:
@@ -398,6 +305,100 @@ async def test_what_is_no_dead_letter_is_said(tmp_path: Path) -> None:
 
 
 # -- set-up ---------------------------------------------------------------------------------------
+
+
+COMMON = """
+import os
+import signal
+import time
+import trio
+from s4node import App, Event, ProcessingElement, TaskApp
+
+class Click(Event):
+    user: str
+    number: int
+    what: str = ""
+
+class Sum(Event):
+    clicks: int = 0
+
+def look_at(click, slow):
+    time.sleep(slow)
+    if click.what.startswith("bad") and "MENDED" not in os.environ:
+        raise ValueError(f"click {click.number} is {click.what}")
+    if click.what == "kills":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if click.what == "exits":
+        os._exit(3)
+"""
+
+ELEMENTS = (
+    COMMON
+    + """
+class Count(ProcessingElement):
+    clicks: int = 0
+
+    def on_event(self, event: Click) -> None:
+        self.clicks += 1
+        look_at(event, self.app.slow)
+
+class Counts(App):
+    def on_init(self) -> None:
+        self.slow = float(self.parameters.get("slow", "0"))
+        self.create_input_stream("clicks", self.create_pe(Count), key="user", system="log")
+
+app = Counts("counts")
+"""
+)
+
+ASYNC_ELEMENTS = (
+    COMMON
+    + """
+class Count(ProcessingElement):
+    clicks: int = 0
+
+    async def on_event(self, event: Click) -> None:
+        self.clicks += 1
+        await trio.lowlevel.checkpoint()
+        look_at(event, self.app.slow)
+
+class Counts(App):
+    def on_init(self) -> None:
+        self.slow = float(self.parameters.get("slow", "0"))
+        stream = self.create_input_stream(
+            "clicks", self.create_pe(Count), key="user", system="log"
+        )
+        stream.set_parallelism(4)
+
+app = Counts("counts")
+"""
+)
+
+TASKS = (
+    COMMON
+    + """
+class Count:
+    def init(self, config, context):
+        self.store = context.store("counts")
+        self.slow = float(config.get("slow", "0"))
+
+    def process(self, envelope, collector, coordinator):
+        user = envelope.message.user
+        sum = self.store.get(user) or Sum()
+        self.store.put(user, Sum(sum.clicks + 1))
+        look_at(envelope.message, self.slow)
+
+class Counts(TaskApp):
+    def on_init(self):
+        self.create_input_stream("clicks", key="user", types=Click, system="log")
+        self.create_store("counts", key=str, value=Sum)
+
+app = Counts("counts", Count)
+"""
+)
+
+
+APPS = {"elements": ELEMENTS, "async elements": ASYNC_ELEMENTS, "tasks": TASKS}
 
 
 OUTPUTS = (
