@@ -31,7 +31,7 @@ CRASHES := tests/test_failpoints.py tests/deploy/test_deploy.py tests/deploy/tes
 	tests/state/test_damage.py tests/state/test_database.py \
 	tests/state/test_remote_task_crashes.py
 # Spark clusters and drivers that are killed
-SPARK := tests/spark/test_sink_crashes.py
+SPARK := tests/spark/test_sink_crashes.py tests/spark/test_bootstrap.py tests/spark/test_results_back.py
 # and what has the machine for itself, for it measures
 MEASURED := tests/process/test_prompt.py tests/bench/test_bench.py tests/test_torture.py
 
