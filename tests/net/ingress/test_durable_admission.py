@@ -19,7 +19,7 @@ from s4node.net.ingress.durable_admission import (
     DurableAdmission,
     TakenLanes,
 )
-from s4node.net.ingress.producer_lane import FrameReceipt
+from s4node.net.ingress.producer_lane import FrameReceipt, ProducerLane
 from s4node.net.wire import frame as wire
 from s4node.net.wire.frame import WINDOW_BYTES, Frame
 from s4node.offsets.producer_offsets import KeptProducer
@@ -69,10 +69,11 @@ class Node:
         self.rows = rows or {0: {}, 1: {}}
         self.wanted: list[int] = []
         self.waited: list[tuple[int, float]] = []
+        self.heard: list[ProducerLane] = []
         self.admission = DurableAdmission(
             "ticks",
             {0: Stage(1000), 1: Stage(1000)},
-            lambda _: None,
+            self.heard.append,
             partitions=2,
             on_full=self.wanted.append,
             on_wait=lambda *waits: self.waited.append(waits),
@@ -138,6 +139,27 @@ def test_half_a_window_asks_for_a_commit_and_a_whole_one_is_the_limit() -> None:
     assert node.ruling().limit == 20
     node.commit()
     assert node.ruling().limit == 37
+
+
+def test_a_producer_hears_nothing_before_a_commit_unless_there_is_more_credit_for_it() -> None:
+    node = Node()
+    node.greet()
+    lane = node.admission.lanes["p", 0]
+    node.take(0, 400).done()  # so that its events are weighed
+    node.commit()
+    limit = node.ruling().limit
+    node.heard.clear()
+    node.take(400, 100).done()
+    node.admission.ask("p", NODE)
+    assert lane not in node.heard  # nothing new could be said
+    node.heard.clear()
+    node.commit()
+    assert node.heard == [lane]
+    assert node.ruling().upto == 500
+    node.heard.clear()
+    node.take(500, 200).done()
+    assert node.heard == [lane]
+    assert node.ruling().limit > limit
 
 
 def test_a_producer_may_have_so_many_bytes_beyond_what_is_committed() -> None:
