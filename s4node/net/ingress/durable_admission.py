@@ -383,6 +383,8 @@ class DurableAdmission(StreamAdmission):
     def released(self) -> None:
         """Let lanes go on that were held for lack of room."""
         super().released()
+        if not self._stopped:
+            return
         for lane in [each for each in self._stopped if not self.held(each.partition)]:
             del self._stopped[lane]
             lane.urgent = True

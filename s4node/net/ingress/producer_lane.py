@@ -182,6 +182,7 @@ class ProducerLane:
         "held",
         "life",
         "limit",
+        "origin",
         "own_id",
         "partition",
         "period",
@@ -204,6 +205,7 @@ class ProducerLane:
         self.credit = admission.credit(partition)
         self.producer = producer
         self.partition = partition
+        self.origin = origin_of(admission.stream, partition, producer)  # of its numbers, in words
         self.life = Life()  # the latest life that said hello
         self.own_id = False  # later lives of its producer use the same id
         self.expected = start
@@ -232,11 +234,6 @@ class ProducerLane:
     def ssp(self) -> tuple[str, str, int]:
         """System, stream and partition of its events."""
         return LIVE, self.admission.stream, self.partition
-
-    @property
-    def origin(self) -> str:
-        """The origin of its numbers, in words."""
-        return origin_of(self.admission.stream, self.partition, self.producer)
 
     @property
     def safe(self) -> int:

@@ -184,8 +184,8 @@ class Committer:
     def _begin(self, kept: TaskCommits, what: TaskProgress) -> None:
         task = kept.task
         task.timetable.commit_begins(trio.current_time())
-        if task.failures.isolation is not None:
-            told = task.failures.isolation.taken()
+        isolation = task.failures.isolation
+        if isolation is not None and (told := isolation.taken()):
             self._loop.carry_out(task, [HandOn("", stream, [event]) for stream, event in told])
         kept.begin_commit(what)
         kept.writing = True

@@ -431,5 +431,6 @@ class TaskCommits:
 
 def _hears_tasks(what: TaskProgress) -> bool:
     """Return True if other tasks are among the producers in a commit."""
-    lanes = [lane for each in what.producers.values() for lane in each.lanes]
-    return any(lane.producer.startswith(TASK) for lane in lanes)
+    return any(
+        lane.producer.startswith(TASK) for each in what.producers.values() for lane in each.lanes
+    )
