@@ -151,7 +151,9 @@ class Connection:
             return now + _RETRY_SECONDS
         self.answers.clear()
         self._answer_bytes = 0
-        self._count_unread()
+        assert self.socket is not None
+        if self.socket.unsent or self._listener.unread.total:
+            self._count_unread()
         for lane in told:
             if not lane.urgent:
                 self._let_go(lane)

@@ -327,9 +327,11 @@ class Listener:
                     await trio.lowlevel.checkpoint()
                 while self._held is not None and self._held():  # noqa: ASYNC110 - rare, and short
                     await trio.sleep(_RETRY_SECONDS)
-                await connection.wait_clear()
+                if connection.congested:
+                    await connection.wait_clear()
                 taken = self._drain(connection)
-                self._count_unfinished(connection)
+                if connection.socket.unfinished or self.unfinished.total:
+                    self._count_unfinished(connection)
                 if connection.arrived.is_set():
                     patience.deadline = math.inf
                 if taken:
