@@ -351,6 +351,25 @@ _turn = os.getpid() % _OF_A_WORKER
 _ports = cycle(_first + (_turn + n) % _OF_A_WORKER for n in range(_OF_A_WORKER))
 
 
+def colliding_pairs(count: int) -> list[tuple[int, int]]:
+    """Different pairs of numbers that share one hash, which Python does not make random."""
+    prime_1, prime_2, prime_5 = 11400714785074694791, 14029467366897019727, 2870177450012600261
+    most = (1 << 64) - 1
+
+    def after(first: int) -> int:
+        mixed = (prime_5 + first * prime_2) & most
+        return ((mixed << 31 | mixed >> 33) * prime_1) & most
+
+    found: list[tuple[int, int]] = []
+    first = 0
+    while len(found) < count:
+        second = (after(0) - after(first)) * pow(prime_2, -1, 1 << 64) & most
+        if second < (1 << 61) - 1:  # else it is not its own hash
+            found.append((first, second))
+        first += 1
+    return found
+
+
 # -- raw peers ------------------------------------------------------------------------------------
 
 

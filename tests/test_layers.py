@@ -62,7 +62,7 @@ PURE_MODULES = {
     "": "errors packaged store_spec version",
     "config": "config key kinds plugins properties render settings",
     "metrics": "registry snapshot statistics",
-    "events": "event json_objects keepable keys routing schema type_words",
+    "events": "event json_objects keepable key_crowding keys routing schema type_words",
     "app": (
         "app cycles dataflow graph instances pe_codec processing_element prototype stream "
         "stream_task"

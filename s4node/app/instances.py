@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.prototype import Prototype
+from s4node.events.key_crowding import KeyCrowding
 from s4node.events.keys import Key, identity
 
 PE = ProcessingElement
@@ -49,6 +50,7 @@ class Instances(dict[Any, PE]):
     __slots__ = (
         "_async_create",
         "_async_remove",
+        "_crowding",
         "fetch",
         "gone",
         "keeper",
@@ -65,12 +67,14 @@ class Instances(dict[Any, PE]):
         self.gone: Callable[[Any], None] | None = None
         self.keeper: Keeper | None = None
         self.fetch: Callable[[], None] | None = None  # loads the saved instances of coming events
+        self._crowding = KeyCrowding()
         self._async_create = inspect.iscoroutinefunction(prototype.on_create)
         self._async_remove = inspect.iscoroutinefunction(prototype.on_remove)
 
     def __missing__(self, key: Key) -> PE:
         prototype = self.prototype
         checked = identity(key)
+        self._crowding.check(checked, self)
         if self.fetch is not None:
             self.fetch()
             if key in self:
@@ -89,6 +93,7 @@ class Instances(dict[Any, PE]):
         if key in self:
             return self[key]
         checked = identity(key)
+        self._crowding.check(checked, self)
         if self.fetch is not None:
             self.fetch()
             if key in self:

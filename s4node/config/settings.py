@@ -550,6 +550,11 @@ LOG_QUOTA_BYTES = Setting(
     "given up or cannot be opened because of damage. It deletes nothing early: appending waits. 0 "
     "means no bound.",
 )
+LOG_MAX_PARTITIONS = Setting(
+    _LOG, "s4.log.maxPartitions", "512", kinds.whole(1),
+    "The most partitions of all streams of the log together. Each takes three file descriptors and "
+    "about 200 KB of memory, and any peer may create streams.",
+)
 LOG_STAGED_EXPIRY = Setting(
     _LOG, "s4.log.staged.expiry", "86400000", kinds.milliseconds(1),
     "What a sink, such as a Spark job, has staged and not published is dropped when nobody has "

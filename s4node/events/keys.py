@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import msgspec
 
 from s4node.errors import ConfigError, KeyFinderError
+from s4node.events.key_crowding import KeyCrowding
 
 KEY_GROUPS = 4096
 """The number of slices of the key space; the largest number of partitions of an app."""
@@ -182,15 +183,18 @@ class Partitioner:
 
 
 class _Memo(dict[Key, int]):
-    __slots__ = ("_partitioner",)
+    __slots__ = ("_crowding", "_partitioner")
 
     def __init__(self, partitioner: Partitioner) -> None:
         super().__init__()
+        self._crowding = KeyCrowding()
         self._partitioner = partitioner
 
     def __missing__(self, key: Key) -> int:
         partition = self._partitioner.partition_of(key)
+        self._crowding.check(key, self)
         if len(self) >= _MEMO_LIMIT:  # hot keys return at once
             self.clear()
+            self._crowding = KeyCrowding()
         self[key] = partition
         return partition

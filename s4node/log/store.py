@@ -26,6 +26,7 @@ from s4node.config.config import Config
 from s4node.config.paths import full_path
 from s4node.config.settings import (
     LOG_FOLDER,
+    LOG_MAX_PARTITIONS,
     LOG_QUOTA_BYTES,
     LOG_RETENTION_BYTES,
     LOG_RETENTION_MS,
@@ -64,6 +65,7 @@ class LogSettings:
     retention_bytes: int = 0
     quota_bytes: int = 0
     sync: str = "normal"
+    max_partitions: int = 512
 
     def retention_of(self, stream: StreamSettings) -> Keep:
         """The retention of a stream."""
@@ -81,6 +83,7 @@ class LogSettings:
             config[LOG_RETENTION_BYTES],
             config[LOG_QUOTA_BYTES],
             config[LOG_SYNC],
+            config[LOG_MAX_PARTITIONS],
         )
 
 
@@ -150,6 +153,14 @@ class LogStore:
             await threads.run_sync(drop_stream, self.settings.folder, name)
 
     def _check_quota(self, wanted: StreamSettings) -> None:
+        most = self.settings.max_partitions
+        partitions = sum(len(stream.partitions) for stream in self.streams.values())
+        if partitions + wanted.partitions > most:
+            raise StoreError(
+                f"stream {wanted.name!r} with {wanted.partitions} partitions would be beyond "
+                f"s4.log.maxPartitions ({most}), of which {partitions} are used; delete a stream, "
+                f"or raise the limit"
+            )
         quota = self.settings.quota_bytes
         used = sum(p.standing.disk for stream in self.streams.values() for p in stream.partitions)
         needed = wanted.partitions * EMPTY_BYTES

@@ -94,6 +94,7 @@ def test_the_list_has_these_keys_and_defaults() -> None:
         ("s4.log.retention.ms", "604800000"),
         ("s4.log.retention.bytes", "0"),
         ("s4.log.quotaBytes", "0"),
+        ("s4.log.maxPartitions", "512"),
         ("s4.log.staged.expiry", "86400000"),
         ("s4.log.sync", "normal"),
         ("metrics.reporters", ""),

@@ -458,6 +458,17 @@ async def test_a_quota_that_retention_makes_room_under_is_not_told_of(tmp_path: 
         assert disk(tmp_path) <= 8 * MIB
 
 
+async def test_a_log_has_a_bounded_number_of_partitions(tmp_path: Path) -> None:
+    async with open_log(LogSettings(tmp_path)) as log:
+        await log.create("clicks", 256)
+        await log.create("clicks", 256)  # it is there
+        with pytest.raises(
+            StoreError, match=r"beyond s4\.log\.maxPartitions \(512\), of which 256"
+        ):
+            await log.create("pages", 257)
+        assert list(log.streams) == ["clicks"]
+
+
 async def test_a_stream_that_the_quota_has_no_room_for_is_not_made(tmp_path: Path) -> None:
     async with open_log(LogSettings(tmp_path, quota_bytes=MIB)) as log:
         with pytest.raises(StoreError, match=r"16 partitions needs 4194304 bytes .* \(1048576\)"):

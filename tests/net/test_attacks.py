@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 import trio
-from harness import NodeProcess, node_process
+from harness import NodeProcess, colliding_pairs, node_process
 from shared_apps import Click
 
-from s4node import Client
+from s4node import Client, Event
 from s4node.events.schema import fingerprint_of
 from s4node.net.transport.sp_messages import HANDSHAKE, framed
 from s4node.net.wire import frame as wire
@@ -24,6 +24,12 @@ from s4node.net.wire import frame as wire
 pytestmark = pytest.mark.slow
 
 MB = 1 << 20
+
+
+class Pair(Event):
+    a: int
+    b: int
+
 
 APP = """
 from s4node import App, Event, ProcessingElement
@@ -119,6 +125,19 @@ async def test_declared_types_do_not_make_answers_too_long_for_others(tmp_path: 
                 pages = await client.stream("pages")
                 await pages.send(Click("ann", 1))
                 assert await pages.flush() == []
+
+
+async def test_keys_that_share_one_hash_do_not_stall_the_node(tmp_path: Path) -> None:
+    async with victim(tmp_path) as node, Client(node.address) as client:
+        pairs = await client.stream("pairs")
+        began = trio.current_time()
+        for a, b in colliding_pairs(20_000):
+            await pairs.send(Pair(a, b))
+        refused = await pairs.flush()
+        assert trio.current_time() - began < 4
+        assert sum(each.count for each in refused) > 19_000
+        assert "has the same hash as many other keys" in refused[0].reason
+        await serves(node)
 
 
 # -- the node, its attackers, and an honest peer --------------------------------------------------
