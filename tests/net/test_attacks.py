@@ -95,7 +95,7 @@ async def test_producers_of_many_lanes_cost_a_bounded_amount_of_memory(tmp_path:
 
 async def test_connections_that_only_shake_hands_keep_nobody_out(tmp_path: Path) -> None:
     async with victim(tmp_path) as node:
-        with attackers(node, 1023):
+        with attackers(node, 1024):
             await serves(node)
             await serves(node)
 
