@@ -11,13 +11,9 @@ Rules
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Iterable
 
 from s4node.errors import KeyFinderError
-
-if TYPE_CHECKING:
-    from s4node.events.keys import Key
 
 _COUNTERS = 1 << 16
 _FEW = 256
@@ -36,7 +32,7 @@ class KeyCrowding:
         self._looked: dict[int, int] = {}  # the count at which the keys of a counter were looked at
         self._crowded: set[int] = set()
 
-    def check(self, key: Key, table: Iterable[Key | None]) -> None:
+    def check(self, key: Hashable, table: Iterable[Hashable]) -> None:
         """Count a key that is to come into the table; raise KeyFinderError if its hash is taken."""
         if type(key) is not tuple or sum(type(part) is int for part in key) < 2:
             return
