@@ -110,9 +110,9 @@ PURE_ROOMS = {"app", "stages", "net.wire", "runtime.task"}  # nothing else is in
 
 # what pure modules may import from outside
 HARMLESS = {
-    "__future__", "abc", "annotationlib", "bisect", "collections", "contextlib", "contextvars",
-    "copy", "dataclasses", "difflib", "dis", "enum", "functools", "hashlib", "heapq", "importlib",
-    "inspect", "itertools", "keyword", "math", "msgspec", "numbers", "operator", "re", "struct",
+    "__future__", "abc", "annotationlib", "array", "bisect", "collections", "contextlib",
+    "contextvars", "copy", "dataclasses", "difflib", "dis", "enum", "functools", "hashlib", "heapq",
+    "importlib", "inspect", "itertools", "keyword", "math", "msgspec", "numbers", "operator", "re", "struct",
     "sys", "textwrap", "types", "typing", "unicodedata", "zlib",
 }  # fmt: skip
 EXCEPTIONS = {
