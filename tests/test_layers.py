@@ -112,8 +112,8 @@ PURE_ROOMS = {"app", "stages", "net.wire", "runtime.task"}  # nothing else is in
 HARMLESS = {
     "__future__", "abc", "annotationlib", "array", "bisect", "collections", "contextlib",
     "contextvars", "copy", "dataclasses", "difflib", "dis", "enum", "functools", "hashlib", "heapq",
-    "importlib", "inspect", "itertools", "keyword", "math", "msgspec", "numbers", "operator", "re", "struct",
-    "sys", "textwrap", "types", "typing", "unicodedata", "zlib",
+    "importlib", "inspect", "itertools", "keyword", "math", "msgspec", "numbers", "operator", "re",
+    "struct", "sys", "textwrap", "types", "typing", "unicodedata", "zlib",
 }  # fmt: skip
 EXCEPTIONS = {
     ("metrics.registry", "threading"),  # tasks count from threads,
