@@ -21,10 +21,11 @@ from pyspark.sql import SparkSession
 from s4node import SyncClient
 from s4node.spark.java import java_home
 from tests.harness import ROOT
-from tests.spark_rows import Row, failing_once, python_path
+from tests.spark_rows import Row, drawn_anew, failing_once, python_path
 
 TOTAL = 40_000
 FILES = 4
+SCHEMA = "user string, n long"
 
 
 def session(master: str) -> Any:
@@ -49,11 +50,7 @@ def session(master: str) -> Any:
 
 def drawn(rows: Any) -> Any:
     """The rows in another order, and with other users, in each computation."""
-    return (
-        rows.selectExpr("id as n", "cast(rand() * 1000 as int) as r")
-        .repartition(4, "r")
-        .selectExpr("concat('u', cast(rand() * 100 as int)) as user", "n")
-    )
+    return rows.selectExpr("id as n").repartition(4, "n").mapInArrow(drawn_anew, SCHEMA)
 
 
 def killing(marker: str) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -141,6 +142,20 @@ def python_path() -> None:
 
 
 # -- what happens to tasks ------------------------------------------------------------------------
+
+
+def drawn_anew(batches: Iterator[Any]) -> Iterator[Any]:
+    """The rows of a partition in another order, and with other users, in each computation, as after
+    a shuffle whose blocks come in another order, or from a function without a seed."""
+    import pyarrow as pa
+
+    dice = random.SystemRandom()
+    numbers = [n for batch in batches for n in batch.column("n").to_pylist()]
+    dice.shuffle(numbers)
+    for start in range(0, len(numbers), 500):
+        some = numbers[start : start + 500]
+        users = [f"u{dice.randrange(100)}" for _ in some]
+        yield pa.record_batch({"user": users, "n": pa.array(some, pa.int64())})
 
 
 def failing_once(batches: Iterator[Any]) -> Iterator[Any]:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource
 
+from s4node.spark.short_errors import short_errors
+
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
         DataSourceReader,
@@ -33,26 +35,31 @@ class S4DataSource(DataSource):
     def schema(self) -> StructType:
         from s4node.spark import source
 
-        return source.schema(self.options)
+        with short_errors():
+            return source.schema(self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from s4node.spark import source
 
-        return source.batch_reader(self.options, schema)
+        with short_errors():
+            return source.batch_reader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         from s4node.spark import source
 
-        return source.stream_reader(self.options, schema)
+        with short_errors():
+            return source.stream_reader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from s4node.spark import sink
 
-        return sink.batch_writer(self.options, schema, overwrite)
+        with short_errors():
+            return sink.batch_writer(self.options, schema, overwrite)
 
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamArrowWriter:
         from s4node.spark import sink
 
-        return sink.stream_writer(self.options, schema, overwrite)
+        with short_errors():
+            return sink.stream_writer(self.options, schema, overwrite)

@@ -31,6 +31,7 @@ from s4node.net.transport.pair_socket import host_and_port
 from s4node.net.wire import frame as wire
 from s4node.spark.connection import ask
 from s4node.spark.event_rows import EventRows, event_class
+from s4node.spark.short_errors import short_errors
 from s4node.spark.upload import Upload
 
 if TYPE_CHECKING:
@@ -242,7 +243,8 @@ class _Attempts:
         self._sink = sink
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self._sink.write_rows(*self._place(), iterator)
+        with short_errors():
+            return self._sink.write_rows(*self._place(), iterator)
 
     def _place(self) -> tuple[str, int]:
         raise NotImplementedError
@@ -257,10 +259,12 @@ class BatchWriter(_Attempts, DataSourceArrowWriter):
         self._batch = 0 if staged else -1
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._sink.publish(messages, last=True)
+        with short_errors():
+            self._sink.publish(messages, last=True)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._sink.drop_staged(messages, "" if self._batch < 0 else self._id)
+        with short_errors():
+            self._sink.drop_staged(messages, "" if self._batch < 0 else self._id)
 
     def _place(self) -> tuple[str, int]:
         return self._id, self._batch
@@ -274,10 +278,12 @@ class StreamWriter(_Attempts, DataSourceStreamArrowWriter):
         self._staged = staged
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
-        self._sink.publish(messages, last=False)
+        with short_errors():
+            self._sink.publish(messages, last=False)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
-        self._sink.drop_staged(messages)
+        with short_errors():
+            self._sink.drop_staged(messages)
 
     def _place(self) -> tuple[str, int]:
         context = TaskContext.get()

@@ -15,6 +15,7 @@ from spark_rows import (
     Node,
     Row,
     check_exact,
+    drawn_anew,
     dying_once,
     failing,
     failing_once,
@@ -52,12 +53,8 @@ def stream(node: Node, request: pytest.FixtureRequest) -> str:
 
 def shuffled(spark: Any, total: int = TOTAL) -> Any:
     """Rows in an order that every computation draws anew, each with a random user."""
-    return (
-        spark.range(total)
-        .selectExpr("id as n", "cast(rand() * 1000 as int) as r")
-        .repartition(4, "r")
-        .selectExpr("concat('u', cast(rand() * 100 as int)) as user", "n")
-    )
+    numbers = spark.range(total).selectExpr("id as n").repartition(4, "n")
+    return numbers.mapInArrow(drawn_anew, "user string, n long")
 
 
 def written(rows: Any, node: Node, stream: str, **more: Any) -> Any:
@@ -132,6 +129,7 @@ def test_all_columns_that_do_not_fit_are_named_before_anything_is_written(
     assert "column 'user' is int, not str" in text
     assert "there is no column 'n' for field n: int" in text
     assert "there is no field for m" in text
+    assert "Traceback" not in text
 
 
 def test_overwriting_and_unknown_options_are_refused(spark: Any, node: Node, stream: str) -> None:
@@ -197,8 +195,9 @@ def test_a_query_that_is_restarted_after_its_last_commit_file_is_lost_writes_eac
             spark.readStream.schema("id long")
             .option("maxFilesPerTrigger", 2)
             .parquet(f"{source}/*")
+            .selectExpr("id as n")
             .repartition(int(cores))
-            .selectExpr("concat('u', cast(rand() * 100 as int)) as user", "id as n")
+            .mapInArrow(drawn_anew, "user string, n long")
             .writeStream.format("s4")
             .options(address=node.address, stream=stream, type="tests.spark_rows:Row")
             .option("checkpointLocation", str(tmp_path / "checkpoint"))

@@ -34,15 +34,16 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 
 def start(node: Node, folder: Path, kind: str, master: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.spark_job", master, kind, node.address, "clicks", folder],
-        cwd=ROOT,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=(folder / "spark.log").open("a"),
-        text=True,
-        start_new_session=True,
-    )
+    with (folder / "spark.log").open("a") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.spark_job", master, kind, node.address, "clicks", folder],
+            cwd=ROOT,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            start_new_session=True,
+        )
 
 
 def run(node: Node, folder: Path, kind: str, master: str = "local[2,4]") -> None:
