@@ -106,7 +106,7 @@ async def test_a_deployment_that_is_killed_while_the_app_is_paused_leaves_it_run
         await until(lambda: len(printed(one)) == 3)
         assert printed(one)[2].endswith(" ann 3")
         back = (*later, "--from", "one", *BACK)
-        async with s4_process(*back, cwd=folder, ready=False, fault="savepoint.restore") as command:
+        async with s4_process(*back, cwd=folder, ready=False, fault="restore.task") as command:
             assert await command.wait() == -9
         await until(lambda: "start again with --from one" in one.errors)
         await deploy(folder, later[1], *DURABLE, "--version", "v2", "--from", "one", *BACK)

@@ -260,7 +260,7 @@ async def test_an_app_that_is_reset_begins_from_empty_state_and_the_same_program
             assert "add --outputs again --accept-loss" in refused.errors
             assert it.counts("counter") == counts(range(500))
             more = ("reset", "counter", "--outputs", "again", "--accept-loss")
-            await it.s4(*more, ends=-9, fault="savepoint.restore:2")
+            await it.s4(*more, ends=-9, fault="restore.task:2")
             half = await it.s4("run", "counter.py", *it.to(totals), ends=1)
             assert "s4 reset was cut short; run it again" in half.errors
             counted = await it.s4(*more)
@@ -296,7 +296,7 @@ async def test_a_restore_after_one_that_was_cut_short_counts_all_tasks(it: Shop)
         to = ("run", "counter.py", *it.to(totals), "--from", "one")
         first = await it.s4(*to, ends=1)
         both = ("--outputs", "again", "--accept-loss")
-        await it.s4(*to, *both, ends=-9, fault="savepoint.restore:4")
+        await it.s4(*to, *both, ends=-9, fault="restore.task:4")
         second = await it.s4(*to, ends=1)
         assert "400 events come again" in first.errors
         assert second.errors == first.errors
