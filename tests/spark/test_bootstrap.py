@@ -85,7 +85,7 @@ def run_to_the_end(node: Node, app: str, values: dict[str, str], total: int, *mo
     try:
         assert process.stdout.readline(), "it did not start"
         name, folder = app.rpartition(":")[2], Path(values["s4.state.folder"])
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 200
         while (found := progress(folder, name)) != total:
             assert time.monotonic() < deadline, f"it read {found} of {total} events"
             time.sleep(0.2)

@@ -63,7 +63,7 @@ def running_totals(node: Node, folder: Path, *more: str) -> Iterator[subprocess.
 
 
 def wait_for_totals(node: Node, count: int) -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 200
     while (found := upcoming(node)) < count:
         assert time.monotonic() < deadline, f"{found} of {count} totals came"
         time.sleep(0.2)
