@@ -119,7 +119,7 @@ def connect(addresses: Sequence[str], patience: float) -> Connection:
                 why = f"{address}: {error}"
         if time.monotonic() > until:
             raise SinkError(
-                f"no node answers within {patience:g} s ({why}); start it, check option address, "
+                f"no node answers within {round(patience, 1):g} s ({why}); start it, check option address, "
                 f"or raise option patience. Nothing of the batch is visible"
             )
         time.sleep(_PAUSE_SECONDS)

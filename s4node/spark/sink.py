@@ -157,7 +157,7 @@ class Target:
 
     def _unknown(self, error: SinkError) -> Exception:
         """The error for a stream that cannot be opened."""
-        if "unknown stream" not in str(error) and "no stream" not in str(error):
+        if "s4 log create" not in str(error) and "no stream" not in str(error):
             return error
         return UnknownStream(
             f"{error}. Create it: s4 log create {self.stream} --partitions 4 --key ATTRIBUTE, or "

@@ -204,7 +204,7 @@ def test_a_query_that_is_restarted_after_its_last_commit_file_is_lost_writes_eac
             .trigger(availableNow=True)
             .start()
         )
-        query.awaitTermination(120)
+        assert query.awaitTermination(300)
         assert query.exception() is None
         commits = sorted(
             (tmp_path / "checkpoint" / "commits").glob("[0-9]*"), key=lambda p: int(p.name)
