@@ -119,8 +119,8 @@ def connect(addresses: Sequence[str], patience: float) -> Connection:
                 why = f"{address}: {error}"
         if time.monotonic() > until:
             raise SinkError(
-                f"no node answers within {round(patience, 1):g} s ({why}); start it, check option address, "
-                f"or raise option patience. Nothing of the batch is visible"
+                f"no node answers within {round(patience, 1):g} s ({why}); start it, check option "
+                f"address, or raise option patience. Nothing of the batch is visible"
             )
         time.sleep(_PAUSE_SECONDS)
 
