@@ -77,8 +77,8 @@ PURE_MODULES = {
     "net.wire": "decoder encoder frame",
     "net.transport": "linger log_throttle number_ranges peer_answers sp_messages",
     "net.egress": (
-        "forwarder frame_builder lane outbox outbox_rows refusal routes spill staged_outbox "
-        "stream_types subscriber transactional_outbox unsendable"
+        "closed_layouts forwarder frame_builder lane outbox outbox_rows refusal routes "
+        "spill staged_outbox stream_types subscriber transactional_outbox unsendable"
     ),
     "net.ingress": (
         "admission durable_admission part_numbers peer_limits producer_lane producer_life "

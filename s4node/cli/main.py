@@ -135,6 +135,11 @@ COMMANDS = {
         "run an app's PEs over its history on Spark; the result is a savepoint",
         "s4 bootstrap clicks.py --config clicks.properties --name history",
     ),
+    "repartition": Command(
+        "s4node.cli.repartition:arguments",
+        "give a stopped app another number of partitions",
+        "s4 repartition clicks 6",
+    ),
     "state": Command(
         "s4node.cli.state:arguments",
         "show the state of an app's PEs and stores, as of the last commits",

@@ -91,7 +91,7 @@ def tell_line(text: str) -> None:
 
 
 def _tell_restored(done: int, tasks: int) -> None:
-    _tell_progress("going back to the savepoint", done, tasks)
+    tell_progress("going back to the savepoint", done, tasks)
 
 
 def show(manifest: Manifest, place: SavepointPlace, *, as_json: bool) -> None:
@@ -134,10 +134,11 @@ def as_row(manifest: Manifest) -> dict[str, object]:
 
 
 def _tell(made: int, tasks: int) -> None:
-    _tell_progress("taking a savepoint", made, tasks)
+    tell_progress("taking a savepoint", made, tasks)
 
 
-def _tell_progress(what: str, done: int, tasks: int) -> None:
+def tell_progress(what: str, done: int, tasks: int) -> None:
+    """Show on a terminal how far a command is."""
     if sys.stderr.isatty():
         print(f"\r{what}: {done} of {tasks} tasks", end="", file=sys.stderr)
         if done == tasks:

@@ -20,7 +20,7 @@ from typing import Any
 from s4node.errors import GraphError, KeyFinderError, described, is_signal
 from s4node.events.event import GenericEvent
 from s4node.events.keys import KeyFinder, KeySpec, Partitioner, check_key
-from s4node.events.schema import TypeDecl
+from s4node.events.schema import GENERIC, TypeDecl
 
 
 class KeyRule:
@@ -119,10 +119,34 @@ def compiled(name: str, lines: Sequence[str], bindings: dict[str, Any]) -> Any:
     return scope[name]
 
 
+def producer_rule(
+    key: KeySpec | None, given: Iterable[type], types: Sequence[TypeDecl], named: str
+) -> KeyRule | None:
+    """The rule by which a producer with this ``key`` finds the keys of a stream of ``types``, whose
+    own key is ``named``; None if there is no key, or the producer cannot find it. ``given`` are the
+    classes that it has declared."""
+    generic = [kind.name for kind in types] == [GENERIC]
+    rule = None
+    if key is not None:
+        rule = KeyRule(key, generic=generic)
+        if named and rule.name != named:
+            rule = None
+    if rule is None and named and named[0] not in "@?":
+        key = tuple(named.split("+"))
+        rule = KeyRule(key, generic=generic)
+        for cls in given:  # classes of events may be declared later
+            if cls is not GenericEvent and not all(hasattr(cls, a) for a in rule.attributes):
+                return None  # the node reads a default there
+    if rule is not None and not holds_keys(types, rule.attributes):
+        assert key is not None
+        return KeyRule(key, generic=generic, checked=True)
+    return rule
+
+
 class Router:
     """Finds the partitions of the events of a batch by their keys, in one compiled loop."""
 
-    __slots__ = ("_place", "_rule", "_share", "partitions")
+    __slots__ = ("_note", "_place", "_rule", "_share", "partitions")
 
     def __init__(self, rule: KeyRule, partitioner: Partitioner) -> None:
         self.partitions = partitioner.partitions
@@ -135,20 +159,32 @@ class Router:
             "def place(it, append):",
             "    for e in it:",
             f"        append({partition})",
-            "loops = share, place",
+            "def note(it, sinks):",
+            "    appends, note = sinks",
+            "    for e in it:",
+            f"        at = {partition}",
+            "        appends[at](e)",
+            "        note(at)",
+            "loops = share, place, note",
         ]
         bindings = {**rule.bindings, "memo": partitioner.memo}
-        self._share, self._place = compiled("loops", lines, bindings)
+        self._share, self._place, self._note = compiled("loops", lines, bindings)
 
     def shares(
-        self, events: Sequence[Any], most_failures: int = sys.maxsize
+        self,
+        events: Sequence[Any],
+        most_failures: int = sys.maxsize,
+        note: Callable[[int], None] | None = None,
     ) -> tuple[list[list[Any]], list[tuple[int, str]]]:
         """Events by partition, and ``(index, reason)`` of those without a key.
 
-        Failures are slow, so routing stops after ``most_failures`` of them.
+        Failures are slow, so routing stops after ``most_failures`` of them. ``note`` is called with
+        the partition of each event.
         """
         lanes: list[list[Any]] = [[] for _ in range(self.partitions)]
         appends = [lane.append for lane in lanes]
+        if note is not None:
+            return lanes, self._run(self._note, events, (appends, note), most_failures)
         return lanes, self._run(self._share, events, appends, most_failures)
 
     def places(

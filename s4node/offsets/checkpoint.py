@@ -76,7 +76,8 @@ class JobGuard:
 
     ``counts`` are the numbers of partitions of the inputs by ``system.stream``. ``rerouted`` inputs
     may get more partitions, because each event goes to the task of its key wherever it is read;
-    ``grown`` has the inputs that did, with their first number.
+    ``grown`` has the inputs that did, with their first number. ``layout`` counts how often the
+    number of tasks was changed; a program does not know it.
     """
 
     tasks: int
@@ -86,6 +87,7 @@ class JobGuard:
     rerouted: frozenset[str] = frozenset()
     keys: str = KEY_ENCODING
     grown: Mapping[str, int] = field(default_factory=dict)
+    layout: int | None = None
 
     def check(self, before: JobGuard, place: str, fix: str) -> None:
         """Raise CheckpointError, with every reason, if this job cannot resume. ``before`` wrote the
@@ -115,6 +117,11 @@ class JobGuard:
             found.append(
                 f"its keys were encoded as {before.keys}, and this program encodes {self.keys}; "
                 f"use the version of s4node that wrote it"
+            )
+        if self.layout is not None and self.layout != (before.layout or 0):
+            found.append(
+                f"its number of partitions has been changed {before.layout or 0} times, and would "
+                f"be as after {self.layout}; producers have gone on since"
             )
         for stream, count in self.counts.items():
             known = before.counts.get(stream, count)
@@ -152,7 +159,8 @@ class JobGuard:
     def over(self, before: JobGuard) -> JobGuard:
         """This job, plus the inputs that only ``before`` has."""
         counts = {**before.counts, **self.counts}
-        return replace(self, counts=counts, grown=before.grown_to(self.counts))
+        grown = before.grown_to(self.counts)
+        return replace(self, counts=counts, grown=grown, layout=before.layout or 0)
 
     def grown_to(self, counts: Mapping[str, int]) -> dict[str, int]:
         """The inputs that have grown if they have these ``counts``, with their former numbers."""
@@ -160,7 +168,7 @@ class JobGuard:
         return {**now, **self.grown}
 
     def to_row(self) -> dict[str, Any]:
-        """The saved form, without ``rerouted``, which the program knows."""
+        """The saved form."""
         return {
             "tasks": self.tasks,
             "grouper": self.grouper,
@@ -168,6 +176,8 @@ class JobGuard:
             "counts": dict(self.counts),
             "keys": self.keys,
             "grown": dict(self.grown),
+            "rerouted": sorted(self.rerouted),
+            "layout": self.layout or 0,
         }
 
     @classmethod
@@ -181,8 +191,10 @@ class JobGuard:
                 str(row["grouper"]),
                 str(row["hasher"]),
                 counts,
+                frozenset(map(str, row["rerouted"])),
                 keys=str(row["keys"]),
                 grown=grown,
+                layout=int(row["layout"]),
             )
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise CheckpointError(f"the saved description is not a job ({error!r})") from error

@@ -3,6 +3,9 @@
 Rules
 - A row says how far the producer's numbers are settled, and which life of the producer sent them.
 - A producer with an id of its own, as each task has, does not expire.
+- A *layout* of a durable stream is its number of partitions, with numbers that begin at 0. Layouts
+  are numbered, too. When one ends, the final numbers of each producer in it are kept as long as the
+  producer is known; they say which of its events have been counted.
 """
 
 from __future__ import annotations
@@ -33,6 +36,21 @@ class KeptProducer(msgspec.Struct, array_like=True, frozen=True, gc=False):
     untold: tuple[tuple[int, int, str, bool], ...] = ()
     skips: int = 0
 
+
+class Closing(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A producer's final ``numbers`` in a layout that has ended, by partition.
+
+    ``untold`` are refusals that the producer may not know: partition, number, count, reason, and
+    whether the events were shed. ``lossy``: the producer was told of higher numbers, and may go on.
+    """
+
+    numbers: tuple[int, ...]
+    untold: tuple[tuple[int, int, int, str, bool], ...] = ()
+    lossy: bool = False
+
+
+Closings: TypeAlias = tuple[Closing, ...]
+"""The layouts of a producer that have ended, from layout 0 on."""
 
 KeptProducers: TypeAlias = Mapping[Producer, KeptProducer | None]
 """The changes of a commit; None if a producer is forgotten."""

@@ -15,7 +15,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from s4node.errors import CheckpointError, ProgressUnwritten, TaskFenced
 from s4node.offsets.checkpoint import JobGuard
 from s4node.offsets.sqlite_file import Form, SqliteFile
 
-FORMAT = 6
+FORMAT = 7
 FILE = "progress.sqlite"
 
 _SCHEMA = """
@@ -116,6 +116,21 @@ class TaskClaims(SqliteFile):
         with self.transaction(write=False):
             row = self.execute("SELECT guard FROM job").fetchone()
         return None if row is None else JobGuard.from_row(self._parsed(row[0]))
+
+    def set_tasks(
+        self, job: JobGuard, tasks: Mapping[str, tuple[int, int]], written_ms: int
+    ) -> None:
+        """Have a stopped ``job`` go on with other tasks, by name: the fence of each, which is above
+        all before, and its last commit. No former owner may write from now on."""
+        with self.transaction():
+            text = msgspec.json.encode(job.to_row()).decode()
+            self.execute("UPDATE job SET guard = ?", (text,))
+            self.execute("DELETE FROM task")
+            for name, (fence, commit) in tasks.items():
+                self.execute(
+                    "INSERT INTO task VALUES (?, ?, '', 0, ?, ?, ?, 0, 0)",
+                    (name, fence, written_ms, commit, commit),
+                )
 
     # -- tasks -------------------------------------------------------------------------------
 

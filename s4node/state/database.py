@@ -237,6 +237,11 @@ class Database:
                     return 0  # the commit counted, and reopening has completed it
                 raise
 
+    def fill(self, rows: list[bytes], values: list[bytes | None]) -> None:
+        """Write rows of a new database that nobody relies on before it is whole."""
+        with self._translated():
+            self._write(rows, values)
+
     def _write(self, rows: list[bytes], values: list[bytes | None]) -> int:
         batch = WriteBatch(raw_mode=True)
         if None in values:
@@ -335,6 +340,11 @@ class Database:
                 if size != file["size"]:
                     found.add(name)
         return found
+
+    def write_tables(self) -> None:
+        """Write the newest rows into tables, which RocksDB syncs."""
+        with self._translated():
+            self._db.flush()
 
     def checkpoint(self, folder: Path) -> None:
         """Copy all that is written to ``folder``, which must not exist, by hard links."""

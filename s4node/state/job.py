@@ -44,6 +44,9 @@ ENDED = "ended on "
 SENT = "sent before"
 """The fact how far the task had sent to consumers, in lives that going back to savepoints ended."""
 
+LIFE = "life"
+"""The fact that names the life of the task as a producer."""
+
 CUT = "cut"
 """The fact for which savepoint the task has made its last cut, by number."""
 

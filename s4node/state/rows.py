@@ -25,7 +25,7 @@ from s4node.state import key_encoding
 TASK_GROUP = 0xFFFF
 """The group of rows without a key group."""
 
-META, POSITIONS, PRODUCERS, OUTBOX, CONSUMED, REDO = range(6)
+META, POSITIONS, PRODUCERS, OUTBOX, CONSUMED, REDO, CLOSINGS = range(7)
 """The tables that every task has."""
 
 FIRST_TABLE = 16

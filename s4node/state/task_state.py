@@ -20,6 +20,7 @@ import msgspec
 from s4node import clocks, tokens
 from s4node.events.keys import KEY_GROUPS, Hasher
 from s4node.offsets.producer_offsets import (
+    Closings,
     KeptProducer,
     KeptProducers,
     Producer,
@@ -33,6 +34,7 @@ from s4node.state.pe_store import Codec, SavedInstances
 from s4node.state.remote_manifest import Batch
 from s4node.state.remote_task import RemoteTask
 from s4node.state.rows import (
+    CLOSINGS,
     CONSUMED,
     FIRST_TABLE,
     META,
@@ -48,6 +50,7 @@ from s4node.store_spec import StoreSpec
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
 _decode_producer = msgspec.msgpack.Decoder(KeptProducer).decode
+_decode_closings = msgspec.msgpack.Decoder(Closings).decode
 _TABLE = b"table:"
 _NOBODY: KeptProducers = {}
 
@@ -208,6 +211,10 @@ class TaskState:
             for row, value in self._task_rows(PRODUCERS)
         }
 
+    def closings(self) -> dict[Producer, Closings]:
+        """The final numbers of producers in layouts that have ended."""
+        return {producer_of(row): _decode_closings(data) for row, data in self.rows(CLOSINGS)}
+
     def remove_consumed(self, consumed: Iterable[str]) -> None:
         """Remove these ids with the next commit."""
         for each in consumed:
@@ -287,4 +294,6 @@ def _progress_rows(
     for producer, kept in producers.items():
         value = None if kept is None else _encode(kept)
         rows.append((task_row(PRODUCERS, row_of(producer)), value))
+        if kept is None:
+            rows.append((task_row(CLOSINGS, row_of(producer)), None))
     return rows

@@ -243,5 +243,6 @@ GROUPS = {
     "power": 1,
     "save": 5,
     "sink": 5,
+    "part": 5,
 }
 """How many sentences each of the five documents has at least, and the project's own groups."""

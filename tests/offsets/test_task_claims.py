@@ -146,7 +146,7 @@ def test_a_newer_format_and_another_program_s_file_are_refused(tmp_path: Path) -
     TaskClaims(tmp_path).close()
     with sqlite3.connect(tmp_path / FILE) as database:
         database.execute("PRAGMA user_version = 9")
-    with pytest.raises(CheckpointError, match="format 9, and this s4node reads format 6"):
+    with pytest.raises(CheckpointError, match="format 9, and this s4node reads format 7"):
         TaskClaims(tmp_path)
     with sqlite3.connect(tmp_path / "x.sqlite") as database:
         database.execute("CREATE TABLE mine (a)")

@@ -181,7 +181,7 @@ class Client:
         self, name: str, key: KeySpec | None, types: Sequence[type] | type, again: bool
     ) -> ClientStream:
         types = (types,) if isinstance(types, type) else tuple(types)
-        outbox = Outbox(name, self.producer, key=key, types=types)
+        outbox = Outbox(name, self.producer, key=key, types=types, returns=self._own_id)
         routes = Routes(outbox, self._incarnation, own_id=self._own_id, again=again)
         stream = ClientStream(self, routes, self._emitter, self._news)
         self._emitter.add(routes)
@@ -378,8 +378,14 @@ class ClientStream:
     async def resume_at(self, partition: int = 0) -> int:
         """Return the number of committed events of this producer's earlier lives in a partition.
 
-        For durable streams; 0 if no earlier life is known.
+        For durable streams; 0 if no earlier life is known. Raises EventError if the app has got
+        another number of partitions since, for then no partition has the first events.
         """
+        if self._outbox.counted_before:
+            raise EventError(
+                f"stream {self.name!r}: {self._outbox.counted_before} events of earlier lives were "
+                f"counted in another number of partitions; send all again, with again=True"
+            )
         lane = self._outbox.lanes[partition]
         while not lane.open:
             self._check_open()

@@ -12,6 +12,8 @@ Rules
   stream has a key that we cannot find, all events go to one lane: its node sends each event on to
   its partition, in the order of each key. That is slower, and ``warning`` says so at the first
   event.
+- When a durable stream gets another number of partitions, a new layout begins: events that do not
+  count yet are routed again (:mod:`s4node.net.egress.closed_layouts`).
 - An event that cannot be sent (no key, too large, not encodable, of a type that the node does not
   accept) is refused here, with the node's own reason.
 - Frames without a verdict take at most ``WINDOW_BYTES``; further events wait unencoded. Callers
@@ -26,16 +28,30 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from s4node.errors import ConfigError, GraphError
-from s4node.events.event import GenericEvent, footprint
+from s4node.events.event import footprint
 from s4node.events.keys import KeySpec, Partitioner, crc32m, hasher_named
-from s4node.events.routing import KeyRule, Router, holds_keys, told_key
-from s4node.events.schema import GENERIC, JsonText, TypeDecl
+from s4node.events.routing import KeyRule, Router, producer_rule, told_key
+from s4node.events.schema import JsonText, TypeDecl
+from s4node.net.egress.closed_layouts import (
+    ClosedLayout,
+    Place,
+    Put,
+    PutOrder,
+    closed_layouts,
+    in_order,
+    last_ruling,
+    placing,
+    told_closings,
+    told_layout,
+    unsettled_events,
+)
 from s4node.net.egress.frame_builder import FrameBuilder, NotBuilt
 from s4node.net.egress.lane import Kept, Lane
 from s4node.net.egress.refusal import Refusal, Refusals
 from s4node.net.egress.stream_types import StreamTypes
 from s4node.net.transport.linger import Sendable
 from s4node.net.wire import frame as wire
+from s4node.offsets.producer_offsets import Closing
 
 _WEIGH_AFTER = 64
 """So many events come in before some of them are weighed, so that single ones cost nothing."""
@@ -54,6 +70,7 @@ class OneLane(NamedTuple):
 class Outbox:
     """All lanes of one stream to one cluster.
 
+    Later lives of a producer that ``returns`` may send everything again.
     ``put`` and ``extend`` only append; ``frames`` encodes events that may leave now. Counts are
     events: ``pending`` were never sent, ``unsettled`` have no verdict yet (pending included). An
     ``error`` says why nothing leaves any more; the first caller takes a ``warning``.
@@ -70,6 +87,7 @@ class Outbox:
         types: Sequence[type] = (),
         max_frame_events: int = 2048,
         max_frame_bytes: int = 262_144,
+        returns: bool = False,
     ) -> None:
         self.stream = stream
         self.producer = producer
@@ -84,8 +102,16 @@ class Outbox:
         self.warning: OneLane | None = None
         self.answer: wire.Hello | None = None
         self.routing = ""
+        self.layout: int | None = None  # the number of the stream's layout, if it is durable
+        self.closed: list[ClosedLayout] = []  # in which an earlier life's events are counted
+        self.counted_before = 0  # events of earlier lives in layouts that have ended
+        self._returns = returns
+        self._order: PutOrder | None = None
+        self._settled_before = 0  # events that nodes have processed in earlier layouts
         self._key = key
         self._router: Router | None = None
+        self._rule: KeyRule | None = None
+        self._hasher = ""
         self._only: Lane | None = None
         self._why_only: OneLane | None = None  # until the warning was given
         self._incoming: list[Any] = []
@@ -101,6 +127,8 @@ class Outbox:
         self.types.declare_json(declaration)
         if self.answer is not None:
             self._set_routing(self.answer)
+            for closed in self.closed:
+                closed.route_by(self._placing)
 
     def put(self, event: Any) -> None:
         """Take one event; its class must be declared."""
@@ -149,7 +177,8 @@ class Outbox:
     def admitted(self) -> int:
         """The number of events that the node has processed."""
         settled = sum(lane.upto - lane.start + len(lane.excepted) for lane in self.lanes)
-        return settled - self.refusals.counts["shed"] - self.refusals.counts["refused"]
+        unprocessed = self.refusals.counts["shed"] + self.refusals.counts["refused"]
+        return self._settled_before + settled - unprocessed
 
     @property
     def unsettled(self) -> int:
@@ -241,10 +270,17 @@ class Outbox:
     def take_cuts(self, cuts: Mapping[int, int]) -> None:
         """Take the last cuts of owners, by partition; only transactional outboxes use them."""
 
-    def take_answer(self, answer: wire.Hello) -> str:
-        """Learn partitions and types from a node's answer; return what is wrong with it, or ""."""
+    def take_answer(self, answer: wire.Hello, *, again: bool = False) -> str:
+        """Learn partitions and types from a node's answer; return what is wrong with it, or "".
+
+        ``again``: the producer sends all events of its earlier lives again.
+        """
         if not 1 <= answer.partitions <= 4096:
             return f"the node claims {answer.partitions} partitions"
+        layout = told_layout(answer.headers)
+        changed = bool(self.lanes) and layout is not None and layout != self.layout
+        if changed and (problem := self._change_layout(answer, layout or 0, again=again)):
+            return problem
         if self.lanes and len(self.lanes) != answer.partitions:
             self.repartitioned = True
             return (
@@ -259,9 +295,70 @@ class Outbox:
         if not self.lanes:
             if not takes_any:  # classes may have been declared since the hello
                 self.types.reject_unfit(answer.types)
-            self.open_lanes(answer.partitions, "")
-            self._set_routing(answer)
+            self._open_layout(answer, layout)
+            closings = told_closings(answer.headers)
+            self.counted_before = sum(sum(each.numbers) for each in closings)
+            self.closed = closed_layouts(closings, self._placing) if again else []
         return ""
+
+    # -- layouts -----------------------------------------------------------------------------
+
+    def _open_layout(self, answer: wire.Hello, layout: int | None) -> None:
+        """Open the lanes that a node has told."""
+        self.layout = layout
+        remembers = self._returns and layout is not None
+        self._order = PutOrder(answer.partitions) if remembers else None
+        self.open_lanes(answer.partitions, "")
+        self._set_routing(answer)
+
+    def _change_layout(self, answer: wire.Hello, layout: int, *, again: bool) -> str:
+        """Take another layout from a node; return what prevents it."""
+        if self.layout is None or (layout < self.layout and answer.partitions == len(self.lanes)):
+            self.layout = layout
+            return ""
+        return self._begin_layout(answer, layout, again=again)
+
+    def _begin_layout(self, answer: wire.Hello, layout: int, *, again: bool) -> str:
+        """Begin a new layout with the events that do not count yet; return what prevents it."""
+        self.route()
+        ended, *between = told_closings(answer.headers) or (Closing(()),)
+        before, self.lanes = self.lanes, []
+        left = [each for lane in before for each in self._uncounted(lane, ended, again=again)]
+        order = self._order if self._router is not None and len(before) > 1 else None
+        earlier = [*self.closed, ClosedLayout(before, self._placing(len(before), self._turn))]
+        self._turn = self._ready_events = self._weighed = 0
+        self._open_layout(answer, layout)
+        self.closed = closed_layouts(between, self._placing) if again else []
+        self._route_from(in_order(left, order))
+        self.closed = [*earlier, *self.closed] if again else []
+        return ""
+
+    def _uncounted(self, lane: Lane, ended: Closing, *, again: bool) -> list[Put]:
+        """The events of a lane of a layout that has ended that do not count, with their places."""
+        ruling = last_ruling(ended, lane.partition)
+        self.take_ruling(lane, ruling)
+        if again:
+            lane.known = max(lane.known, ruling.upto)
+            self._count_off(lane)
+        found = unsettled_events(lane, self.types, self._refuse)
+        self._settled_before += lane.upto - lane.start + len(lane.excepted)
+        self.kept_bytes -= sum(len(kept.data) for kept in lane.kept)
+        lane.kept.clear()
+        lane.pending = []
+        return found
+
+    def _count_off(self, lane: Lane) -> None:
+        """Number waiting events of a lane of a layout that has ended that have been counted."""
+        before = lane.next_number
+        while lane.pending and lane.next_number < lane.known:
+            count = min(lane.known - lane.next_number, self.builder.max_events)
+            self._encode(lane, count, 0, 0, 0)
+        self._settled_before += lane.next_number - before
+
+    def _placing(self, partitions: int, turn: int = 0) -> Place:
+        """How events are routed over so many partitions."""
+        only = None if self._only is None else self.producer
+        return placing(partitions, self._rule, self._hasher, only, turn)
 
     def reject(self, classes: Collection[type], reason: str) -> None:
         """Refuse waiting and further events of classes that the node does not accept."""
@@ -332,12 +429,16 @@ class Outbox:
         to different nodes, is unknown.
         """
         self._router, self.routing, self._only, self._why_only = None, "", None, None
+        self._rule = None
         hasher, _, named = answer.routing.rpartition(":")
         texts = JsonText in self.types.kinds
         try:
-            rule = None if texts else self._rule(answer, named)
+            rule = (
+                None if texts else producer_rule(self._key, self.types.given, answer.types, named)
+            )
             if rule is not None:
-                partitioner = Partitioner(len(self.lanes), hasher_named(hasher or "crc32m"))
+                self._rule, self._hasher = rule, hasher or "crc32m"
+                partitioner = Partitioner(len(self.lanes), hasher_named(self._hasher))
                 self._router = Router(rule, partitioner)
                 self.routing = f"{hasher}:{rule.name}" if rule.name else ""
                 return
@@ -345,39 +446,29 @@ class Outbox:
             self.error = str(error)
             return
         except ConfigError:  # the node's hasher is not installed here
-            rule = None
+            self._rule = None
         if named:
             self._only = self.lanes[crc32m(self.producer) % len(self.lanes)]
             if not texts and len(self.lanes) > 1:
                 self._why_only = OneLane(told_key(self._key), answer.routing)
 
-    def _rule(self, answer: wire.Hello, named: str) -> KeyRule | None:
-        """The rule to find keys for routing; None if there is no key, or we cannot find it."""
-        generic = [kind.name for kind in answer.types] == [GENERIC]
-        key, rule = self._key, None
-        if key is not None:
-            rule = KeyRule(key, generic=generic)
-            if named and rule.name != named:
-                rule = None
-        if rule is None and named and named[0] not in "@?":
-            key = tuple(named.split("+"))
-            rule = KeyRule(key, generic=generic)
-            for cls in self.types.given:  # classes of events may be declared later
-                if cls is not GenericEvent and not all(hasattr(cls, a) for a in rule.attributes):
-                    return None  # the node reads a default there
-        if rule is not None and not holds_keys(answer.types, rule.attributes):
-            assert key is not None
-            return KeyRule(key, generic=generic, checked=True)
-        return rule
-
     def _route(self) -> None:
         events, self._incoming = self._incoming, []
         self._weighed -= len(events)
+        self._route_from(events)
+
+    def _route_from(self, events: list[Any]) -> None:
+        """Sort events that do not count yet into the lanes."""
         lanes = self.lanes
         if rejected := self.types.rejected:
             for event in [e for e in events if e.__class__ in rejected]:
                 self._refuse(None, rejected[event.__class__])
             events = [e for e in events if e.__class__ not in rejected]
+        if self.closed:
+            for closed in self.closed:
+                events = closed.uncounted(events, self._count_off)
+            self.closed = [closed for closed in self.closed if not closed.is_over]
+            self._ready_events = sum(len(lane.pending) for lane in lanes)
         if self._only is not None:
             if self._why_only is not None:
                 self.warning, self._why_only = self._why_only, None
@@ -390,12 +481,15 @@ class Outbox:
             self._turn = (turn + len(events)) % len(lanes)
             self._ready_events += len(events)
         else:
-            routed, failures = self._router.shares(events)
+            note = None if self._order is None else self._order.note
+            routed, failures = self._router.shares(events, note=note)
             for lane, share in zip(lanes, routed, strict=True):
                 lane.pending += share
             self._ready_events += len(events) - len(failures)
             for _, reason in failures:
                 self._refuse(None, reason)
+            if self._order is not None:
+                self._order.put(lanes)
 
     def _weigh(self, events: Sequence[Any]) -> None:
         """Estimate the memory of a waiting event from a few of ``events``, the latest ones.
@@ -443,6 +537,8 @@ class Outbox:
         return built.data
 
     def _drop_first(self, lane: Lane, reason: str) -> None:
+        if self._order is not None and lane in self.lanes:
+            self._order.leave_out(lane.partition, lane.next_number)
         del lane.pending[:1]
         self._ready_events -= 1
         self._refuse(lane, reason)

@@ -33,7 +33,7 @@ _TYPE_AT = struct.Struct(">Q")
 
 _encode = msgspec.msgpack.Encoder().encode
 _number = msgspec.msgpack.Decoder(int).decode
-_lanes = msgspec.msgpack.Decoder(tuple[int, str]).decode
+_lanes = msgspec.msgpack.Decoder(tuple[int, str, int | None]).decode
 _declaration = msgspec.msgpack.Decoder(TypeDecl).decode
 
 Rows = Iterable[tuple[bytes, bytes]]
@@ -70,7 +70,7 @@ def weight_of(rows: Rows) -> tuple[int, int]:
     events = size = 0
     for key, value in rows:
         if key[:1] in (_FRAME, _OWN):
-            events += _data_of(value)[0].count
+            events += data_of(value)[0].count
             size += len(value)
     return events, size
 
@@ -112,9 +112,9 @@ def number_row(number: int) -> bytes:
     return _encode(number)
 
 
-def lanes_row(partitions: int, routing: str) -> bytes:
-    """The row of a consumer's partitions and routing."""
-    return _encode((partitions, routing))
+def lanes_row(partitions: int, routing: str, layout: int | None) -> bytes:
+    """The row of a consumer's partitions, routing and layout."""
+    return _encode((partitions, routing, layout))
 
 
 def type_row(declared: TypeDecl) -> bytes:
@@ -167,7 +167,7 @@ class SavedRows(NamedTuple):
     versions: dict[int, TypeDecl]  # by fingerprint
     own: list[bytes]
     spilled: list[tuple[int, int]]  # index and number of events of each row
-    lanes: tuple[int, str] | None  # partitions and routing, if known
+    lanes: tuple[int, str, int | None] | None  # partitions, routing and layout, if known
 
 
 def sort_rows(way: str, rows: Rows) -> SavedRows:
@@ -186,7 +186,7 @@ def sort_rows(way: str, rows: Rows) -> SavedRows:
         elif kind == _OWN:
             saved.own.append(value)
         elif kind == _SPILL:
-            saved.spilled.append((_SPILL_AT.unpack(at)[0], _data_of(value)[0].count))
+            saved.spilled.append((_SPILL_AT.unpack(at)[0], data_of(value)[0].count))
         elif kind == _LANES:
             saved = saved._replace(lanes=_lanes(value))
     return saved
@@ -194,7 +194,7 @@ def sort_rows(way: str, rows: Rows) -> SavedRows:
 
 def fingerprints_in(frames: Iterable[bytes]) -> set[int]:
     """The fingerprints of the types in these frames."""
-    return {section.fingerprint for data in frames for section in _data_of(data)[0].sections}
+    return {section.fingerprint for data in frames for section in data_of(data)[0].sections}
 
 
 def decoder_of(types: StreamTypes, versions: Mapping[int, TypeDecl]) -> FrameDecoder:
@@ -211,7 +211,7 @@ def decoder_of(types: StreamTypes, versions: Mapping[int, TypeDecl]) -> FrameDec
 
 def read_events(stream: str, row: bytes, decoder: FrameDecoder) -> list[Any]:
     """Decode the events of a saved row; raises StateError if one cannot be read."""
-    events, refusals = decoder.decode(*_data_of(row))
+    events, refusals = decoder.decode(*data_of(row))
     if refusals:
         raise StateError(
             f"saved events of stream {stream!r} cannot be read: "
@@ -220,7 +220,7 @@ def read_events(stream: str, row: bytes, decoder: FrameDecoder) -> list[Any]:
     return events
 
 
-def _data_of(data: bytes) -> tuple[wire.Data, memoryview]:
+def data_of(data: bytes) -> tuple[wire.Data, memoryview]:
     """Header and body of a saved frame."""
     (frame,) = wire.read_envelope(wire.envelope([data]), len(data))
     if not isinstance(frame, wire.Frame):

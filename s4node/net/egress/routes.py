@@ -15,6 +15,8 @@ Rules
   is connected, and both names find it.
 - Answers concern only the lanes of their route: a node that has lost a partition cannot acknowledge
   its events any more.
+- A node without a partition of a durable stream does not know its layout, so its answer only names
+  other nodes.
 - The lanes of a draining node stay with it until it gives them up, or the connection ends: its last
   verdicts may still arrive after others have named the next owner.
 """
@@ -25,6 +27,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Any
 
+from s4node.net.egress.closed_layouts import told_layout
 from s4node.net.egress.lane import Lane
 from s4node.net.egress.outbox import Outbox
 from s4node.net.transport.linger import Sendable
@@ -129,13 +132,20 @@ class Routes:
     @property
     def all_is_new(self) -> bool:
         """True if everything is sent again, and no node knows an earlier life."""
-        lanes = self.outbox.lanes
+        lanes = () if self.outbox.closed else self.outbox.lanes
         return self.again and bool(lanes) and all(one.open and not one.known for one in lanes)
 
     @property
     def ends(self) -> bool:
         """True if nodes may forget this producer when it has gone; else a later life goes on."""
         return self.over or not (self._own_id and self.durable)
+
+    def begin_layout(self) -> None:
+        """Ask all nodes for the lanes of a new layout."""
+        self._owners.clear()
+        for route in self.by_address.values():
+            route.lanes.clear()
+            route.ask_for_lanes()
 
     # -- ownership ---------------------------------------------------------------------------
 
@@ -255,7 +265,9 @@ class NodeRoute:
 
     def hello_frame(self) -> bytes:
         """The frame that opens the stream on a connection, or reopens it."""
-        box = self.outbox
+        box, headers = self.outbox, self.routes.headers
+        if box.layout is not None:
+            headers = {**headers, wire.LAYOUT: box.layout}
         self._declared = tuple(box.types.kinds)
         self._wants_hello = False
         self._asked.append(self._declared)
@@ -270,7 +282,7 @@ class NodeRoute:
                 tuple(
                     wire.Position(lane.partition, lane.upto, life=lane.life) for lane in box.lanes
                 ),
-                headers=self.routes.headers,
+                headers=headers,
             )
         )
 
@@ -357,15 +369,20 @@ class NodeRoute:
             self._take_error(answer, declared)
             return
         self._learn(answer)
-        is_redirector = not answer.partitions and bool(routes.nodes)
-        if is_redirector:
+        durable, layout = wire.DURABLE in answer.headers, told_layout(answer.headers)
+        has_none = durable and layout is None and wire.NODES in answer.headers
+        if (not answer.partitions or (has_none and not box.lanes)) and routes.nodes:
+            self._wants_hello = not asked  # it may have partitions now
             for node in routes.nodes:
                 routes.to(node)
             return
-        problem = box.take_answer(answer)
+        before = box.lanes
+        problem = box.take_answer(answer, again=routes.again)
         if problem:
             box.error = problem
             return
+        if before and box.lanes is not before:
+            routes.begin_layout()
         routes.durable = bool(answer.headers.get(wire.DURABLE) or answer.headers.get(wire.LOG))
         box.take_cuts(wire.pairs(answer.headers, wire.SAVEPOINT))
         epoch, origin = _whole(answer.headers.get(wire.EPOCH)), _origin(answer)

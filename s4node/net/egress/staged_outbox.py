@@ -160,12 +160,13 @@ class StagedOutbox(Outbox):
 class Mark:
     """A mark after all events that had been offered when it was made."""
 
-    __slots__ = ("_admitted", "_ends", "_outbox")
+    __slots__ = ("_admitted", "_ends", "_layout", "_outbox")
 
     def __init__(self, outbox: StagedOutbox) -> None:
         self._outbox = outbox
         self._admitted = outbox.stage.admitted
         self._ends: list[int] | None = None
+        self._layout = outbox.layout
 
     @property
     def reached(self) -> bool:
@@ -173,11 +174,12 @@ class Mark:
         outbox = self._outbox
         if not outbox.unsettled or outbox.error:
             return True
-        if self._ends is None:
+        if self._ends is None or self._layout != outbox.layout:
             passed = outbox.stage.admitted - outbox.stage.depth
             if passed < self._admitted or not outbox.lanes:
                 return False  # some events have no lane yet
             outbox.route()
+            self._layout = outbox.layout
             self._ends = [lane.next_number + len(lane.pending) for lane in outbox.lanes]
         return all(
             lane.upto >= end or (lane.upto == lane.next_number and not lane.pending)

@@ -20,8 +20,8 @@ Rules
 - Frames bear the cut of the task. Events that an owner has committed after a later cut than the
   task's are settled once the task's own cut has begun: see :mod:`s4node.offsets.cuts`. Cuts are not
   sent to other apps, which have other savepoints.
-- A consuming app with a new number of partitions has begun without state. Events that it has not
-  committed are put again, in an outbox of another life.
+- A consuming app with a new number of partitions tells the final numbers of the former ones, or has
+  begun without state. Events that do not count are put again, in an outbox of another life.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from msgspec.structs import replace
 
 from s4node.errors import EventError
 from s4node.events.schema import EventType, TypeDecl, class_of
+from s4node.net.egress.closed_layouts import last_ruling, told_closings
 from s4node.net.egress.frame_builder import unnumbered
 from s4node.net.egress.lane import Kept, Lane
 from s4node.net.egress.outbox import Outbox
@@ -56,6 +57,7 @@ from s4node.net.egress.spill import Spill
 from s4node.net.egress.stream_types import StreamTypes
 from s4node.net.egress.unsendable import Unsent
 from s4node.net.wire import frame as wire
+from s4node.offsets.producer_offsets import Closing
 from s4node.state.rows import Changes
 
 
@@ -112,7 +114,8 @@ class TransactionalOutbox(Outbox):
         self._own_rows = 0
         self._saved = 0  # of the events that wait for the partitions
         self._learns = not partitions  # from the consumer's answer
-        self._learned = False
+        self._learned: tuple[int, str, int | None] | None = None
+        self._ended = Closing(())  # of the layout of our lanes
         self._savepoint = 0
         self._former = former
         self._ask_for_cut = ask_for_cut
@@ -208,10 +211,11 @@ class TransactionalOutbox(Outbox):
             self._gather()
             own = self.unrouted
             self._saved = len(own)
-            if self.answer is not None and not self._learned:
-                self._learned = True
-                learned = lanes_row(self.answer.partitions, self.answer.routing)
-                self._changes.put(self._keys.lanes, learned)
+            if self.answer is not None:
+                learned = self.answer.partitions, self.answer.routing, self.layout
+                if learned != self._learned:
+                    self._learned = learned
+                    self._changes.put(self._keys.lanes, lanes_row(*learned))
         if self.spill.tails:
             self.spill.flush()
         if self._spilled.grew:
@@ -307,6 +311,26 @@ class TransactionalOutbox(Outbox):
                 put(self._keys.type(declared.fingerprint), type_row(declared))
 
     # -- answers of owners -------------------------------------------------------------------
+
+    def _begin_layout(self, answer: wire.Hello, layout: int, *, again: bool) -> str:  # noqa: ARG002
+        """Leave the new layout to another outbox, which the next commit has in place of this."""
+        closings = told_closings(answer.headers)
+        if closings:
+            self._ended = closings[0]
+            for lane, final in zip(self.lanes, self._ended.numbers, strict=False):
+                if problem := self._contradicts(lane, wire.Position(lane.partition, final)):
+                    return problem
+        self.repartitioned = True
+        return f"{self.stream!r} has {answer.partitions} partitions now"
+
+    def uncounted_events(self) -> list[Any]:
+        """The events that do not count yet, in order for each lane; for an outbox in place of this.
+
+        Raises StateError if events of an earlier life cannot be read.
+        """
+        for lane in self.lanes:
+            self.take_ruling(lane, last_ruling(self._ended, lane.partition))
+        return self.unsettled_events()
 
     def take_cuts(self, cuts: Mapping[int, int]) -> None:
         """Take the cuts of owners, by partition; if ours is older, request one."""
@@ -408,7 +432,7 @@ class TransactionalOutbox(Outbox):
         self._saved = 0
         self.spill.clear()
         self._restore_spill(saved, now)
-        self._learned = saved.lanes is not None
+        self._learned = saved.lanes
         self._declared &= saved.versions.keys()
         return self._given_back(self._read_own(saved), len(saved.own))
 
@@ -435,13 +459,14 @@ class TransactionalOutbox(Outbox):
         self._changes.put(self._keys.life, self._life.encode())
         return ()
 
-    def _learn(self, partitions: int, routing: str) -> None:
+    def _learn(self, partitions: int, routing: str, layout: int | None) -> None:
         """Open the lanes that an earlier life had learned."""
-        self._learned = True
+        self._learned = partitions, routing, layout
         problem = self.take_answer(
             wire.Hello("", "", self.stream, partitions=partitions, routing=routing)
         )
         assert not problem, problem
+        self.layout = layout
 
     def _know_types(self, versions: dict[int, TypeDecl]) -> None:
         """Declare the classes of saved events, also if the stream itself declares none."""

@@ -16,6 +16,8 @@ Rules
 - An end of stream removes a producer's rows. A program without an id of its own is also forgotten
   after an absence, counted while the partition is here; other programs and tasks never are.
 - Refusals that the producer may not have heard are in the row as well.
+- Numbers belong to a layout (:mod:`s4node.offsets.producer_offsets`). A producer of an earlier one,
+  or of none, is told its final numbers, and begins at 0.
 - A frame of a task that has made a later cut than ours is left to it until ours has begun; see
   :mod:`s4node.offsets.cuts`.
 """
@@ -28,13 +30,15 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from s4node.net.ingress.admission import MAX_KEPT, StreamAdmission
 from s4node.net.ingress.producer_lane import FrameReceipt, ProducerLane, Unprocessed
 from s4node.net.ingress.producer_life import Life
 from s4node.net.wire import frame as wire
 from s4node.offsets.cuts import Cuts
 from s4node.offsets.low_watermark import LowWatermark
-from s4node.offsets.producer_offsets import KeptProducer
+from s4node.offsets.producer_offsets import Closings, KeptProducer
 
 WINDOW_EVENTS = 1 << 20
 """Events of a lane beyond the last commit: a second's worth at a rate that few lanes reach."""
@@ -47,11 +51,13 @@ PATIENCE = 1.0
 """Seconds until processed events are committed for a producer that does not ask for verdicts; it
 only has to keep them longer."""
 
+_NONE_CLOSED: Mapping[str, Closings] = {}
+
 
 class DurableLane(ProducerLane):
     """One producer's numbers in one partition of a durable stream."""
 
-    __slots__ = ("awaited", "committed", "has_row", "returns", "wanted")
+    __slots__ = ("awaited", "closings", "committed", "has_row", "returns", "wanted")
 
     admission: DurableAdmission
     by_event = True
@@ -65,6 +71,7 @@ class DurableLane(ProducerLane):
         self.wanted = False  # a commit was requested
         self.awaited = False  # its producer waits until all of it is committed
         self.has_row = False
+        self.closings: Closings = ()
 
     @property
     def settled(self) -> int:
@@ -156,6 +163,7 @@ class Known(NamedTuple):
 
     kept: KeptProducer
     seen: float
+    closings: Closings = ()
 
 
 class TakenLanes(NamedTuple):
@@ -171,7 +179,8 @@ class TakenLanes(NamedTuple):
 class DurableAdmission(StreamAdmission):
     """All producers of a durable stream on this node.
 
-    ``partitions`` is the stream's number of partitions on all nodes. ``on_full(partition)``
+    ``partitions`` is the stream's number of partitions on all nodes, and ``layout`` the number of
+    the layout that has them. ``on_full(partition)``
     requests a commit at once, ``on_wait(partition, patience)`` one within ``patience`` seconds, as
     producers wait for it. Commits are ``on_demand`` if only producers that want their verdict cause
     them. Programs get no more credit while a partition is ``held``, because many of its events wait
@@ -179,6 +188,7 @@ class DurableAdmission(StreamAdmission):
     """
 
     partitions: int = 1
+    layout: int = 0
     on_full: Callable[[int], None] = lambda _: None
     on_wait: Callable[[int, float], None] = lambda _, __: None
     on_demand: bool = False
@@ -202,13 +212,19 @@ class DurableAdmission(StreamAdmission):
         """Include a lane in the next commit."""
         self._moved.setdefault(lane.partition, {})[lane] = None
 
-    def restore(self, partition: int, rows: Mapping[str, KeptProducer], now: float) -> None:
+    def restore(
+        self,
+        partition: int,
+        rows: Mapping[str, KeptProducer],
+        now: float,
+        closings: Mapping[str, Closings] = _NONE_CLOSED,
+    ) -> None:
         """Restore the rows, by producer, of a partition that is about to open.
 
         Absences count from now: before, no owner could hear the producers.
         """
         for producer, kept in rows.items():
-            self._known[producer, partition] = Known(kept, now)
+            self._known[producer, partition] = Known(kept, now, closings.get(producer, ()))
             self.learn(producer)
 
     def revoke(self, partition: int) -> None:
@@ -267,6 +283,40 @@ class DurableAdmission(StreamAdmission):
                 if lane.connection is not None:
                     self._tell_expected(lane)
 
+    # -- layouts -----------------------------------------------------------------------------
+
+    def in_layout(self, hello: wire.Hello) -> tuple[wire.Hello, Closings]:
+        """The hello with numbers of the current layout, and what its producer has to know of the
+        layouts that have ended."""
+        said = hello.headers.get(wire.LAYOUT)
+        closings = self._closings(hello.peer)
+        if not isinstance(said, int) or said < 0:
+            return hello, closings
+        if said == self.layout or (said > self.layout and hello.partitions == self.partitions):
+            return hello, ()  # of a later layout: the state has begun anew
+        life = max((position.life for position in hello.positions), default=0)
+        anew = tuple(wire.Position(partition, 0, life=life) for partition in self.stages)
+        return replace(hello, positions=anew), closings[said:]
+
+    def _closings(self, producer: str) -> Closings:
+        for partition in self.stages:
+            lane = self.lanes.get((producer, partition))
+            known = lane if isinstance(lane, DurableLane) else self._found(producer, partition)
+            if known is not None and known.closings:
+                return known.closings
+        return ()
+
+    def lost_before(self, hello: wire.Hello, closings: Closings) -> str:
+        """Why a producer of a layout that has ended may not go on; empty if it may."""
+        if not closings or closings[0].lossy:
+            return ""
+        finals = dict(enumerate(closings[0].numbers))
+        for position in hello.positions:
+            number = finals.get(position.partition, 0)
+            if position.number > number:
+                return self._loss(hello.peer, position, number)
+        return ""
+
     # -- producers ---------------------------------------------------------------------------
 
     def refusal(self, hello: wire.Hello) -> str:
@@ -285,15 +335,19 @@ class DurableAdmission(StreamAdmission):
             if row is not None and number is not None:
                 number = max(number, row.skips)
             if number is not None and position.number > number:
-                is_task = hello.peer.startswith(wire.TASK)
-                anew = "without any of its app" if is_task else "with another producer id"
-                return (
-                    f"stream {self.stream!r}: {hello.peer!r} was told that everything below "
-                    f"{position.number} is committed in partition {position.partition}, but the "
-                    f"state there ends at {number}: an older state was restored, and the events "
-                    f"between are lost. Restore the newer state, or begin anew {anew}"
-                )
+                return self._loss(hello.peer, position, number)
         return ""
+
+    def _loss(self, producer: str, position: wire.Position, number: int) -> str:
+        """Why a producer may not go on at a position after the last committed number."""
+        is_task = producer.startswith(wire.TASK)
+        anew = "without any of its app" if is_task else "with another producer id"
+        return (
+            f"stream {self.stream!r}: {producer!r} was told that everything below "
+            f"{position.number} is committed in partition {position.partition}, but the "
+            f"state there ends at {number}: an older state was restored, and the events "
+            f"between are lost. Restore the newer state, or begin anew {anew}"
+        )
 
     def _full(self, producer: str) -> bool:
         """Return True if the producer is new and there is no room for another one.
@@ -396,6 +450,7 @@ class DurableAdmission(StreamAdmission):
             return DurableLane(self, producer, partition, start)
         lane = DurableLane(self, producer, partition, known.kept.number)
         lane.restore(known.kept)
+        lane.closings = known.closings
         if self._known.pop((producer, partition), None) is None:
             del self._forgotten[partition][producer]
             self.moved(lane)  # a running commit may forget it
@@ -468,4 +523,6 @@ class DurableAdmission(StreamAdmission):
             super()._drop(lane)
             assert isinstance(lane, DurableLane)
             if lane.has_row or lane.own_id:
-                self._known[lane.producer, lane.partition] = Known(lane.kept(), lane.seen)
+                self._known[lane.producer, lane.partition] = Known(
+                    lane.kept(), lane.seen, lane.closings
+                )

@@ -135,6 +135,14 @@ SAVEPOINT = "savepoint"
 """The last cut of a task, by its savepoint's number: a header of the task's data frames. In a
 verdict or a node's hello to a task: pairs of partition and number."""
 
+LAYOUT = "layout"
+"""Header of a hello for a durable stream: the number of the layout in which partitions and numbers
+are counted. A node without a partition of the stream does not know it."""
+
+CLOSED = "closed"
+"""Header of a node's hello to a producer of an earlier layout, or of none: its final numbers in the
+layouts that have ended, from the producer's one on."""
+
 FAULT = "fault"
 """Header of a node's hello or answer with an error: the name of the error's class."""
 

@@ -31,6 +31,7 @@ from s4node.runtime.commit.task_commit import CommitContext, TaskCommits, TaskPr
 from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.task.actions import HandOn
 from s4node.runtime.task.task import Task
+from s4node.savepoints.replacement import check_complete
 from s4node.savepoints.shipped import savepoints_of
 from s4node.state.job import named_folder
 from s4node.state.remote_job import RemoteJob
@@ -73,9 +74,13 @@ class Committer:
     async def open(self, job: JobGuard) -> None:
         """Open the store for a job; raises CheckpointError if its progress is of another job."""
         context = self._context
+        await context.in_thread(check_complete, self._folder)
         open_claims = partial(TaskClaims, self._folder, sync=self._sync)
         context.store = await context.claims(open_claims)
         context.run = await context.claims(context.store.admit, job)
+        known = await context.claims(context.store.job)
+        assert known is not None
+        self._producers.begin_layout(known.layout or 0)
         await context.in_thread(self._savepoints.check_restored)
         if self._depot is not None:
             await context.claims(self._depot.admit, job)

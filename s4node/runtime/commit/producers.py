@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 
 from s4node.net.ingress.durable_admission import DurableAdmission, TakenLanes
-from s4node.offsets.producer_offsets import KeptProducer, KeptProducers, Producer
+from s4node.offsets.producer_offsets import Closings, KeptProducer, KeptProducers, Producer
 
 TakenProducers = Mapping[str, TakenLanes]
 """The lanes that a commit takes, by stream."""
@@ -33,11 +33,22 @@ class Producers:
         self._clock = clock
         self._on_committed = on_committed
 
-    def restore(self, partition: int, kept: Mapping[Producer, KeptProducer]) -> None:
+    def begin_layout(self, layout: int) -> None:
+        """Count the producers' numbers in the layout of this number."""
+        for admission in self._admissions.values():
+            admission.layout = layout
+
+    def restore(
+        self,
+        partition: int,
+        kept: Mapping[Producer, KeptProducer],
+        closings: Mapping[Producer, Closings],
+    ) -> None:
         """Restore the saved producers of a partition that is about to open."""
         for stream, admission in self._admissions.items():
             rows = {name: row for (where, name), row in kept.items() if where == stream}
-            admission.restore(partition, rows, self._clock())
+            ended = {name: each for (where, name), each in closings.items() if where == stream}
+            admission.restore(partition, rows, self._clock(), ended)
 
     def moved(self, partition: int) -> bool:
         """Return True if a commit would write any producers of a partition."""

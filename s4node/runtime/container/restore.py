@@ -163,7 +163,7 @@ class Restore:
 
         # its producers' numbers, and the events in flight when its owner died
         producers = state.producers()
-        self._context.producers.restore(task.partition, producers)
+        self._context.producers.restore(task.partition, producers, state.closings())
         positions = state.positions() | {
             origin_of(stream, task.partition, producer): row.number
             for (stream, producer), row in producers.items()

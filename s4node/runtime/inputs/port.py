@@ -42,6 +42,7 @@ from s4node.net.ingress.rerouted_batch import sorted_out
 from s4node.net.wire import frame as wire
 from s4node.net.wire.decoder import Apart, Decoded, FrameDecoder
 from s4node.offsets.cuts import Cuts
+from s4node.offsets.producer_offsets import Closings
 from s4node.stages.stage import Gauge, Stage, put_back
 
 FRAME_BYTES = 512
@@ -170,6 +171,7 @@ class MixedFrameBatch(FrameBatch):
 
 
 _NOTHING = memoryview(b"")
+_NONE_CLOSED: Closings = ()
 
 
 class InputPort:
@@ -269,7 +271,12 @@ class InputPort:
         self, hello: wire.Hello, connection: Hashable, node: str, incarnation: str, now: float
     ) -> wire.Hello | None:
         """Open the stream for a producer, or say why not; None if a commit must come first."""
-        error = self._accept_types(hello) or self.admission.refusal(hello)
+        before, closings, error = hello, _NONE_CLOSED, self._accept_types(hello)
+        if self.durable is not None:
+            hello, closings = self.durable.in_layout(hello)
+            if hello is not before:
+                error = error or self.durable.lost_before(before, closings)
+        error = error or self.admission.refusal(hello)
         error = error or self.admission.crowded(hello.peer, connection)
         headers = {**self._headers, wire.PRODUCER: hello.peer}
         if error:
@@ -278,8 +285,14 @@ class InputPort:
             if self.durable.unsettled(hello, now):
                 return None
             unknown = self.durable.unknown(hello)
+            if hello is not before and not closings:
+                unknown = [each.partition for each in before.positions if each.number > 0]
             if unknown:
                 headers = {**headers, wire.UNKNOWN: unknown}
+            if self._stages:
+                headers = {**headers, wire.LAYOUT: self.durable.layout}
+            if closings:
+                headers = {**headers, wire.CLOSED: closings}
         positions = self.admission.hello(hello, connection, now)
         if hello.peer.startswith(wire.TASK):
             cuts = self.admission.cuts_of(position.partition for position in positions)

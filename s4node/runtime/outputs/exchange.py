@@ -14,7 +14,7 @@ Rules
 - An output stream has a way to each of its consumers. A new consumer gets the events put from then
   on; the way to a consumer that has gone is forgotten. A consumer that returns may know earlier
   numbers, so its new way has another producer name. The same holds for a consumer with a new number
-  of partitions: it has begun anew, and waiting events are routed again.
+  of partitions: events that do not count yet are routed again, by one commit of their task.
 - If a job goes on from a savepoint, a consumer may have received more than the savepoint has. Then
   a task has a former way to it, which sends what the savepoint still had under its numbers. The
   new way, with another producer name, begins when the consumer has committed all of that. A former
@@ -54,12 +54,12 @@ from s4node.runtime.outputs.refusals import Refusals
 from s4node.runtime.task.task import Task
 from s4node.stages.executors import REMOTE_SENDER, SENDER
 from s4node.stages.stage import Overflow
+from s4node.state.job import LIFE
 from s4node.state.rows import OUTBOX
 from s4node.state.task_state import TaskState
 
 log = get_logger("s4node.runtime")
 
-_LIFE = "life"
 _TO = "\1"
 """Separates a stream from its consumer in the name of a way."""
 FORMER = f"{_TO}former"
@@ -82,7 +82,7 @@ class _Side:
         self.own_rows = False
         self.moved = 0  # the value of _moved when the last commit began
         self.committing = False
-        self.life: str = state.meta(_LIFE) or ""
+        self.life: str = state.meta(LIFE) or ""
 
 
 class Unclaimed(NamedTuple):
@@ -187,8 +187,8 @@ class Exchange:
         side = self._sides[task.partition]
         side.task, side.state, side.own_rows = task, state, False
         side.moved, side.left = 0, {}
-        if side.life and not state.meta(_LIFE):
-            state.set_meta(_LIFE, side.life)
+        if side.life and not state.meta(LIFE):
+            state.set_meta(LIFE, side.life)
         rows = ways_of(state.rows(OUTBOX))
         for name in [name for name, way in side.ways.items() if way.replaces]:
             self._close(side, name, side.ways.pop(name))
@@ -242,7 +242,7 @@ class Exchange:
         stream, consumer = parts_of(name)
         if not side.life:
             side.life = tokens.later()
-            state.set_meta(_LIFE, side.life)
+            state.set_meta(LIFE, side.life)
         life = life_of(rows) if rows else tokens.later() if consumer else ""
         former = name.endswith(FORMER)
         cluster = self._config[settings.CLUSTER_NAME]
@@ -404,9 +404,9 @@ class Exchange:
             outbox = way.outbox
             if not outbox.repartitioned:
                 continue
-            events = way.outbox.unsettled_events()
+            events = way.outbox.uncounted_events()
             log.warning("a consumer has a new number of partitions; events that it has not "
-                        "committed are routed again", stream=outbox.stream, task=side.task.name,
+                        "counted are routed again", stream=outbox.stream, task=side.task.name,
                         consumer=parts_of(name)[1], events=len(events))  # fmt: skip
             self._close(side, name, side.ways.pop(name))
             for row in way.outbox.rows():

@@ -1,0 +1,418 @@
+"""Other numbers of partitions for apps that run in real processes: what counts stays exact."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from harness import NodeProcess, filled, free_port, node_process, s4_process, until, until_told
+
+from s4node import Client, Event, SyncClient
+from s4node.errors import EventError
+from s4node.events.keys import crc32m
+from s4node.state import epochs
+from s4node.state.browse import StateReader
+from s4node.state.task_state import TaskState
+
+pytestmark = pytest.mark.slow
+
+
+async def test_counts_stay_exact_over_four_six_and_three_partitions(it: Shop) -> None:
+    async with Client(it.address, producer="goes on") as goes_on:
+        async with it.app("counter.py", 4):
+            await send(goes_on, "a", range(1000))
+            async with Client(it.address, producer="away") as away:
+                await send(away, "b", range(500))
+            async with Client(it.address, producer="sends again") as again:
+                await send(again, "c", range(700), again=True)
+        await it.repartition(6)
+        async with it.app("counter.py", 6):
+            await send(goes_on, "a", range(1000, 2000))
+            async with Client(it.address, producer="sends again") as again:
+                await send(again, "c", range(900), again=True)
+        assert it.counts() == counts(a=2000, b=500, c=900)
+        await it.repartition(3)
+        async with it.app("counter.py", 3):
+            await send(goes_on, "a", range(2000, 2500))
+            async with Client(it.address, producer="away") as away:
+                await send(away, "b", range(500, 800))
+            async with Client(it.address, producer="sends again") as again:
+                clicks = await again.stream("clicks", again=True)
+                await clicks.send_many(events("c", range(300)))  # fewer than have been counted
+                assert await clicks.flush() == []
+                await clicks.send_many(events("c", range(300, 1100)))
+                assert await clicks.flush() == []
+            async with Client(it.address, producer="away") as away:
+                with pytest.raises(EventError, match="500 events of earlier lives") as told:
+                    await (await away.stream("clicks")).resume_at()
+                assert "again=True" in str(told.value)
+            await trio.to_thread.run_sync(it.send_sync, "d", range(400))
+        assert it.counts() == counts(a=2500, b=800, c=1100, d=400)
+
+
+async def test_programs_and_apps_that_send_all_the_while_are_counted_once(it: Shop) -> None:
+    """Over the stops, the partitions that end, and what each of them had not been told by then."""
+    sent = {"a": 0, "b": 0}
+    async with (
+        it.feeder(3) as feeder,
+        Client(it.address, producer="a") as one,
+        Client(it.address) as other,
+        Client(feeder.address, producer="f") as source,
+        trio.open_nursery() as nursery,
+    ):
+
+        async def keep_sending(client: Client, who: str) -> None:
+            clicks = await client.stream("clicks")
+            while True:
+                with trio.CancelScope(shield=True):
+                    await clicks.send_many(events(who, range(sent[who], sent[who] + 50)))
+                sent[who] += 50
+                await trio.sleep(0.002)
+
+        fed = 0
+        async with it.app("counter.py", 4):
+            nursery.start_soon(keep_sending, one, "a")
+            nursery.start_soon(keep_sending, other, "b")
+            await until(lambda: min(sent.values()) > 500)
+            await send(source, "f", range(400), to="raw")
+            fed = 400
+        for partitions in (6, 3, 5):
+            await send(source, "f", range(fed, fed + 200), to="raw")  # while its consumer is away
+            fed += 200
+            await it.repartition(partitions)
+            async with it.app("counter.py", partitions):
+                before = dict(sent)
+                await until(lambda: min(sent.values()) > min(before.values()) + 300)  # noqa: B023
+                await send(source, "f", range(fed, fed + 300), to="raw")
+                fed += 300
+                if partitions == 5:
+                    nursery.cancel_scope.cancel()
+                    with trio.CancelScope(shield=True):
+                        for client in (one, other):
+                            assert await client.flush() == []
+                        await it.until_counted(sum(sent.values()) + fed)
+    assert it.counts() == counts(**sent, f=fed)
+
+
+async def test_what_cannot_be_repartitioned_is_named_and_the_app_stays_as_it_was(it: Shop) -> None:
+    async with it.app("counter.py", 4):
+        async with Client(it.address, producer="p") as client:
+            await send(client, "a", range(300))
+        running = await it.s4("repartition", "counter", "6", ends=1)
+        assert "is running" in running.errors
+    for number, why in (
+        ("0", "0 partitions cannot be; give 1 to 4096"),
+        ("4097", "4097 partitions cannot be; give 1 to 4096"),
+        ("4", "it has 4 partitions already"),
+    ):
+        refused = await it.s4("repartition", "counter", number, ends=1)
+        assert why in refused.errors
+    unknown = await it.s4("repartition", "nix", "6", ends=2)
+    assert "no app 'nix'" in unknown.errors
+    async with it.app("counter.py", 4):
+        assert it.counts() == counts(a=300)
+
+
+async def test_an_app_that_starts_with_the_former_number_is_told_the_new_one(it: Shop) -> None:
+    async with it.app("counter.py", 4), Client(it.address, producer="p") as client:
+        await send(client, "a", range(300))
+    await it.repartition(6)
+    more = ("--partitions", "4", "-p", "s4.stream.clicks.grade=durable")
+    refused = await it.s4("run", "counter.py", *more, ends=1)
+    assert "set s4.cluster.partitions = 6" in refused.errors
+
+
+@pytest.mark.parametrize("step", ["moved:3", "made", "decided", "removed", "replaced", "claimed"])
+async def test_a_repartition_that_is_killed_is_undone_or_completed(it: Shop, step: str) -> None:
+    async with it.app("counter.py", 4), Client(it.address, producer="p") as client:
+        await send(client, "a", range(300))
+    await it.s4("repartition", "counter", "6", ends=-9, fault=f"repartition.{step}")
+    if step in ("moved:3", "made"):
+        async with it.app("counter.py", 4), Client(it.address, producer="p") as client:
+            await send(client, "a", range(300, 500))
+    else:
+        more = ("--partitions", "4", "-p", "s4.stream.clicks.grade=durable")
+        refused = await it.s4("run", "counter.py", *more, ends=1)
+        assert "complete it: s4 repartition counter 6" in refused.errors
+        other = await it.s4("repartition", "counter", "3", ends=1)
+        assert "complete it: s4 repartition counter 6" in other.errors
+    await it.repartition(6)
+    assert not (it.job / ".repartition").exists()
+    async with it.app("counter.py", 6), Client(it.address, producer="p") as client:
+        end = 500 if step in ("moved:3", "made") else 300
+        await send(client, "a", range(end, 600))
+        await send(client, "b", range(100))
+    assert it.counts() == counts(a=600, b=100)
+
+
+async def test_events_between_tasks_and_for_a_consumer_that_is_away_are_named(it: Shop) -> None:
+    async with it.feeder(3) as feeder, Client(feeder.address, producer="f") as source:
+        async with it.app("counter.py", 4):
+            await send(source, "f", range(200), to="raw")
+            await it.until_counted(200)
+        await send(source, "f", range(200, 260), to="raw")
+        await feeder.kill()
+    refused = await it.s4("repartition", "feeder", "5", *it.of_feeder, ends=1)
+    assert "the job keeps its 3 partitions" in refused.errors
+    assert "60 events on stream clicks wait for default" in refused.errors
+    async with it.app("counter.py", 4), it.feeder(3):
+        await it.until_counted(260)
+    await it.s4("repartition", "feeder", "5", *it.of_feeder)
+    async with it.app("counter.py", 4), it.feeder(5) as feeder:
+        async with Client(feeder.address, producer="g") as source:
+            await send(source, "g", range(100), to="raw")
+        await it.until_counted(360)
+    assert it.counts() == counts(f=260, g=100)
+
+
+async def test_a_singleton_is_named(it: Shop) -> None:
+    single = "spread = app.create_pe(Spread)\nspread.set_singleton(True)\napp.create_input"
+    (it.folder / "single.py").write_text(
+        COUNTER.replace("app.create_input", single).replace("app.create_pe(Spread),", "spread,")
+    )
+    async with it.app("single.py", 4), Client(it.address, producer="p") as client:
+        await send(client, "a", range(50))
+    refused = await it.s4("repartition", "counter", "6", ends=1)
+    assert "PE Spread is a singleton" in refused.errors
+
+
+async def test_stores_move_if_their_keys_are_those_of_the_streams(it: Shop) -> None:
+    async with it.app("stores.py", 4), Client(it.address, producer="p") as client:
+        await send(client, "a", range(200))
+    refused = await it.s4("repartition", "counter", "6", ends=1)
+    assert "store counts belongs to tasks" in refused.errors
+    await it.repartition(6, "--stores-by-key")
+    async with it.app("stores.py", 6), Client(it.address, producer="p") as client:
+        await send(client, "a", range(200, 370))
+    assert it.stored() == {f"a-{n}": 10 for n in range(37)}
+
+
+async def test_a_store_with_a_key_of_another_task_is_named(it: Shop) -> None:
+    (it.folder / "stores.py").write_text(STORES.replace("event.user", '"all"'))
+    async with it.app("stores.py", 4), Client(it.address, producer="p") as client:
+        await send(client, "a", range(200))
+    refused = await it.s4("repartition", "counter", "6", "--stores-by-key", ends=1)
+    assert "has a row in store counts whose key is of another task" in refused.errors
+
+
+async def test_a_full_disk_leaves_the_app_as_it_was(it: Shop, small_disk: Path) -> None:
+    it.state = small_disk / "state"
+    async with it.app("counter.py", 4), Client(it.address, producer="p") as client:
+        await send(client, "a", range(300))
+    ballast = filled(small_disk)
+    os.truncate(ballast, ballast.stat().st_size - (256 << 10))  # enough to begin
+    full = await it.s4("repartition", "counter", "6", ends=1)
+    assert "space" in full.errors
+    ballast.unlink()
+    assert not (it.job / ".repartition").exists()
+    async with it.app("counter.py", 4), Client(it.address, producer="p") as client:
+        await send(client, "a", range(300, 400))
+    await it.repartition(6)
+    assert it.counts() == counts(a=400)
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+COUNTER = """
+from s4node import App, Event, ProcessingElement
+
+class Click(Event):
+    user: str
+    number: int
+
+class Digit(Event):
+    digit: str
+    number: int
+
+class Spread(ProcessingElement):
+    n: int = 0
+
+    def on_event(self, event: Click) -> None:
+        self.n += 1
+        self.app.streams["digits"].put(Digit(event.user[0] + str(event.number % 10), event.number))
+
+class Count(ProcessingElement):
+    n: int = 0
+
+    def on_event(self, event: Digit) -> None:
+        self.n += 1
+
+app = App("counter")
+app.create_stream("digits", app.create_pe(Count), key="digit")
+app.create_input_stream("clicks", app.create_pe(Spread), key="user")
+"""
+
+
+FEEDER = """
+from s4node import App, Event, ProcessingElement
+
+class Click(Event):
+    user: str
+    number: int
+
+class Pass(ProcessingElement):
+    n: int = 0
+
+    def on_event(self, event: Click) -> None:
+        self.n += 1
+        self.app.streams["clicks"].put(event)
+
+app = App("feeder")
+app.create_output_stream("clicks", key="user", types=Click)
+app.create_input_stream("raw", app.create_pe(Pass), key="user")
+"""
+
+
+STORES = """
+from s4node import Event, TaskApp
+
+class Click(Event):
+    user: str
+    number: int
+
+class Count:
+    def init(self, config, context):
+        self.counts = context.store("counts")
+
+    def process(self, envelope, collector, coordinator):
+        event = envelope.message
+        self.counts.put(event.user, self.counts.get(event.user, 0) + 1)
+
+class Counter(TaskApp):
+    def __init__(self):
+        super().__init__("counter", Count)
+
+    def on_init(self):
+        self.create_input_stream("clicks", types=Click, key="user")
+        self.create_store("counts", key=str, value=int)
+
+app = Counter()
+"""
+
+
+class Click(Event):
+    user: str
+    number: int
+
+
+def events(who: str, numbers: range) -> list[Click]:
+    """The events of a program, of many users."""
+    return [Click(f"{who}-{number % 37}", number) for number in numbers]
+
+
+async def send(
+    client: Client, who: str, numbers: range, *, again: bool = False, to: str = "clicks"
+) -> None:
+    clicks = await client.stream(to, again=again)
+    await clicks.send_many(events(who, numbers))
+    assert await clicks.flush() == []
+
+
+def counts(**sent: int) -> Counter[str]:
+    """How often each digit of a program is to be counted, if it has sent so many events."""
+    return Counter(f"{who}{n % 10}" for who, end in sent.items() for n in range(end))
+
+
+class Shop:
+    """An app that counts the digits of events by program."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.address = f"tcp://127.0.0.1:{free_port()}"
+        (folder / "counter.py").write_text(COUNTER)
+        (folder / "feeder.py").write_text(FEEDER)
+        (folder / "stores.py").write_text(STORES)
+        self.state = folder / "state"
+        self.of_feeder = ("--cluster", "feeding", "-p", "s4.state.folder=feeder")
+
+    @property
+    def job(self) -> Path:
+        return self.state / "default" / "counter"
+
+    @asynccontextmanager
+    async def app(
+        self, file: str, partitions: int, *more: str, fault: str = ""
+    ) -> AsyncIterator[NodeProcess]:
+        """An app that runs, and is stopped in order."""
+        settings = ("-p", "s4.stream.clicks.grade=durable", "-p", f"s4.state.folder={self.state}")
+        place = ("--listen", self.address, "--partitions", str(partitions))
+        command = ("run", file, *place, *settings, *more)
+        async with s4_process(*command, cwd=self.folder, fault=fault) as node:
+            yield node
+            if node.process.returncode is None:
+                node.process.terminate()
+                assert await node.wait() == 0, node.errors
+
+    @asynccontextmanager
+    async def feeder(self, partitions: int) -> AsyncIterator[NodeProcess]:
+        """Another app, which sends what it gets to the one that counts."""
+        settings = ("--partitions", str(partitions), "-p", "s4.stream.raw.grade=durable")
+        to = ("-p", "s4.stream.clicks.consumers=default",
+              "-p", f"s4.cluster.default.address={self.address}")  # fmt: skip
+        place = ("-p", "s4.state.folder=feeder", "-p", "s4.cluster.name=feeding")
+        async with node_process("feeder.py", *settings, *to, *place, cwd=self.folder) as node:
+            yield node
+            if node.process.returncode is None:
+                node.process.terminate()
+                assert await node.wait() == 0, node.errors
+
+    async def until_counted(self, many: int) -> None:
+        """Wait until so many events are counted, and no more."""
+
+        async def total() -> int:
+            return sum(self.counts().values())
+
+        assert await until_told(total, lambda found: found >= many, seconds=60) == many
+
+    async def s4(self, *words: str, ends: int = 0, fault: str = "") -> NodeProcess:
+        """A command, whose exit status has to be this one."""
+        place = (
+            () if "-p" in words and words[0] != "run" else ("-p", f"s4.state.folder={self.state}")
+        )
+        async with s4_process(*words, *place, cwd=self.folder, ready=False, fault=fault) as command:
+            with trio.fail_after(60):
+                status = await command.wait()
+            assert status == ends, command.errors
+        return command
+
+    async def repartition(self, partitions: int, *more: str) -> dict[str, Any]:
+        done = await self.s4("repartition", "counter", str(partitions), "--json", *more)
+        told: dict[str, Any] = json.loads(done.stdout[-1])
+        return told
+
+    def send_sync(self, who: str, numbers: range) -> None:
+        with SyncClient(self.address, producer=who) as client:
+            clicks = client.stream("clicks")
+            clicks.send_many(events(who, numbers))
+            assert clicks.flush() == []
+
+    def counts(self) -> Counter[str]:
+        """What has been counted, as of the last commits."""
+        found: Counter[str] = Counter()
+        for task in sorted(self.job.glob("tasks/*")):
+            with epochs.copied(task) as database:
+                reader = StateReader(TaskState(database, crc32m))
+                for key, state in reader.instances("Count") if "Count" in reader.elements else ():
+                    found[str(key)] += state["n"]
+        return found
+
+    def stored(self) -> dict[str, int]:
+        """What is in the store of the tasks."""
+        found: Counter[str] = Counter()
+        for task in sorted(self.job.glob("tasks/*")):
+            with epochs.copied(task) as database:
+                for key, value in StateReader(TaskState(database, crc32m)).store("counts"):
+                    found[str(key)] += value
+        return dict(found)
+
+
+@pytest.fixture
+def it(tmp_path: Path) -> Shop:
+    return Shop(tmp_path)
