@@ -240,6 +240,9 @@ class Questions:
             last=bool(arguments.get("last")),
         )
 
+    async def _carried(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        return self._sinks.carried(str(arguments["sink"]))
+
     async def _abort(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         return await self._sinks.abort(str(arguments["sink"]))
 
@@ -261,6 +264,7 @@ _QUESTIONS: dict[str, Callable[[Questions, Mapping[str, Any]], Any]] = {
     "append": Questions._append,
     "sink.stage": Questions._stage,
     "sink.publish": Questions._publish,
+    "sink.carried": Questions._carried,
     "sink.abort": Questions._abort,
     "sink.list": Questions._list_sinks,
     "sink.forget": Questions._forget_sink,

@@ -62,6 +62,7 @@ class Sinks:
         self._turns: defaultdict[str, trio.Lock] = defaultdict(trio.Lock)
         self._last_use: dict[str, float] = {}  # of spools
         self._aborted: set[str] = set()  # spools to drop once nobody is connected
+        self._dropping: set[str] = set()
 
     async def roll_forward(self) -> None:
         """Carry on what was decided before the start."""
@@ -89,7 +90,9 @@ class Sinks:
         name = spool_of(id_)
         async with self._turns[id_]:
             sink = self._sinks.get(id_)
-            if sink is None or (sink.stream != stream and sink.open is None):
+            spool_there = self._streams.by_name.get(name)
+            outdated = spool_there is not None and not is_spool_of(spool_there, target)
+            if sink is None or ((sink.stream != stream or outdated) and sink.open is None):
                 await self._drop(name)
                 sink = Sink(id_, stream) if sink is None else sink._replace(stream=stream)
                 await self._put(sink)
@@ -114,6 +117,16 @@ class Sinks:
             if sink.open is not None:
                 sink = await self._carry(sink, last=False)
             if is_done(sink, batch):
+                if batch < sink.batch:
+                    log.warning(
+                        "a batch before the last one of its sink is asked for again, and not "
+                        "published: the checkpoint of its query is an older copy. Rows that this "
+                        "batch did not have before are not in the stream; to write them, begin "
+                        "with a new checkpoint where the published rows end",
+                        sink=id_,
+                        batch=batch,
+                        published=sink.batch,
+                    )
                 if last:
                     await self._end(sink)
                 return {"published": False, "events": sink.events if batch == sink.batch else 0}
@@ -140,6 +153,15 @@ class Sinks:
             seconds=round(seconds, 3),
         )
         return {"published": True, "events": decided.events}
+
+    def carried(self, id_: str) -> dict[str, Any]:
+        """How far the sink has carried its batches, as a number that grows."""
+        sink = self._sinks.get(id_)
+        target = None if sink is None else self._streams.by_name.get(sink.stream)
+        rows = [
+            each.producers.get(PRODUCER + id_) for each in (target.partitions if target else ())
+        ]
+        return {"carried": sum(row.number for row in rows if row is not None)}
 
     async def abort(self, id_: str) -> dict[str, Any]:
         """Drop what is staged, as soon as nobody appends to it; a decided batch stays."""
@@ -190,14 +212,10 @@ class Sinks:
     def tick(self, now: float) -> None:
         """Drop spools that were aborted, or that nobody has used for long."""
         busy = {spool_of(sink.id) for sink in self._sinks.values() if sink.open is not None}
-        for name in self._streams.by_name.keys() - busy:
-            if not name.startswith(SPOOL):
-                continue
-            if self._is_used(name):
-                self._last_use[name] = now
-            elif name in self._aborted or now - self._last_use.setdefault(name, now) > self._expiry:
-                self._last_use[name] = now
-                self._nursery.start_soon(self._drop_unused, name)
+        for name in self._streams.by_name.keys() - busy - self._dropping:
+            if name.startswith(SPOOL) and self._is_due(name, now):
+                self._dropping.add(name)
+                self._nursery.start_soon(self._drop_unused, name, now)
 
     # -- deciding and carrying -----------------------------------------------------------------
 
@@ -290,17 +308,29 @@ class Sinks:
         if spool in self._streams.by_name:
             await self._streams.drop_stream(spool)
 
-    async def _drop_unused(self, spool: str) -> None:
+    def _is_due(self, spool: str, now: float) -> bool:
+        """Return True if a spool was aborted, or is too old, and nobody appends to it."""
+        if self._is_used(spool):
+            self._last_use[spool] = now
+            return False
+        return spool in self._aborted or now - self._last_use.setdefault(spool, now) > self._expiry
+
+    async def _drop_unused(self, spool: str, now: float) -> None:
         id_ = next((each for each in self._sinks if spool_of(each) == spool), "")
-        async with self._turns[id_]:
-            if self._is_used(spool):
-                return
-            size = self._staged_bytes(spool)
-            try:
+        try:
+            async with self._turns[id_]:
+                if not self._is_due(spool, now):  # an attempt was staged meanwhile
+                    return
+                size = self._staged_bytes(spool)
                 await self._drop(spool)
-            except S4Error as error:
-                log.error("a spool cannot be dropped", sink=id_, reason=str(error))
-                return
+                sink = self._sinks.get(id_)
+                if sink is not None and sink.batch < 0:
+                    await self._remove(id_)
+        except S4Error as error:
+            log.error("a spool cannot be dropped", sink=id_, reason=str(error))
+            return
+        finally:
+            self._dropping.discard(spool)
         log.info("what a sink has staged and not published is dropped", sink=id_, bytes=size)
 
     def _is_used(self, spool: str) -> bool:
@@ -313,6 +343,11 @@ class Sinks:
     def _staged_bytes(self, spool: str) -> int:
         hosted = self._streams.by_name.get(spool)
         return sum(each.standing.size for each in hosted.partitions) if hosted is not None else 0
+
+
+def is_spool_of(spool: HostedStream, target: HostedStream) -> bool:
+    """Return True if what is in the spool fits the partitions and the key of the target."""
+    return len(spool.partitions) == len(target.partitions) and spool.routing == target.routing
 
 
 def spool_of(sink: str) -> str:

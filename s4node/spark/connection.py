@@ -37,6 +37,8 @@ class Connection:
         self._patience = patience
         self._buffer = bytearray()
         self._asked = 0
+        self.progressed = 0.0
+        """When a question made progress last, by the monotonic clock."""
         self._socket = socket.create_connection(
             host_and_port(address), timeout=min(patience, _CONNECT_SECONDS)
         )
@@ -72,20 +74,47 @@ class Connection:
             except RemoteFrameError as error:
                 raise ConnectionError(str(error)) from error
 
-    def query(self, question: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer of the node's log; raises the error that it answers."""
-        self._asked += 1
-        self.send(wire.encode_frame(wire.Query(self._asked, question, dict(arguments))))
-        until = time.monotonic() + self._patience
+    def query(
+        self,
+        question: str,
+        arguments: Mapping[str, Any],
+        meanwhile: tuple[str, Mapping[str, Any]] | None = None,
+    ) -> dict[str, Any]:
+        """The answer of the node's log; raises the error that it answers.
+
+        ``meanwhile`` is a question about the progress: it is asked until the first one is answered,
+        and whenever its answer changes, the patience begins anew.
+        """
+        wanted, asked = self._ask(question, arguments), 0
+        until, pause = time.monotonic() + self._patience, self._patience / 4
+        ask_at = time.monotonic() + pause
+        progress: Mapping[str, Any] | None = None
         while (left := until - time.monotonic()) > 0:
+            if meanwhile and not asked:
+                left = min(left, max(0.0, ask_at - time.monotonic()))
             for header in self.arrived(left):
-                if isinstance(header, wire.Answer) and header.id == self._asked:
+                if isinstance(header, wire.Drain):
+                    raise ConnectionError(f"the node at {self.address} is stopping")
+                if not isinstance(header, wire.Answer):
+                    continue
+                if header.id == wanted:
                     if header.error:
                         raise _fault(header)
                     return header.values
-                if isinstance(header, wire.Drain):
-                    raise ConnectionError(f"the node at {self.address} is stopping")
+                if header.id == asked:
+                    asked = 0
+                    if progress is not None and header.values != progress:
+                        self.progressed = time.monotonic()
+                        until = self.progressed + self._patience
+                    progress = header.values
+            if meanwhile and not asked and time.monotonic() >= ask_at:
+                asked, ask_at = self._ask(*meanwhile), time.monotonic() + pause
         raise TimeoutError(f"the node at {self.address} does not answer")
+
+    def _ask(self, question: str, arguments: Mapping[str, Any]) -> int:
+        self._asked += 1
+        self.send(wire.encode_frame(wire.Query(self._asked, question, dict(arguments))))
+        return self._asked
 
     def close(self) -> None:
         """Close the connection; may be called twice."""
@@ -126,15 +155,22 @@ def connect(addresses: Sequence[str], patience: float) -> Connection:
 
 
 def ask(
-    addresses: Sequence[str], patience: float, question: str, **arguments: Any
+    addresses: Sequence[str],
+    patience: float,
+    question: str,
+    meanwhile: tuple[str, Mapping[str, Any]] | None = None,
+    **arguments: Any,
 ) -> dict[str, Any]:
-    """Ask the log of a node, again while connections are lost; raises the error that it answers."""
+    """Ask the log of a node, again while connections are lost; raises the error that it answers.
+
+    ``meanwhile`` is as for :meth:`Connection.query`."""
     until = time.monotonic() + patience
     while True:
         connection = connect(addresses, max(0.1, until - time.monotonic()))
         try:
-            return connection.query(question, arguments)
+            return connection.query(question, arguments, meanwhile)
         except OSError as error:
+            until = max(until, connection.progressed + patience)
             if time.monotonic() > until:
                 raise SinkError(
                     f"the log does not answer {question!r} ({error}); look at the node's log, or "

@@ -119,9 +119,14 @@ class Target:
             patience,
         )
 
-    def question(self, question: str, **arguments: Any) -> dict[str, Any]:
+    def question(
+        self,
+        question: str,
+        meanwhile: tuple[str, Mapping[str, Any]] | None = None,
+        **arguments: Any,
+    ) -> dict[str, Any]:
         """The answer of the log."""
-        return ask(self.addresses, self.patience, question, **arguments)
+        return ask(self.addresses, self.patience, question, meanwhile, **arguments)
 
     def prepare(self, rows: EventRows) -> None:
         """Create the stream if the options say how, and check that it takes the rows."""
@@ -214,6 +219,7 @@ class Sink:
         sink, batch = named[0].sink, named[0].batch
         found = self._target.question(
             "sink.publish",
+            meanwhile=("sink.carried", {"sink": sink}),  # a large batch takes long
             sink=sink,
             stream=self._target.stream,
             batch=batch,

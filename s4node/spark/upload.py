@@ -313,7 +313,8 @@ class Upload:
                         raise SinkError(header.error)
                     if header.partitions:  # else a node without the app names those that run it
                         return header
-                    self._addresses += header.headers.get(wire.NODES, ())
+                    nodes = header.headers.get(wire.NODES, ())
+                    self._addresses = list(dict.fromkeys((*nodes, *self._addresses)))
                     raise ConnectionError("it runs no app")
                 if isinstance(header, wire.Drain):
                     raise ConnectionError("it is stopping")

@@ -166,6 +166,7 @@ def test_what_nobody_publishes_is_dropped_after_a_time(tmp_path: Path) -> None:
         until(lambda: not node.staged, "the orphan is dropped")
         with pytest.raises(SinkError, match="0 of"):
             publish(node, "q", 0, orphan)
+        assert node.ask("sink.list")["sinks"] == []
 
 
 def test_a_batch_beyond_the_quota_is_refused_before_it_is_decided(tmp_path: Path) -> None:
@@ -248,6 +249,29 @@ def test_what_is_published_is_read_in_the_order_in_which_an_attempt_has_written_
         partition = partition_of(row.user)
         assert seen.get(partition, -1) < row.n
         seen[partition] = row.n
+
+
+def test_what_was_staged_for_a_former_stream_of_the_name_makes_room(node: Node) -> None:
+    stage(node, "q", "0/0", 0, 100)
+    node.ask("drop", stream="clicks")
+    node.create("clicks", 2)
+    publish(node, "q", 0, stage(node, "q", "0/1", 0, 100))
+    assert numbers(node) == list(range(100))
+
+
+def test_how_far_a_batch_is_carried_is_told(node: Node) -> None:
+    assert node.ask("sink.carried", sink="q") == {"carried": 0}
+    publish(node, "q", 0, stage(node, "q", "0/0", 0, 100))
+    assert node.ask("sink.carried", sink="q") == {"carried": 100}
+
+
+def test_a_batch_before_the_last_one_is_not_published_and_the_node_warns(node: Node) -> None:
+    for batch in range(2):
+        publish(node, "q", batch, stage(node, "q", f"{batch}/0", batch * 100, 100))
+    other = stage(node, "q", "0/1", 500, 100)
+    assert publish(node, "q", 0, other) == {"published": False, "events": 0}
+    assert numbers(node) == list(range(200))
+    assert "the checkpoint of its query is an older copy" in (node.folder / "stderr").read_text()
 
 
 def test_publishing_is_in_the_node_s_log(node: Node) -> None:
