@@ -228,7 +228,9 @@ class Questions:
     # -- sinks ---------------------------------------------------------------------------------
 
     async def _stage(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        return await self._sinks.stage(str(arguments["sink"]), str(arguments["stream"]))
+        return await self._sinks.stage(
+            str(arguments["sink"]), str(arguments["stream"]), last=bool(arguments.get("last"))
+        )
 
     async def _publish(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         attempts = msgspec.convert(arguments["attempts"], tuple[Attempt, ...])

@@ -81,8 +81,9 @@ class Sinks:
 
     # -- requests ------------------------------------------------------------------------------
 
-    async def stage(self, id_: str, stream: str) -> dict[str, Any]:
-        """Where to append an attempt; ``batch`` of the answer is the last one that was decided."""
+    async def stage(self, id_: str, stream: str, *, last: bool) -> dict[str, Any]:
+        """Where to append an attempt; ``batch`` of the answer is the last one that was decided.
+        ``last`` if the sink ends with its batch."""
         target = self._streams.find(stream)
         self._streams.check_open()
         if stream.startswith(SPOOL) or not id_:
@@ -90,6 +91,11 @@ class Sinks:
         name = spool_of(id_)
         async with self._turns[id_]:
             sink = self._sinks.get(id_)
+            if last and sink is not None and sink.batch >= 0 and sink.stream != stream:
+                raise SinkError(
+                    f"{id_} is written to stream {sink.stream!r} already, and a name counts once "
+                    f"for all streams; choose another name for {stream!r}"
+                )
             spool_there = self._streams.by_name.get(name)
             outdated = spool_there is not None and not is_spool_of(spool_there, target)
             if sink is None or ((sink.stream != stream or outdated) and sink.open is None):

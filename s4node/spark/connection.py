@@ -29,6 +29,10 @@ _CONNECT_SECONDS = 5.0
 _PAUSE_SECONDS = 0.1
 
 
+class NoAnswerError(SinkError):
+    """No node has answered in time, so what was asked may have happened, or not."""
+
+
 class Connection:
     """A connection to the node at ``address``; ``patience`` bounds every call, in seconds."""
 
@@ -137,8 +141,8 @@ class Connection:
 
 
 def connect(addresses: Sequence[str], patience: float) -> Connection:
-    """A connection to the first of these nodes that answers; raises SinkError after ``patience``
-    seconds."""
+    """A connection to the first of these nodes that answers; raises NoAnswerError after
+    ``patience`` seconds."""
     until = time.monotonic() + patience
     while True:
         for address in addresses:
@@ -147,9 +151,9 @@ def connect(addresses: Sequence[str], patience: float) -> Connection:
             except OSError as error:
                 why = f"{address}: {error}"
         if time.monotonic() > until:
-            raise SinkError(
+            raise NoAnswerError(
                 f"no node answers within {round(patience, 1):g} s ({why}); start it, check option "
-                f"address, or raise option patience. Nothing of the batch is visible"
+                f"address, or raise option patience"
             )
         time.sleep(_PAUSE_SECONDS)
 
@@ -172,7 +176,7 @@ def ask(
         except OSError as error:
             until = max(until, connection.progressed + patience)
             if time.monotonic() > until:
-                raise SinkError(
+                raise NoAnswerError(
                     f"the log does not answer {question!r} ({error}); look at the node's log, or "
                     f"raise option patience"
                 ) from error

@@ -29,7 +29,7 @@ from s4node.errors import ConfigError, SinkError, UnknownStream
 from s4node.events.schema import TypeDecl, refusal_of
 from s4node.net.transport.pair_socket import host_and_port
 from s4node.net.wire import frame as wire
-from s4node.spark.connection import ask
+from s4node.spark.connection import NoAnswerError, ask
 from s4node.spark.event_rows import EventRows, event_class
 from s4node.spark.short_errors import short_errors
 from s4node.spark.upload import Upload
@@ -187,8 +187,10 @@ class Sink:
         self._target = target
         self._schema = schema
 
-    def write_rows(self, sink: str, batch: int, batches: Iterator[pa.RecordBatch]) -> Staged:
-        """Append the rows of one attempt."""
+    def write_rows(
+        self, sink: str, batch: int, batches: Iterator[pa.RecordBatch], *, last: bool
+    ) -> Staged:
+        """Append the rows of one attempt; ``last`` if the sink has only this batch."""
         target = self._target
         rows = EventRows(event_class(target.type), self._schema, target.columns)
         context = TaskContext.get()
@@ -196,7 +198,7 @@ class Sink:
         producer = f"{sink}/{max(0, batch)}/{task}-{tokens.fresh(10)}"
         stream = target.stream
         if batch >= 0:
-            found = target.question("sink.stage", sink=sink, stream=stream)
+            found = target.question("sink.stage", sink=sink, stream=stream, last=last)
             if found["batch"] >= batch:  # published before; the rows need not be looked at
                 return Staged(sink, batch, producer, {})
             stream = found["spool"]
@@ -217,19 +219,29 @@ class Sink:
         if not named or named[0].batch < 0:  # nothing to publish, or sent without staging
             return
         sink, batch = named[0].sink, named[0].batch
-        found = self._target.question(
-            "sink.publish",
-            meanwhile=("sink.carried", {"sink": sink}),  # a large batch takes long
-            sink=sink,
-            stream=self._target.stream,
-            batch=batch,
-            attempts=[(each.producer, each.counts) for each in named],
-            last=last,
-        )
-        log.info(
-            "batch %s of sink %s: %s events %s",
-            *(batch, sink, found["events"]),
-            "published" if found["published"] else "were published before",
+        try:
+            found = self._target.question(
+                "sink.publish",
+                meanwhile=("sink.carried", {"sink": sink}),  # a large batch takes long
+                sink=sink,
+                stream=self._target.stream,
+                batch=batch,
+                attempts=[(each.producer, each.counts) for each in named],
+                last=last,
+            )
+        except NoAnswerError as error:
+            raise SinkError(
+                f"{error}. The node may have decided batch {batch} before, and then publishes it "
+                f"when it runs again: look for {sink} in s4 sink list before you write the rows "
+                f"again. A query, or a write with option job, may just run again"
+            ) from error
+        log.log(
+            logging.INFO if found["published"] else logging.WARNING,
+            "batch %s of sink %s: %s",
+            *(batch, sink),
+            f"{found['events']} events published"
+            if found["published"]
+            else "it was published before, and nothing of it is written again",
         )
 
     def drop_staged(self, messages: Sequence[WriterCommitMessage | None], sink: str = "") -> None:
@@ -243,14 +255,16 @@ class Sink:
 
 class _Attempts:
     """A writer whose attempts are written by ``sink``; ``_place`` says which sink and batch it
-    is."""
+    is, ``_last`` whether the sink has only this batch."""
+
+    _last = False
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         with short_errors():
-            return self._sink.write_rows(*self._place(), iterator)
+            return self._sink.write_rows(*self._place(), iterator, last=self._last)
 
     def _place(self) -> tuple[str, int]:
         raise NotImplementedError
@@ -259,6 +273,8 @@ class _Attempts:
 class BatchWriter(_Attempts, DataSourceArrowWriter):
     """The writer of ``df.write``; ``job`` is its name, if it has one."""
 
+    _last = True
+
     def __init__(self, sink: Sink, job: str = "", *, staged: bool = True) -> None:
         super().__init__(sink)
         self._id = f"job/{job}" if job else f"write/{tokens.fresh(20)}"
@@ -266,7 +282,7 @@ class BatchWriter(_Attempts, DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         with short_errors():
-            self._sink.publish(messages, last=True)
+            self._sink.publish(messages, last=self._last)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         with short_errors():
@@ -285,7 +301,7 @@ class StreamWriter(_Attempts, DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
         with short_errors():
-            self._sink.publish(messages, last=False)
+            self._sink.publish(messages, last=self._last)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
         with short_errors():

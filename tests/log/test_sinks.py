@@ -259,6 +259,15 @@ def test_what_was_staged_for_a_former_stream_of_the_name_makes_room(node: Node) 
     assert numbers(node) == list(range(100))
 
 
+def test_a_job_of_a_name_is_refused_for_another_stream(node: Node) -> None:
+    publish(node, "job/nightly", 0, stage(node, "job/nightly", "0/0", 0, 100), last=True)
+    node.create("other")
+    with pytest.raises(SinkError, match="is written to stream 'clicks' already"):
+        node.ask("sink.stage", sink="job/nightly", stream="other", last=True)
+    (sink,) = node.ask("sink.list")["sinks"]
+    assert sink["stream"] == "clicks"
+
+
 def test_how_far_a_batch_is_carried_is_told(node: Node) -> None:
     assert node.ask("sink.carried", sink="q") == {"carried": 0}
     publish(node, "q", 0, stage(node, "q", "0/0", 0, 100))

@@ -9,15 +9,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+
+pytest.importorskip("pyspark")
+
 import trio
 from harness import running
+from pyspark.sql.types import StructType
 from shared_apps import Click, Ignore, OnePE
 
 from s4node.cluster.node.redirector import Redirector
 from s4node.config.config import Config
+from s4node.errors import SinkError
 from s4node.events.schema import EventType
 from s4node.net.wire import frame as wire
 from s4node.spark.connection import Connection
+from s4node.spark.sink import Sink, Staged, Target
 from s4node.spark.upload import Upload
 
 PATIENCE = 1.0
@@ -35,6 +41,15 @@ def test_an_answer_is_waited_for_as_long_as_there_is_progress() -> None:
         with pytest.raises(TimeoutError, match="does not answer"):
             link.query("work", {}, ("progress", {}))
         link.close()
+
+
+def test_a_node_that_is_gone_at_the_end_does_not_prove_that_nothing_is_visible() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"tcp://127.0.0.1:{listening.getsockname()[1]}"
+    sink = Sink(Target((address,), "clicks", "shop:Click", patience=0.1), StructType())
+    with pytest.raises(SinkError, match="look for job/nightly in s4 sink list") as error:
+        sink.publish([Staged("job/nightly", 0, "0/0", {0: 1})], last=True)
+    assert "Nothing of the batch is visible" not in str(error.value)
 
 
 async def test_rows_for_an_app_are_sent_to_the_nodes_that_run_it_by_way_of_one_that_does_not() -> (
