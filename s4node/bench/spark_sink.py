@@ -50,7 +50,14 @@ class Discard(DataSource):
 
 
 class _Discarding(Sink):
-    def write_rows(self, sink: str, batch: int, batches: Iterator[Any]) -> Staged:
+    def write_rows(
+        self,
+        sink: str,
+        batch: int,
+        batches: Iterator[Any],
+        *,
+        last: bool,  # noqa: ARG002
+    ) -> Staged:
         for _ in batches:
             pass
         return Staged(sink, batch, "", {})

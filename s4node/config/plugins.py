@@ -12,9 +12,11 @@ from typing import Any
 from s4node.errors import ConfigError, described, is_signal
 
 
-def found(named: str, setting: str, what: str) -> Any:
-    """Import what ``named`` means; ``what`` describes it in messages. Raises ConfigError if that
-    fails."""
+def found(
+    named: str, setting: str, what: str, where: str = "importable where the node runs"
+) -> Any:
+    """Import what ``named`` means; ``what`` describes it in messages, ``where`` the place of its
+    module. Raises ConfigError if that fails."""
     module, _, name = named.partition(":")
     try:
         return getattr(import_module(module), name)
@@ -23,7 +25,7 @@ def found(named: str, setting: str, what: str) -> Any:
             raise
         raise ConfigError(
             f"{what} {named!r} of {setting} cannot be imported: {described(error)}; "
-            f"name it as package.module:Class, importable where the node runs"
+            f"name it as package.module:Class, {where}"
         ) from error
 
 

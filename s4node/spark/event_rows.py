@@ -30,6 +30,9 @@ from s4node.net.wire import frame as wire
 if TYPE_CHECKING:
     from s4node.spark.upload import Upload
 
+ON_SPARK = "and ship its module to Spark's driver and executors (--py-files, or install a wheel)"
+"""What a message says where a class of the user's cannot be imported."""
+
 FRAME_EVENTS = 4096
 FRAME_BYTES = 262_144
 
@@ -56,7 +59,7 @@ _BOUNDS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "p
 
 def event_class(named: str) -> type[Event]:
     """The class that option ``type`` names; raises ConfigError."""
-    found = plugins.found(named, "option type", "the event class")
+    found = plugins.found(named, "option type", "the event class", ON_SPARK)
     if not (isinstance(found, type) and issubclass(found, Event)):
         raise ConfigError(f"option type: {named!r} is not an event class; subclass s4node.Event")
     return found

@@ -32,6 +32,7 @@ from s4node.events.schema import GENERIC, EventType, TypeDecl, refusal_of
 from s4node.offsets.startpoint import Startpoint, Upcoming
 from s4node.offsets.system import Bounds, SystemStreamPartition
 from s4node.spark import columns, positions
+from s4node.spark.event_rows import ON_SPARK
 from s4node.spark.log_reader import PartitionFrames, ask
 from s4node.spark.positions import Position, Positions, Range
 from s4node.spark.read_options import Options, Wanted, parse_start
@@ -114,7 +115,7 @@ class _Stream:
         stream, kind = self.wanted.stream, self.wanted.type
         names = sorted({each.name for each in self.types} - {GENERIC})
         if ":" in kind:
-            own = EventType(plugins.found(kind, "option type", "event class")).declaration
+            own = EventType(plugins.found(kind, "option type", "event class", ON_SPARK)).declaration
             versions = [each for each in self.types if each.name == own.name]
             bad = [why for each in versions if (why := refusal_of(own, each))]
             if bad:

@@ -19,10 +19,11 @@ from shared_apps import Click, Ignore, OnePE
 
 from s4node.cluster.node.redirector import Redirector
 from s4node.config.config import Config
-from s4node.errors import SinkError
+from s4node.errors import ConfigError, SinkError
 from s4node.events.schema import EventType
 from s4node.net.wire import frame as wire
 from s4node.spark.connection import Connection
+from s4node.spark.event_rows import event_class
 from s4node.spark.sink import Sink, Staged, Target
 from s4node.spark.upload import Upload
 
@@ -50,6 +51,11 @@ def test_a_node_that_is_gone_at_the_end_does_not_prove_that_nothing_is_visible()
     with pytest.raises(SinkError, match="look for job/nightly in s4 sink list") as error:
         sink.publish([Staged("job/nightly", 0, "0/0", {0: 1})], last=True)
     assert "Nothing of the batch is visible" not in str(error.value)
+
+
+def test_a_class_that_is_missing_is_to_be_shipped_to_spark() -> None:
+    with pytest.raises(ConfigError, match="ship its module to Spark's driver and executors"):
+        event_class("absent:Click")
 
 
 async def test_rows_for_an_app_are_sent_to_the_nodes_that_run_it_by_way_of_one_that_does_not() -> (

@@ -42,6 +42,7 @@ from s4node.events.keys import KEY_GROUPS, hasher_named, identity
 from s4node.events.routing import failed_at, key_failure
 from s4node.runtime.container.hooks import declare
 from s4node.runtime.task.pe_state import PeState
+from s4node.spark.event_rows import ON_SPARK
 from s4node.spark.history.event_batches import events_of, packed, unpacked
 from s4node.spark.history.stages import Stage
 from s4node.state import key_encoding
@@ -91,7 +92,7 @@ class AppSource:
 
 @cache
 def _named_app(named: str, values: tuple[tuple[str, str], ...], tasks: int) -> App:
-    found = plugins.found(named, "the bootstrap", "app")
+    found = plugins.found(named, "the bootstrap", "app", ON_SPARK)
     return _declared(found() if isinstance(found, type) else found, dict(values), tasks)
 
 
