@@ -30,8 +30,8 @@ CRASHES := tests/test_failpoints.py tests/deploy/test_deploy.py tests/deploy/tes
 	tests/runtime/task/poison/test_kills.py \
 	tests/state/test_damage.py tests/state/test_database.py \
 	tests/state/test_remote_task_crashes.py
-# Spark clusters and drivers that are killed
-SPARK := tests/spark/test_sink_crashes.py tests/spark/test_bootstrap.py tests/spark/test_results_back.py
+# what Spark runs, its clusters and drivers that are killed, and the demos of flights
+SPARK := tests/spark tests/example_apps/test_flights.py
 # and what has the machine for itself, for it measures
 MEASURED := tests/process/test_prompt.py tests/bench/test_bench.py tests/test_torture.py
 
@@ -43,7 +43,7 @@ test-long: test-crashes test-spark test-measured ## run what takes longer; make 
 test-crashes: install ## run the tests in which processes are killed, moved and deployed
 	$(PYTHON_OF_VENV) -m pytest $(BESIDE) $(CRASHES) $(ARGS)
 
-test-spark: install-spark ## run the tests in which Spark's executors and drivers are killed
+test-spark: install-spark ## run the tests that need Spark
 	$(PYTHON_OF_VENV) -m pytest $(SPARK) $(ARGS)
 
 test-measured: install-spark ## run every benchmark and the torture in short, with their checks

@@ -5,6 +5,7 @@ And notes which tests ran: when a session ends, docs/semantics.md is judged by t
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import tempfile
@@ -131,6 +132,22 @@ def settings(tmp_path: Path) -> dict[str, str]:
         "systems.memory.samza.offset.default": "oldest",
         "s4.state.folder": str(tmp_path / "state"),
     }
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    """The Spark of this process, which can have one only. A task may fail three times."""
+    pytest.importorskip("pyspark")
+    from spark_rows import python_path
+
+    from s4node.spark.java import spark_session
+
+    before = dict(os.environ)
+    python_path()
+    with spark_session("tests", master="local[2,4]") as session:
+        yield session
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.fixture

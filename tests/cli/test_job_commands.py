@@ -617,7 +617,8 @@ VIEWS = OFFSET.replace("clicks", "views").replace("-1", "1")
         ('{"format": 1, "tasks": {"Partition 0": {"offsets": [' + f"{CLICKS}, {CLICKS}" + "]}}}", 2,
          "- has memory.clicks[0] twice for task 'Partition 0'; remove one"),
         (('{"format": 1, "tasks": {}, "job": {"tasks": 3, "grouper": "by-partition", "hasher": '
-         '"crc32m", "counts": {}, "keys": "", "grown": {}}}'), 1, "it had 2 tasks and would have"),
+         '"crc32m", "counts": {}, "keys": "", "grown": {}, "rerouted": [], "layout": 0}}'),
+         1, "it had 2 tasks and would have"),
         *((f'{{"format": 1, "tasks": {{"Partition 0": {{"offsets": [{wrong}]}}}}}}', 2,
            "- is not what s4 checkpoint export prints: Expected `int` <= 4611686018427387903 - at")
           for wrong in (MUCH, MUCH + "9" * 9, MUCH.replace("n\": 0", "n\": 18446744073709551615"))),

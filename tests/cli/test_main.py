@@ -364,8 +364,9 @@ async def test_what_is_no_adapter_cannot_be_run_as_one(folder: Path) -> None:
 
 COMMANDS = [
     "run", "node", "adapter", "deploy", "apps", "undeploy", "rollback", "status", "top", "send",
-    "tail", "log", "startpoint", "checkpoint", "savepoint", "reset", "savepoints", "repartition",
-    "state", "dead-letter", "new-app", "graph", "health", "bench", "config",
+    "tail", "log", "sink", "startpoint", "checkpoint", "savepoint", "reset", "savepoints",
+    "bootstrap", "repartition", "state", "dead-letter", "new-app", "graph", "health", "bench",
+    "config",
 ]  # fmt: skip
 
 

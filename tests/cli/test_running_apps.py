@@ -106,7 +106,8 @@ async def test_a_folder_that_others_can_enter_is_not_trusted_and_the_app_runs_wi
     folder: Path,
 ) -> None:
     entries = folder / "runtime" / "s4node"
-    entries.mkdir(mode=0o755)
+    entries.mkdir()
+    entries.chmod(0o755)
     async with clicks(folder) as process:
         (line,) = [json.loads(line) for line in process.stderr if "do not find" in line]
         assert f"{entries} is not private to user" in line["reason"]

@@ -29,7 +29,6 @@ pytest.importorskip("pyspark")
 from pyspark.errors import PythonException
 
 from apps.flights.spark_job import batch_aggregates, read_flights, send
-from s4node.spark.java import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -398,16 +397,6 @@ FIGURES = {  # flights, cancelled, delay_count, delay_sum, delay_max, delay_min,
         "N668DN": Figures(2, 0, 2, 1186, 1272, -86, 1),
     },
 }
-
-
-@pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    before = dict(os.environ)
-    session = spark_session("tests")
-    yield session
-    session.stop()
-    os.environ.clear()
-    os.environ.update(before)
 
 
 @pytest.fixture(scope="session")

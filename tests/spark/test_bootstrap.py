@@ -22,7 +22,6 @@ from s4node.runtime.commit.committer import folder_of
 from s4node.savepoints.shipped import savepoints_of
 from s4node.spark.history.bootstrap import bootstrap
 from s4node.spark.history.savepoint import write_savepoint
-from s4node.spark.java import spark_session
 from s4node.state import epochs
 from s4node.state.browse import StateReader
 from s4node.state.database import Database
@@ -34,11 +33,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 TARGET = "tests.spark.replayed_app:Replayed"
 PES = ("Account", "Shop", "Both")
-
-
-@pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    return spark_session("bootstrap")
 
 
 @pytest.fixture(scope="module")

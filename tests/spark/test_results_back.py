@@ -16,7 +16,6 @@ import pytest
 from pyspark.sql import SparkSession
 from spark_nodes import ROOT, Node, running_node
 
-from s4node.spark.java import spark_session
 from s4node.spark.log_reader import ask
 from tests.spark.replayed_app import Payment
 
@@ -27,11 +26,6 @@ PAYMENTS = [Payment(f"a{n % 9}", 0, n) for n in range(600)]
 EXPECTED: dict[tuple[str, int], int] = {}
 for _number, _payment in enumerate(PAYMENTS):
     EXPECTED[_payment.account, _number // 9 + 1] = 1
-
-
-@pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    return spark_session("results")
 
 
 def options(node: Node, folder: Path) -> list[str]:

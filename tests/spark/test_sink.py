@@ -20,22 +20,19 @@ from spark_rows import (
     failing,
     failing_once,
     node_in,
-    python_path,
 )
-
-from s4node.spark.java import spark_session
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 TOTAL = 60_000
 
 
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
-    python_path()
-    with spark_session("sink", master="local[2,4]") as session:
-        session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1000")
-        yield session
+@pytest.fixture(autouse=True)
+def small_arrow_batches(spark: Any) -> Iterator[None]:
+    """A partition comes in several batches."""
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1000")
+    yield
+    spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_nodes import Click, Node, running_node
 
 from s4node import Event
-from s4node.spark.java import spark_session
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -23,11 +22,6 @@ class Visit(Event):
     user: str
     at: float
     tags: list[str] = []  # noqa: RUF012 - msgspec copies it
-
-
-@pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    return spark_session("source")
 
 
 @pytest.fixture(scope="module")

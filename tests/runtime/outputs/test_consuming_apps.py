@@ -6,9 +6,7 @@ import shutil
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from itertools import cycle
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import trio
@@ -22,7 +20,6 @@ from s4node.cluster.coordination.folder import FolderCoordination
 from s4node.cluster.coordination.registry import Registry
 from s4node.events.keys import crc32m
 from s4node.net.egress.outbox_rows import ways_of
-from s4node.runtime.outputs import exchange
 from s4node.state import epochs
 from s4node.state.browse import StateReader
 from s4node.state.rows import OUTBOX
@@ -125,28 +122,6 @@ async def test_what_waits_for_an_app_that_begins_anew_with_other_partitions_is_c
             await cluster.send(*USERS)  # some of it is in no frame yet
             async with cluster.counts():
                 await cluster.come(*USERS)
-
-
-async def test_a_way_that_an_earlier_version_of_s4node_has_saved_is_gone_on_with(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """That had one life for all ways of a task, and no row of it beside them."""
-    lives = cycle(["abc", ""])
-    with trio.fail_after(60), monkeypatch.context() as patched:
-        patched.setattr(exchange, "tokens", SimpleNamespace(later=lambda: next(lives)))
-        async with cluster.relays(), cluster.counts():
-            await cluster.come(*USERS * 20)
-    with trio.fail_after(60):
-        async with cluster.relays():
-            async with cluster.counts():
-                await cluster.come(*USERS)
-            assert cluster.producers == {"abc"}
-            await cluster.undeploy()
-            async with cluster.counts():
-                await cluster.come(*USERS)
-    lives = cluster.producers - {"abc"}  # whose rows are deleted by one of the next commits
-    assert len(lives) == 2
-    assert all(life.startswith("abc.") for life in lives)
 
 
 # -- set-up ---------------------------------------------------------------------------------------
