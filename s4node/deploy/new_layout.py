@@ -1,14 +1,14 @@
 """What the tasks of a job have in a new layout, and what prevents one.
 
 Rules
-- A layout is a number of partitions. Rows of keys move with their key group. What belongs to a task
-  and to no key is moved if it means the same elsewhere (positions of inputs, numbers of producers,
-  versions of PEs); else it is named, and the job keeps its layout.
-- Nothing may be under way: no events between tasks, or for consumers.
+- A layout is a number of partitions. The rows of a key move with its key group. What belongs to a
+  task and to no key moves if it means the same elsewhere (positions of inputs, numbers of
+  producers, versions of PEs). Anything else prevents the new layout, and is named.
+- No events may be on their way between tasks or to consumers.
 - The final numbers of each producer are added to those of its earlier layouts, and its numbers
-  begin at 0. Its life is kept, so that an older one is still refused.
-- The tasks have new lives as producers, so their own numbers begin at 0, too.
-- A table has one number in all tasks.
+  begin at 0. Its life is kept, so that an older life is still refused.
+- The tasks get new lives as producers, so their own numbers begin at 0, too.
+- A table has the same number in all tasks.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ _encode = msgspec.msgpack.Encoder().encode
 
 @dataclass(frozen=True)
 class FormerTask:
-    """What a task of the former layout has that belongs to no key; ``facts`` are encoded.
-    ``singletons`` are the tables that have a row without a key."""
+    """What belongs to a task of the former layout and to no key.
+
+    ``facts`` are encoded. ``singletons`` are the tables that have a row without a key.
+    """
 
     name: str
     partition: int
@@ -63,7 +65,7 @@ class FormerTask:
 
 @dataclass
 class NewTask:
-    """What a task of the new layout has that belongs to no key."""
+    """What belongs to a task of the new layout and to no key."""
 
     facts: dict[str, bytes] = field(default_factory=dict)
     positions: dict[str, int] = field(default_factory=dict)
@@ -71,8 +73,11 @@ class NewTask:
 
 @dataclass(frozen=True)
 class NewLayout:
-    """The tasks of a new layout. ``producers``, ``closings`` and ``consumed`` are the same for all.
-    ``renumbered`` has, for each former partition, the tables that get another number."""
+    """The tasks of a new layout.
+
+    All have the same ``producers``, ``closings`` and ``consumed``. ``renumbered`` has the tables
+    that get another number, for each former partition.
+    """
 
     tasks: Sequence[NewTask]
     consumed: frozenset[str]
@@ -89,7 +94,7 @@ def groups_of(partition: int, partitions: int) -> range:
 
 
 def check_number(guard: JobGuard, partitions: int) -> None:
-    """Raise CheckpointError where a job cannot have so many partitions at all."""
+    """Raise CheckpointError if no job like this can have so many partitions."""
     if not 1 <= partitions <= KEY_GROUPS:
         raise CheckpointError(f"{partitions} partitions cannot be; give 1 to {KEY_GROUPS}")
     if guard.grouper != BY_PARTITION:
@@ -115,10 +120,10 @@ def new_layout(
     *,
     stores_by_key: bool,
 ) -> NewLayout:
-    """The tasks of a job in a layout of so many ``partitions``. ``own`` begins the producer ids of
-    its tasks; ``stores_by_key`` says that what a store has is found by the keys of streams.
+    """The tasks of a job in a layout of so many ``partitions``.
 
-    Raises CheckpointError with everything that prevents it.
+    ``own`` is the prefix of its tasks' producer ids. ``stores_by_key`` says that the keys of stores
+    are keys of streams. Raises CheckpointError with everything that prevents the layout.
     """
     problems = [
         *_singletons(former),
@@ -159,7 +164,7 @@ def new_layout(
 
 
 def _tables(former: Iterable[FormerTask]) -> dict[str, int]:
-    """One number for each table, as many as possible as they are."""
+    """One number for each table; as many as possible keep theirs."""
     numbers: dict[str, int] = {}
     for task in former:
         for name, number in task.tables.items():
@@ -186,7 +191,7 @@ def _shared_facts(former: Iterable[FormerTask]) -> dict[str, bytes]:
 
 
 def _merged(name: str, one: bytes, other: bytes) -> bytes:
-    """A fact of which tasks may know an older value."""
+    """The newer of two values of a fact that tasks learn at different times."""
     first, second = _decode(one), _decode(other)
     if name.startswith(_TTL):
         return one if first is True or (second is not True and first >= second) else other
@@ -196,7 +201,7 @@ def _merged(name: str, one: bytes, other: bytes) -> bytes:
 
 
 def _ended(former: Iterable[FormerTask]) -> Counter[str]:
-    """The events of producers that are forgotten, by the name of the fact."""
+    """The numbers of events of forgotten producers, by the name of the fact."""
     found: Counter[str] = Counter()
     for task in former:
         for name, data in task.facts.items():
@@ -208,7 +213,7 @@ def _ended(former: Iterable[FormerTask]) -> Counter[str]:
 def _producers(
     former: Sequence[FormerTask], guard: JobGuard, own: str
 ) -> tuple[dict[Producer, KeptProducer], dict[Producer, Closings]]:
-    """The producers from outside, who begin at 0, and their final numbers until now."""
+    """The producers outside the job, which begin at 0, and their final numbers."""
     rows: defaultdict[Producer, dict[int, KeptProducer]] = defaultdict(dict)
     before: dict[Producer, Closings] = {}
     for task in former:

@@ -1,9 +1,9 @@
 """Gives a stopped job another number of partitions.
 
 Rules
-- The tasks of the new layout are made beside the former ones, from their last commits, and replace
-  them at once: see ``savepoints.replacement``. Before that the job is as it was.
-- The rows of a key move with its key group; ``new_layout`` says what becomes of the others.
+- The tasks of the new layout are made from the last commits of the former ones, and replace all of
+  them at once (``savepoints.replacement``). Until then the job is unchanged.
+- The rows of a key move with its key group; ``new_layout`` decides what becomes of the others.
 """
 
 from __future__ import annotations
@@ -54,8 +54,11 @@ _encode = msgspec.msgpack.Encoder().encode
 
 @dataclass(frozen=True)
 class Repartition:
-    """Gives the job in ``folder`` as many ``partitions``. ``own`` begins the producer ids of its
-    tasks. ``tell(made, tasks)`` is called with the progress."""
+    """Gives the job in ``folder`` another number of ``partitions``.
+
+    ``own`` is the prefix of its tasks' producer ids. ``tell(made, tasks)`` is called with the
+    progress.
+    """
 
     folder: Path
     guard: JobGuard
@@ -66,9 +69,11 @@ class Repartition:
     tell: Callable[[int, int], None] = lambda _, __: None
 
     def run(self) -> int:
-        """Do it, or complete what was cut short; returns how many rows have moved. Raises
-        CheckpointError if it cannot be done, and StateError or ProgressUnwritten if the disk
-        cannot take it: then the job is as it was."""
+        """Repartition, or complete a repartition that was cut short; return the rows moved.
+
+        Raises CheckpointError if something prevents it, StateError or ProgressUnwritten if the disk
+        fails; the job is unchanged then.
+        """
         moved = 0
         if (cut_short := replacement.decided(self.folder)) is not None:
             if cut_short.partitions != self.partitions:
@@ -119,7 +124,7 @@ class Repartition:
         return moved
 
     def _former(self, partition: int) -> FormerTask | None:
-        """What a task has that belongs to no key; None if it has never run."""
+        """What belongs to a task and to no key; None if the task has never run."""
         name = _name(partition)
         folder = task_folder(self.folder, name)
         if not epochs.epochs_of(folder):
@@ -156,7 +161,7 @@ class Repartition:
                 )
 
     def _make_task(self, place: Path, partition: int, fence: int, layout: NewLayout) -> int:
-        """Make the database of a new task; returns how many rows of keys it has."""
+        """Make the database of a new task; return how many rows of keys it has."""
         folder, moved = task_folder(place, _name(partition)), 0
         groups = groups_of(partition, self.partitions)
         database = epochs.claim(folder, fence, Database)
@@ -184,13 +189,13 @@ def _table_of(row: bytes) -> int:
 
 
 def _touching(groups: range, partitions: int) -> tuple[int, int]:
-    """The first partition that has any of these key groups, and the one after the last."""
+    """The bounds of the range of partitions that have any of these key groups."""
     first, last = (group * partitions // KEY_GROUPS for group in (groups[0], groups[-1]))
     return first, last + 1
 
 
 def _move(source: Database, database: Database, groups: range, numbers: Mapping[int, int]) -> int:
-    """Copy the rows of these key groups, with other ``numbers`` of tables; returns how many."""
+    """Copy the rows of these key groups, with new ``numbers`` of tables; return how many."""
     start, end, moved = prefix(groups.start, 0), prefix(groups.stop, 0), 0
     while True:
         rows = source.chunk(start, end, _ROWS)

@@ -1,17 +1,16 @@
-"""Has a stopped job go on from one of its savepoints.
+"""Restores a stopped job from one of its savepoints.
 
 Rules
-- Inputs that can be read again go back with the savepoint. What is outside the job does not: events
-  that consumers have received since come again, and events that producers were told are committed
-  are lost to the job. Both are counted first, and done only if they were asked for.
-- A consumer that has received more than the savepoint has gets the rest of the savepoint's events
-  under their numbers, and then events under another producer name, which it counts anew.
-- How far the task had sent stays known, in the lives that consumers remember, so a later restore
-  counts that as well. What a savepoint has of an earlier life is not sent again: this is counted,
-  too.
+- Replayable inputs go back with the savepoint. What is outside the job does not: consumers receive
+  the events since the savepoint again, and events that producers were told are committed are lost
+  to the job. Both are counted first, and the restore goes ahead only if the user agrees.
+- A consumer that has received more than the savepoint has gets the savepoint's waiting events under
+  their old numbers, and then events of another producer name, which it counts anew.
+- The job remembers how far it had sent in the lives that consumers remember, so a later restore
+  counts that, too. Waiting events of an earlier life are counted, and not sent again.
 - Everything is checked before anything changes. From then on the job does not start until all of
-  its tasks are restored: after a crash in between, restore again.
-- A task is restored under a claim, as any new owner has one: an owner that wakes up is fenced.
+  its tasks are restored; after a crash in between, restore again.
+- A task is restored under a claim, like that of any new owner: an owner that wakes up is fenced.
 """
 
 from __future__ import annotations
@@ -77,9 +76,11 @@ _BY_NUMBER = settings.GROUPER.default
 
 @dataclass(frozen=True)
 class Since:
-    """What has left the job since a savepoint, and what it has acknowledged: events by stream and
-    consumer, and by stream and producer. ``over`` are the events of former ways that are not sent
-    again. ``known`` is False if the job's newer state is not here.
+    """What the job has sent and acknowledged since a savepoint.
+
+    ``outputs`` counts events by stream and consumer, ``producers`` by stream and producer. ``over``
+    counts waiting events of earlier lives, which are not sent again. ``known`` is False if the
+    job's newer state is not here.
     """
 
     outputs: Mapping[tuple[str, str], int]
@@ -90,8 +91,11 @@ class Since:
 
 @dataclass(frozen=True)
 class SavepointRestore:
-    """Restores the job of ``app`` in ``folder``, shipped to ``depot`` if that is given, from the
-    savepoint of ``manifest``, whose files are in ``saved``; nothing of the job runs meanwhile."""
+    """Restores the job of ``app`` in ``folder`` from a savepoint, while nothing of it runs.
+
+    Its state is shipped to ``depot`` if given. The savepoint has the ``manifest``, and its files
+    are in ``saved``.
+    """
 
     app: str
     folder: Path
@@ -119,8 +123,10 @@ class SavepointRestore:
     def check_agreed(
         self, since: Since, *, outputs_again: bool, accept_loss: bool, tell: Callable[[str], None]
     ) -> None:
-        """Tell what has happened since the savepoint; raises CheckpointError if going back needs
-        more options than these."""
+        """Report what has happened since the savepoint.
+
+        Raises CheckpointError if going back needs more options than these.
+        """
         if not since.known:
             tell(
                 f"s4: the newer state of {self.app} is not here, so what others have received or "
@@ -163,11 +169,11 @@ class SavepointRestore:
 
     @property
     def _own(self) -> str:
-        """How the names of the job's own tasks begin, as producers."""
+        """The prefix of the producer ids of the job's own tasks."""
         return f"{wire.TASK}{self.config[settings.CLUSTER_NAME]}/{self.app}/"
 
     def _newest(self) -> Mapping[str, Facts | None]:
-        """What each task had told others before anything was restored."""
+        """The facts of each task from before the restore."""
         mark = savepoints_of(self.folder, self.depot).restoring()
         newest = {} if mark is None else dict(mark.newest)
         for task in self.manifest.tasks:
@@ -183,8 +189,11 @@ class SavepointRestore:
         accept_loss: bool,
         tell: Callable[[int, int], None] = lambda _, __: None,
     ) -> None:
-        """Have all tasks go on from the savepoint. With ``outputs_again`` what consumers have
-        received since comes again, with ``accept_loss`` producers may go on after what is lost."""
+        """Restore all tasks from the savepoint.
+
+        With ``outputs_again`` consumers receive events since the savepoint again. With
+        ``accept_loss`` producers may go on after events that are lost.
+        """
         place, tasks = savepoints_of(self.folder, self.depot), self.manifest.tasks
         guard = JobGuard.from_row(self.manifest.job)
         store = TaskClaims(self.folder)
@@ -218,7 +227,7 @@ class SavepointRestore:
         again: bool,
         accept_loss: bool,
     ) -> None:
-        """Restore a task that had told others ``newest``."""
+        """Restore a task; ``newest`` are its facts from before the restore."""
         saved, place = self.manifest.tasks[task], task_folder(self.folder, task)
         above = max(epochs.highest(place), saved.fence)
         number = saved.commit
@@ -256,7 +265,7 @@ class SavepointRestore:
             state.close()
 
     def _let_skip(self, state: TaskState, newest: Facts | None) -> None:
-        """Let all producers go on at any number, also those that began after the savepoint."""
+        """Let all producers go on at any number, including those new since the savepoint."""
         rows = state.producers()
         told = () if newest is None else newest.acknowledged
         began = {(stream, who): KeptProducer(0) for stream, who, _ in told if who}
@@ -267,7 +276,7 @@ class SavepointRestore:
                 state.changes.put(place, msgspec.msgpack.encode(anywhere))
 
     async def _put_startpoints(self) -> None:
-        """Put back the startpoints that waited then, instead of those that wait now."""
+        """Replace the startpoints that wait now by those of the savepoint."""
         store = StartpointStore(self.folder, self.config)
         saved = self.manifest.startpoints
         if store.exists or saved != Requests():
@@ -280,8 +289,10 @@ class SavepointRestore:
 
 
 async def check_readable(app: App | None, config: Config, manifest: Manifest, saved: Path) -> None:
-    """Raise CheckpointError or StateError if ``app`` with these settings cannot go on from the
-    savepoint in the folder ``saved``; without the program only the settings are checked."""
+    """Check that ``app`` with these settings can go on from the savepoint in ``saved``.
+
+    Raises CheckpointError or StateError. Without an app only the settings are checked.
+    """
     guard = JobGuard.from_row(manifest.job)
     asked = config[settings.CLUSTER_PARTITIONS]
     by_inputs = asked < guard.tasks in guard.counts.values() or guard.grouper != _BY_NUMBER
@@ -298,8 +309,10 @@ async def check_readable(app: App | None, config: Config, manifest: Manifest, sa
 
 
 def _facts_of(state: TaskState) -> Facts:
-    """What a task has told others, as of its last commit and in lives that earlier restores have
-    ended. A stream's number without a producer is for producers that have ended."""
+    """The facts of a task's last commit, and of the lives that earlier restores have ended.
+
+    A stream's number without a producer is for producers that have ended.
+    """
     ends: dict[tuple[str, str, str, int], int] = {
         (stream, consumer, life, partition): end
         for stream, consumer, life, partition, end in state.meta(SENT) or ()
@@ -328,8 +341,10 @@ def _sent_since(before: Facts, after: Facts) -> Counter[tuple[str, str]]:
 
 
 def _acknowledged_since(before: Facts, after: Facts, own: str) -> Counter[Producer]:
-    """The events that were acknowledged, by producer; ``""`` is for those that have ended. Those
-    that begin with ``own`` are tasks of the job."""
+    """The events acknowledged since, by producer; ``""`` stands for those that have ended.
+
+    Producers that begin with ``own`` are tasks of the job, and left out.
+    """
     known = {(stream, who): number for stream, who, number in before.acknowledged}
     newest = {(stream, who): number for stream, who, number in after.acknowledged}
     found: Counter[Producer] = Counter()
@@ -343,7 +358,7 @@ def _acknowledged_since(before: Facts, after: Facts, own: str) -> Counter[Produc
 
 
 def _over(saved: TaskState, newest: Facts) -> Counter[tuple[str, str]]:
-    """The events of ways that cannot be sent any more, by stream and consumer."""
+    """The waiting events of lives that are over, by stream and consumer."""
     found: Counter[tuple[str, str]] = Counter()
     for way, rows in ways_of(saved.rows(OUTBOX)).items():
         if parts_of(way)[1] and _is_over(way, rows, newest):
@@ -352,7 +367,7 @@ def _over(saved: TaskState, newest: Facts) -> Counter[tuple[str, str]]:
 
 
 def _is_over(way: str, rows: Rows, newest: Facts | None) -> bool:
-    """Return True if the consumer of a way knows later lives, and may not remember the way's."""
+    """Return True if the consumer of a way knows later lives, and may have forgotten the way's."""
     sent = () if newest is None else newest.sent
     lives = {life for stream, consumer, life, _, _ in sent if (stream, consumer) == parts_of(way)}
     return life_of(rows) not in lives and max(lives, default="") > life_of(rows)
@@ -368,8 +383,10 @@ def _latest(sent: Sequence[Sent]) -> list[Sent]:
 
 
 def _begin_new_ways(state: TaskState, newest: Facts | None) -> None:
-    """Make all ways to consumers former ones, so that new ones begin behind them. One that has
-    nothing to send is forgotten."""
+    """Make all ways to consumers former ones, after which new ones begin.
+
+    A way that has nothing to send is forgotten.
+    """
     ways = {way: rows for way, rows in ways_of(state.rows(OUTBOX)).items() if parts_of(way)[1]}
     for rows in ways.values():
         forget(state.changes, rows)

@@ -1,10 +1,11 @@
 """Savepoints: named, consistent states of a whole job.
 
-``place`` says what can be done with them, ``folders`` and ``shipped`` where they are. ``writer``
-makes one of any databases. How tasks make cuts that fit each other is in ``offsets.cuts``.
+``place`` has the operations, which ``folders`` implements for a folder and ``shipped`` for a URL.
+``writer`` makes a savepoint of given databases. ``offsets.cuts`` explains how tasks make cuts that
+fit each other.
 
 It may touch ``state``, ``offsets``, ``config``, ``failpoints``, ``logger`` and ``errors``, and the
-world: files. Calls block, so others make them from threads.
+world: files. Calls block, so callers make them in threads.
 
 Begin with ``place``.
 """

@@ -1,8 +1,8 @@
 """A savepoint as one file: a tar archive with the manifest first.
 
 Rules
-- Only what the manifest names is read, and only regular files: nothing leads out of the folder.
-- A savepoint that is read appears under its name when all of its files are there and checked.
+- Only regular files that the manifest names are read, so nothing is written outside the folder.
+- An imported savepoint appears under its name once all of its files are there and checked.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MANIFEST_BYTES = 256 << 20
 
 
 def write(folder: Path, manifest: Manifest, file: Path) -> int:
-    """Write the savepoint in ``folder`` into a new ``file``; returns its bytes."""
+    """Write the savepoint in ``folder`` into a new ``file``; return the file's size in bytes."""
     new = file.with_name(f"{file.name}.new")
     try:
         if file.exists():
@@ -48,9 +48,10 @@ def write(folder: Path, manifest: Manifest, file: Path) -> int:
 
 
 def read(place: SavepointPlace, app: str, file: Path, name: str = "") -> Manifest:
-    """Have the savepoint in ``file`` among those of ``app``, under its own name or ``name``.
-    Raises CheckpointError where it is damaged or another app's, ConfigError where it cannot be
-    read."""
+    """Add the savepoint in ``file`` to those of ``app``, under ``name`` or its own name.
+
+    Raises CheckpointError if it is damaged or another app's, ConfigError if it cannot be read.
+    """
     try:
         with tarfile.open(file, "r:") as tar:
             return _read(place, app, tar, file, name)

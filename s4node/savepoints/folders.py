@@ -1,12 +1,12 @@
 """The savepoints of a job whose state is in a folder: beside the state, by hard links.
 
 Rules
-- ``savepoints/NAME`` is a savepoint: ``manifest.json``, and a folder for each task, in which the
-  files of its database are.
-- ``savepoints/.cut-NUMBER`` is one that is being taken: each task's owner makes its folder there,
-  by hard links. When all are there, the command writes the manifest and renames the folder.
-- What a command that was killed has left is removed when the next savepoint is taken.
-- A file that is removed from a savepoint stays for the job, and the other way round.
+- ``savepoints/NAME`` is a savepoint: ``manifest.json``, and a folder for each task with the files
+  of its database.
+- ``savepoints/.cut-NUMBER`` is a savepoint that is being taken: each task's owner makes its folder
+  there, by hard links. When all are there, the command writes the manifest and renames the folder.
+- The next savepoint removes what a killed command has left.
+- Removing a file from a savepoint leaves the job's own link to it, and the other way round.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class FolderSavepoints(SavepointPlace):
 
 @contextmanager
 def told(job: Path) -> Iterator[None]:
-    """Say where something could not be written."""
+    """Raise ProgressUnwritten, with the folder, for an OSError in the block."""
     try:
         yield
     except OSError as error:

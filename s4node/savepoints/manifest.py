@@ -1,9 +1,9 @@
-"""The manifest of a savepoint: which job's state it is, and what is in it. Pure.
+"""The manifest of a savepoint: whose state it is, and which files it consists of. Pure.
 
 Rules
 - The manifest is written last: without it there is no savepoint.
-- It names every file of every task with its size and hash, so what is damaged or missing is found
-  before anything of a savepoint is used.
+- It names every file of every task with its size and hash, so damaged and missing files are found
+  before any file is used.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FORMAT = 1
 
 
 class SavedFile(msgspec.Struct, frozen=True):
-    """A file of a savepoint: bytes, and the BLAKE2b hash of what is in it."""
+    """A file of a savepoint: its size in bytes, and the BLAKE2b hash of its content."""
 
     size: int
     hash: str
@@ -47,10 +47,13 @@ class Upgrade(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What a savepoint is. ``number`` is that of its cuts, ``state`` the identity of the job's
-    state, ``job`` what the job was like, ``created_ms`` Unix time, ``why`` who took it.
-    ``startpoints`` are those that had been set and not been consumed. A savepoint that a deployment
-    took has the ``upgrade``."""
+    """The content of a manifest.
+
+    ``number`` is that of the cuts, ``state`` the identity of the job's state, ``job`` the job's
+    guard as a row, ``created_ms`` Unix time, and ``why`` says who took the savepoint.
+    ``startpoints`` were set and not consumed yet. A savepoint that a deployment took has the
+    ``upgrade``.
+    """
 
     format: int
     name: str
@@ -71,7 +74,7 @@ class Manifest(msgspec.Struct, frozen=True):
         return sum(file.size for _, _, file in self.files())
 
     def check_app(self, app: str) -> None:
-        """Raise CheckpointError where this is a savepoint of another app."""
+        """Raise CheckpointError if this is a savepoint of another app."""
         if self.app != app:
             raise CheckpointError(
                 f"savepoint {self.name!r} is of app {self.app!r}, and cannot be used for {app!r}; "
@@ -90,16 +93,21 @@ Sent: TypeAlias = tuple[str, str, str, int, int]
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What a task had told others, as of a commit: the next number of each lane by stream,
-    consumer, life and partition, and the committed number of each producer by stream."""
+    """What others know of a task's commit.
+
+    ``sent`` has the next number of each lane, ``acknowledged`` the committed number of each
+    producer of a stream.
+    """
 
     sent: list[Sent]
     acknowledged: list[tuple[str, str, int]]
 
 
 class Restoring(msgspec.Struct, frozen=True):
-    """Tasks are being restored from the savepoint ``name``, one after the other. ``newest`` are
-    the facts of each task before the first of them was; None for a task without state here."""
+    """The mark of a job whose tasks are being restored from the savepoint ``name``.
+
+    ``newest`` has the facts of each task from before the restore, None if it had no state here.
+    """
 
     name: str
     newest: dict[str, Facts | None]
@@ -110,7 +118,7 @@ class _Format(msgspec.Struct):
 
 
 def parse(data: bytes, place: object) -> Manifest:
-    """The manifest that was read from ``place``; raises CheckpointError where it cannot be used."""
+    """The manifest that was read from ``place``; raises CheckpointError if it cannot be used."""
     try:
         found = msgspec.json.decode(data, type=_Format).format
         if found == FORMAT:

@@ -1,12 +1,12 @@
-"""Where the savepoints of a job are: what can be done with them, wherever that is.
+"""The operations on the savepoints of a job, in a folder or at a URL.
 
 Rules
-- A savepoint has a name and a number, both its own. Tasks make their cuts under the number; the
-  manifest has the name, is written last, and makes the savepoint exist.
-- A task's owner copies its cut by hard links, and then *publishes* it, so that the command finds it
-  while the task goes on.
-- What is read is checked against the manifest, before anything of it is used.
-- A job that is being restored has a mark, so it does not start before all of its tasks are.
+- A savepoint has a unique name and a unique number. Tasks make their cuts under the number. The
+  manifest has the name and is written last; it makes the savepoint exist.
+- A task's owner copies its cut by hard links. Then it *publishes* the cut, so that the command
+  finds it while the task goes on.
+- All files are checked against the manifest before any of them is used.
+- A job that is being restored has a mark, and does not start until all of its tasks are restored.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CUT = ".cut-"
 
 
 class SavepointPlace(ABC):
-    """The savepoints of the job in ``folder``; ``name`` is the place for people. Calls block."""
+    """The savepoints of the job in ``folder``; messages call the place ``name``. Calls block."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder = folder
@@ -48,14 +48,14 @@ class SavepointPlace(ABC):
 
     @abstractmethod
     def names(self) -> list[str]:
-        """The names of all savepoints, also of damaged ones."""
+        """The names of all savepoints, including damaged ones."""
 
     @abstractmethod
     def _manifest(self, name: str) -> bytes | None:
         """The manifest of a savepoint; None if there is none."""
 
     def look(self) -> tuple[list[Manifest], dict[str, str]]:
-        """All savepoints, the oldest first, and by name what is wrong with the damaged ones."""
+        """All sound savepoints, oldest first, and what is wrong with each damaged one, by name."""
         found, damaged = [], {}
         for name in sorted(self.names()):
             try:
@@ -65,8 +65,7 @@ class SavepointPlace(ABC):
         return sorted(found, key=lambda each: (each.created_ms, each.number)), damaged
 
     def manifest_of(self, name: str) -> Manifest:
-        """The manifest of a savepoint; raises CheckpointError where there is none that can be
-        read."""
+        """The manifest of a savepoint; raises CheckpointError if it is missing or damaged."""
         self.check_exists(name)
         data = self._manifest(name)
         if data is None:
@@ -86,8 +85,7 @@ class SavepointPlace(ABC):
             )
 
     def prepare(self, name: str, app: str) -> int:
-        """Return the number of a new savepoint called ``name``; raises CheckpointError where that
-        is taken."""
+        """Return a number for a new savepoint; raises CheckpointError if ``name`` is taken."""
         check_name(name)
         if name in self.names():
             raise CheckpointError(
@@ -108,7 +106,7 @@ class SavepointPlace(ABC):
 
     @abstractmethod
     def publish(self, number: int, cut: CutReport) -> None:
-        """Have a task's cut where the command finds it."""
+        """Put a task's cut where the command finds it."""
 
     @abstractmethod
     def saved_task(self, number: int, cut: CutReport) -> SavedTask:
@@ -119,35 +117,37 @@ class SavepointPlace(ABC):
         """Make a savepoint of the published cuts."""
 
     def sweep(self, but: int = 0) -> None:
-        """Remove what was left of savepoints that were not finished, but for one number."""
+        """Remove the remains of unfinished savepoints, except of the number ``but``."""
         finished = {each.number for each in self.look()[0]}
         for number in {*self._numbers()} - finished - {but}:
             self.discard(number)
 
     @abstractmethod
     def discard(self, number: int) -> None:
-        """Remove what is left of the cuts for a savepoint that was not finished."""
+        """Remove the cuts of an unfinished savepoint."""
 
     # -- using one -------------------------------------------------------------------------------
 
     @abstractmethod
     def opened(self, manifest: Manifest) -> AbstractContextManager[Path]:
-        """A folder with the manifest and a folder of files for each task, for the block; they are
-        only read. Raises CheckpointError unless all files are as they were saved."""
+        """A folder with the manifest and the files of each task, to be read during the block.
+
+        Raises CheckpointError unless all files are as they were saved.
+        """
 
     @abstractmethod
     def own_bytes(self, manifest: Manifest) -> int:
-        """The bytes of files that only this savepoint has, which its removal would free."""
+        """The bytes that removing this savepoint would free."""
 
     @abstractmethod
     def remove(self, name: str) -> None:
-        """Remove a savepoint: its manifest first, so none is left in part."""
+        """Remove a savepoint, its manifest first, so that no part of it counts as a savepoint."""
 
     # -- going back to one -----------------------------------------------------------------------
 
     @abstractmethod
     def begin_restore(self, mark: Restoring) -> None:
-        """Mark the job as one that is being restored, so that it does not start."""
+        """Mark the job as being restored, so that it does not start."""
 
     @abstractmethod
     def end_restore(self) -> None:
@@ -176,7 +176,7 @@ class SavepointPlace(ABC):
 
 
 def cut_short(place: str, mark: Restoring) -> str:
-    """What to do about a restore that was cut short, in words."""
+    """A message that says how to complete a restore that was cut short."""
     if not mark.name:
         return (
             f"only some of the tasks in {place} were emptied, for s4 reset was cut short; run it "
@@ -189,13 +189,13 @@ def cut_short(place: str, mark: Restoring) -> str:
 
 
 def check_name(name: str) -> None:
-    """Raise ConfigError for what cannot be the name of a savepoint."""
+    """Raise ConfigError unless ``name`` can be the name of a savepoint."""
     if not name or safe_name(name) != name or name.endswith(".tmp"):
         raise ConfigError(
             f"{name!r} cannot be the name of a savepoint; use letters, digits and . _ -, with no "
             f"dot in front, and no .tmp at the end"
         )
-    named_folder(Path(), name)  # raises where it is too long
+    named_folder(Path(), name)  # raises if it is too long
 
 
 def savepoints_folder(job: Path) -> Path:
@@ -220,7 +220,7 @@ def numbers_of_cuts(job: Path) -> list[int]:
 
 
 def files_of(folder: Path) -> dict[str, SavedFile]:
-    """The files of a task's cut, read whole."""
+    """The files of a task's cut; reads all of them."""
     return {
         path.name: SavedFile(path.stat().st_size, hash_of(path))
         for path in sorted(folder.iterdir())
@@ -251,8 +251,10 @@ def check(folder: Path, manifest: Manifest) -> None:
 
 
 def places_of(folder: Path, manifest: Manifest) -> Mapping[tuple[str, str], Path]:
-    """Where the files of a savepoint are in a folder, by task and name. Raises CheckpointError
-    where one leads elsewhere."""
+    """The paths of a savepoint's files in a folder, by task and name.
+
+    Raises CheckpointError if one is outside the folder.
+    """
     found = {}
     for task, name, _ in manifest.files():
         if "/" in name or name in ("", ".", ".."):

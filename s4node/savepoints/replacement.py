@@ -1,10 +1,10 @@
 """The replacement of all tasks of a stopped job by others, at once.
 
 Rules
-- The new tasks are made in a folder beside the job's. As long as nothing says that they are whole,
-  the job is as it was, and what was left is removed when the next ones are begun.
-- Once they are decided on, the job does not start before they have taken the place of the former
-  ones. Each step of that can be done again.
+- The new tasks are made in a folder within the job's. Until they are complete and ``decide`` is
+  called, the job is unchanged, and the next ``begin`` removes them.
+- After ``decide`` the job does not start until the new tasks have replaced the former ones. Each
+  step of the replacement may be repeated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DECIDED = "decided.json"
 
 
 class Decided(msgspec.Struct, frozen=True):
-    """The job that it will be, and the fence and last commit of each of its tasks."""
+    """The future job, as a row of its guard, and the fence and last commit of each task."""
 
     job: dict[str, object]
     tasks: dict[str, tuple[int, int]]
@@ -37,7 +37,7 @@ class Decided(msgspec.Struct, frozen=True):
 
 
 def decided(job: Path) -> Decided | None:
-    """The replacement that was decided on and not completed."""
+    """The replacement that was decided on and is not complete; None if there is none."""
     place = job / _FOLDER / _DECIDED
     return msgspec.json.decode(place.read_bytes(), type=Decided) if place.exists() else None
 
@@ -53,7 +53,7 @@ def check_complete(job: Path) -> None:
 
 
 def begin(job: Path) -> Path:
-    """Begin new tasks; returns the folder in place of the job's, for their folders."""
+    """Begin a replacement; return the folder for the new tasks' folders."""
     with told(job):
         discard(job)
         (job / _FOLDER / "new").mkdir(parents=True)
@@ -66,7 +66,7 @@ def discard(job: Path) -> None:
 
 
 def decide(job: Path, replacement: Decided) -> None:
-    """Have the new tasks, which are on disk, replace the former ones."""
+    """Decide that the new tasks, which are complete, replace the former ones."""
     with told(job):
         disk.sync(job / _FOLDER / "new" / "tasks", job / _FOLDER / "new", job / _FOLDER, job)
         passing("repartition.made")
@@ -75,7 +75,7 @@ def decide(job: Path, replacement: Decided) -> None:
 
 
 def complete(job: Path, store: TaskClaims) -> None:
-    """Do what was decided on, from where it was left."""
+    """Complete the replacement that was decided on, from where it was left."""
     found = decided(job)
     assert found is not None
     new, former, tasks = job / _FOLDER / "new" / "tasks", job / _FOLDER / "former", job / "tasks"

@@ -1,12 +1,12 @@
-"""The savepoints of a job whose state is shipped to a URL: they are there, too, each by itself.
+"""The savepoints of a job whose state is shipped to a URL: each has all of its files there.
 
 Rules
 - ``savepoints/manifests/NAME`` is a manifest, and ``savepoints/files/NUMBER/TASK/FILE`` a file of
-  the savepoint of that number. So all nodes find them, and the state there may be removed.
-- A task's owner makes its cut in its own folder by hard links, puts the files, and then
-  ``savepoints/cuts/NUMBER/TASK``, which has their names and hashes. The task goes on meanwhile.
-- Files are fetched into a temporary folder to be used.
-- What was left of a savepoint that was not finished is removed when the next one is taken.
+  the savepoint of that number. So all nodes find it, and it does not depend on the job's state.
+- A task's owner makes its cut in its own folder by hard links. While the task goes on, it uploads
+  the files, and then ``savepoints/cuts/NUMBER/TASK``, which has their names and hashes.
+- To use a savepoint, its files are fetched into a temporary folder.
+- The next savepoint removes the remains of an unfinished one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _decode_task = msgspec.json.Decoder(SavedTask).decode
 
 
 def savepoints_of(folder: Path, depot: RemoteJob | None) -> SavepointPlace:
-    """The savepoints of the job in ``folder``, which is shipped to ``depot`` if that is given."""
+    """The savepoints of the job in ``folder``, whose state is shipped to ``depot`` if given."""
     return FolderSavepoints(folder) if depot is None else ShippedSavepoints(folder, depot)
 
 

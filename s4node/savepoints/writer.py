@@ -1,9 +1,9 @@
-"""Writes a savepoint of databases that nobody changes meanwhile, and the manifests of all others.
+"""Writes savepoints of databases that nobody changes meanwhile, and makes all manifests.
 
 Rules
-- ``write`` makes a savepoint of any databases of tasks: of a job that is stopped, or that were
-  made for it. ``state.task_state`` says what a database holds: state, positions, producers.
-- Nothing is left of a savepoint that fails.
+- ``write`` makes a savepoint of any tasks' databases: those of a stopped job, or ones made for the
+  purpose. ``state.task_state`` says what a database holds.
+- A savepoint that fails leaves nothing.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ _NONE = Requests()
 
 @dataclass(frozen=True)
 class About:
-    """What a manifest says of a savepoint: its name and app, the identity of the job's ``state``,
-    the ``guard`` that a job must fit to go on from it, who took it, the startpoints that wait, and
-    the ``upgrade`` before which it is taken."""
+    """What a manifest says besides its tasks; see :class:`Manifest`.
+
+    A job must fit the ``guard`` to go on from the savepoint.
+    """
 
     name: str
     app: str
@@ -64,9 +65,11 @@ def write(
     opened: Callable[[str], AbstractContextManager[Database]],
     tell: Callable[[int, int], None] = lambda _, __: None,
 ) -> Manifest:
-    """Write the savepoint of ``tasks``; ``opened(task)`` opens the database of one for a block.
+    """Write the savepoint of ``tasks``; ``opened(task)`` opens a task's database for a block.
+
     ``tell(made, tasks)`` is called with the progress. Raises CheckpointError if the name is taken,
-    ProgressUnwritten or StateError if it cannot be written."""
+    ProgressUnwritten or StateError if the savepoint cannot be written.
+    """
     number = place.prepare(about.name, about.app)
     try:
         saved = {}
@@ -86,7 +89,7 @@ def write(
 
 
 def empty(app: str, guard: JobGuard, tasks: Sequence[str], now_ms: int) -> Manifest:
-    """The manifest of a savepoint without a name, in which no task has any state."""
+    """The manifest of a nameless savepoint in which no task has state, to begin anew from."""
     saved = {task: SavedTask(0, 0, {}) for task in tasks}
     row = dict(guard.to_row())
     return Manifest(FORMAT, "", now_ms, app, "", now_ms, __version__, row, saved)
