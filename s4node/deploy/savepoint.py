@@ -1,12 +1,12 @@
-"""Takes a savepoint of a job, whether that runs or not.
+"""Takes a savepoint of a job that runs or is stopped.
 
 Rules
-- Of a job that runs, the tasks make their cuts while they go on; of one that is stopped, their last
+- The tasks of a running job make their cuts while they go on. For a stopped job, the tasks' last
   commits are the cuts.
-- A task that is taken over before the manifest is there makes the number fail, because its new
-  owner may not know of the cut. So do startpoints that are set or consumed meanwhile. Then the
-  savepoint is taken again under another number, at most three times.
-- Nothing is left of one that fails, and the job goes on as before.
+- An attempt fails if a task is taken over before the manifest is written, because its new owner may
+  not know of the cut. It also fails if startpoints are set or consumed meanwhile. The savepoint is
+  then taken again under another number, at most three times.
+- A savepoint that fails leaves nothing, and the job goes on as before.
 """
 
 from __future__ import annotations
@@ -47,8 +47,10 @@ _TRIES = 3
 
 @dataclass(frozen=True)
 class SavepointOf:
-    """The job to take savepoints of: ``app`` in ``folder``, with these ``tasks``, shipped to
-    ``depot`` if that is given. ``tell(made, tasks)`` is called with the progress."""
+    """The job to take savepoints of: ``app`` in ``folder``, with these ``tasks``.
+
+    Its state is shipped to ``depot`` if given. ``tell(made, tasks)`` is called with the progress.
+    """
 
     app: str
     folder: Path
@@ -60,11 +62,11 @@ class SavepointOf:
 
     @property
     def place(self) -> SavepointPlace:
-        """Where the job's savepoints are."""
+        """The job's savepoints."""
         return savepoints_of(self.folder, self.depot)
 
     async def take(self, name: str, why: str = "", timeout: float = TIMEOUT) -> Manifest:
-        """Take one while the job runs. Raises CheckpointError where that is not possible."""
+        """Take a savepoint while the job runs; raises CheckpointError if that fails."""
         place = self.place
         state = await threads.run_sync(identity_of, self.folder, self.depot)
         number = await threads.run_sync(place.prepare, name, self.app)
@@ -103,7 +105,7 @@ class SavepointOf:
     async def _cuts(
         self, registry: Registry, state: str, number: int, timeout: float
     ) -> Mapping[str, CutReport]:
-        """Return the cuts of all tasks; raises CheckpointError if one has made none in time."""
+        """Wait for the cuts of all tasks; raises CheckpointError if one is not made in time."""
         path = registry.path_of_savepoint(state)
         cuts: dict[str, CutReport] = {}
         with trio.move_on_after(timeout):
@@ -124,7 +126,10 @@ class SavepointOf:
         )
 
     def take_stopped(self, name: str, why: str = "", upgrade: Upgrade | None = None) -> Manifest:
-        """Take one of a job that is kept from starting meanwhile. Raises CheckpointError."""
+        """Take a savepoint while the job is stopped and kept from starting.
+
+        Raises CheckpointError if that fails.
+        """
         state = identity_of(self.folder, self.depot)
         startpoints = trio.run(self._startpoints, state)
         about = writer.About(name, self.app, state, self.guard, why, startpoints, upgrade)
@@ -151,7 +156,7 @@ class SavepointOf:
         return manifest
 
     def _check_owners(self, cuts: Mapping[str, CutReport]) -> None:
-        """Raise CheckpointError where a task has been taken over since its cut."""
+        """Raise CheckpointError if a task was taken over after its cut."""
         if self.depot is not None:
             fences = {task: self.depot.task(safe_name(task)).highest() for task in cuts}
         else:
@@ -165,10 +170,8 @@ class SavepointOf:
                 raise _CutsError(f"task {task!r} was taken over after it had made its cut")
 
 
-def savepoint_of(
-    app: str, config: Config, tell: Callable[[int, int], None] = lambda _, __: None
-) -> SavepointOf | None:
-    """The job of ``app`` that has these settings; None if it keeps no state."""
+def savepoint_of(app: str, config: Config) -> SavepointOf | None:
+    """The job of ``app`` with these settings; None if it has no saved state."""
     folder = folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], app)
     depot = depot_of(config, folder)
     guard = job_before(folder, depot)
@@ -184,8 +187,8 @@ def savepoint_of(
     if depot is not None:
         here = {safe_name(task) for task in tasks}
         tasks.update(task_of(each) for each in depot.tasks() if each not in here)
-    return SavepointOf(app, folder, config, guard, sorted(tasks), depot, tell) if tasks else None
+    return SavepointOf(app, folder, config, guard, sorted(tasks), depot) if tasks else None
 
 
 class _CutsError(CheckpointError):
-    """The cuts of this number are of no use; those of another one may be."""
+    """The cuts of one number cannot be used; another attempt may succeed."""

@@ -56,6 +56,7 @@ _SIMPLE: dict[str, tuple[DataType, Any]] = {
     "date": (DateType(), date),
 }
 
+_BATCH_ROWS = 32_768  # about
 _json = msgspec.json.Encoder().encode
 
 
@@ -135,19 +136,16 @@ def chosen(schema: StructType, names: str) -> StructType:
 
 
 class Batches:
-    """Makes Arrow batches with ``schema`` of the frames of a stream, about ``size`` rows each.
+    """Makes Arrow batches with ``schema`` of the frames of a stream.
 
     Events of the type ``name`` are read, of which the stream has ``versions``; those of other types
     are left out.
     """
 
-    def __init__(
-        self, schema: StructType, name: str, versions: Iterable[TypeDecl], size: int = 32_768
-    ) -> None:
+    def __init__(self, schema: StructType, name: str, versions: Iterable[TypeDecl]) -> None:
         self._arrow = to_arrow_schema(schema, timezone="UTC")
         self._names = [f.name for f in schema.fields if f.name not in (PARTITION, OFFSET, TIME)]
         self._type = name
-        self._size = size
         self._decoders = {each.fingerprint: self._decoder(each) for each in versions}
         self._rows: list[Any] = []
         self._offsets: list[np.ndarray[Any, Any]] = []
@@ -199,7 +197,7 @@ class Batches:
     @property
     def full(self) -> bool:
         """True if there are rows for a batch."""
-        return len(self._rows) >= self._size
+        return len(self._rows) >= _BATCH_ROWS
 
     def take(self, partition: int, end: int) -> pa.RecordBatch | None:
         """Take the rows before the offset ``end`` as a batch; None if there are none."""

@@ -77,7 +77,6 @@ class Upload:
         self._bytes = 0
         self._frames = 0
         self._heard = time.monotonic()
-        self._routed = ""
         self.hello = self._open_all()
 
     @property

@@ -74,10 +74,6 @@ class MemorySystem:
         known += [_Partition() for _ in range(partitions - len(known))]
         self._changed.unpark_all()
 
-    def delete_stream(self, stream: str) -> None:
-        del self._streams[stream]
-        self._changed.unpark_all()
-
     def put(self, stream: str, partition: int, *events: Any, created_ms: int | None = None) -> int:
         """Append without waiting; returns the offset of the first event."""
         home = self._streams[stream][partition]

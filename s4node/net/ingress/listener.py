@@ -6,8 +6,6 @@ Rules
 - The handler decides about frames. A bad frame is counted, answered and dropped here; the peer
   stays connected.
 - A warning that peers can cause is written once a minute for each host.
-- Verdicts are cumulative, so a verdict that a busy socket does not accept is made anew later: a
-  peer that never reads costs only its socket.
 - A connection that does not speak nng's protocol within the timeout, or breaks it, is closed.
 """
 
@@ -39,8 +37,6 @@ from s4node.net.wire import frame as wire
 log = get_logger("s4node.net")
 
 _DRAIN_SECONDS = 0.002
-_MAX_ANSWER_BYTES = 4 << 20
-_VERDICT_BYTES = 1 << 20
 _RETRY_SECONDS = 0.005
 _WARNING_SECONDS = 60.0
 

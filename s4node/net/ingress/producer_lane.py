@@ -68,9 +68,8 @@ class Untold:
 
     __slots__ = ("_heap", "_last")
 
-    def __init__(self, ranges: Iterable[Unprocessed] = ()) -> None:
-        self._heap = list(ranges)
-        heapify(self._heap)
+    def __init__(self) -> None:
+        self._heap: list[Unprocessed] = []
         self._last: Unprocessed | None = None
 
     def add(self, new: Unprocessed) -> None:

@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 OF_LOG = (TIME, PARTITION, OFFSET)
 """The order of a history that is a log."""
 
+_PATIENCE = 30.0  # the seconds in which a log has to answer
+
 
 @dataclass
 class Bootstrapped:
@@ -93,10 +95,10 @@ class Bootstrapped:
 
 
 def history_of_log(
-    spark: SparkSession, address: str, stream: str, kind: EventType, patience: float = 30.0
+    spark: SparkSession, address: str, stream: str, kind: EventType
 ) -> tuple[DataFrame, Positions]:
     """All that a log has of a stream now, and the positions at which that ends."""
-    described = ask(address, patience, lambda log: log.describe(stream))
+    described = ask(address, _PATIENCE, lambda log: log.describe(stream))
     end = {
         number: Position(each["upcoming"], each["epochs"][-1][0] if each["epochs"] else 0)
         for number, each in enumerate(described["partitions"])
@@ -109,7 +111,6 @@ def history_of_log(
         .option("stream", stream)
         .option("type", f"{cls.__module__}:{cls.__qualname__}")
         .option("end", offsets)
-        .option("patience", str(patience))
         .load()
     )
     return df, end
@@ -191,7 +192,7 @@ def _counts(app: App, config: Config, known: Mapping[str, Positions]) -> dict[st
                 f"set systems.{stream.system}.address"
             )
         address, name = addresses[stream.system], stream.name
-        found[name] = len(ask(address, 30.0, partial(_described, name))["partitions"])
+        found[name] = len(ask(address, _PATIENCE, partial(_described, name))["partitions"])
     return found
 
 

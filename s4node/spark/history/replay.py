@@ -53,7 +53,6 @@ STATE, EVENT, REFUSED = "state", "event", "refused"
 events had no key."""
 
 PATH = "path"
-_ROWS = 16_384
 _INSTANCES = 8_192
 _packed = msgspec.msgpack.Encoder().encode
 

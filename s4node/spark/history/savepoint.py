@@ -8,7 +8,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -40,11 +40,8 @@ from s4node.state.task_state import TaskState
 _ROWS = 200_000  # of one commit
 
 
-def write_savepoint(
-    found: Bootstrapped, name: str, tell: Callable[[int, int], None] = lambda _, __: None
-) -> Manifest:
-    """Write a savepoint of this name where those of the app are. Raises CheckpointError where there
-    is one of that name."""
+def write_savepoint(found: Bootstrapped, name: str) -> Manifest:
+    """Write a savepoint among those of the app; raises CheckpointError if the name is taken."""
     config = Config.from_values(found.source.values)
     app = found.app.name
     job = folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], app)
@@ -68,7 +65,7 @@ def write_savepoint(
             finally:
                 database.close()
 
-    return writer.write(savepoints_of(job, depot), about, list(tasks), opened, tell)
+    return writer.write(savepoints_of(job, depot), about, list(tasks), opened)
 
 
 def _model(found: Bootstrapped, config: Config) -> JobModel:
