@@ -44,14 +44,14 @@ async def test_what_is_copied_from_a_log_under_an_adversary_skips_nothing(
     assert run.total > 300
 
 
-async def test_what_is_killed_at_any_step_counts_exactly(tmp_path: Path) -> None:
+async def test_counts_are_exact_after_kills_at_any_step(tmp_path: Path) -> None:
     run = await torture_exact(tmp_path, 3, kills=8, hits=0, say=print)
     assert run.complaints == []
     assert run.killed.total() >= 8
     assert run.total > 1000
 
 
-async def test_what_loses_its_power_counts_exactly(tmp_path: Path) -> None:
+async def test_counts_are_exact_after_power_cuts(tmp_path: Path) -> None:
     run = await torture_power(tmp_path, 3, cuts=1, say=print)
     assert run.complaints == []
     assert run.killed["power"] == 1

@@ -112,7 +112,7 @@ class Closed:
         raise RuntimeError("no request at hand")
 
 
-def test_what_cannot_be_looked_into_is_left_alone_and_much_data_costs_little() -> None:
+def test_opaque_values_are_left_alone_and_much_data_costs_little() -> None:
     def configure(pe: Any, out: Stream) -> None:
         pe.closed = Closed()
         pe.data = {number: str(number) for number in range(300_000)}

@@ -130,7 +130,7 @@ def test_a_migrate_that_returns_nonsense_is_told() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\x91\x09", b"\x93\x00\x01", b"\x93\x00\xa1x\x01", b"\xc1"])
-def test_damaged_bytes_are_told(data: bytes) -> None:
+def test_damaged_bytes_are_reported(data: bytes) -> None:
     with pytest.raises(StateError, match="saved state of Old 'joe' cannot be read"):
         ElementCodec(Old).restore(instance(Old), data)
 

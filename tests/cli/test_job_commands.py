@@ -544,7 +544,7 @@ async def test_s4_state_without_the_url_says_that_there_may_be_more(nodes: Nodes
     assert not (nodes.folder / "shipped").exists()
 
 
-async def test_what_would_stop_the_next_owner_is_told_to_who_looks(nodes: Nodes) -> None:
+async def test_commands_report_what_would_stop_the_next_owner(nodes: Nodes) -> None:
     nodes.append(10, "ta", "tb")
     await nodes.run("x", 20)
     nodes.append(10, "ta")

@@ -43,7 +43,7 @@ from s4node.cli.main import main
         ("create keyed --key 'a b'", 2, "'a b' is not an attribute's name"),
     ],
 )  # fmt: skip
-async def test_mistakes_are_told_with_what_there_is_and_what_to_do(
+async def test_mistakes_are_reported_with_the_choices_and_the_fix(
     tmp_path: Path, command: str, status: int, words: str
 ) -> None:
     async with log_node(tmp_path) as node, log_at(node.address) as log:

@@ -382,7 +382,7 @@ async def test_the_help_lists_every_command_and_each_has_an_example(tmp_path: Pa
         assert f"s4 {command}" in told.stdout.partition("example: ")[2].replace("\n", " ")
 
 
-async def test_a_command_that_is_none_and_no_command_at_all_end_with_status_2(
+async def test_an_unknown_command_and_a_missing_one_end_with_status_2(
     tmp_path: Path,
 ) -> None:
     nothing = await run_s4(cwd=tmp_path)
@@ -609,7 +609,7 @@ async def test_a_number_of_times_is_1_or_more(tmp_path: Path) -> None:
         ("import json; json.loads('{')", "JSONDecodeError: Expecting property name"),
     ],
 )
-async def test_what_an_app_s_file_raises_is_told_with_its_line(
+async def test_an_error_in_an_apps_file_is_reported_with_its_line(
     tmp_path: Path, command: str, code: str, raised: str
 ) -> None:
     (tmp_path / "words.py").write_text(f"def load():\n    {code}\n")

@@ -136,7 +136,7 @@ async def test_a_command_about_a_running_app_looks_where_that_keeps_its_state(
         assert "no app 'clicks' of cluster 'default' has state in" in other.stderr
 
 
-async def test_of_an_app_that_runs_and_keeps_nothing_that_is_told(folder: Path) -> None:
+async def test_a_running_app_without_state_is_reported_as_such(folder: Path) -> None:
     async with clicks(folder):
         done = await run_s4("state", "scan", "clicks", cwd=folder)
     assert done.returncode == 2

@@ -74,7 +74,9 @@ async def test_lines_are_counted_however_long_they_are(folder: Path) -> None:
     assert done.stderr.endswith("\nclicks: 40000 admitted, 1 unsent, 1 bad lines\n")
 
 
-async def test_an_object_over_two_lines_is_none_though_another_line_has_two(folder: Path) -> None:
+async def test_an_object_over_two_lines_is_refused_even_if_another_line_has_two(
+    folder: Path,
+) -> None:
     one = b'{"user": "ann", "n": 1}'
     lines = one + b"\n" + one + one + b'\n{"user": "ann",\n"n": 1}\n' + one
     async with node_process("divide.py", cwd=folder) as node:
@@ -176,7 +178,7 @@ async def test_nothing_to_send_is_no_failure(folder: Path) -> None:
         assert (done.returncode, done.stderr) == (0, "names: nothing sent\n")
 
 
-async def test_sending_to_a_stream_that_is_none_names_those_that_are(folder: Path) -> None:
+async def test_sending_to_an_unknown_stream_names_the_known_ones(folder: Path) -> None:
     async with node_process("hello.py", cwd=folder) as node:
         done = await send(folder, node, "nams", '{"name": "joe"}\n')
         assert done.returncode == 1
@@ -184,7 +186,7 @@ async def test_sending_to_a_stream_that_is_none_names_those_that_are(folder: Pat
         assert "Traceback" not in done.stderr
 
 
-async def test_sending_to_nobody_is_told_in_time(folder: Path) -> None:
+async def test_sending_to_an_absent_node_fails_in_time(folder: Path) -> None:
     address = f"tcp://127.0.0.1:{free_port()}"
     command = ("send", "names", "--to", address, "--timeout", "0.3")
     done = await run_s4(*command, cwd=folder, stdin=b'{"name": "joe"}\n')

@@ -184,7 +184,7 @@ class CoordinationConformance:
                 created.append(entry.created)
         assert created == sorted(set(created))
 
-    async def test_what_is_there_is_not_created_again(self, coordination: Coordination) -> None:
+    async def test_an_existing_entry_is_not_created_again(self, coordination: Coordination) -> None:
         async with coordination.session("one") as session:
             await session.create("/a/b", b"first")
             for path in ("/a/b", "/a", "/"):
@@ -194,7 +194,7 @@ class CoordinationConformance:
             assert entry is not None
             assert entry.data == b"first"
 
-    async def test_what_is_not_there_is_neither_written_nor_deleted(
+    async def test_a_missing_entry_is_neither_written_nor_deleted(
         self, coordination: Coordination
     ) -> None:
         async with coordination.session("one") as session:
@@ -249,7 +249,7 @@ class CoordinationConformance:
         "path",
         ["", "a", "a/b", "/a/", "//a", "/a//b", "/a/../b", "/./a", "/a\0b", "/a\nb", "/\ud800"],
     )
-    async def test_what_can_be_no_path_is_refused_everywhere(
+    async def test_an_invalid_path_is_refused_by_every_operation(
         self, coordination: Coordination, path: str
     ) -> None:
         async with coordination.session("one") as session:
@@ -433,7 +433,7 @@ class CoordinationConformance:
                 await one.wait_change("/nodes", seen)
             assert await one.get("/nodes/two") is None
 
-    async def test_a_wait_that_is_given_up_leaves_the_session_as_it_was(
+    async def test_a_cancelled_wait_leaves_the_session_unchanged(
         self, coordination: Coordination
     ) -> None:
         async with coordination.session("one") as session:
@@ -461,7 +461,7 @@ class CoordinationConformance:
                         await two.create(f"/n/{number}")
         assert len(set(told)) == 20
 
-    async def test_who_watches_while_others_write_sees_the_last_value(
+    async def test_a_watcher_sees_the_last_value_that_others_write(
         self, coordination: Coordination, where: str
     ) -> None:
         async with (

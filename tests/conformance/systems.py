@@ -156,7 +156,7 @@ class SystemConformance:
             assert found.numbers == found.offsets == list(range(305))
             assert found.events[7] == Click("user-1", 7)
 
-    async def test_what_is_appended_under_a_name_is_there_once(self, open_lab: Any) -> None:
+    async def test_an_append_under_a_name_is_there_once(self, open_lab: Any) -> None:
         async with open_lab() as lab:
             await lab.create("clicks", 2)
             assert await lab.system.append_once("clicks", 0, Click("ann", 1), "first")
@@ -276,7 +276,7 @@ class SystemConformance:
             assert reason != ""
             assert b"no click" in raw
 
-    async def test_who_reads_generic_events_reads_any_type(self, open_lab: Any) -> None:
+    async def test_a_reader_of_generic_events_reads_any_type(self, open_lab: Any) -> None:
         async with open_lab() as lab:
             await lab.create("clicks", 1)
             await lab.system.append("clicks", 0, [Click("ada", 1)])
@@ -323,14 +323,14 @@ class SystemConformance:
             assert await lab.system.resolve(lab.ssp(), Timestamp(0)) == 0
             assert await lab.system.resolve(lab.ssp(), Timestamp(1 << 50)) == 4
 
-    async def test_reading_cannot_begin_beyond_what_comes_next(self, open_lab: Any) -> None:
+    async def test_reading_cannot_begin_after_the_next_offset(self, open_lab: Any) -> None:
         async with open_lab() as lab:
             await lab.create("clicks", 1)
             await lab.clicks(3)
             with pytest.raises(StartpointError, match="4"):
                 await lab.system.open(lab.ssp(), 4, [Click])
 
-    async def test_what_retention_has_removed_is_lost_to_who_was_to_read_it(
+    async def test_events_removed_by_retention_are_reported_as_lost_to_their_reader(
         self, open_lab: Any
     ) -> None:
         async with open_lab() as lab:

@@ -310,7 +310,9 @@ async def test_a_broken_first_version_leaves_nothing(folder: Path) -> None:
         await deploy(folder, write_app(folder, "counter", "v2"))
 
 
-async def test_what_is_no_app_is_told_before_a_node_is_asked(folder: Path) -> None:
+async def test_an_object_that_is_not_an_app_is_reported_before_a_node_is_asked(
+    folder: Path,
+) -> None:
     (folder / "nothing.py").write_text("x = 1\n")
     done = await s4_of(folder, "deploy", "nothing.py", ok=False)
     assert "nothing.py has no App object and no App class" in done.stderr
@@ -556,7 +558,7 @@ async def set_app_entry(folder: Path, data: bytes) -> bytes:
         return entry.data
 
 
-async def test_what_runs_goes_on_while_it_cannot_be_learned_what_is_deployed(folder: Path) -> None:
+async def test_running_apps_go_on_while_the_deployed_ones_are_unknown(folder: Path) -> None:
     async with node(folder, "one") as one:
         await deploy(folder, write_app(folder, "counter", "v1"))
         before = await set_app_entry(folder, b"{")
@@ -586,7 +588,7 @@ async def asleep_until_ended(one: NodeProcess, folder: Path) -> AsyncIterator[No
     one.signal(signal.SIGCONT)
 
 
-async def test_what_runs_goes_on_while_a_node_cannot_come_to_its_folder(folder: Path) -> None:
+async def test_running_apps_go_on_while_a_node_cannot_reach_its_folder(folder: Path) -> None:
     real, link = folder / "real", folder / "shared"
     real.mkdir(mode=0o700)
     link.symlink_to(real)

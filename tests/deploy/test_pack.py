@@ -441,7 +441,7 @@ def test_the_version_is_of_the_content(folder: Path) -> None:
         ("def\n", ConfigError, ":1: invalid syntax"),
     ],
 )
-def test_what_cannot_be_packaged_is_told_before_anything_is_sent(
+def test_an_app_that_cannot_be_packaged_is_reported_before_anything_is_sent(
     tmp_path: Path, text: str, error: type[Exception], words: str
 ) -> None:
     file = tmp_path / "unfit.py"
@@ -558,7 +558,7 @@ def test_what_is_unpacked_stays_in_its_folder(tmp_path: Path, name: str) -> None
     assert list(tmp_path.rglob("*")) == []
 
 
-def test_a_link_in_a_package_becomes_a_file_and_nothing_is_written_behind_it(
+def test_a_link_in_a_package_becomes_a_file_and_its_target_is_not_written(
     tmp_path: Path,
 ) -> None:
     link = zipfile.ZipInfo("sources/link")
@@ -623,7 +623,7 @@ def test_names_in_any_alphabet_are_taken_as_they_are(tmp_path: Path, name: str) 
 @pytest.mark.parametrize(
     "version", ["1.0+local-3", "2026-01-31T08:00:00+01:00", "feature/x", "1.0~rc1", "v1 (बीटा)"]
 )
-def test_versions_are_any_words(tmp_path: Path, version: str) -> None:
+def test_any_word_can_be_a_version(tmp_path: Path, version: str) -> None:
     file = tmp_path / "apps_of_test.py"
     file.write_text(ESCAPES)
     made = pack(f"{file}:Fine", version=version)

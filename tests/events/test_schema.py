@@ -145,7 +145,7 @@ def test_a_declaration_lists_name_fields_types_and_what_is_required() -> None:
     )
 
 
-def test_types_have_these_words() -> None:
+def test_every_field_type_has_a_word() -> None:
     fields = EventType(Everything).declaration.fields
     assert {name: words for name, words, _ in fields} == {
         "flag": "bool",

@@ -468,7 +468,7 @@ async def test_a_producer_of_which_a_frame_waits_to_be_written_is_not_forgotten(
         assert await append(partition, numbered("a", 0, 20)) == [Appended(20, 0, 20)]
 
 
-def test_what_cannot_be_worked_off_stops_nobody(tmp_path: Path) -> None:
+def test_work_on_a_file_that_is_missing_raises_nothing(tmp_path: Path) -> None:
     path = tmp_path / "0000.sqlite"
     create_database(path, "clicks", 0)
     file = PartitionFile(path, "clicks", 0)

@@ -70,7 +70,7 @@ async def test_refusals_are_known_to_the_sender_however_often_the_connection_is_
     assert app.by_user == numbers
 
 
-async def test_several_clients_behind_cut_connections_do_not_disturb_each_other() -> None:
+async def test_several_clients_with_cut_connections_do_not_disturb_each_other() -> None:
     app = NotingApp()
     async with (
         running(app, {"s4.stream.workQueueSize": "500"}, partitions=3) as node,
@@ -91,7 +91,7 @@ async def test_several_clients_behind_cut_connections_do_not_disturb_each_other(
     }
 
 
-async def test_the_sync_client_behind_cut_connections_loses_and_doubles_nothing() -> None:
+async def test_the_sync_client_with_cut_connections_loses_and_doubles_nothing() -> None:
     app = NotingApp()
     async with (
         running(app, partitions=2) as node,
@@ -134,7 +134,7 @@ async def test_adapter_and_client_at_both_ends_of_a_chain_with_cut_connections()
 
 
 @pytest.mark.parametrize("seed", range(2))
-async def test_a_restart_in_order_behind_cut_connections_loses_and_doubles_nothing(
+async def test_an_orderly_restart_with_cut_connections_loses_and_doubles_nothing(
     seed: int,
 ) -> None:
     """Two kinds of trouble at once; what the node ruled before it went is known or asked again."""

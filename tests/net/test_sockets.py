@@ -85,7 +85,7 @@ def header_bytes(*fields: Any) -> bytes:
     ],
     ids=lambda value: value[:30] if isinstance(value, str) else "",
 )
-async def test_an_envelope_that_is_none_is_counted_and_answered_and_the_peer_stays(
+async def test_an_invalid_envelope_is_counted_and_answered_and_the_peer_stays(
     node: Node, envelope: bytes, told: str
 ) -> None:
     async with raw_peer(node.container.address) as peer:
@@ -196,7 +196,7 @@ async def test_a_hello_cannot_take_the_fingerprint_of_another_type(node: Node) -
         assert "is not the fingerprint of Click" in await error_of(peer)
 
 
-async def test_a_frame_for_a_stream_that_is_none_names_those_that_are(node: Node) -> None:
+async def test_a_frame_for_an_unknown_stream_is_answered_with_the_known_ones(node: Node) -> None:
     async with raw_peer(node.container.address) as peer:
         answer = await peer.open("click", "raw", Click)
         assert "has no input stream 'click'; its input streams: clicks" in answer.error
@@ -607,7 +607,7 @@ async def test_an_adapter_goes_on_when_its_consumer_is_restarted() -> None:
     assert before + len(again.seen) - source.sent in (0, 1)
 
 
-async def test_a_consumer_behind_a_cut_connection_gets_everything_once_and_in_order() -> None:
+async def test_a_consumer_with_a_cut_connection_gets_everything_once_and_in_order() -> None:
     node = Node()
     async with (
         running(node.app) as node.container,

@@ -20,7 +20,7 @@ def test_a_batch_that_is_done_moves_the_safe_offset_past_it() -> None:
     assert it.safe == 15
 
 
-def test_a_batch_behind_one_that_is_not_done_waits_for_it() -> None:
+def test_a_batch_after_an_unfinished_one_waits_for_it() -> None:
     it = progress()
     first, second = receipt(it, 0, 5), receipt(it, 5, 8)
     second.done()
@@ -66,7 +66,7 @@ def test_what_is_held_is_not_done_before_it_is_released_whatever_its_task_says()
     assert it.safe == 4
 
 
-def test_refusals_go_to_whoever_deals_with_them() -> None:
+def test_refusals_go_to_the_given_handler() -> None:
     told: list[tuple[int, str]] = []
     it = InputProgress(SSP, 0, lambda _, number, reason, __: told.append((number, reason)))
     whole = receipt(it, 0, 4)

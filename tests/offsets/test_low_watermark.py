@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from s4node.offsets.low_watermark import LowWatermark
 
 
-def test_it_starts_where_it_is_told_and_moves_with_what_is_next() -> None:
+def test_the_mark_begins_at_its_start_and_moves_with_the_next_numbers() -> None:
     assert LowWatermark().safe == 0
     low = LowWatermark(40)
     assert low.safe == 40
@@ -17,7 +17,7 @@ def test_it_starts_where_it_is_told_and_moves_with_what_is_next() -> None:
     assert low.safe == 43
 
 
-def test_a_range_behind_a_hole_waits_until_the_hole_closes() -> None:
+def test_a_range_after_a_hole_waits_until_the_hole_closes() -> None:
     low = LowWatermark()
     assert low.complete(3, 5) is False
     assert low.complete(7, 9) is False
@@ -27,7 +27,7 @@ def test_a_range_behind_a_hole_waits_until_the_hole_closes() -> None:
     assert low.safe == 9
 
 
-def test_a_second_hole_keeps_holding_what_is_behind_it() -> None:
+def test_a_second_hole_holds_the_ranges_after_it() -> None:
     low = LowWatermark()
     low.complete(6, 8)
     low.complete(2, 4)

@@ -22,7 +22,7 @@ def test_what_completes_early_waits_for_what_began_before_it() -> None:
     assert release.complete(3) == [3]
 
 
-def test_the_release_stops_behind_an_event_that_asks_for_a_commit() -> None:
+def test_the_release_stops_after_an_event_that_asks_for_a_commit() -> None:
     release = begun(4)
     assert release.complete(3) == []
     assert release.complete(2) == []

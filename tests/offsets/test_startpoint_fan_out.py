@@ -64,7 +64,7 @@ def test_what_is_pending_for_another_partition_is_kept() -> None:
     assert fanned.pending == {"t0": (waiting, new)}
 
 
-def test_what_is_pending_gives_way_to_a_later_request_only() -> None:
+def test_only_a_later_request_replaces_a_pending_one() -> None:
     waiting = request("1", A, Specific(4), NOW)
     earlier, later = request("0", A, Oldest(), NOW - 1), request("2", A, Oldest(), NOW + 1)
     assert fan_out({"t0": [A]}, [earlier], {"t0": [waiting]}, NOW).pending == {"t0": (waiting,)}

@@ -31,7 +31,7 @@ def test_a_container_that_has_claimed_a_task_may_write_and_says_when(tmp_path: P
     assert again.claim("Partition 0", "", 0).fence == claim.fence + 1
 
 
-def test_a_fence_is_higher_than_all_that_left_a_folder(tmp_path: Path) -> None:
+def test_a_new_fence_is_above_all_known_folders_and_fences(tmp_path: Path) -> None:
     store = TaskClaims(tmp_path)
     assert store.claim("Partition 0", "", 0, above=7).fence == 8
     assert store.claim("Partition 0", "", 0, above=3).fence == 9
@@ -124,7 +124,7 @@ def test_processes_that_share_the_folder_wait_for_each_other(tmp_path: Path) -> 
     assert TaskClaims(tmp_path).tasks() == {f"task {number}": 199 for number in range(4)}
 
 
-def test_damage_is_told_with_the_way_out(tmp_path: Path) -> None:
+def test_damage_is_reported_with_the_fix(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(b"SQLite format 3\0" + b"\xff" * 5000)
     with pytest.raises(
         CheckpointError, match=r"is damaged .*; put back a copy of it, or delete it"
@@ -133,7 +133,7 @@ def test_damage_is_told_with_the_way_out(tmp_path: Path) -> None:
     assert not isinstance(caught.value, ProgressUnwritten)
 
 
-def test_a_guard_that_is_none_is_damage(tmp_path: Path) -> None:
+def test_an_unreadable_guard_is_damage(tmp_path: Path) -> None:
     store = TaskClaims(tmp_path)
     store.admit(JOB)
     with sqlite3.connect(tmp_path / FILE) as database:

@@ -130,7 +130,7 @@ async def test_a_container_that_stops_with_events_that_nobody_took_fails_the_com
     )
 
 
-async def test_a_killed_launcher_leaves_nobody(tmp_path: Path) -> None:
+async def test_a_killed_launcher_leaves_no_process(tmp_path: Path) -> None:
     async with launched(tmp_path, "--nodes", "2") as process:
         await click_all(process.address)
         await until(lambda: len(counts(process)) == 2)
@@ -225,7 +225,7 @@ async def test_containers_are_logged_with_the_name_of_their_app(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.15, 0.3, 0.45, 0.6, 0.8, 1.0])
-async def test_ctrl_c_at_any_time_of_the_start_leaves_nobody(
+async def test_ctrl_c_at_any_moment_of_the_start_leaves_no_process(
     tmp_path: Path, seconds: float
 ) -> None:
     (tmp_path / "counter.py").write_text(COUNTER)

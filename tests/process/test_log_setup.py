@@ -163,7 +163,7 @@ def test_a_librarys_traceback_is_part_of_its_line() -> None:
     assert line["exception"].endswith("OSError: disk is gone")
 
 
-def test_a_librarys_broken_message_is_told_as_far_as_it_goes() -> None:
+def test_a_broken_log_message_of_a_library_is_written_as_far_as_possible() -> None:
     def say() -> None:
         # pytest has a handler of its own on the root logger, which would fail the test here
         logging.getLogger().handlers[:] = logging.getLogger().handlers[-1:]

@@ -26,7 +26,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("messages", ["2>&-", "2>/dev/full"])
-async def test_messages_that_nobody_gets_change_nothing_else(folder: Path, messages: str) -> None:
+async def test_messages_that_cannot_be_written_change_nothing_else(
+    folder: Path, messages: str
+) -> None:
     mistaken = ("config", "check", "-p", "s4.hasher=crc32m", "--json")
     assert await run(messages, *mistaken, cwd=folder) == (0, "[]\n", "")
     assert await run(messages, "rubbish", cwd=folder) == (2, "", "")
@@ -42,7 +44,7 @@ async def test_messages_that_nobody_gets_change_nothing_else(folder: Path, messa
 @pytest.mark.parametrize(
     "command", [("run", "hello.py"), ("run", "hello.py", "--nodes", "2"), ("node", "shop")]
 )
-async def test_what_serves_goes_on_and_stops_in_order_though_nobody_gets_its_messages(
+async def test_a_server_whose_output_is_closed_goes_on_and_stops_in_order(
     folder: Path, command: tuple[str, ...], messages: str
 ) -> None:
     where = ("-p", "s4.coordination.folder=shared", "-p", "s4.logger_level=debug")
@@ -76,7 +78,7 @@ async def test_what_serves_goes_on_and_stops_in_order_though_nobody_gets_its_mes
         ("config", "default"),
     ],
 )
-async def test_output_that_nobody_reads_or_that_cannot_be_written_is_none(
+async def test_closed_and_unwritable_output_counts_as_no_output(
     folder: Path, command: tuple[str, ...]
 ) -> None:
     assert await run(">&-", *command, cwd=folder) == (1, "", "")

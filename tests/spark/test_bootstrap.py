@@ -171,7 +171,9 @@ def test_nodes_go_on_from_a_history_with_the_event_after_its_last_one(
         assert states(tmp_path / "mixed", "end") == states(tmp_path / "whole", "end")
 
 
-def test_what_does_not_fit_is_told_before_anything_runs(spark: SparkSession) -> None:
+def test_parts_of_an_app_that_do_not_fit_are_reported_before_anything_runs(
+    spark: SparkSession,
+) -> None:
     df = spark.createDataFrame([("a", 1, 2, 3)], "account string, shop int, cents int, at int")
 
     with pytest.raises(GraphError) as shared:

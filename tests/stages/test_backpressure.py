@@ -69,7 +69,7 @@ def test_an_edge_that_is_learned_counts_at_once() -> None:
         ([], "a", []),
     ],
 )
-def test_the_way_from_a_stream_back_to_itself_is_told(
+def test_the_path_from_a_stream_back_to_itself_is_reported(
     edges: list[str], stream: str, path: list[str]
 ) -> None:
     assert order(*edges).edges.cycle(stream) == path

@@ -32,7 +32,7 @@ def test_an_event_waits_for_the_one_of_its_key_and_stops_no_other() -> None:
     assert (found.outstanding, found.waiting) == (0, 0)
 
 
-def test_what_comes_later_waits_behind_what_waits_already() -> None:
+def test_later_events_wait_after_those_that_wait_already() -> None:
     found = order(5, "a1", "a2")
     assert begun(found) == ["a1"]
     found.end_event("a")

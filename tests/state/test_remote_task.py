@@ -547,7 +547,9 @@ def test_a_file_that_is_damaged_there_leads_back_to_the_manifest_before(
     second.close()
 
 
-def test_where_no_checkpoint_there_is_whole_it_is_told(url: str, tmp_path: Path) -> None:
+def test_without_a_sound_checkpoint_at_the_url_the_start_is_refused(
+    url: str, tmp_path: Path
+) -> None:
     first = Owner(url, tmp_path / "one")
     first.commit(1)
     first.checkpoint()

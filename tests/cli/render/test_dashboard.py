@@ -74,7 +74,7 @@ def test_what_a_name_has_of_lines_and_escapes_is_shown_quoted() -> None:
     assert shown.startswith(r"ä\nb\x1b[31m  tcp://127.0.0.1:22001")
 
 
-def test_what_ended_today_is_told_with_its_time_alone() -> None:
+def test_an_end_of_today_is_shown_with_its_time_alone() -> None:
     shown = snapshot()
     shown.nodes[0].containers[0] = msgspec.structs.replace(
         shown.nodes[0].containers[0], failed_ms=int(time.time() * 1000)

@@ -373,7 +373,7 @@ async def test_a_node_that_starts_later_is_found() -> None:
 @pytest.mark.parametrize(
     "address", ["nonsense", "tcp://127.0.0.1", "http://127.0.0.1:80", "tcp://h:x"]
 )
-async def test_an_address_that_is_none_is_a_plain_error(address: str) -> None:
+async def test_an_invalid_address_is_a_plain_error(address: str) -> None:
     with pytest.raises(ConfigError, match=r"is not an address; write tcp://host:port"):
         async with Client(address):
             raise AssertionError("it must not open")
@@ -435,7 +435,9 @@ async def test_an_event_that_cannot_be_encoded_is_refused_and_the_others_go_on()
 
 
 @pytest.mark.parametrize("thing", ["text", 5, None, {"user": "ann"}, object()])
-async def test_what_is_no_event_is_an_error_at_once_and_the_stream_lives(thing: Any) -> None:
+async def test_an_object_that_is_not_an_event_raises_at_once_and_the_stream_goes_on(
+    thing: Any,
+) -> None:
     noted = Noted()
     async with running(noted) as node, Client(node.address) as client:
         stream = await client.stream("clicks")

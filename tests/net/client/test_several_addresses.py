@@ -209,7 +209,7 @@ async def test_send_many_takes_all_events_or_none() -> None:
     "addresses",
     ["tcp://a:1,tcp://b:2", ["tcp://a:1", "b"], [5], None, 7, "tcp://a b:1", "tcp://a/b:1"],
 )
-def test_what_is_no_address_is_refused_when_the_client_is_made(addresses: Any) -> None:
+def test_an_invalid_address_is_refused_when_the_client_is_made(addresses: Any) -> None:
     told = "is not an address; write tcp://host:port"
     with pytest.raises(ConfigError, match=told):
         Client(addresses)

@@ -91,7 +91,7 @@ class Stranger:
     ],
     ids=["garbage", "http", "nothing"],
 )
-async def test_what_hangs_up_after_a_wrong_answer_is_dialled_seldom_and_named(
+async def test_a_peer_that_hangs_up_after_a_wrong_answer_is_named_and_dialled_rarely(
     answer: bytes, told: str
 ) -> None:
     stranger = Stranger(answer)

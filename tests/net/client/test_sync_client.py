@@ -99,7 +99,7 @@ async def test_an_exception_leaves_the_sync_clients_block_as_it_is_and_nothing_w
         noted.may_go_on.set()
 
 
-async def test_what_is_no_event_is_an_error_in_the_line_that_sends_it() -> None:
+async def test_an_object_that_is_not_an_event_raises_in_the_line_that_sends_it() -> None:
     noted = Noted()
     async with running(noted) as node:
 
@@ -266,7 +266,7 @@ async def test_the_sync_client_is_left_in_time_when_its_node_has_gone() -> None:
     assert took < 3.5  # it waits once
 
 
-async def test_the_sync_client_says_plainly_that_an_address_is_none() -> None:
+async def test_the_sync_client_reports_an_invalid_address_plainly() -> None:
     def work() -> None:
         with SyncClient("nonsense"):
             raise AssertionError("it must not open")
@@ -412,9 +412,7 @@ FORK = (
         (FORKED, ["[]", "0", "[]", FORK, "0"]),
     ],
 )
-async def test_a_forked_child_is_told_that_its_parents_sockets_are_none_of_its_own(
-    script: str, told: list[str]
-) -> None:
+async def test_a_forked_child_cannot_use_its_parents_sockets(script: str, told: list[str]) -> None:
     async with running(Noted()) as node:
         done = None
         with trio.move_on_after(DEADLINE):

@@ -101,7 +101,7 @@ def test_a_node_that_turns_down_the_older_of_two_ways_to_it_is_heard_out_on_the_
     assert spans(newer.frames(1000)) == [(0, 0, 1)]
 
 
-def test_a_producer_that_is_turned_down_on_all_ways_is_told() -> None:
+def test_a_producer_that_is_refused_on_every_route_is_told() -> None:
     outbox = Outbox("ticks", "p", types=[Tick])
     route = route_of(outbox)
     ways = [route.routes.to("tcp://node:1"), route.routes.to("tcp://node:2")]
@@ -149,7 +149,7 @@ def test_events_take_turns_even_if_each_uses_the_budget_up() -> None:
     assert turns == [0, 1, 2, 0, 1, 2, 0]
 
 
-def test_no_lane_waits_for_ever_behind_one_that_uses_the_budget_up() -> None:
+def test_a_lane_that_uses_the_budget_up_does_not_starve_the_others() -> None:
     outbox, route = opened(100, 100, 100, max_frame_events=1)
     outbox.extend(ticks(30))
     turns = [spans(route.frames(1))[0][0] for _ in range(9)]

@@ -203,7 +203,7 @@ def test_what_waits_for_an_answer_is_saved_by_any_commit_and_asks_for_one_when_i
     assert asks == [saved, nothing, saved, nothing, saved, nothing, leaves, nothing]
 
 
-def test_what_waits_for_an_answer_has_a_size_in_every_life() -> None:
+def test_events_that_wait_for_an_answer_are_measured_in_every_life() -> None:
     database = Database()
     life = Life(database, partitions=0)
     life.outbox.extend([Click(n) for n in range(100)])
@@ -237,7 +237,7 @@ def test_going_back_forgets_what_no_commit_holds() -> None:
     assert not [key for key, _ in life.database.outbox if key[:1] in b"fo"]
 
 
-def test_a_way_that_was_made_anew_goes_back_to_nothing_of_the_one_before() -> None:
+def test_an_outbox_that_was_made_anew_has_nothing_of_the_former_one() -> None:
     """Whose rows a commit was to have removed, which was not written."""
     database = Database()
     before = Life(database, partitions=0, life="a")
@@ -329,7 +329,7 @@ def test_frames_of_an_earlier_version_are_announced_where_something_is_spilled_t
     assert [key[:1] for key, _ in database.outbox if key[:1] == b"t"] == []
 
 
-def test_what_cannot_be_read_any_more_is_an_error_that_names_the_stream() -> None:
+def test_saved_events_that_cannot_be_read_are_an_error_with_the_stream() -> None:
     database = Database()
     Life(database).commit([Click(7)])
     with pytest.raises(StateError, match=r"saved events of stream 'digits' cannot be read: no ev"):

@@ -45,7 +45,7 @@ def test_only_the_next_expected_number_is_admitted() -> None:
     assert (admission.duplicates, admission.gaps) == (13, 1)
 
 
-def test_what_comes_before_the_hello_or_on_another_connection_is_dropped_silently() -> None:
+def test_frames_before_the_hello_or_on_another_connection_are_dropped_silently() -> None:
     admission, ears = admission_of(100)
     assert admitted(admission, 0, 5) is None
     greet(admission)
@@ -124,7 +124,7 @@ def test_a_frame_is_done_when_all_of_its_parts_are() -> None:
     assert receipt.describe(4) == "p:4"
 
 
-def test_refusals_are_told_at_once_and_once() -> None:
+def test_refusals_are_told_at_once_and_only_once() -> None:
     admission, ears = admission_of(100)
     greet(admission)
     receipt = admission.admit(data(0, 5), NODE, 0.0)
@@ -228,7 +228,7 @@ def test_a_producer_hears_when_a_quarter_of_its_window_is_used_up() -> None:
     assert lane.ruling() == wire.Ruling(0, wire.ADMITTED, 100, 200, 100)
 
 
-def test_what_comes_twice_is_answered_since_the_producer_may_not_know() -> None:
+def test_a_repeated_frame_is_answered_because_the_producer_may_not_know() -> None:
     admission, ears = admission_of(100)
     greet(admission)
     admitted(admission, 0, 5)

@@ -328,7 +328,7 @@ def test_a_life_of_a_program_that_is_older_than_the_latest_is_refused() -> None:
         assert "a program that was started later has used" in later.admission.refusal(old)
 
 
-def test_a_life_of_which_no_row_knows_goes_on_unless_an_older_one_went_on_meanwhile() -> None:
+def test_an_unknown_life_goes_on_unless_an_older_one_went_on_meanwhile() -> None:
     row = {"p": KeptProducer(10, 1, "i1", own_id=True)}
     node = Node({0: row, 1: {}})
     new = node.hello((0, 10), incarnation="i2", own_id=True, new=True)

@@ -51,7 +51,7 @@ def test_a_frame_of_which_a_part_has_begun_does_not_go_back() -> None:
     assert lane.expected == 4
 
 
-def test_what_is_behind_the_event_at_hand_goes_back_if_it_is_the_last_of_its_lane() -> None:
+def test_events_after_the_current_one_go_back_if_they_are_the_last_of_their_lane() -> None:
     admission, lane = opened()
     first, second = batches(admission, 5, 5)
     first.at = 2

@@ -53,7 +53,7 @@ def test_enough_is_a_fair_frame_for_each_lane_that_has_events_within_the_queue(
     assert 5.002 <= coalescer.due(Sendable(enough - 1, lanes, PLENTY), now=5.001) <= 5.01
 
 
-def test_what_all_credit_is_used_up_by_waits_for_nothing_more() -> None:
+def test_a_flush_waits_no_longer_once_all_credit_is_used() -> None:
     coalescer = Linger(PLENTY)
     coalescer.flushed(1000, now=5.0)
     assert coalescer.due(Sendable(1000, 4, 1000), now=5.001) <= 5.001

@@ -5,7 +5,7 @@ from __future__ import annotations
 from s4node.net.transport.log_throttle import LogThrottle
 
 
-def test_the_first_is_written_and_the_next_a_while_later_tells_what_was_left_out() -> None:
+def test_the_first_warning_is_written_and_a_later_one_counts_those_left_out() -> None:
     seldom = LogThrottle(60)
     assert [seldom.left_out("a", now) for now in (0, 1, 59.9)] == [0, None, None]
     assert seldom.left_out("b", 30) == 0

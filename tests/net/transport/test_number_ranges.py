@@ -23,7 +23,7 @@ from s4node.net.transport.number_ranges import NumberRanges
         ([(3, 5)], (5, 2), [], [(3, 5)]),
     ],
 )
-def test_only_what_is_new_is_told(
+def test_only_numbers_that_no_range_had_are_returned(
     before: list[tuple[int, int]],
     added: tuple[int, int],
     new: list[tuple[int, int]],
@@ -35,7 +35,7 @@ def test_only_what_is_new_is_told(
     found.validate()
 
 
-def test_what_is_settled_is_forgotten() -> None:
+def test_settled_numbers_are_forgotten() -> None:
     found = of((3, 5), (7, 9))
     found.remove_below(4)
     assert (found.ranges, len(found)) == ([(4, 5), (7, 9)], 3)

@@ -54,7 +54,7 @@ async def test_a_commit_asked_for_at_an_event_covers_exactly_that_event(
     assert sorted(begun(again)) == [(("clicks", 0), n) for n in range(84, 100)]
 
 
-async def test_what_nobody_waits_for_is_not_committed_before_the_interval_is_over(
+async def test_without_a_waiting_producer_a_commit_waits_for_the_interval(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     fill(system, 100)
@@ -89,7 +89,7 @@ def held_app(held: dict[tuple[str, int], Callback], *streams: str, commit_at: in
     return app
 
 
-async def test_what_is_complete_behind_a_commit_request_needs_no_further_event(
+async def test_events_completed_after_a_commit_request_need_no_further_event(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     fill(system, 8)

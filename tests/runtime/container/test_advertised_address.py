@@ -77,7 +77,7 @@ async def test_a_member_that_listens_on_all_interfaces_needs_a_host_to_tell(
 
 
 @pytest.mark.parametrize("host", ["tcp://node1", "node1:12000", "two words", "::1"])
-def test_what_is_no_host_is_refused(host: str) -> None:
+def test_a_value_that_is_not_a_host_name_is_refused(host: str) -> None:
     with pytest.raises(ConfigError, match=r"s4\.listener\.advertise = '.*' is not a host name"):
         Config.from_values({"s4.listener.advertise": host})
 

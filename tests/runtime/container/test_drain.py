@@ -56,7 +56,7 @@ async def run_client(
 
 
 @pytest.mark.parametrize("partitions", [1, 4])
-async def test_a_client_that_goes_on_over_a_restart_in_order_loses_and_doubles_nothing(
+async def test_a_client_that_goes_on_over_an_orderly_restart_loses_and_doubles_nothing(
     partitions: int,
 ) -> None:
     seen: list[int] = []

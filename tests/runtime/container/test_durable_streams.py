@@ -352,7 +352,7 @@ async def test_a_state_that_was_put_back_is_told_and_not_counted_with(
             client.abandon()
 
 
-async def test_a_node_that_knows_nothing_takes_the_word_of_its_producers_and_tells_them(
+async def test_a_node_without_state_believes_its_producers_and_tells_them_so(
     settings: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = settings | {"s4.cluster.partitions": "1", "task.commit.ms": "5"}

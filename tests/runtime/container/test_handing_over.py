@@ -153,7 +153,7 @@ def passing() -> App:
     return app
 
 
-async def test_a_full_way_that_is_handed_over_holds_nobody_up(
+async def test_a_full_outbox_that_is_handed_over_holds_no_task(
     system: MemorySystem, settings: dict[str, str], tmp_path: Path
 ) -> None:
     system.create("clicks", 2)

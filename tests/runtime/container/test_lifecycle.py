@@ -186,7 +186,7 @@ async def test_one_that_fails_to_close_skips_no_other_and_is_the_failure_if_it_i
     assert isinstance(diary.error, ValueError if failed_before else OSError)
 
 
-async def test_one_that_does_not_end_is_left_after_the_limit() -> None:
+async def test_a_part_that_does_not_close_in_time_is_left() -> None:
     diary, closed = Diary(), []
     with trio.fail_after(10):
         async with life(diary, limit=0.05) as lifecycle:
@@ -196,7 +196,7 @@ async def test_one_that_does_not_end_is_left_after_the_limit() -> None:
     assert diary.told[-1] == "after stop"
 
 
-async def test_what_is_closed_early_is_not_closed_again() -> None:
+async def test_a_part_that_was_closed_early_is_not_closed_again() -> None:
     closed: list[str] = []
     async with life() as lifecycle:
         close = lifecycle.closes("a", lambda: closed.append("a"))
@@ -205,7 +205,7 @@ async def test_what_is_closed_early_is_not_closed_again() -> None:
     assert closed == ["a"]
 
 
-async def test_what_is_to_be_closed_is_closed_when_cancelled_too() -> None:
+async def test_parts_are_closed_even_when_cancelled() -> None:
     closed: list[str] = []
 
     async def close() -> None:
@@ -288,7 +288,7 @@ async def test_listeners_are_named_in_the_configuration_and_need_only_one_method
     assert half.steps == STEPS
 
 
-def test_what_hears_of_nothing_is_no_listener() -> None:
+def test_a_listener_without_methods_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"has no method to call; give it one of before_start, on_step"
     ):

@@ -235,7 +235,7 @@ async def test_a_source_that_fails_is_reported_in_a_sentence_after_its_traceback
     )
 
 
-async def test_what_failed_in_the_nursery_of_a_source_is_reported() -> None:
+async def test_a_failure_in_the_nursery_of_a_source_is_reported() -> None:
     class Feeds(App):
         def on_start(self) -> None:
             self.start_soon(partial(self.feed, "here"))
@@ -255,7 +255,7 @@ async def test_what_failed_in_the_nursery_of_a_source_is_reported() -> None:
     assert (told.value.app, told.value.source) == ("Feeds", "feed")
 
 
-async def test_what_is_our_own_error_leaves_a_source_as_it_is() -> None:
+async def test_an_s4_error_of_a_source_is_raised_unchanged() -> None:
     class Asks(App):
         def on_start(self) -> None:
             self.start_soon(self.ask)
@@ -278,7 +278,7 @@ def test_an_exception_is_described_by_its_class_and_what_it_says_if_it_can() -> 
     assert described(Mute()) == "Mute"
 
 
-async def test_what_tells_code_to_end_is_no_failure_also_in_a_group() -> None:
+async def test_signals_to_end_are_not_failures_even_in_a_group() -> None:
     with trio.CancelScope() as scope:
         scope.cancel()
         with pytest.raises(trio.Cancelled) as caught:

@@ -53,7 +53,7 @@ def test_the_syntax_by_example(text: str, meant: tuple[tuple[str, str, int, int]
         ("log.a..b#2", "does not begin with system.stream"),
     ],
 )
-def test_what_cannot_be_is_told_with_its_place(text: str, what: str) -> None:
+def test_impossible_partitions_are_reported_with_their_text(text: str, what: str) -> None:
     with pytest.raises(ConfigError) as caught:
         ranges(f"log.fine#0, {text}")
     assert f"code: {KEY} = 'log.fine#0, {text}' has {text!r} in it, which {what}" in str(

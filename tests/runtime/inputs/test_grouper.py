@@ -158,7 +158,7 @@ def test_one_s_own_grouper_that_does_not_keep_the_contract_is_refused(own: str, 
     assert place in str(caught.value)
 
 
-def test_a_word_that_is_no_grouper_is_no_value_of_the_setting() -> None:
+def test_an_unknown_grouper_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"is neither by-partition, by-ssp nor package\.module"):
         Config.from_values({"job.systemstreampartition.grouper.factory": "GroupByPartitionFactory"})
 

@@ -450,7 +450,7 @@ async def test_an_event_whose_key_is_not_found_is_rejected_like_one_that_does_no
             await trio.sleep_forever()
 
 
-async def test_a_dead_letter_stream_that_is_none_stops_the_start(
+async def test_a_dead_letter_stream_that_does_not_exist_stops_the_start(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     system.create("clicks", 1)

@@ -63,7 +63,7 @@ def test_the_answer_tells_types_routing_partitions_and_the_largest_frame(
     )
 
 
-def test_a_key_without_a_name_is_told_as_one_nobody_else_can_have() -> None:
+def test_an_unnamed_key_is_announced_as_unlike_any_other() -> None:
     answer = Node(2, lambda event: event.user).hello()
     assert answer.routing == f"crc32m:{wire.UNNAMED_KEY}"
 
@@ -205,7 +205,7 @@ def test_a_frame_that_is_no_good_changes_nothing(more: Any, problem: str) -> Non
     assert node.port.admission.lanes["p", 0].expected == 0
 
 
-def test_a_closed_port_takes_nothing_and_says_nothing() -> None:
+def test_a_closed_port_ignores_frames() -> None:
     node = Node()
     node.hello(CLICK.declaration)
     node.port.closed = True
@@ -246,7 +246,7 @@ def test_a_frame_routed_by_the_same_hasher_and_key_is_trusted() -> None:
 
 
 @pytest.mark.parametrize("routing", ["", "s4:user", "crc32m:percent", "crc32m:"])
-def test_a_frame_routed_in_any_other_way_is_not(routing: str) -> None:
+def test_a_frame_with_another_routing_is_sorted_by_key(routing: str) -> None:
     node = Node(64)
     node.hello(CLICK.declaration)
     clicks = [Click(f"user-{n}") for n in range(64)]
@@ -293,7 +293,7 @@ def test_the_parts_of_a_json_frame_keep_the_numbers_and_the_order_of_their_event
     assert node.safe() == 600
 
 
-def test_a_frame_of_which_nothing_is_left_is_done_at_once() -> None:
+def test_a_frame_without_remaining_events_is_done_at_once() -> None:
     node = Node(4)
     node.hello(CLICK.declaration)
     node.data(body_of([1], [2]), 2)

@@ -442,7 +442,7 @@ async def test_what_nobody_reads_and_what_has_expired_is_told_at_the_start_with_
         assert job.waiting == (left, 0)
 
 
-async def test_a_job_for_which_nobody_asked_has_no_file_for_it(job: Job) -> None:
+async def test_a_job_without_startpoints_has_no_file_for_them(job: Job) -> None:
     await job.run("clicks", events=10)
     assert not (job.home / FOLDER).exists()
 

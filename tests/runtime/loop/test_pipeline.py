@@ -66,7 +66,7 @@ async def test_a_shedding_input_drops_the_newest_counts_them_and_tells_their_sen
         assert input_of(node, "clicks").shed == counts["shed"]
 
 
-async def test_a_shedding_stream_makes_nobody_wait_even_where_the_deserializer_would() -> None:
+async def test_a_shedding_stream_makes_no_producer_wait_even_if_its_deserializer_blocks() -> None:
     app = HoldingApp()
     settings = {"s4.stream.executor": "shed", "s4.deserializer.workQueueSize": "50"}
     async with running(app, settings) as node, Client(node.address) as client:
@@ -200,7 +200,7 @@ async def test_a_throttled_remote_sender_sends_at_its_rate_and_makes_its_source_
 
 
 @pytest.mark.parametrize("whole", [True, False])
-async def test_what_a_remote_sender_drops_is_told_to_its_source_logged_once_and_no_send(
+async def test_events_dropped_by_a_remote_sender_are_reported_logged_once_and_not_sent(
     whole: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The consumer takes no more than two events at a time, and processes none."""
@@ -747,7 +747,7 @@ async def test_another_stream_of_the_task_gets_its_turn_beside_a_busy_parallel_o
     assert sum(map(len, handlers.seen.values())) == 3000
 
 
-async def test_what_leaves_a_busy_parallel_stream_is_told_of_it_meanwhile() -> None:
+async def test_on_remove_is_called_while_a_parallel_stream_is_busy() -> None:
     left: list[str] = []
     most = 0
 
@@ -907,7 +907,7 @@ def test_what_was_read_is_given_back_to_the_disk(tmp_path: Path) -> None:
     file.close()
 
 
-def test_a_folder_that_takes_nothing_is_named_with_the_setting(tmp_path: Path) -> None:
+def test_a_missing_folder_is_named_with_its_setting(tmp_path: Path) -> None:
     spill, _ = spill_of(tmp_path / "missing")
     with pytest.raises(SpillError, match=r"s4\.spill\.folder") as caught:
         spill.append(EventBatch("clicks", 0, [Click("joe")] * 1000))

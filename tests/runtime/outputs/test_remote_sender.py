@@ -12,9 +12,7 @@ from s4node.stages.executors import REMOTE_SENDER, StageSettings
 from s4node.stages.stage import Stage
 
 
-async def test_what_was_for_a_consumer_stays_counted_when_it_has_gone_and_when_it_comes_again() -> (
-    None
-):
+async def test_counts_of_a_consumer_survive_its_leaving_and_returning() -> None:
     one = sender()
     connect(one, "shop")
     connect(one, "bank")

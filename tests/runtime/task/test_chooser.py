@@ -32,7 +32,7 @@ HERE = __name__
 # --- round robin ---------------------------------------------------------------------------------
 
 
-def test_nothing_offered_is_nothing_chosen() -> None:
+def test_a_chooser_without_batches_chooses_nothing() -> None:
     assert Waiting(RoundRobin()).choose() is None
 
 
@@ -383,7 +383,7 @@ def test_one_s_own_chooser_that_breaks_the_contract_is_told(wrong: str, what: st
     assert str(caught.value).startswith(f"{blamed} {what}")
 
 
-def test_what_is_no_chooser_is_refused() -> None:
+def test_a_class_that_is_not_a_chooser_is_refused() -> None:
     with pytest.raises(ConfigError, match="has no choose; it needs choose"):
         made({"task.chooser.class": f"{HERE}:NoChooser"})
 

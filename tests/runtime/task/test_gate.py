@@ -37,7 +37,7 @@ def test_a_new_gate_processes_one_batch_at_a_time() -> None:
     assert gate.next_op(waiting=True) is Op.PROCESS
 
 
-def test_what_is_due_drains_its_task_then_runs_in_order_then_events_go_on() -> None:
+def test_due_steps_wait_for_events_in_flight_then_run_in_order() -> None:
     gate = Gate(max_concurrency=2)
     gate.begin_step(Op.PROCESS)
     gate.begin_step(Op.PROCESS)
@@ -98,7 +98,7 @@ def test_at_the_end_of_stream_the_task_is_told_once_then_commits_then_is_done() 
     assert gate.next_op(waiting=False) is Op.DONE
 
 
-def test_what_came_after_the_end_was_told_is_processed_and_committed_too() -> None:
+def test_events_after_the_end_of_stream_are_processed_and_committed() -> None:
     gate = Gate()
     gate.end_inputs()
     for op in (Op.END_OF_STREAM, Op.COMMIT):

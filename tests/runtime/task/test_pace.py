@@ -27,7 +27,7 @@ def test_each_stream_has_a_pace_of_its_own() -> None:
     assert pace.events("unknown") < 10
 
 
-def test_what_is_no_processing_has_a_pace_too_and_takes_none_of_its_time() -> None:
+def test_other_steps_have_a_pace_of_their_own_and_take_no_time_of_events() -> None:
     pace = Pace(2048, 0.005)
     for _ in range(12):
         pace.learn("timer", pace.events("timer"), pace.events("timer") * 1e-7)

@@ -1036,7 +1036,7 @@ async def test_on_remove_may_put_what_the_instance_has_gathered(kind: str) -> No
 
 
 @pytest.mark.parametrize("cache", [0, 10])
-async def test_a_value_that_is_no_key_refuses_its_event_alone(cache: int) -> None:
+async def test_an_invalid_key_refuses_only_its_own_event(cache: int) -> None:
     app = NotingApp("things", key="k", types=GenericEvent, note=lambda pe, _: pe.key)
     if cache:
         app.pe.set_pe_cache(max_size=cache)
@@ -1061,7 +1061,7 @@ async def test_a_value_that_is_no_key_refuses_its_event_alone(cache: int) -> Non
 
 
 @pytest.mark.parametrize("waits", [False, True])
-async def test_events_get_their_turn_where_timers_take_longer_than_their_interval(
+async def test_events_get_a_turn_although_timers_take_longer_than_their_interval(
     waits: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     timed: list[Any] = []  # the keys of the calls, in order
@@ -1207,7 +1207,7 @@ NO_KEYS: list[Any] = [None, True, 1.0, [], ["a", 1.5], {"a": 1}]
 
 @pytest.mark.parametrize("partitions", [1, 4])
 @pytest.mark.parametrize("by", ["attribute", "function"])
-async def test_what_is_no_key_is_refused_for_the_same_reason_however_many_partitions_there_are(
+async def test_an_invalid_key_is_refused_for_the_same_reason_with_any_number_of_partitions(
     partitions: int, by: str
 ) -> None:
     found = [*KEYS, *NO_KEYS] if by == "attribute" else [*KEYS, *NO_KEYS, *WITHOUT_BYTES]

@@ -217,7 +217,7 @@ def test_a_task_whose_last_suspect_is_committed_beside_an_event_gives_its_turn_b
 
 
 @pytest.mark.parametrize(("patience", "at"), [(0.0, 6.0), (1.0, 7.0)])
-def test_a_commit_comes_for_those_who_wait_and_never_before_its_interval_for_nobody(
+def test_a_commit_before_its_interval_begins_only_if_somebody_waits_for_it(
     patience: float, at: float
 ) -> None:
     machine = Machine(by_key=False, concurrency=2, async_commit=False)
@@ -244,7 +244,7 @@ def test_requests_are_heeded_in_the_order_of_events_and_not_of_their_ends() -> N
     assert machine.shutdowns == 1
 
 
-def test_what_was_asked_for_is_taken_once() -> None:
+def test_a_request_is_taken_once() -> None:
     asked = Asked()
     asked.commit()
     asked.shutdown(all_tasks=True)

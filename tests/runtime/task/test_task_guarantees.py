@@ -73,7 +73,7 @@ async def test_one_at_a_time_events_begin_and_end_in_the_order_of_their_partitio
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "callbacks at once"])
 @pytest.mark.parametrize("order", ["eight", "eight by key"])
-async def test_so_many_events_of_a_task_are_outstanding_and_no_more(mode: str, order: str) -> None:
+async def test_no_more_than_the_maximum_of_events_is_outstanding(mode: str, order: str) -> None:
     trace = await traced(mode, order)
 
     most = [most_outstanding(of_task(trace, task)) for task in range(TASKS)]
@@ -186,13 +186,13 @@ COMMIT = Step(0, "commit", "begin")
         ([begin(0), end(0), COMMIT, begin(1), end(1)], "commit", []),
     ],
 )
-def test_what_runs_beside_a_window_or_a_commit_is_found(
+def test_validate_finds_what_runs_beside_a_window_or_a_commit(
     steps: list[Step], what: str, found: list[Step]
 ) -> None:
     assert beside(steps, what) == found
 
 
-def test_what_overlaps_or_is_out_of_order_is_found() -> None:
+def test_validate_finds_overlaps_and_wrong_order() -> None:
     steps = [begin(0), begin(2, "b"), end(2, "b"), begin(1), end(1), end(0)]
 
     assert most_outstanding(steps) == 2

@@ -26,7 +26,7 @@ def test_a_tick_comes_every_interval() -> None:
     assert tick.at == 35.0
 
 
-def test_however_many_were_missed_it_comes_once_and_keeps_its_beat() -> None:
+def test_missed_ticks_come_once_and_the_interval_stays() -> None:
     tick = Tick(10.0, now=0.0)
     assert tick.due(57.0)
     assert not tick.due(59.0)
@@ -83,7 +83,7 @@ def made(*, may: bool = False, held: bool = False, **gate: object) -> tuple[Time
         ({"inputs": Inputs.TOLD}, True),
     ],
 )
-def test_what_comes_behind_a_part_of_the_timers(
+def test_timers_stay_due_until_their_last_slice_has_ended(
     state: dict[str, Any], timers: bool, over: bool
 ) -> None:
     timetable, gate = made(**state)
@@ -237,7 +237,7 @@ def test_a_commit_that_took_long_is_followed_by_time_for_events() -> None:
     assert timetable.check_due(7.7)
 
 
-def test_what_is_to_be_committed_while_a_commit_is_under_way_waits_for_its_end() -> None:
+def test_a_commit_requested_during_a_commit_waits_for_its_end() -> None:
     timetable, gate = commits()
     timetable.schedule_commit(7.0)
     timetable.check_due(7.0)
@@ -276,7 +276,7 @@ def test_tasks_of_a_container_share_the_time_for_commits() -> None:
     assert others.commit_due
 
 
-def test_a_commit_that_nobody_waits_for_keeps_its_tick_whatever_others_took() -> None:
+def test_a_commit_that_nobody_waits_for_keeps_its_interval() -> None:
     timetable, gate = commits()
     timetable.schedule_commit(59.0)
     timetable.check_due(59.0)

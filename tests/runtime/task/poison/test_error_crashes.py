@@ -51,7 +51,7 @@ async def test_an_event_that_kills_the_process_three_times_is_left_out_then(
         assert not list((tmp_path / "state" / "default" / "counts").glob("tasks/*/*-[0-9]*"))
 
 
-async def test_what_kills_stops_the_container_where_nobody_says_anything_and_can_be_left_out_then(
+async def test_without_on_error_an_event_that_kills_stops_the_container_and_can_be_skipped_later(
     tmp_path: Path,
 ) -> None:
     async with bench(tmp_path) as it:
@@ -286,7 +286,7 @@ def test_what_programs_and_other_apps_have_sent_can_be_sent_again(
     assert DeadLetter("0:1", sent).is_own("default") is own
 
 
-async def test_what_is_no_dead_letter_is_said(tmp_path: Path) -> None:
+async def test_an_event_that_is_not_a_dead_letter_is_reported(tmp_path: Path) -> None:
     async with bench(tmp_path) as it:
         await it.append(clicks_of(10))
         async with s4_process(*it.run("elements"), cwd=tmp_path):

@@ -459,7 +459,7 @@ async def test_the_commit_before_the_end_of_the_inputs_waits_for_dead_letters_to
 # -- what cannot be -------------------------------------------------------------------------------
 
 
-async def test_where_nobody_says_anything_the_container_stops_naming_the_event(
+async def test_without_on_error_the_container_stops_and_names_the_event(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     del settings["s4.stream.clicks.onError"]
@@ -486,7 +486,7 @@ async def test_an_on_error_that_cannot_be_done_is_refused_at_the_start(
             await trio.sleep_forever()
 
 
-async def test_on_error_is_refused_where_nothing_comes_again(settings: dict[str, str]) -> None:
+async def test_on_error_is_refused_if_no_input_can_be_replayed(settings: dict[str, str]) -> None:
     del settings["systems.memory.samza.offset.default"]
     with dies(ConfigError, match="no input of app 'live' can be replayed: they are live and fast"):
         async with running(Live("live"), settings):

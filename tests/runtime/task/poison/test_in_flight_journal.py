@@ -75,7 +75,7 @@ def test_what_has_ended_is_not_suspected_and_slots_are_used_again(tmp_path: Path
 
 
 @pytest.mark.parametrize("damage", [b"{", b'[["log.clicks\xff[0]"', b"[" * 100_000])
-def test_suspects_that_cannot_be_read_are_none(tmp_path: Path, damage: bytes) -> None:
+def test_an_unreadable_file_of_suspects_has_no_suspects(tmp_path: Path, damage: bytes) -> None:
     first = enter(tmp_path, 1, {})
     first.write_slot(CLICKS, 10, 19)
     first.close([Suspect(CLICKS, 10, 19)])

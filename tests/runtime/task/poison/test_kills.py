@@ -15,7 +15,7 @@ from harness import s4_process, until
 from test_error_crashes import Bench, Click, bench
 
 
-async def test_kills_from_outside_during_a_slow_event_blame_nobody(it: Kills) -> None:
+async def test_kills_from_outside_during_a_slow_event_blame_no_event(it: Kills) -> None:
     await it.append([Click("joe", number, "waits" if number == 3 else "") for number in range(9)])
     for _ in range(4):
         await it.killed(*it.run())
@@ -71,7 +71,7 @@ async def test_an_event_that_ends_its_process_by_itself_is_blamed(it: Kills) -> 
     assert [letter.reason for letter in await it.letters()] == [DIED]
 
 
-async def test_kills_from_outside_of_a_supervised_process_blame_nobody(it: Kills) -> None:
+async def test_kills_of_a_supervised_process_from_outside_blame_no_event(it: Kills) -> None:
     await it.append([Click("joe", number, "waits" if number == 3 else "") for number in range(9)])
     async with s4_process(*it.run("2"), cwd=it.folder):
         for _ in range(4):

@@ -52,7 +52,7 @@ def test_poison_events_count_as_done_and_all_others_come_once(
     assert seen == [n for n in range(at) if n not in bad]
 
 
-def test_what_is_in_no_batch_stays_as_it_is() -> None:
+def test_a_batch_without_poison_events_stays_as_it_is() -> None:
     poison_events, mine = PoisonEvents(), progress()
     poison_events.add(Place(str(SSP), 100), FAULT)
     poison_events.add(Place("log.views[0]", 1), FAULT)

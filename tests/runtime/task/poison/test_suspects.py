@@ -41,7 +41,7 @@ def test_deaths_at_other_events_skip_no_event() -> None:
     assert {one.deaths for one in known} == {1}
 
 
-def test_a_kill_of_which_nobody_knows_the_sender_blames_no_event() -> None:
+def test_a_kill_by_an_unknown_sender_blames_no_event() -> None:
     known: list[Suspect] = []
     for number in range(MOST_KILLS):
         assert not any(one.only_killed for one in known)
@@ -51,7 +51,7 @@ def test_a_kill_of_which_nobody_knows_the_sender_blames_no_event() -> None:
     assert not known[0].convicted
 
 
-def test_what_is_committed_is_suspected_no_more() -> None:
+def test_committed_events_are_no_longer_suspects() -> None:
     known = [Suspect("log.clicks[0]", 4, 4, 2), Suspect("log.views[0]", 4, 4, 2)]
     assert after_death(known, [], {"log.clicks[0]": 5}) == [Suspect("log.views[0]", 4, 4, 2)]
 
@@ -89,7 +89,7 @@ def test_all_of_the_task_s_own_events_are_suspected_until_the_next_commit() -> N
     assert suspects.left == []
 
 
-def test_an_event_of_the_task_s_own_is_none_when_it_or_all_of_them_are_committed() -> None:
+def test_a_tasks_own_event_is_no_suspect_after_its_commit() -> None:
     seven, nine = Suspect(HOPS, 7, 7), Suspect(HOPS, 9, 9)
     suspects = Suspects([seven, nine])
     suspects.processed(HOPS, 9)  # which says nothing of the other

@@ -31,7 +31,7 @@ def test_after_a_commit_that_fails_all_replayed_events_are_looked_at() -> None:
     assert looked >= 15
 
 
-def test_where_all_was_looked_at_no_event_is_to_blame() -> None:
+def test_if_every_event_was_checked_none_is_blamed() -> None:
     examination = UnsaveableSearch()
     examination.did(10)
     examination.taken()
@@ -80,7 +80,7 @@ def test_what_comes_again_by_time_is_looked_for_ever_longer_until_none_is_to_bla
         assert goings_back < 10
 
 
-def test_what_was_done_since_the_last_commit_is_to_blame_for_what_leaves_before_the_next() -> None:
+def test_state_that_fails_outside_a_commit_is_searched_among_events_since_the_last_one() -> None:
     examination = UnsaveableSearch()
     examination.did(5)
     assert not examination.begins(of_commit=True)
