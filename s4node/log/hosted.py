@@ -40,6 +40,7 @@ from s4node.events.schema import (
 )
 from s4node.log.log_admission import LogAdmission
 from s4node.log.partition.ledger import Appended, Incoming, part_name
+from s4node.log.partition.partition_rows import StoredFrame
 from s4node.log.split import Part, take_apart
 from s4node.log.streams import LogPartition, LogStream
 from s4node.logger import get_logger
@@ -218,7 +219,7 @@ class HostedStream:
 
     def incoming(
         self,
-        data: wire.Data,
+        data: wire.Data | StoredFrame,
         body: bytes,
         lane: ProducerLane | None = None,
         end: int | None = None,
@@ -226,8 +227,11 @@ class HostedStream:
         *,
         own_id: bool = False,
     ) -> Incoming:
-        """A data frame in the form that the files take. ``lane`` is its producer's; a part of a
-        frame has ``numbers`` of its own, and the ``end`` of the whole."""
+        """A frame in the form that the files take.
+
+        ``lane`` is its producer's. A part of a frame has ``numbers`` of its own, and the ``end`` of
+        the whole.
+        """
         marks = [section.fingerprint for section in data.sections]
         return Incoming(
             producer=data.producer,

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from typing import Any
@@ -28,8 +29,8 @@ from s4node.errors import S4Error, SinkError
 from s4node.failpoints import passing
 from s4node.log.hosted import HostedStream
 from s4node.log.hosted_streams import SPOOL, HostedStreams
-from s4node.log.partition.ledger import Appended, Incoming
-from s4node.log.partition.partition_rows import StagedRow, StoredFrame
+from s4node.log.partition.ledger import Appended
+from s4node.log.partition.partition_rows import StagedRow
 from s4node.log.partition.retention import RESERVE_BYTES
 from s4node.log.sink.decision import Attempt, Carrying, Sink, decide, is_done, tally
 from s4node.log.sink.sink_file import SinkFile
@@ -391,30 +392,13 @@ async def _carry_partition(
         await room.acquire_on_behalf_of(piece)
         pieces[piece] = len(numbered)
         for frame, first in numbered:
-            partition.append(_incoming(target, frame, first, producer), partial(done, piece))
+            staged = target.incoming(frame, frame.body, own_id=True)
+            mine = replace(staged, producer=producer, first=first)
+            partition.append(mine, partial(done, piece))
     for _ in range(2):
         await room.acquire_on_behalf_of(object())
     if failures:
         raise failures[0]
-
-
-def _incoming(target: HostedStream, frame: StoredFrame, first: int, producer: str) -> Incoming:
-    """A staged frame as one of the sink's."""
-    marks = [section.fingerprint for section in frame.sections]
-    return Incoming(
-        producer=producer,
-        first=first,
-        count=frame.count,
-        body=frame.body,
-        sections=frame.sections,
-        order=frame.order,
-        encoding=frame.encoding,
-        routing=frame.routing,
-        created_ms=frame.created_ms,
-        headers=frame.headers,
-        types={mark: target.types[mark] for mark in marks if mark in target.types},
-        own_id=True,
-    )
 
 
 async def _trim(spool: HostedStream, below: Mapping[int, int]) -> None:

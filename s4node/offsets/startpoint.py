@@ -5,13 +5,15 @@ Rules
   position is the offset of the event to be read next, which may not exist yet.
 - The number or time has to fit into frames and databases. One that does not is an error where the
   startpoint is made or decoded, not later at a start of the job.
-- A startpoint is a request; the input turns it into an offset, or says why it cannot.
+- A startpoint is a request; the input turns it into an offset, or says why it cannot. Code that
+  handles startpoints matches their classes, and ends with ``assert_never``: a kind that it leaves
+  out is an error of types.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Generic, Protocol, TypeVar
+from typing import Annotated, assert_never
 
 import msgspec
 
@@ -22,11 +24,6 @@ LARGEST = (1 << 62) - 1
 
 Number = Annotated[int, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
 
-I_contra = TypeVar("I_contra", contravariant=True)
-O_co = TypeVar("O_co", covariant=True)
-I = TypeVar("I")  # noqa: E741 - a visitor's argument beside the startpoint
-O = TypeVar("O")  # noqa: E741 - a visitor's result
-
 
 def _check(what: str, number: int, least: int) -> None:
     if type(number) is not int:
@@ -35,30 +32,12 @@ def _check(what: str, number: int, least: int) -> None:
         raise StartpointError(f"{what} {number} is out of range: {least} to {LARGEST}")
 
 
-class StartpointVisitor(Protocol, Generic[I_contra, O_co]):
-    """Handles a startpoint by its kind; see Startpoint.apply."""
-
-    def oldest(self, given: I_contra, startpoint: Oldest, /) -> O_co: ...
-
-    def upcoming(self, given: I_contra, startpoint: Upcoming, /) -> O_co: ...
-
-    def timestamp(self, given: I_contra, startpoint: Timestamp, /) -> O_co: ...
-
-    def specific(self, given: I_contra, startpoint: Specific, /) -> O_co: ...
-
-
 class Oldest(msgspec.Struct, frozen=True, tag="oldest", tag_field="kind"):
     """The first event that still exists."""
-
-    def apply(self, given: I, visitor: StartpointVisitor[I, O]) -> O:
-        return visitor.oldest(given, self)
 
 
 class Upcoming(msgspec.Struct, frozen=True, tag="upcoming", tag_field="kind"):
     """The next event to be appended."""
-
-    def apply(self, given: I, visitor: StartpointVisitor[I, O]) -> O:
-        return visitor.upcoming(given, self)
 
 
 class Timestamp(msgspec.Struct, frozen=True, tag="timestamp", tag_field="kind"):
@@ -69,9 +48,6 @@ class Timestamp(msgspec.Struct, frozen=True, tag="timestamp", tag_field="kind"):
     def __post_init__(self) -> None:
         _check("timestamp", self.millis, -LARGEST)
 
-    def apply(self, given: I, visitor: StartpointVisitor[I, O]) -> O:
-        return visitor.timestamp(given, self)
-
 
 class Specific(msgspec.Struct, frozen=True, tag="specific", tag_field="kind"):
     """The event at this offset."""
@@ -80,9 +56,6 @@ class Specific(msgspec.Struct, frozen=True, tag="specific", tag_field="kind"):
 
     def __post_init__(self) -> None:
         _check("offset", self.offset, 0)
-
-    def apply(self, given: I, visitor: StartpointVisitor[I, O]) -> O:
-        return visitor.specific(given, self)
 
 
 Startpoint = Oldest | Upcoming | Timestamp | Specific
@@ -110,22 +83,15 @@ def check_places(start: Mapping[int, int]) -> None:
         _check(f"partition {partition}: offset", offset, 0)
 
 
-class _Words:
-    """Startpoints in words."""
-
-    def oldest(self, _given: None, _startpoint: Oldest, /) -> str:
-        return "oldest"
-
-    def upcoming(self, _given: None, _startpoint: Upcoming, /) -> str:
-        return "upcoming"
-
-    def timestamp(self, _given: None, startpoint: Timestamp, /) -> str:
-        return f"timestamp {startpoint.millis}"
-
-    def specific(self, _given: None, startpoint: Specific, /) -> str:
-        return f"offset {startpoint.offset}"
-
-
 def describe(startpoint: Startpoint) -> str:
     """The startpoint in words, such as ``offset 42``."""
-    return startpoint.apply(None, _Words())
+    match startpoint:
+        case Oldest():
+            return "oldest"
+        case Upcoming():
+            return "upcoming"
+        case Timestamp(millis):
+            return f"timestamp {millis}"
+        case Specific(offset):
+            return f"offset {offset}"
+    assert_never(startpoint)

@@ -10,9 +10,9 @@ from s4node.offsets.startpoint import (
     Oldest,
     Specific,
     Startpoint,
-    StartpointVisitor,
     Timestamp,
     Upcoming,
+    describe,
 )
 from s4node.offsets.startpoint_fan_out import EXPIRY_MS, Fanned, Place, Request, fan_out, without
 
@@ -83,28 +83,10 @@ def test_a_request_is_one_json_object() -> None:
     assert msgspec.json.decode(text, type=Request) == made
 
 
-class Words(StartpointVisitor[str, str]):
-    def oldest(self, given: str, startpoint: Oldest) -> str:
-        return f"{given} from the oldest"
-
-    def upcoming(self, given: str, startpoint: Upcoming) -> str:
-        return f"{given} from now"
-
-    def timestamp(self, given: str, startpoint: Timestamp) -> str:
-        return f"{given} from {startpoint.millis} ms"
-
-    def specific(self, given: str, startpoint: Specific) -> str:
-        return f"{given} from {startpoint.offset}"
-
-
-def test_a_visitor_is_called_by_the_kind() -> None:
-    kinds: list[Startpoint] = [Oldest(), Upcoming(), Timestamp(3), Specific(9)]
-    assert [kind.apply("clicks", Words()) for kind in kinds] == [
-        "clicks from the oldest",
-        "clicks from now",
-        "clicks from 3 ms",
-        "clicks from 9",
-    ]
+def test_every_kind_of_startpoint_has_its_words() -> None:
+    kinds = Oldest(), Upcoming(), Timestamp(3), Specific(9)
+    words = ["oldest", "upcoming", "timestamp 3", "offset 9"]
+    assert [describe(kind) for kind in kinds] == words
 
 
 places = st.sampled_from([A, B, ("live", "x", 3)])
