@@ -1,9 +1,10 @@
 """What one event touches on its way through a node: functions called, files, hops between files.
 
-Run as ``python walk.py GRADE EVENTS``: a container and a client in one process; each of some events
-is sent by itself and waited for, and what the package calls meanwhile is counted. The last line is
-a JSON list, one ``{"files", "hops", "calls"}`` for each event. Other tasks and threads may
-have their turn meanwhile, so the event that touches least is the one to look at.
+Run as ``python walk.py GRADE EVENTS [FILES HOPS CALLS]``: a container and a client in one process;
+each of at most EVENTS events is sent by itself and waited for, and what the package calls meanwhile
+is counted. The last line is a JSON list, one ``{"files", "hops", "calls"}`` for each event. Other
+tasks and threads may have their turn meanwhile, more often if the machine is busy, so the event
+that touches least is the one to look at. The walk ends with an event within the bounds, if given.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 import tempfile
 import threading
 from itertools import pairwise
+from operator import le
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -81,7 +83,7 @@ class Walk:
         return {"files": len(set(files)), "hops": hops, "calls": len(files)}
 
 
-async def walk(grade: str, events: int) -> list[dict[str, int]]:
+async def walk(grade: str, events: int, *bounds: int) -> list[dict[str, int]]:
     """Send events one by one; what each touches."""
     with tempfile.TemporaryDirectory() as folder:
         settings = {
@@ -111,10 +113,12 @@ async def walk(grade: str, events: int) -> list[dict[str, int]]:
                     counted.on = False
                     if n >= 20:
                         found.append(counted.taken())
+                        if bounds and all(map(le, found[-1].values(), bounds)):
+                            break
                 sys.setprofile(None)
             container.stop()
     return found
 
 
 if __name__ == "__main__":
-    print(json.dumps(trio.run(walk, sys.argv[1], int(sys.argv[2]))))
+    print(json.dumps(trio.run(walk, sys.argv[1], *map(int, sys.argv[2:]))))

@@ -78,6 +78,7 @@ class Partitions:
         self._parallel = pipeline.parallel()
         self._commit_budget = CommitBudget(OF_CONTAINER, trio.current_time(), loop.rest)
         self._refusals = refusals
+        self._known_edges = pipeline.order.edges.known
         for stream in app.streams.values():
             if not isinstance(stream, OutputStream):
                 stream.carrier = _Inner(self, stream)
@@ -261,7 +262,8 @@ class Partitions:
                     return dropped
         task.backlog.offer(EventBatch(stream, partition, events, weight=size))
         self._loop.add(task)
-        self._pipeline.watch(stream, partition, stage)
+        if stage.holds:
+            self._pipeline.watch(stream, partition, stage)
         return dropped
 
     def _is_carried(self, stream: str, partition: int) -> bool:
@@ -274,8 +276,8 @@ class Partitions:
 
     def hand_on(self, task: Task, source: str, stream: Stream, events: list[Any]) -> None:
         """Hand on events that ``task`` has put on ``stream`` while processing ``source``."""
-        if source:
-            self._pipeline.put(source, stream.name)
+        if source and (source, stream.name) not in self._known_edges:
+            self._pipeline.learn(source, stream.name)
         if self._readers.subscribers:
             self._readers.show(stream.name, events)
         if isinstance(stream, OutputStream):
@@ -284,10 +286,14 @@ class Partitions:
                 self._exchange.send(task, stream.name, events)
                 return
             sender.extend(events)
-            self._pipeline.watch(stream.name, "sender", sender)
+            if sender.holds:
+                self._pipeline.watch(stream.name, "sender", sender)
             return
         exchange = self._exchange
-        for partition, share in self.dispatch.shares(stream, events, task.partition):
+        shares: Sequence[tuple[int, list[Any]]] = [(task.partition, events)]
+        if stream.name not in self.dispatch.local:
+            shares = self.dispatch.shares(stream, events, task.partition)
+        for partition, share in shares:
             if exchange is None or partition == task.partition:
                 self.put(stream.name, partition, share, waits=bool(source))
             else:

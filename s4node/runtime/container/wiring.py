@@ -272,7 +272,7 @@ class Parts:
             dues.append(self.outputs.pump(now))
         self._room()
         dues.append(self.inputs.tick(now))
-        if self._replay is not None:
+        if self._replay is not None and self._replay.consumers.waiting:
             self._replay.consumers.released()
         if self.readers.subscribers:
             dues.append(self.readers.feed(now))
@@ -280,7 +280,7 @@ class Parts:
 
     def _room(self) -> None:
         """Wake tasks if a full stage has room again."""
-        if self.pipeline.strained and self.pipeline.check_full():
+        if self.pipeline.full and self.pipeline.check_full():
             for task in self._tasks.values():
                 self.loop.wake(task)
 
@@ -298,7 +298,7 @@ class Parts:
         except S4Error as error:  # raised in the nursery, because the caller is not concerned
             self.nursery.start_soon(self._fail, error)
             return
-        if self._replay is not None:
+        if self._replay is not None and self._replay.consumers.waiting:
             self._replay.consumers.released()
         self._room()
         if self.members is not None and self.members.has_waiting:

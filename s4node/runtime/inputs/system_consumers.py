@@ -113,7 +113,7 @@ class SystemConsumers:
         self._counts = counts
         self._broadcast = frozenset(broadcast)
         self._feeds: dict[SystemStreamPartition, PartitionFeed] = {}
-        self._waiting: dict[trio.lowlevel.ParkingLot, Callable[[], bool]] = {}
+        self.waiting: dict[trio.lowlevel.ParkingLot, Callable[[], bool]] = {}
         self._nursery: trio.Nursery
         self._beginning: list[Taker] = []
         self._begun: dict[int, list[Taker]] = {}  # by task; also those no longer fed
@@ -361,15 +361,15 @@ class SystemConsumers:
         """Wait until a condition is true; it is checked between turns."""
         while not condition():
             lot = trio.lowlevel.ParkingLot()
-            self._waiting[lot] = condition
+            self.waiting[lot] = condition
             try:
                 await lot.park()
             finally:
-                del self._waiting[lot]
+                del self.waiting[lot]
 
     def released(self) -> None:
         """Check the conditions of ``wait``, between two turns or when a consumer answers."""
-        for lot, condition in list(self._waiting.items()):
+        for lot, condition in list(self.waiting.items()):
             if condition():
                 lot.unpark()
 

@@ -62,9 +62,7 @@ class CoordinatorRequests:
 
     @property
     def at_end(self) -> bool:
-        """True if the inputs of all tasks that are told together have ended, and all are idle."""
-        if not self.ending:
-            return False
+        """True if all tasks that are told together are at the end of their inputs."""
         fed = self._fed
         return bool(fed) and all(task.at_end for task in fed)
 

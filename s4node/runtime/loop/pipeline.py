@@ -78,7 +78,7 @@ class Pipeline:
         self.order = Order(Edges(edges))
         self._app = app
         self._config = config
-        self._full: dict[tuple[str, Hashable], Holder] = {}
+        self.full: dict[tuple[str, Hashable], Holder] = {}  # the stages that make tasks wait
         self._queues: dict[str, list[Stage]] = {}  # that may need a spill later
         self._files: list[SpillFile] = []  # of the spills
         self.overflow_of: Callable[[str, int], Overflow] | None = None  # for stages of tasks
@@ -182,35 +182,30 @@ class Pipeline:
 
     # -- holding ------------------------------------------------------------------------------
 
-    def put(self, source: str, stream: str) -> None:
-        """Note that handlers of ``source`` have put events on ``stream``."""
-        if (source, stream) not in self.order.edges.known and self.order.learn(source, stream):
+    def learn(self, source: str, stream: str) -> None:
+        """Learn that handlers of ``source`` put events on ``stream``."""
+        if self.order.learn(source, stream):
             self._tell_cycles()
 
     def watch(self, stream: str, place: Hashable, holder: Holder) -> None:
-        """Watch a stage that events were put into, if it is full now."""
-        if holder.holds and self._full.get((stream, place)) is not holder:
-            self._full[stream, place] = holder  # an earlier stage may have had the place
+        """Watch a stage that is full."""
+        if self.full.get((stream, place)) is not holder:
+            self.full[stream, place] = holder  # an earlier stage may have had the place
             self.order.filled(stream, place)
 
     def check_full(self) -> bool:
         """Check the stages that were full; return True if a held stream may go on."""
         freed = False
-        for (stream, place), holder in list(self._full.items()):
+        for (stream, place), holder in list(self.full.items()):
             if not holder.holds:
-                del self._full[stream, place]
+                del self.full[stream, place]
                 freed |= self.order.emptied(stream, place)
         return freed
 
     def unwatch(self, stream: str, place: Hashable) -> None:
         """Forget a stage that is gone; tasks that it held go on after the next ``check_full``."""
-        if (stream, place) in self._full:
-            self._full[stream, place] = _GONE
-
-    @property
-    def strained(self) -> bool:
-        """True if some stage makes tasks wait."""
-        return bool(self._full)
+        if (stream, place) in self.full:
+            self.full[stream, place] = _GONE
 
     def _tell_strays(self) -> None:
         """Log settings of streams that the app does not have: another app's, or misspelt."""

@@ -277,7 +277,8 @@ class RunLoop:
         due = self._after_turn()
         self._running_since = clocks.steady()
         while not (self._draining and not self._ready and self.done):
-            if not self._ready and self._requests.at_end and self._shell.arrived():
+            ending = self._requests.ending and not self._ready
+            if ending and self._requests.at_end and self._shell.arrived():
                 for task in self._requests.end_inputs():
                     self.wake(task)
             if self._ready or self._nudged:
@@ -340,7 +341,7 @@ class RunLoop:
             timetable, backlog = task.timetable, task.backlog
             if timetable.at <= now:
                 self.carry_out(task, task.end_overdue(now))
-            if (timetable.timed or timetable.at <= now) and task.check_due(now):
+            if (task.processor.timed or timetable.at <= now) and task.check_due(now):
                 self.wake(task)
             if backlog.resume_at is not None and backlog.resume_at <= now:
                 backlog.resume_at = None
@@ -350,7 +351,8 @@ class RunLoop:
         """The latest time to wake, on trio's clock."""
         earliest = math.inf if due is None else due
         for task in self.tasks:
-            next_due, resume_at = task.timetable.next_due, task.backlog.resume_at
+            timetable, resume_at = task.timetable, task.backlog.resume_at
+            next_due = timetable.next_due if task.processor.timed else timetable.at
             if next_due < earliest:
                 earliest = next_due
             if resume_at is not None and resume_at < earliest:

@@ -21,7 +21,7 @@ from s4node.events.routing import Router
 
 
 class Dispatch:
-    """The routes of an app's streams among its partitions."""
+    """The routes of an app's streams among its partitions; ``local`` streams need none."""
 
     def __init__(self, app: App, partitioner: Partitioner) -> None:
         self._app = app
@@ -31,6 +31,11 @@ class Dispatch:
             rule = graph.rule_of(stream)
             if rule is not None and self._partitions > 1 and not isinstance(stream, OutputStream):
                 self._routers[stream.name] = Router(rule, partitioner)
+        self.local = frozenset(
+            name
+            for name, stream in app.streams.items()
+            if not stream.broadcast and name not in self._routers
+        )
 
     def shares(
         self, stream: Stream, events: list[Any], home: int

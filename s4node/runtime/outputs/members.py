@@ -141,7 +141,8 @@ class Members:
         if not waits and way.full:
             self._pipeline.spill(stream, way.stage)
         dropped = way.offer(events, trio.current_time(), partition)
-        self._pipeline.watch(stream, "sender", way)
+        if way.holds:
+            self._pipeline.watch(stream, "sender", way)
         self.emitter.wake()
         return dropped
 

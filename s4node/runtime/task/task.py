@@ -221,7 +221,7 @@ class Task:
                 op = failures.before_end()
             if op is Op.PROCESS and not isolation.may:
                 return Op.NOTHING
-            if op is Op.COMMIT and failures.dead_letters_wait:
+            if op is Op.COMMIT and isolation.poison_events.unsafe:
                 return Op.NOTHING
         return op
 
@@ -250,7 +250,7 @@ class Task:
     def begin_step(self, op: Op, mode: Mode) -> None:
         """Begin a step; ``run`` and ``end_step`` follow."""
         self.gate.begin_step(op)
-        if op is Op.PROCESS:
+        if op is Op.PROCESS and (self.timetable.owing or self.timetable.timers_owing):
             self.timetable.event_begins()
         self._slicing = op is Op.PROCESS and mode in _SLICES
 
@@ -262,7 +262,9 @@ class Task:
         """
         if op is Op.PROCESS:
             done = await self.processor.process(*self._slice(limit))
-            return done if self.failures.isolation is None else self._looked_at(done)
+            isolation = self.failures.isolation
+            looks = isolation is not None and isolation.examination.looks
+            return self._looked_at(done) if looks else done
         return await self.processor.run(op, limit)
 
     def _slice(self, limit: int) -> tuple[EventBatch, list[Any]]:

@@ -181,11 +181,6 @@ class Timers:
         self.at = min(self._commits.at, self.timeout_at)
 
     @property
-    def timed(self) -> bool:
-        """True if the processor has timers."""
-        return self._processor.timed
-
-    @property
     def next_due(self) -> float:
         """The latest time to call ``check_due``; infinity if never."""
         gate = self._gate

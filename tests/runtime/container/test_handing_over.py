@@ -136,7 +136,7 @@ async def test_no_stage_of_a_task_that_was_handed_over_is_given_a_spill(
             return spill(stream, partition)
 
         pipeline.overflow_of = noted
-        pipeline.put("clicks", "clicks")  # it feeds itself, and only now is that known
+        pipeline.learn("clicks", "clicks")  # it feeds itself, and only now is that known
         assert set(partitions) == {0}
         await it.processed(system)
         assert it.sum_of(stored) == truth(clicks)
@@ -173,7 +173,7 @@ async def test_a_full_outbox_that_is_handed_over_holds_no_task(
         assert it.old.tasks[0].processed == 0
         await it.hand_over()
         await until(lambda: it.old.tasks[0].processed == 1)
-        assert not it.old.parts.pipeline.strained
+        assert not it.old.parts.pipeline.full
 
 
 class Turn(Event):
