@@ -551,7 +551,7 @@ async def test_a_stream_that_feeds_itself_across_two_nodes_ends_with_the_exact_c
             stream = await client.stream("seed")
             await stream.send(Node(1, 0))
             await stream.flush()
-            await until(lambda: one.processed + other.processed >= 2**21 - 1, seconds=50)
+            await until(lambda: one.processed + other.processed >= 2**21 - 1, seconds=240)
         assert counted(one) + counted(other) == 2**21 - 1
         assert min(counted(one), counted(other)) > 2**19
         for node in (one, other):
