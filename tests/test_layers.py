@@ -72,7 +72,7 @@ PURE_MODULES = {
         "checkpoint cuts input_progress low_watermark ordered_release producer_offsets receipts "
         "startpoint startpoint_fan_out system"
     ),
-    "state": "key_encoding remote_manifest rows",
+    "state": "key_encoding remote_log rows",
     "savepoints": "manifest",
     "net.wire": "decoder encoder frame",
     "net.transport": "linger log_throttle number_ranges peer_answers sp_messages",

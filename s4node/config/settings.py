@@ -454,6 +454,12 @@ STATE_CHECKPOINT_AGE = Setting(
     "How long checkpoints are kept, in milliseconds; the newest is always kept, and with 0 all are "
     "kept.",
 )
+STATE_RESTORE_TIME = Setting(
+    _PROGRESS, "s4.state.restoreTime", "2000", kinds.milliseconds(1),
+    "How long the next owner of a task may take to fetch the commits after a checkpoint at "
+    "s4.state.url, in milliseconds. The slower the place is, the fewer commits follow a "
+    "checkpoint.",
+)
 STATE_CHANGES_BYTES = Setting(
     _PROGRESS, "s4.state.changesBytes", "67108864", kinds.whole(1024),
     "A task commits early when the changes of its stores since its last commit take more than "

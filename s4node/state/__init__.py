@@ -6,7 +6,7 @@ named ``remote`` copy it to a URL.
 
 It may touch ``offsets``, ``events``, ``store_spec``, ``config``, ``failpoints``, ``logger`` and
 ``errors``, and the world: RocksDB, files, URLs (fsspec) and clocks. Calls block: make them from
-threads. ``key_encoding``, ``remote_manifest`` and ``rows`` are pure.
+threads. ``key_encoding``, ``remote_log`` and ``rows`` are pure.
 
 Begin with ``task_state``: it says what a commit is. Then read ``rows`` and ``database``.
 """

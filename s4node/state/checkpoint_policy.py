@@ -9,7 +9,6 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,8 +78,7 @@ class CheckpointRetention:
             return None
         if self._shipment is None or self._shipment.uploading:
             return None
-        self._shipment.uploading = True
-        return partial(self._shipment.upload, folder, state.last)
+        return self._shipment.upload_of(folder, state.last)
 
     def take_over(self, state: TaskState) -> None:
         """Ship, before the first commit, the state that this owner starts from."""

@@ -12,22 +12,22 @@ from __future__ import annotations
 import msgspec
 
 from s4node.state.database import Database
-from s4node.state.remote_manifest import Batch
+from s4node.state.remote_log import CommitId
 from s4node.state.rows import META, task_row
 
 COMMIT_ROW = task_row(META, b"commit")
 OWNERS_ROW = task_row(META, b"owners")
 SHIPPED_ROW = task_row(META, b"shipped")
 
-_decode_batch = msgspec.msgpack.Decoder(tuple[int, int, int]).decode
+_decode_commit = msgspec.msgpack.Decoder(tuple[int, int, int]).decode
 _decode_owners = msgspec.msgpack.Decoder(dict[int, str]).decode
 _decode_text = msgspec.msgpack.Decoder(str).decode
 
 
-def known_of(database: Database) -> Batch:
+def known_of(database: Database) -> CommitId:
     """The last commit of a database; its number is 0 before the first commit."""
     data = database.get(COMMIT_ROW)
-    return (0, 0, 0) if data is None else _decode_batch(data)
+    return (0, 0, 0) if data is None else _decode_commit(data)
 
 
 def owners_of(database: Database) -> dict[int, str]:

@@ -2,9 +2,13 @@
 
 Rules
 - The file system has to show an object to everyone, also in listings, as soon as it is written. It
-  needs neither locks nor an order of concurrent writes.
-- An object is never overwritten: a new version has a new name. So nobody mistakes what a paused
-  writer puts late for what was there.
+  needs no locks.
+- An object is never overwritten with other content: a new version has a new name. So nobody
+  mistakes what a paused writer puts late for what was there.
+- Only some file systems can put an object on the condition that there is none yet. ``fsspec``
+  offers this for all, but elsewhere it looks and then writes, which is not a condition. A server
+  may ignore the condition, too: so two writers try at the same time.
+- Listings are never cached: others write here, too.
 - With ``sync``, an object that was put at a ``file://`` URL is on disk, with all names above it.
 - A name that is read back is one part of a path, so that it cannot lead out of its folder.
 - Every error of the file system becomes a StateError, which may be retried.
@@ -13,13 +17,33 @@ Rules
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
-from s4node import disk
+from s4node import disk, tokens
 from s4node.errors import ConfigError, S4Error, StateError
+
+AT_ONCE = 32
+"""The requests that are made at a time."""
+
+_CONDITIONAL = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"}
+"""The protocols whose file systems send a condition to the store."""
+
+_PROBES = 8
+_NO_LINK = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EXDEV, errno.EMLINK}
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
+_FULL_WORDS = ("quota", "storage full", "storagefull", "insufficient storage", "no space")
+
+A = TypeVar("A")
+R = TypeVar("R")
 
 
 class RemoteFiles:
@@ -38,7 +62,7 @@ class RemoteFiles:
                 f"the package that fsspec needs for this kind of URL"
             ) from error
         try:
-            self.fs, root = fsspec.core.url_to_fs(url)
+            self.fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
         except ImportError as error:  # its message names the package
             raise ConfigError(f"s4.state.url = {url}: {error}, on every node") from error
         except ValueError as error:
@@ -76,6 +100,84 @@ class RemoteFiles:
         with self._whole(Path(place)) as new:
             new.write_bytes(data)
 
+    def put_new(self, place: str, data: bytes) -> bool:
+        """Write an object as a whole; return False, and write nothing, if there is one.
+
+        Use it only if :meth:`can_create`.
+        """
+        try:
+            if not self._local:
+                self.fs.pipe_file(place, data, mode="create")
+                return True
+            new = Path(f"{place}.{tokens.fresh(4)}.tmp")
+            try:
+                new.write_bytes(data)
+                if self._sync:
+                    disk.sync(new)
+                os.link(new, place)
+            finally:
+                new.unlink(missing_ok=True)
+            if self._sync:
+                disk.sync(new.parent)
+        except FileExistsError:
+            return False
+        return True
+
+    def can_create(self) -> bool:
+        """Return True if of two writers that create an object at the same time one succeeds."""
+        protocols = self.fs.protocol if isinstance(self.fs.protocol, tuple) else (self.fs.protocol,)
+        if not self._local and not _CONDITIONAL.intersection(protocols):
+            return False
+        folder = f"{self.root}/probe"
+        places = [f"{folder}/{tokens.fresh(8)}" for _ in range(_PROBES)]
+        self.make_folder(folder)
+        both = threading.Barrier(2)
+
+        def wins(writer: bytes) -> list[bool] | Exception:
+            won = []
+            try:
+                for place in places:
+                    both.wait()
+                    won.append(self.put_new(place, writer))
+            except Exception as error:
+                both.abort()
+                return error
+            return won
+
+        try:
+            with ThreadPoolExecutor(2) as threads:
+                one, other = threads.map(wins, (b"1", b"2"))
+        finally:
+            self.remove(places)
+        if isinstance(one, list) and isinstance(other, list):
+            return all(first != second for first, second in zip(one, other, strict=True))
+        errors = [each for each in (one, other) if isinstance(each, Exception)]
+        errors.sort(key=lambda each: isinstance(each, threading.BrokenBarrierError))
+        without = isinstance(errors[0], OSError) and errors[0].errno in _NO_LINK and self._local
+        if without or isinstance(errors[0], (NotImplementedError, TypeError)):
+            return False  # it knows no condition
+        raise errors[0]
+
+    def get(self, places: Iterable[str]) -> list[bytes | None]:
+        """The contents of objects, many at a time; None for those that are missing."""
+
+        def get(place: str) -> bytes | None:
+            try:
+                return bytes(self.fs.cat_file(place))
+            except FileNotFoundError:
+                return None
+
+        return at_once(get, places)
+
+    def remove(self, places: Iterable[str]) -> None:
+        """Remove objects, many at a time."""
+
+        def remove(place: str) -> None:
+            with suppress(FileNotFoundError):
+                self.fs.rm_file(place)
+
+        at_once(remove, places)
+
     def put_file(self, path: Path, place: str) -> None:
         """Copy a file to an object as a whole."""
         if not self._local:
@@ -108,6 +210,32 @@ class RemoteFiles:
             raise
         except Exception as error:
             raise StateError(
-                f"{self.url} cannot be read or written: {type(error).__name__}: {error}; check "
-                f"that this node can reach s4.state.url and may write to it"
+                f"{self.url} cannot be read or written: {type(error).__name__}: {error}; "
+                f"{_fix(error)}"
             ) from error
+
+
+def at_once(function: Callable[[A], R], each: Iterable[A]) -> list[R]:
+    """Call the function for each value, many at a time."""
+    values = list(each)
+    if len(values) < 2:
+        return [function(value) for value in values]
+    with ThreadPoolExecutor(min(AT_ONCE, len(values))) as threads:
+        return list(threads.map(function, values))
+
+
+def _fix(error: Exception) -> str:
+    """What to do about an error of a file system."""
+    number, text = getattr(error, "errno", None), str(error).lower()
+    if number in _FULL or any(words in text for words in _FULL_WORDS):
+        return (
+            "the place is full: free some space or raise its quota, and commits go on by themselves"
+        )
+    if number in _FORBIDDEN or isinstance(error, PermissionError):
+        return (
+            "give this node's user or credentials the right to list, read, write and remove "
+            "objects there"
+        )
+    if isinstance(error, FileNotFoundError):
+        return "create the bucket or folder of s4.state.url, or correct the URL"
+    return "check that this node can reach s4.state.url, and commits go on by themselves"

@@ -1,7 +1,15 @@
-"""The copy of a job's state at a URL: which job it belongs to, its identity and its tasks."""
+"""The copy of a job's state at a URL: which job it belongs to, its identity and its tasks.
+
+Rules
+- How owners append to the logs of tasks (:mod:`s4node.state.remote_log`) is recorded once, by the
+  first container. A container that cannot append in this way is refused: with two ways at a time
+  two owners would not notice each other.
+"""
 
 from __future__ import annotations
 
+import re
+import threading
 from pathlib import Path
 
 import msgspec
@@ -9,19 +17,27 @@ import msgspec
 from s4node import tokens
 from s4node.config import settings
 from s4node.config.config import Config
+from s4node.errors import StateError
 from s4node.offsets.checkpoint import JobGuard
 from s4node.state.remote_files import RemoteFiles
-from s4node.state.remote_manifest import fences, name_of
+from s4node.state.remote_log import CREATE, LOOK
 from s4node.state.remote_task import RemoteTask
+
+_RECORD = re.compile(r"([0-9]{16})-[0-9a-f]{1,64}")
 
 
 class RemoteJob:
     """The copy of the job in ``folder``, at the same place below ``url`` as on this node."""
 
-    def __init__(self, url: str, folder: Path, *, sync: bool = False) -> None:
+    def __init__(
+        self, url: str, folder: Path, *, sync: bool = False, restore_seconds: float = 2.0
+    ) -> None:
         self.files = RemoteFiles(url, folder, sync=sync)
         self._guards = f"{self.files.root}/jobs"
         self.url = self.files.url
+        self._restore_seconds = restore_seconds
+        self._choosing = threading.Lock()
+        self._way = ""
 
     def admit(self, job: JobGuard) -> None:
         """Record this job; raises CheckpointError if the copy belongs to another job."""
@@ -36,7 +52,7 @@ class RemoteJob:
                 )
             if before is None or job.over(before) != before:
                 over = job if before is None else job.over(before)
-                name = name_of(number + 1, tokens.fresh(8))
+                name = f"{number + 1:016d}-{tokens.fresh(8)}"
                 self.files.put(f"{self._guards}/{name}", msgspec.json.encode(over.to_row()))
 
     def job(self) -> JobGuard | None:
@@ -46,11 +62,42 @@ class RemoteJob:
 
     def _last(self) -> tuple[int, JobGuard | None]:
         """The last recorded job, and how many records there are."""
-        names = sorted(name for name in self.files.names(self._guards) if fences([name]))
+        names = sorted(filter(_RECORD.fullmatch, self.files.names(self._guards)))
         if not names:
             return 0, None
         data = self.files.fs.cat_file(f"{self._guards}/{names[-1]}")
-        return fences(names)[-1], JobGuard.from_row(msgspec.json.decode(data))
+        return int(names[-1][:16]), JobGuard.from_row(msgspec.json.decode(data))
+
+    def way(self) -> str:
+        """How owners append to the logs of tasks, as recorded. Raises StateError if this container
+        cannot."""
+        with self._choosing, self.files.told():
+            if not self._way:
+                self._way = self._recorded_way()
+            return self._way
+
+    def _recorded_way(self) -> str:
+        recorded = {CREATE, LOOK}.intersection(self.files.names(self._guards))
+        can = LOOK not in recorded and self.files.can_create()
+        if not recorded:
+            self.files.make_folder(self._guards)
+            self.files.put(f"{self._guards}/{CREATE if can else LOOK}", b"")
+            recorded = {CREATE, LOOK}.intersection(self.files.names(self._guards))
+        if len(recorded) > 1:
+            raise StateError(
+                f"{self._guards} has both {CREATE!r} and {LOOK!r}: two nodes found different ways "
+                f"to append to the state of tasks. Stop the app, install the same versions of the "
+                f"packages for this URL on all nodes, and remove both"
+            )
+        (way,) = recorded
+        if way == CREATE and not can:
+            raise StateError(
+                f"the state at {self.url} is appended to with conditional writes, and this node "
+                f"cannot make them there: two writers of one object both succeeded, or there is no "
+                f"such request. Install the versions of fsspec and of the package for this kind of "
+                f"URL that the other nodes have"
+            )
+        return way
 
     def identity(self, own: str) -> str:
         """The identity of the copy; ``own`` if it has none. If that is empty, too, nothing is
@@ -78,10 +125,11 @@ class RemoteJob:
 
     def task(self, name: str) -> RemoteTask:
         """The copy of one task; ``name`` is that of its folder."""
-        return RemoteTask(self.files, name)
+        return RemoteTask(self.files, name, self.way, self._restore_seconds)
 
 
 def depot_of(config: Config, folder: Path) -> RemoteJob | None:
     """The copy of the job in ``folder``, or None if its state is not shipped."""
     url, sync = config[settings.STATE_URL], config[settings.STATE_SYNC] == "full"
-    return RemoteJob(url, folder, sync=sync) if url else None
+    seconds = config[settings.STATE_RESTORE_TIME]
+    return RemoteJob(url, folder, sync=sync, restore_seconds=seconds) if url else None

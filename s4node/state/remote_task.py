@@ -1,58 +1,62 @@
-"""The copy of a task's state at a URL: claims, commits, and the files of checkpoints.
+"""The copy of a task's state at a URL: its log, and the files of checkpoints.
 
 Rules
-- :mod:`s4node.state.remote_manifest` decides; this module reads and writes. All calls block: make
-  them in threads, and for one task one at a time, except ``upload``.
+- :mod:`s4node.state.remote_log` decides; this module reads and writes. All calls block: make them
+  in threads, and for one task one at a time, except ``upload``.
 - A commit is shipped before it is written to the node's own folder. So that folder is never ahead
   of the copy, and a restore only fetches what it lacks.
+- A restore fetches many objects at a time, and writes their rows at once. A checkpoint is due when
+  fetching the commits since the last one would take too long.
 - A folder whose last commit has an unknown owner was never shipped here and is refused: only the
   user can know which of the two states is right.
 - A job that stops shipping, or ships to another URL, resumes from its folder only if no other owner
   has continued from the copy.
 - The files of a checkpoint are shipped once each, as their names are hashes. Sizes, hashes and
   names are checked when they are read.
+- An owner that did not begin with the whole log ships a checkpoint before its first commit.
 """
 
 from __future__ import annotations
 
 import hashlib
-import zlib
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-
-import msgspec
+from typing import Any, TypeVar
 
 from s4node import clocks, tokens
 from s4node.errors import ConfigError, StateError, StoreCorrupt, TaskFenced
 from s4node.failpoints import passing
 from s4node.logger import get_logger
-from s4node.state import remote_manifest
+from s4node.state import remote_log
 from s4node.state.commit_id import known_of, owners_of, shipped_of
 from s4node.state.database import Database, empty
-from s4node.state.remote_files import RemoteFiles
-from s4node.state.remote_manifest import Batch, Manifest, StoredFile
+from s4node.state.remote_files import RemoteFiles, at_once
+from s4node.state.remote_log import (
+    AT_ONCE,
+    Appender,
+    Checkpoint,
+    Claim,
+    Commit,
+    CommitId,
+    Entry,
+    Owner,
+    Row,
+    StoredFile,
+    Tail,
+)
 
 log = get_logger("s4node.state")
 
-Row = tuple[bytes, bytes | None]
+R = TypeVar("R")
 
-_MOST_BATCHES = 1000
+_MOST_COMMITS = 1000
 _MOST_BYTES = 64 << 20
-_MAGIC = b"S4b1"
+_READS = 5  # of a log whose objects are removed meanwhile
+_SMOOTHING = 0.1  # the weight of one more commit in the time of a request
 _NOT_SHIPPED = {"LOCK", "LOG", "complete", "damaged"}
-_FOLDERS = ("claims", "manifests", "batches", "files")
-_encode = msgspec.msgpack.Encoder().encode
-_decode_rows = msgspec.msgpack.Decoder(list[tuple[bytes, bytes | None]]).decode
-_decode_manifest = msgspec.json.Decoder(Manifest).decode
-
-
-class _Claim(msgspec.Struct):
-    """The contents of a claim: the coordination that assigned the task, and its epoch."""
-
-    origin: str
-    epoch: int
-
+_FOLDERS = ("claims", "log", "files")
 
 Source = Callable[[], Database | None]
 """Opens the node's own database, which may be behind; None if there is none that can be used."""
@@ -60,20 +64,37 @@ Source = Callable[[], Database | None]
 
 class RemoteTask:
     """The copy of a task; ``name`` is that of its folder. Call ``claim``, then ``restored``, then
-    ``begin``."""
+    ``take_over``.
 
-    def __init__(self, files: RemoteFiles, name: str) -> None:
+    ``way`` tells how to append; without it the copy is only read. Fetching the commits after a
+    checkpoint shall take at most ``restore_seconds``.
+    """
+
+    def __init__(
+        self,
+        files: RemoteFiles,
+        name: str,
+        way: Callable[[], str] | None = None,
+        restore_seconds: float = 2.0,
+    ) -> None:
         self._files = files
         self._root = f"{files.root}/tasks/{name}"
         self.url = f"{files.url}/tasks/{name}"
-        self._fence = 0
-        self._owners: dict[int, str] = {}
-        self._latest: Manifest | None = None  # the last one written or read
+        self.owner = Owner(0, "")
+        self._way = way
+        self._restore_seconds = restore_seconds
+        self._appender: Appender | None = None
+        self._appending = threading.Lock()
+        self._at = 0  # the number of the last entry that counts for this owner
+        self._whole = False  # True if this owner began with the whole log
+        self._owners: dict[int, str] = {}  # from before the copy
+        self._kept: list[Checkpoint] = []  # the last two that are read or written
+        self._removable: dict[str, bool] = {}  # by the name of an entry, if it is known
         self._hashes: dict[tuple[int, int, int], str] = {}
         """Hashes of finished files by inode, time and size, as an inode may be reused."""
-        self._since = 0  # batches since the last checkpoint
+        self._since = 0  # commits since the last checkpoint
         self._since_bytes = 0
-        self._puts = 0  # the manifests that this owner has put
+        self._seconds = 0.0  # of a request
         self.uploading = False
 
     # -- who owns it -------------------------------------------------------------------------
@@ -83,7 +104,8 @@ class RemoteTask:
         with self._files.told():
             for folder in _FOLDERS:
                 self._files.make_folder(f"{self._root}/{folder}")
-            return max(remote_manifest.fences(self._names("claims")), default=0)
+            claims = remote_log.announced(self._names("claims"))
+            return max((each.owner.fence for each in claims), default=0)
 
     def claim(self, fence: int, origin: str, epoch: int) -> None:
         """Claim the task under ``fence``, which is higher than all others.
@@ -91,32 +113,12 @@ class RemoteTask:
         Raises TaskFenced if another owner has claimed it meanwhile, or in a later epoch of
         ``origin``.
         """
-        mine = remote_manifest.name_of(fence, tokens.fresh(8))
-        with self._files.told():
-            for name in self._names("claims"):
-                claimed = msgspec.json.decode(self._get("claims", name), type=_Claim)
-                if (claimed.origin, claimed.epoch > epoch) == (origin, True):
-                    raise TaskFenced(
-                        f"{self.url} now belongs to epoch {claimed.epoch}, and this container has "
-                        f"epoch {epoch}; it stops, because two owners would count twice"
-                    )
-            self._put("claims", mine, msgspec.json.encode(_Claim(origin, epoch)))
-            passing("ship.claimed")
-            others = [name for name in self._names("claims") if name != mine]
-            if max(remote_manifest.fences(others), default=0) >= fence:
-                self._remove("claims", [mine])
-                raise TaskFenced(
-                    f"another container is taking over {self.url} right now; this container stops"
-                )
-        self._fence = fence
-
-    def _check_claim(self) -> None:
-        """Raise TaskFenced if another owner has claimed the task."""
-        if max(remote_manifest.fences(self._names("claims")), default=0) > self._fence:
-            raise TaskFenced(
-                f"another container has taken over {self.url}; this container stops, and the other "
-                f"one processes again what came after the last commit"
-            )
+        assert self._way is not None
+        self.owner = Owner(fence, tokens.fresh(8))
+        appender = Appender(self._way(), self.owner, self.url)
+        self._run(appender.claim(origin, epoch))
+        passing("ship.claimed")
+        self._appender, self._at = appender, appender.number
 
     # -- taking over -------------------------------------------------------------------------
 
@@ -125,79 +127,98 @@ class RemoteTask:
 
         Raises StoreCorrupt if no sound copy is left.
         """
-        with self._files.told():
-            manifests = self._manifests()
-            there = remote_manifest.batches_of(self._names("batches"))
-        if not manifests:
-            database = local()
-            return make(own) if database is None else self._first(database)
-        newest = manifests[-1]
-        self._owners = {f: name for one in manifests for f, name in one.owners.items()}
-        for manifest in reversed(manifests):
-            batches = remote_manifest.chain(manifest, there)
+        skipped: list[int] = []
+        while True:
+            tail = self._read(skipped)
+            if tail.empty:
+                database = local()
+                database = make(own) if database is None else self._first(database)
+                self._whole = known_of(database)[1] == 0
+                return database
+            if not tail.whole:
+                raise StoreCorrupt(
+                    f"all {len(skipped)} checkpoints at {self.url} are damaged; restore one from a "
+                    f"backup, or remove it to start again"
+                    if skipped
+                    else f"entry {tail.damaged} at {self.url}/log is missing, and no checkpoint "
+                    f"replaces it; restore a backup, or remove {self.url} to start again"
+                )
             try:
-                database, batches = self._filled(manifest, batches, own, local, make)
+                database = self._filled(tail, own, local, make)
             except StoreCorrupt as error:
                 log.error(
                     "a shipped checkpoint is damaged; resuming from the one before it",
                     place=self.url,
-                    manifest=manifest.name,
+                    checkpoint=tail.number,
                     reason=str(error),
                 )
                 empty(own)
+                skipped.append(tail.number)
                 continue
-            last = (batches or [manifest.base])[-1]
-            if last[1] < newest.commit:
+            if tail.damaged:
                 log.error(
-                    "commits of a task are missing; inputs are processed again from the last one "
-                    "found, and events that producers were told are safe may be lost",
-                    place=self.url,
-                    found=last[1],
-                    written=newest.commit,
+                    "a shipped commit is missing or damaged; inputs are processed again from the "
+                    "one before it, and events that producers were told are safe may be lost",
+                    place=f"{self.url}/log",
+                    entry=tail.damaged,
+                    found=tail.last[1],
                 )
-            self._latest = msgspec.structs.replace(manifest, commit=last[1], batches=batches)
-            self._since = len(batches)
+            self._follow(tail)
             return database
-        raise StoreCorrupt(
-            f"all {len(manifests)} checkpoints at {self.url} are damaged; restore one from a "
-            f"backup, or remove it to start again"
-        )
+
+    def _read(self, skipped: Collection[int] = ()) -> Tail:
+        """The end of the log, as far as a restore needs it."""
+        for _ in range(_READS):
+            tail = self._run(remote_log.read(self._names("log"), self.url, skipped))
+            if not tail.gone:
+                break
+        return tail
+
+    def _follow(self, tail: Tail) -> None:
+        """Go on from this end of the log."""
+        self._whole = not tail.damaged
+        self._since = len(tail.commits)
+        for number, entry in tail.entries:
+            self._note(number, entry)
+        if tail.checkpoint is not None:
+            self._kept = [tail.checkpoint]
+
+    def _note(self, number: int, entry: Entry) -> None:
+        """Note whether an entry may be removed once."""
+        if self._appender is not None:
+            name = self._appender.name_of(number, entry.owner)
+            self._removable[name] = not isinstance(entry, Claim)
 
     def _filled(
-        self,
-        manifest: Manifest,
-        batches: list[Batch],
-        own: Path,
-        local: Source,
-        make: Callable[[Path], Database],
-    ) -> tuple[Database, list[Batch]]:
-        """The database, and the batches after the manifest's files that it has."""
-        database = local()
-        lacking = None
+        self, tail: Tail, own: Path, local: Source, make: Callable[[Path], Database]
+    ) -> Database:
+        database, commits = local(), tail.commits
+        lacking: Sequence[Commit] | None = None
         if database is not None:
             try:
-                self._check_shipped(database, (batches or [manifest.base])[-1], own.parent)
+                self._check_shipped(database, tail, own.parent)
             except StateError:
                 database.close()
                 raise
-            lacking = remote_manifest.behind(manifest.base, batches, known_of(database))
-            if lacking is None:
+            points = [tail.base, *(each.commit for each in commits)]
+            known = known_of(database)
+            if known in points:
+                lacking = commits[points.index(known) :]
+            else:
                 database.close()
                 empty(own)
         if database is None or lacking is None:
-            log.info("state is being fetched", place=self.url, manifest=manifest.name)
-            self._fetch(manifest, own)
-            database, lacking = make(own), batches
-        try:
-            for batch in lacking:
-                rows = self._batch(batch)
-                if rows is None:
-                    return database, batches[: batches.index(batch)]
-                database.write([row for row, _ in rows], [value for _, value in rows])
-        except BaseException:
-            database.close()
-            raise
-        return database, batches
+            log.info("state is being fetched", place=self.url, checkpoint=tail.number)
+            self._fetch({} if tail.checkpoint is None else tail.checkpoint.files, own)
+            database, lacking = make(own), commits
+        rows = {row: value for commit in lacking for row, value in commit.rows}
+        if rows:
+            try:
+                database.write(list(rows), list(rows.values()))
+            except BaseException:
+                database.close()
+                raise
+        return database
 
     def _first(self, database: Database) -> Database:
         """The folder's own database, if nothing has been shipped here yet."""
@@ -210,119 +231,113 @@ class RemoteTask:
                 raise
         return database
 
-    def _check_shipped(self, database: Database, last: Batch, folder: Path) -> None:
-        """Raise StateError unless the folder's own database is a part of the copy. ``last`` is the
-        last commit of the copy."""
+    def _check_shipped(self, database: Database, tail: Tail, folder: Path) -> None:
+        """Raise StateError unless the folder's own database is a part of the copy."""
         fence, number, _ = known_of(database)
-        ours = self._owners.get(fence) == owners_of(database).get(fence)
-        if number and not (ours and number <= last[1]):
+        owners = {each.owner for each in remote_log.announced(self._names("claims"))}
+        if tail.checkpoint is not None:
+            owners.update(Owner(f, name) for f, name in tail.checkpoint.owners.items())
+        ours = Owner(fence, owners_of(database).get(fence, "")) in owners
+        if number and not (ours and number <= tail.last[1]):
             raise StateError(
                 f"{folder} has commit {number}, which was written without s4.state.url, or with "
-                f"another one, and never shipped to {self.url}, where the last is {last[1]}. To "
-                f"continue from the shipped state, remove {folder}, which loses its later commits; "
-                f"to continue from the folder, remove {self.url}"
+                f"another one, and never shipped to {self.url}, where the last is {tail.last[1]}. "
+                f"To continue from the shipped state, remove {folder}, which loses its later "
+                f"commits; to continue from the folder, remove {self.url}"
             )
 
-    def last(self) -> Batch | None:
+    def last(self) -> CommitId | None:
         """The last commit of the copy; None if there is none."""
-        with self._files.told():
-            manifests = self._manifests()
-            there = remote_manifest.batches_of(self._names("batches"))
-        if not manifests:
-            return None
-        return (remote_manifest.chain(manifests[-1], there) or [manifests[-1].base])[-1]
+        tail = self._read()
+        return None if tail.empty else tail.last
 
     def replaced(self) -> int:
         """The number of the last commit of the copy, which the state of this owner replaces; 0 if
-        there is none. Its owners stay known, so that their folders are not taken for others."""
-        with self._files.told():
-            self._owners = {
-                fence: name for one in self._manifests() for fence, name in one.owners.items()
-            }
+        there is none."""
         last = self.last()
         return 0 if last is None else last[1]
 
-    def _fetch(self, manifest: Manifest, own: Path) -> None:
-        for name, stored in manifest.files.items():
-            place = own / name
-            with self._files.told():
-                try:
-                    self._files.fs.get_file(f"{self._root}/files/{stored.object}", str(place))
-                except FileNotFoundError as error:
-                    raise StoreCorrupt(f"{self.url}/files/{stored.object} is missing") from error
-            if (place.stat().st_size, _hash(place)) != (stored.size, stored.hash):
-                raise StoreCorrupt(f"{self.url}/files/{stored.object} has other contents than put")
+    def _fetch(self, files: Mapping[str, StoredFile], own: Path) -> None:
+        """Fetch the files of a checkpoint into a folder, many at a time."""
 
-    def _batch(self, batch: Batch) -> list[Row] | None:
-        name = remote_manifest.batch_name(batch)
-        with self._files.told():
+        def fetch(each: tuple[str, StoredFile]) -> None:
+            name, stored = each
+            place, at = own / name, f"{self.url}/files/{stored.object}"
             try:
-                rows = _unpacked(self._get("batches", name))
-            except FileNotFoundError:
-                rows = None
-        if rows is None:
-            log.error(
-                "a shipped commit is damaged; resuming from the one before it",
-                place=f"{self.url}/batches/{name}",
-            )
-        return rows
+                self._files.fs.get_file(f"{self._root}/files/{stored.object}", str(place))
+            except FileNotFoundError as error:
+                raise StoreCorrupt(f"{at} is missing") from error
+            if (place.stat().st_size, _hash(place)) != (stored.size, stored.hash):
+                raise StoreCorrupt(f"{at} has other contents than put")
+
+        with self._files.told():
+            at_once(fetch, files.items())
 
     @property
     def job_url(self) -> str:
         """The URL of the job."""
         return self._files.url
 
-    def take_over(self, last: Batch, owners: Mapping[int, str], folder: Callable[[], Path]) -> None:
-        """Write, before the first commit, a manifest of the state that this owner starts from.
+    def take_over(
+        self, last: CommitId, owners: Mapping[int, str], folder: Callable[[], Path]
+    ) -> None:
+        """Ship, before the first commit, the state that this owner starts from, unless the log has
+        it.
 
         ``last`` is the last commit and ``owners`` are all owners including this one, as in
-        :mod:`s4node.state.commit_id`. ``folder`` makes a checkpoint; it is called if nothing has
-        been shipped yet.
+        :mod:`s4node.state.commit_id`. ``folder`` makes a checkpoint.
         """
-        before = self._latest
-        self._owners = {**self._owners, **owners}
-        if before is None:
-            self._upload(folder() if last[1] else None, last)
-            return
-        with self._files.told():
-            self._write(self._manifest(last, before.base, before.files, before.batches))
-            self._check_claim()
+        before = self._kept[-1].owners if self._kept else {}
+        others = {f: name for f, name in owners.items() if f != self.owner.fence}
+        self._owners = {**before, **others}
+        if not self._whole:
+            self._upload(folder() if last[1] else None, last, self._at)
+            self._whole = True
 
     # -- commits -----------------------------------------------------------------------------
 
-    def commit(self, commit: Batch, rows: list[Row]) -> None:
+    def commit(self, commit: CommitId, rows: list[Row]) -> None:
         """Ship a commit; it counts when this returns.
 
         Raises StateError if the commit may or may not be shipped: ship another try, with all
         changes since. Raises TaskFenced if the task has another owner.
         """
-        data = _packed(rows)
-        with self._files.told():
-            passing("ship.put")
-            self._put("batches", remote_manifest.batch_name(commit), data)
-            passing("ship.there")
-            self._check_claim()
-            passing("ship.counts")
+        passing("ship.put")
+        began = clocks.steady()
+        self._at, size = self._append(Commit(self.owner, commit, rows))
+        took = clocks.steady() - began
+        self._seconds += (took - self._seconds) * (_SMOOTHING if self._seconds else 1)
+        passing("ship.counts")
         self._since += 1
-        self._since_bytes += len(data)
+        self._since_bytes += size
 
     @property
     def due(self) -> bool:
-        """Return True if enough batches were shipped to upload a checkpoint."""
-        much = self._since >= _MOST_BATCHES or self._since_bytes >= _MOST_BYTES
-        return much and not self.uploading
+        """Return True if enough commits were shipped to upload a checkpoint."""
+        if self.uploading:
+            return False
+        restoring = self._since / AT_ONCE * self._seconds
+        return (
+            self._since >= _MOST_COMMITS
+            or self._since_bytes >= _MOST_BYTES
+            or restoring > self._restore_seconds
+        )
 
-    def upload(self, folder: Path, last: Batch) -> None:
-        """Ship the checkpoint in ``folder``, as of commit ``last``, while commits continue.
+    def upload_of(self, folder: Path, last: CommitId) -> Callable[[], None]:
+        """A function that ships the checkpoint in ``folder``, which is as of the last commit. Call
+        it while commits continue.
 
         The task may be handed over meanwhile, which is not an error here: an owner that still
         writes learns of it at its next commit.
         """
+        self.uploading = True
+        return partial(self._upload_beside, folder, last, self._at, self._since, self._since_bytes)
+
+    def _upload_beside(
+        self, folder: Path, last: CommitId, base: int, since: int, since_bytes: int
+    ) -> None:
         try:
-            with self._files.told():
-                self._check_claim()
-            since, since_bytes = self._since, self._since_bytes
-            self._upload(folder, last)
+            self._upload(folder, last, base)
             self._since -= since
             self._since_bytes -= since_bytes
             self._sweep()
@@ -340,8 +355,9 @@ class RemoteTask:
         finally:
             self.uploading = False
 
-    def _upload(self, folder: Path | None, last: Batch) -> None:
-        before = self._latest.files.values() if self._latest is not None else ()
+    def _upload(self, folder: Path | None, last: CommitId, base: int) -> None:
+        """Ship the files in ``folder``: the state after the entry ``base``."""
+        before = self._kept[-1].files.values() if self._kept else ()
         known = {stored.hash: stored for stored in before}
         files: dict[str, StoredFile] = {}
         with self._files.told():
@@ -351,13 +367,17 @@ class RemoteTask:
                 digest, size = self._hash(path), path.stat().st_size
                 stored = known.get(digest)
                 if stored is None:
-                    stored = StoredFile(remote_manifest.name_of(self._fence, digest), size, digest)
+                    name = remote_log.file_name(self.owner.fence, digest)
+                    stored = StoredFile(name, size, digest)
                     self._files.put_file(path, f"{self._root}/files/{stored.object}")
                     known[digest] = stored
                 files[path.name] = stored
-            passing("ship.files")
-            self._write(self._manifest(last, last, files, []))
-            passing("ship.manifest")
+        passing("ship.files")
+        now = int(clocks.wall() * 1000)
+        checkpoint = Checkpoint(self.owner, base, last, files, self._owners, now)
+        self._append(checkpoint)
+        self._kept = [*self._kept, checkpoint][-2:]
+        passing("ship.checkpoint")
 
     def _hash(self, path: Path) -> str:
         if path.suffix != ".sst":
@@ -368,79 +388,57 @@ class RemoteTask:
             self._hashes[place] = _hash(path)
         return self._hashes[place]
 
-    def _manifest(
-        self, last: Batch, base: Batch, files: dict[str, StoredFile], batches: list[Batch]
-    ) -> Manifest:
-        now = int(clocks.wall() * 1000)
-        owners, self._puts = self._owners, self._puts + 1
-        return Manifest(
-            remote_manifest.FORMAT,
-            self._fence,
-            last[1],
-            base,
-            files,
-            batches,
-            now,
-            owners,
-            self._puts,
-        )
-
-    def _write(self, manifest: Manifest) -> None:
-        self._put("manifests", manifest.name, msgspec.json.encode(manifest))
-        self._latest = manifest
-
     def _sweep(self) -> None:
-        """Remove what the newest manifests do not need; leftovers are removed at another time."""
+        """Remove what the last two checkpoints replace; leftovers are removed at another time."""
+        if len(self._kept) < 2:
+            return
+        self._run(remote_log.sweep(self._kept[0].base, self._removable, self.url))
+        unused = remote_log.unused(self._names("files"), self.owner, self._kept)
         with self._files.told():
-            manifests = {one.name: one for one in self._manifests()}
-            files, batches = self._names("files"), self._names("batches")
-            old, unused, passed = remote_manifest.doomed(
-                self._fence, manifests, files, remote_manifest.batches_of(batches)
-            )
-            claims = self._names("claims")
-            passed_claims = [n for n in claims if remote_manifest.fences([n])[0] < self._fence]
-            self._check_claim()  # after our manifest was written, and before anything is removed
-            self._remove("manifests", old)
-            self._remove("files", unused)
-            self._remove("batches", map(remote_manifest.batch_name, passed))
-            self._remove("claims", passed_claims)
+            self._files.remove(f"{self._root}/files/{name}" for name in unused)
 
     # -- objects -----------------------------------------------------------------------------
 
-    def _manifests(self) -> list[Manifest]:
-        """All readable manifests, the newest last; unfinished ones are skipped."""
-        found = []
-        for name in sorted(self._names("manifests")):
-            with suppress(msgspec.DecodeError, FileNotFoundError):
-                manifest = _decode_manifest(self._get("manifests", name))
-                if manifest.format != remote_manifest.FORMAT:
-                    raise StateError(
-                        f"{self.url}/manifests/{name} has format {manifest.format}, and this "
-                        f"s4node reads {remote_manifest.FORMAT}; use the s4node that wrote it"
-                    )
-                if (misnamed := remote_manifest.misnamed(manifest)) is not None:
-                    raise StateError(
-                        f"{self.url}/manifests/{name} names a file {misnamed!r}, which s4node does "
-                        f"not write and which may lead elsewhere; check who may write to "
-                        f"s4.state.url, and remove that object to continue without it"
-                    )
-                found.append(manifest)
-        return found
+    def _append(self, entry: Commit | Checkpoint) -> tuple[int, int]:
+        """Append an entry; returns its number, and its size in bytes."""
+        assert self._appender is not None
+        with self._appending:
+            number = self._run(self._appender.add(entry))
+        self._note(number, entry)
+        return number, self._appender.size
+
+    def _run(self, steps: Generator[Any, Any, R]) -> R:
+        """Answer the requests of the log's functions."""
+        try:
+            request = next(steps)
+            while True:
+                try:
+                    with self._files.told():
+                        answer = self._answer(request)
+                except StateError as error:
+                    request = steps.throw(error)
+                else:
+                    request = steps.send(answer)
+        except StopIteration as done:
+            result: R = done.value
+            return result
+
+    def _answer(self, request: remote_log.Request) -> Any:
+        match request:
+            case remote_log.Put(place, data, True):
+                return self._files.put_new(f"{self._root}/{place}", data)
+            case remote_log.Put(place, data):
+                return self._files.put(f"{self._root}/{place}", data)
+            case remote_log.Names(folder):
+                return self._files.names(f"{self._root}/{folder}")
+            case remote_log.Get(places):
+                return self._files.get(f"{self._root}/{place}" for place in places)
+            case remote_log.Remove(places):
+                return self._files.remove(f"{self._root}/{place}" for place in places)
 
     def _names(self, folder: str) -> list[str]:
-        names = self._files.names(f"{self._root}/{folder}")
-        return [name for name in names if remote_manifest.fences([name])]
-
-    def _get(self, folder: str, name: str) -> bytes:
-        return bytes(self._files.fs.cat_file(f"{self._root}/{folder}/{name}"))
-
-    def _put(self, folder: str, name: str, data: bytes) -> None:
-        self._files.put(f"{self._root}/{folder}/{name}", data)
-
-    def _remove(self, folder: str, names: Iterable[str]) -> None:
-        for name in names:
-            with suppress(FileNotFoundError):
-                self._files.fs.rm_file(f"{self._root}/{folder}/{name}")
+        with self._files.told():
+            return self._files.names(f"{self._root}/{folder}")
 
 
 def check_newest(url: str, task: str, database: Database) -> None:
@@ -468,19 +466,6 @@ def check_newest(url: str, task: str, database: Database) -> None:
             f"is to run, stop it, and then change the value; to continue from this folder anyway, "
             f"remove {url}"
         )
-
-
-def _packed(rows: list[Row]) -> bytes:
-    body = _encode(rows)
-    return _MAGIC + zlib.crc32(body).to_bytes(4, "big") + body
-
-
-def _unpacked(data: bytes) -> list[Row] | None:
-    """The rows; None if ``data`` is damaged."""
-    body = data[8:]
-    if data[:4] != _MAGIC or zlib.crc32(body).to_bytes(4, "big") != data[4:8]:
-        return None
-    return _decode_rows(body)
 
 
 def _hash(path: Path) -> str:

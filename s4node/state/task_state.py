@@ -31,7 +31,7 @@ from s4node.state.commit_id import COMMIT_ROW, OWNERS_ROW, SHIPPED_ROW, known_of
 from s4node.state.database import Database
 from s4node.state.key_value_store import KeyValueStore
 from s4node.state.pe_store import Codec, SavedInstances
-from s4node.state.remote_manifest import Batch
+from s4node.state.remote_log import CommitId
 from s4node.state.remote_task import RemoteTask
 from s4node.state.rows import (
     CLOSINGS,
@@ -78,9 +78,10 @@ class TaskState:
         self.database = database
         self.fence = fence
         self.ship = ship
-        self.last: Batch = known_of(database)
+        self.last: CommitId = known_of(database)
         self._tries = tries
-        self._name = name or tokens.fresh(8)
+        shipped_as = "" if ship is None else ship.owner.name
+        self._name = name or shipped_as or tokens.fresh(8)
         self._said = False  # True once a commit has recorded the owner and the place
         known = owners_of(database)
         if ship is None:  # nobody needs the other owners

@@ -77,6 +77,7 @@ def test_the_list_has_these_keys_and_defaults() -> None:
         ("s4.state.checkpointInterval", "600000"),
         ("s4.state.checkpoints", "3"),
         ("s4.state.checkpointAge", "86400000"),
+        ("s4.state.restoreTime", "2000"),
         ("s4.state.changesBytes", "67108864"),
         ("task.commit.timeout.ms", "1800000"),
         ("s4.step.maxEvents", "2048"),

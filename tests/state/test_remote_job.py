@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from s4node.errors import CheckpointError, ConfigError
+from s4node.errors import CheckpointError, ConfigError, StateError
 from s4node.offsets.checkpoint import JobGuard
 from s4node.state.remote_job import RemoteJob
 from s4node.state.remote_task import RemoteTask
@@ -36,3 +38,54 @@ def test_a_shipment_is_of_one_task(kind: str, tmp_path: Path) -> None:
     one.claim(5, "origin", 1)
     assert (one.highest(), other.highest()) == (5, 0)
     assert isinstance(one, RemoteTask)
+
+
+def test_of_two_writers_that_create_a_name_in_a_folder_one_succeeds(tmp_path: Path) -> None:
+    writers = [RemoteJob(f"file://{tmp_path}/depot", Path("here/app")).files for _ in "ab"]
+    root = writers[0].root
+    writers[0].make_folder(root)
+    with ThreadPoolExecutor(2) as threads:
+        one, other = threads.map(
+            lambda files: [files.put_new(f"{root}/{n}", b"x") for n in range(1000)], writers
+        )
+    assert [a != b for a, b in zip(one, other, strict=True)] == [True] * 1000
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_how_owners_append_is_recorded_once_and_who_cannot_is_refused(tmp_path: Path) -> None:
+    """On ``memory:`` a name is looked for and then taken, which is not a condition."""
+    folder, memory = (
+        RemoteJob(f"{kind}://{tmp_path}/depot", Path("here/app")) for kind in ("file", "memory")
+    )
+    assert (folder.way(), memory.way()) == ("create", "look")
+    jobs = tmp_path / "depot/here/app/jobs"
+    assert [path.name for path in jobs.iterdir()] == ["create"]
+    (jobs / "create").rename(jobs / "look")
+    assert RemoteJob(f"file://{tmp_path}/depot", Path("here/app")).way() == "look"
+    (jobs / "create").touch()
+    with pytest.raises(StateError, match="has both 'create' and 'look'"):
+        RemoteJob(f"file://{tmp_path}/depot", Path("here/app")).way()
+    other = RemoteJob(f"memory://{tmp_path}/other", Path("here/app"))
+    other.files.put(f"{other.files.root}/jobs/create", b"")
+    with pytest.raises(StateError, match="this node cannot make them there: two writers of one"):
+        other.task("t").claim(1, "origin", 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "fix"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "is full: free some space or raise"),
+        (OSError("QuotaExceededException"), "is full: free some space or raise its quota"),
+        (PermissionError("Access Denied"), "right to list, read, write and remove"),
+        (OSError(errno.EROFS, "Read-only file system"), "right to list, read, write and remove"),
+        (FileNotFoundError("The specified bucket does not exist"), "create the bucket or folder"),
+        (ConnectionError("refused"), "check that this node can reach s4.state.url"),
+    ],
+)
+def test_a_place_that_refuses_says_what_to_do(error: OSError, fix: str, tmp_path: Path) -> None:
+    files = RemoteJob(f"file://{tmp_path}/depot", Path("here/app")).files
+    with pytest.raises(StateError) as caught, files.told():
+        raise error
+    text = str(caught.value)
+    assert text.startswith(f"file://{tmp_path}/depot/here/app cannot be read or written: ")
+    assert fix in text

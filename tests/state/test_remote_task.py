@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ from hypothesis import strategies as st
 
 from s4node.errors import StateError, StoreCorrupt, TaskFenced
 from s4node.events.keys import crc32m
-from s4node.state import epochs, remote_manifest, remote_task
+from s4node.state import epochs, remote_log, remote_task
 from s4node.state.checkpoint_policy import CheckpointRetention, Policy
 from s4node.state.commit_id import shipped_of
 from s4node.state.database import Database
 from s4node.state.remote_job import RemoteJob
+from s4node.state.remote_log import Checkpoint
 from s4node.state.task_state import TaskState
 from s4node.store_spec import StoreSpec
 
@@ -239,24 +241,26 @@ def test_a_manifest_whose_names_lead_elsewhere_is_refused_before_anything_is_wri
     first.checkpoint()
     first.close()
     files, root = fsspec.core.url_to_fs(url)
-    name = names(url, "manifests")[-1]
-    place = f"{root}/here/app/tasks/t/manifests/{name}"
-    manifest = msgspec.json.decode(files.cat_file(place), type=remote_manifest.Manifest)
-    known = manifest.files["CURRENT"]
+    name = names(url, "log")[-1]
+    place = f"{root}/here/app/tasks/t/log/{name}"
+    sound = files.cat_file(place)
+    checkpoint = remote_log.decoded(sound, name)
+    assert isinstance(checkpoint, Checkpoint)
+    known = checkpoint.files["CURRENT"]
     named = file.format(place=tmp_path), stored.format(object=known.object)
-    listed = {**manifest.files, named[0]: msgspec.structs.replace(known, object=named[1])}
-    bad = msgspec.structs.replace(manifest, files=listed)
-    files.pipe_file(place, msgspec.json.encode(bad))
+    listed = {**checkpoint.files, named[0]: msgspec.structs.replace(known, object=named[1])}
+    bad = msgspec.structs.replace(checkpoint, files=listed)
+    files.pipe_file(place, remote_log.encoded(bad))
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(StateError) as caught:
         Owner(url, tmp_path / "two")
     wrong = named[0] if stored == "{object}" else named[1]
     assert str(caught.value).startswith(
-        f"{url}/here/app/tasks/t/manifests/{name} names a file {wrong!r}, which s4node does not"
+        f"{url}/here/app/tasks/t/log/{name} names a file {wrong!r}, which s4node does not"
     )
     made = {path for path in tmp_path.rglob("*") if path.is_file()} - set(before)
-    assert {path.parent.name for path in made} <= {"claims"}  # that of the new owner
-    files.rm_file(place)
+    assert {path.parent.name for path in made} <= {"claims", "log"}  # those of the new owner
+    files.pipe_file(place, sound)
     assert found(url, tmp_path / "three") == at(1)
 
 
@@ -274,13 +278,12 @@ def test_an_object_never_gets_other_content_and_the_last_of_two_tries_counts(
 
     owner.commit(1)
     look()
-    higher = depot / f"here/app/tasks/t/claims/{remote_manifest.name_of(owner.fence + 1, 'aa')}"
-    for n in (2, 3):  # they are there, and do not count as long as another claims the task
-        higher.touch()
-        with pytest.raises(TaskFenced):
+    for n, there in ((2, 0), (3, 1)):  # no answer, whether it is there or not
+        lose(owner, there)
+        with pytest.raises(StateError, match="no answer"):
             owner.commit(n)
-        higher.unlink()
         look()
+    lose(owner, -1)
     owner.checkpoint()
     look()
     owner.commit(4)
@@ -305,9 +308,9 @@ def test_an_owner_that_wakes_up_can_commit_nothing(url: str, tmp_path: Path) -> 
         paused.commit(100)
     assert paused.state.last[1] == 1  # not in its own folder, either
     owner.commit(2)
-    there = names(url, "manifests")
+    there = names(url, "log")
     paused.checkpoint()  # which is no error: it may have handed the task over in order
-    assert names(url, "manifests") == there
+    assert url.startswith("memory") or names(url, "log") == there
     third = Owner(url, tmp_path / "three")
     assert third.found == at(2)
     for one in (paused, owner, third):
@@ -349,7 +352,7 @@ def test_an_owner_of_an_earlier_epoch_is_refused(url: str, tmp_path: Path) -> No
 
 
 class Between:
-    """A file system on which something happens between two calls."""
+    """Files of a job at which something happens between two calls."""
 
     def __init__(self, files: Any, at: int, what: Callable[[], None]) -> None:
         self._files = files
@@ -358,7 +361,7 @@ class Between:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._files, name)
-        if name not in ("ls", "cat_file", "pipe_file", "put_file", "get_file", "rm_file"):
+        if name not in ("names", "get", "put", "put_new", "put_file", "remove"):
             return found
 
         def call(*arguments: Any, **more: Any) -> Any:
@@ -373,12 +376,36 @@ class Between:
 
 def meddle(owner: Owner, at: int, what: Callable[[], None]) -> None:
     """Have something happen at a call of the owner's to come."""
-    files = owner.shipment._files
-    files.fs = Between(files.fs, at, what)
+    files: Any = owner.shipment._files
+    owner.shipment._files = Between(files, at, what)  # type: ignore[assignment]
+
+
+class Lost:
+    """Files of a job that are put without an answer, in all tries: they are there if ``there``."""
+
+    def __init__(self, files: Any, *, there: bool) -> None:
+        self.files = files
+        self._there = there
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.files, name)
+
+    def put_new(self, place: str, data: bytes) -> bool:
+        if self._there:
+            self.files.put_new(place, data)
+        raise OSError("no answer")
+
+
+def lose(owner: Owner, at: int) -> None:
+    """Have what an owner puts be lost (0), or be there without an answer (1); -1 ends that."""
+    files: Any = owner.shipment._files
+    files = files.files if isinstance(files, Lost) else files
+    owner.shipment._files = files if at < 0 else Lost(files, there=bool(at))  # type: ignore[assignment]
 
 
 @settings(max_examples=60, deadline=None)
 @given(
+    kind=st.sampled_from(["file", "memory"]),
     deeds=st.lists(st.sampled_from(["commit", "checkpoint"]), min_size=1, max_size=4),
     calls=st.integers(0, 20),
     second=st.lists(st.sampled_from(["commit", "checkpoint"]), max_size=4),
@@ -386,6 +413,7 @@ def meddle(owner: Owner, at: int, what: Callable[[], None]) -> None:
 )
 def test_whenever_another_takes_over_what_counted_is_taken_over(
     tmp_path_factory: pytest.TempPathFactory,
+    kind: str,
     deeds: list[str],
     calls: int,
     second: list[str],
@@ -393,7 +421,7 @@ def test_whenever_another_takes_over_what_counted_is_taken_over(
 ) -> None:
     """Between any two calls of an owner, another takes over, and a third between any of its."""
     folder = tmp_path_factory.mktemp("owners")
-    url = f"memory://{folder}"
+    url = f"{kind}://{folder}/depot"
     counted = [0]
     owners: list[Owner] = []
     number = [0]
@@ -454,15 +482,16 @@ def test_a_table_is_put_there_once_and_what_nobody_needs_is_removed(
     for n in range(1, 6):
         owner.commit(n, keys=100)
         owner.checkpoint()
-        (newest,) = names(url, "manifests")[-1:]
+        (newest,) = names(url, "log")[-1:]
         files, root = fsspec.core.url_to_fs(url)
-        data = files.cat_file(f"{root}/here/app/tasks/t/manifests/{newest}")
-        manifest = msgspec.json.decode(data, type=remote_manifest.Manifest)
-        tables.append({one.object for n, one in manifest.files.items() if n.endswith(".sst")})
-    assert len(names(url, "manifests")) == remote_manifest.KEPT_MANIFESTS
+        data = files.cat_file(f"{root}/here/app/tasks/t/log/{newest}")
+        checkpoint = remote_log.decoded(data, newest)
+        assert isinstance(checkpoint, Checkpoint)
+        tables.append({one.object for n, one in checkpoint.files.items() if n.endswith(".sst")})
     assert tables[0] & tables[1]  # the first table was not put there again
     assert set(names(url, "files")) >= tables[-1] | tables[-2]
-    assert len(names(url, "batches")) == 1  # behind the manifest before the last
+    # the claim, the checkpoint before the last, a commit after it, and the last checkpoint
+    assert [remote_log.number_of(name) for name in names(url, "log")] == [1, 9, 10, 11]
     assert len(names(url, "claims")) == 1
     owner.close()
 
@@ -478,7 +507,7 @@ def test_a_table_that_has_the_inode_and_the_size_of_one_that_is_gone_is_shipped_
     for text, written in ((b"one", 1), (b"two", 2)):
         table.write_bytes(text)  # the same inode again
         os.utime(table, (written, written))
-        owner.shipment.upload(folder, (owner.fence, 1, 1))
+        owner.shipment.upload_of(folder, (owner.fence, 1, 1))()
     fs, root = fsspec.core.url_to_fs(url)
     shipped = [fs.cat_file(path) for path in fs.find(root) if "/files/" in path]
     assert b"two" in shipped
@@ -488,7 +517,7 @@ def test_a_table_that_has_the_inode_and_the_size_of_one_that_is_gone_is_shipped_
 def test_many_commits_make_a_checkpoint_due(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_task, "_MOST_BATCHES", 3)
+    monkeypatch.setattr(remote_task, "_MOST_COMMITS", 3)
     owner = Owner(url, tmp_path / "one")
     due = []
     for n in range(1, 4):
@@ -516,10 +545,10 @@ def test_a_commit_that_is_damaged_there_ends_what_is_gone_on_from_and_that_is_sa
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     committed(url, tmp_path / "one", 1, 2, 3, 4)
-    damage(url, "batches", names(url, "batches")[2], flipped)
+    damage(url, "log", names(url, "log")[3], flipped)
     second = Owner(url, tmp_path / "two")
     assert second.found == at(2)
-    assert "a shipped commit is damaged" in capsys.readouterr().err
+    assert "a shipped commit is missing or damaged" in capsys.readouterr().err
     second.commit(3)
     second.close()
     assert found(url, tmp_path / "three") == at(3)
@@ -566,8 +595,8 @@ def test_without_a_sound_checkpoint_at_the_url_the_start_is_refused(
 
 def test_what_a_newer_version_has_shipped_is_refused(url: str, tmp_path: Path) -> None:
     committed(url, tmp_path / "one", 1)
-    (name,) = names(url, "manifests")
-    damage(url, "manifests", name, lambda data: data.replace(b'"format":1', b'"format":9'))
+    name = names(url, "log")[-1]
+    damage(url, "log", name, lambda data: data[:3] + b"9" + data[4:])
     with pytest.raises(StateError, match="has format 9, and this s4node reads 1; use the"):
         Owner(url, tmp_path / "two")
 
@@ -576,18 +605,63 @@ def test_a_place_that_cannot_be_used_is_told_and_tried_again(tmp_path: Path) -> 
     url = f"file://{tmp_path}/depot"
     owner = Owner(url, tmp_path / "one")
     owner.commit(1)
-    batches = tmp_path / "depot" / "here" / "app" / "tasks" / "t" / "batches"
-    batches.rename(tmp_path / "away")
+    entries = tmp_path / "depot" / "here" / "app" / "tasks" / "t" / "log"
+    entries.rename(tmp_path / "away")
     with pytest.raises(
         StateError,
-        match=r"depot/here/app cannot be read or written: FileNotFound.*; check that",
+        match=r"depot/here/app cannot be read or written: FileNotFound.*; create the",
     ):
         owner.commit(2)
     assert owner.state.last[1] == 1
-    (tmp_path / "away").rename(batches)
+    (tmp_path / "away").rename(entries)
     owner.commit(3)
     owner.close()
     assert found(url, tmp_path / "two") == at(3)
+
+
+# -- how much at a time -----------------------------------------------------------------------
+
+
+def test_many_objects_are_fetched_at_a_time_and_written_at_once(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/depot"
+    committed(url, tmp_path / "one", *range(1, 70))
+    writes: list[int] = []
+
+    class Counting(Database):
+        def write(self, rows: list[bytes], values: list[bytes | None]) -> int:
+            writes.append(len(rows))
+            return super().write(rows, values)
+
+    task = RemoteJob(url, Path("here/app")).task("t")
+    cat = task._files.fs.cat_file
+    together = threading.Barrier(remote_log.AT_ONCE)
+    left = [2 * remote_log.AT_ONCE]
+
+    def cat_file(place: str) -> bytes:
+        left[0] -= 1
+        if left[0] >= 0:
+            together.wait(60)  # it breaks if fewer are fetched at a time
+        return bytes(cat(place))
+
+    task._files.fs.cat_file = cat_file
+    try:
+        database = task.restored(tmp_path / "two", lambda: None, Counting)
+    finally:
+        task._files.fs.cat_file = cat
+    assert TaskState(database, crc32m).positions() == {"log.clicks[0]": 69}
+    database.close()
+    assert len(writes) == 1
+
+
+def test_the_slower_a_place_is_the_fewer_commits_follow_a_checkpoint(tmp_path: Path) -> None:
+    owner = Owner(f"file://{tmp_path}/depot", tmp_path / "one")
+    owner.shipment._restore_seconds = 1e-12
+    assert not owner.keeping.due
+    owner.commit(1)
+    assert owner.keeping.due
+    owner.checkpoint()
+    assert not owner.keeping.due
+    owner.close()
 
 
 # -- set-up ---------------------------------------------------------------------------------------

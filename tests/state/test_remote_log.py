@@ -1,0 +1,164 @@
+"""The log of a task's shipped state: many histories at a store that loses answers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator
+from typing import Any
+
+import pytest
+from conformance import append
+from conformance.append import History
+
+from s4node.errors import StateError
+from s4node.state import remote_log
+from s4node.state.remote_log import (
+    CREATE,
+    LOOK,
+    TRIES,
+    Appender,
+    Claim,
+    Commit,
+    Owner,
+    Put,
+    Request,
+)
+
+HISTORIES = int(os.environ.get("HISTORIES", "1500"))
+
+
+@pytest.mark.parametrize("way", [CREATE, LOOK])
+def test_whatever_the_store_does_what_counted_is_in_the_log_of_every_later_owner(way: str) -> None:
+    assert append.play(way, range(HISTORIES)) > HISTORIES
+
+
+@pytest.mark.parametrize("way", [CREATE, LOOK])
+def test_a_claim_succeeds_against_an_owner_that_commits_as_fast_as_it_can(way: str) -> None:
+    puts = [append.race(way, seed) for seed in range(300)]
+    assert max(puts) <= TRIES + 1  # and one commit of its own
+    assert way == LOOK or max(puts) > 3
+
+
+# -- the histories find what is broken ------------------------------------------------------------
+
+
+class Anything(dict[str, bool]):
+    """Entries that may all be removed."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def __getitem__(self, name: str) -> bool:
+        return True
+
+    def __delitem__(self, name: str) -> None: ...
+
+
+def claims_are_swept(patch: pytest.MonkeyPatch) -> None:
+    sweep = remote_log.sweep
+    patch.setattr(remote_log, "sweep", lambda base, _, place: sweep(base, Anything(), place))
+
+
+def a_claim_is_believed_at_once(patch: pytest.MonkeyPatch) -> None:
+    def claim(self: Appender, origin: str, epoch: int) -> Generator[Request, Any, None]:
+        yield Put(f"claims/{remote_log.Announced(self.owner, epoch, '0' * 16).name}", b"")
+        while True:
+            end = remote_log._Index((yield remote_log.Names("log"))).end
+            if (yield from self._put(end + 1, remote_log.encoded(Claim(self.owner, None)))):
+                self.number = end + 1
+                return
+
+    patch.setattr(Appender, "claim", claim)
+
+
+def another_object_follows_one_that_may_be_there(patch: pytest.MonkeyPatch) -> None:
+    settle = Appender._settle
+
+    def forgetting(self: Appender) -> Generator[Request, Any, None]:
+        try:
+            yield from settle(self)
+        except StateError:
+            self.number += 1
+            self._pending = None
+            raise
+
+    patch.setattr(Appender, "_settle", forgetting)
+
+
+def nobody_looks(patch: pytest.MonkeyPatch) -> None:
+    def look(self: Appender) -> Generator[Request, Any, None]:
+        yield from ()
+
+    patch.setattr(Appender, "_look", look)
+
+
+def one_checkpoint_is_enough(patch: pytest.MonkeyPatch) -> None:
+    before = remote_log.sweep
+
+    def sweep(base: int, removable: dict[str, bool], place: str) -> Any:
+        return before(base + 3, removable, place)
+
+    patch.setattr(remote_log, "sweep", sweep)
+
+
+@pytest.mark.parametrize(
+    ("way", "mistake", "seed"),
+    [
+        (CREATE, claims_are_swept, 11_400),  # one in ten thousand histories finds it
+        (CREATE, a_claim_is_believed_at_once, 0),
+        (CREATE, another_object_follows_one_that_may_be_there, 0),
+        (CREATE, one_checkpoint_is_enough, 0),
+        (LOOK, nobody_looks, 0),
+        (LOOK, another_object_follows_one_that_may_be_there, 0),
+    ],
+)
+def test_the_histories_find_a_mistake(
+    way: str,
+    mistake: Callable[[pytest.MonkeyPatch], None],
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mistake(monkeypatch)
+    with pytest.raises(AssertionError):
+        append.play(way, range(seed, seed + 50_000))
+
+
+def test_the_histories_find_a_store_that_ignores_conditions() -> None:
+    with pytest.raises(AssertionError, match=r"lost|missing|not in the log"):
+        append.play(CREATE, range(2000), ignores=True)
+
+
+# -- entries --------------------------------------------------------------------------------------
+
+
+def test_an_entry_comes_back_as_it_was_and_damage_is_noticed() -> None:
+    entry = Commit(Owner(3, "ab" * 8), (3, 7, 9), [(b"row", b"value"), (b"gone", None)])
+    data = remote_log.encoded(entry)
+    assert remote_log.decoded(data, "here") == entry
+    for at in range(len(data)):
+        if at != 3:  # the format
+            damaged = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+            assert remote_log.decoded(damaged, "here") is None
+    assert remote_log.decoded(None, "here") is None
+    with pytest.raises(StateError, match="here has format 9, and this s4node reads 1; use the"):
+        remote_log.decoded(data[:3] + b"9" + data[4:], "here")
+
+
+def test_a_log_whose_beginning_is_gone_without_a_checkpoint_is_not_empty() -> None:
+    for seed in range(100):
+        history = History(CREATE, seed, faults=0)
+        history._run(history._life(commits=0))
+        history._run(history._life(commits=3))
+        if not history.states:  # without a checkpoint
+            break
+    del history.store.folders["log"][f"{3:016d}"]
+    names = history.store.answer(remote_log.Names("log"))
+    steps = remote_log.read(names, "here")
+    request = next(steps)
+    tail = None
+    while tail is None:
+        try:
+            request = steps.send(history.store.answer(request))
+        except StopIteration as done:
+            tail = done.value
+    assert (tail.damaged, tail.whole, tail.empty) == (3, False, False)
