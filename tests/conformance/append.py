@@ -161,7 +161,10 @@ class History:
                     continue
 
     def _read(self, kept: list[Checkpoint]) -> Generator[Request, Any, list[CommitId]]:
-        tail = yield from remote_log.read((yield Names("log")), PLACE)
+        gone = True
+        while gone:  # a slow reader, whose successor has removed what it has listed
+            tail = yield from remote_log.read((yield Names("log")), PLACE)
+            gone = tail.gone
         assert not tail.damaged, f"entry {tail.damaged} is missing"
         state: list[CommitId] = []
         if tail.checkpoint is not None:
