@@ -5,7 +5,7 @@ PYTHON_OF_VENV := .venv/bin/python
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install install-spark test test-long test-crashes test-spark test-measured test-fast torture lint types demo demo-live bench docker-test clean
+.PHONY: help install install-spark test test-long test-crashes test-spark test-measured test-fast torture attacks fuzz lint types demo demo-live bench docker-test clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -33,7 +33,7 @@ CRASHES := tests/test_failpoints.py tests/deploy/test_deploy.py tests/deploy/tes
 # what Spark runs, its clusters and drivers that are killed, and the demos of flights
 SPARK := tests/spark tests/example_apps/test_flights.py
 # and what has the machine for itself, for it measures
-MEASURED := tests/process/test_prompt.py tests/bench/test_bench.py tests/test_torture.py
+MEASURED := tests/process/test_prompt.py tests/bench/test_bench.py tests/test_torture.py tests/test_attacks.py
 
 test: install-spark ## run all tests but those of test-long; JOBS=1 for one at a time
 	$(PYTHON_OF_VENV) -m pytest $(BESIDE) $(patsubst %,--ignore=%,$(CRASHES) $(SPARK) $(MEASURED)) $(ARGS)
@@ -54,6 +54,14 @@ test-fast: install ## run the tests that need neither Spark nor much time
 
 torture: install ## kill, stop and cut nodes, logs and tasks, fill disks, cut the power, go back to savepoints; SEED=, SECONDS= to repeat
 	PYTHONPATH=tests $(PYTHON_OF_VENV) -m torture --seconds $(or $(SECONDS),180) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+attacks: install ## compare a healthy sender beside attackers with one beside honest peers; SECONDS= for each
+	PYTHONPATH=tests $(PYTHON_OF_VENV) -m attacks --seconds $(or $(SECONDS),20) $(ARGS)
+
+fuzz: install ## fuzz all that decodes; INPUTS= for each. Says SKIPPED where there is no atheris
+	@$(PYTHON_OF_VENV) -c 'import atheris' 2>/dev/null || \
+		$(PYTHON_OF_VENV) -m pip install --quiet --only-binary :all: --group fuzz </dev/null || true
+	PYTHONPATH=tests $(PYTHON_OF_VENV) -m fuzz --inputs $(or $(INPUTS),20000) $(ARGS)
 
 lint: install ## check style and formatting
 	.venv/bin/ruff check .

@@ -6,6 +6,8 @@ Rules
 - Otherwise lines go to stderr, because structlog's default is stdout, which belongs to the
   program's output. They are for people at a terminal, else one JSON object per line.
 - This is decided for each line, so that a program may configure structlog at any time.
+- Of each line of ours a bounded number is written in a second, because peers and events can cause
+  many. The next line says how many were left out.
 - A logger has the name of the first folder of its module, such as ``s4node.net``. No line shows it;
   programs can select loggers by name.
 """
@@ -20,7 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from s4node import clocks
+from s4node.log_throttle import LogThrottle
+
 if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
     from structlog.typing import Processor
 
 
@@ -36,8 +43,9 @@ class StderrLogger:
     since. A line is written in one piece, so that lines of several threads do not mix.
     """
 
-    def __init__(self, *_: object) -> None:
-        """Ignore the arguments of ``get_logger``, which structlog passes on."""
+    def __init__(self, name: str = "", *_: object) -> None:
+        """Take the arguments of ``get_logger``, which structlog passes on."""
+        self.ours = isinstance(name, str) and name.startswith("s4node")
 
     def msg(self, message: str) -> None:
         """Write one line."""
@@ -48,11 +56,28 @@ class StderrLogger:
     debug = info = warning = error = critical = msg
 
 
-def processors(format: str = "auto") -> list[Processor]:  # noqa: A002 - as the key has it
-    """The processors that render a line; ``format`` is a value of ``s4.logger_format``."""
+class _Throttled:
+    """Drops those of our own lines that are beyond their number in a second."""
+
+    def __init__(self, lines: int) -> None:
+        self._throttle = LogThrottle(1.0, lines)
+
+    def __call__(self, logger: Any, _: str, line: MutableMapping[str, Any]) -> Any:
+        if getattr(logger, "ours", False):
+            left_out = self._throttle.left_out(line.get("event"), clocks.steady())
+            if left_out is None:
+                raise structlog.DropEvent
+            if left_out:
+                line["left_out"] = left_out
+        return line
+
+
+def processors(format: str = "auto", lines: int = 50) -> list[Processor]:  # noqa: A002
+    """The processors that render a line; see ``s4.logger_format`` and ``s4.logger_maxRate``."""
     terminal = sys.stderr is not None and sys.stderr.isatty()
     people = format == "console" or (format == "auto" and terminal)
     return [
+        _Throttled(lines),
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -76,7 +101,7 @@ def _for_programs() -> list[Processor]:
 @cache
 def _unconfigured() -> Any:
     return structlog.wrap_logger(
-        StderrLogger(),
+        StderrLogger("s4node"),
         processors=processors(),
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
     )

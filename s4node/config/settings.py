@@ -99,10 +99,16 @@ LISTENER_MAX_FRAME_BYTES = Setting(
     "The longest frame that is accepted. A longer one is refused with an answer to its producer, "
     "and the connection stays open.",
 )
+LISTENER_MAX_FRAME_EVENTS = Setting(
+    _LISTENER, "s4.listener.maxFrameEvents", "16384", kinds.whole(1),
+    "The most events of a frame; a frame of more is refused as a longer one is. It bounds the time "
+    "that a frame takes from others.",
+)
 LISTENER_MAX_CONNECTIONS = Setting(
     _LISTENER, "s4.listener.maxConnections", "1024", kinds.whole(1),
-    "The most peers that may be connected at a time; more are refused. Each takes a file "
-    "descriptor. A peer that has sent nothing makes room for the next one.",
+    "The most peers that may be connected at a time. Each takes a file descriptor. A peer that has "
+    "sent nothing, else the one that is silent for longest, and at least a second, makes room for "
+    "the next one; if there is none, that one is refused.",
 )
 LISTENER_MAX_CONNECTIONS_PER_HOST = Setting(
     _LISTENER, "s4.listener.maxConnectionsPerHost", "512", kinds.whole(1),
@@ -130,8 +136,9 @@ LISTENER_MAX_LANES = Setting(
     "connection with most lanes is ended.",
 )
 LISTENER_TYPE_BYTES = Setting(
-    _LISTENER, "s4.listener.typeBytes", "262144", kinds.size(1024, 2**31 - 1),
-    "The bytes of event types that one connection may declare; it is refused others.",
+    _LISTENER, "s4.listener.typeBytes", "16777216", kinds.size(65536, 2**40),
+    "The bytes of event types that connected peers have declared, of all together. One connection "
+    "may declare a 64th of them. Beyond it the connection with most of them is ended.",
 )
 LISTENER_HELLOS_PER_SECOND = Setting(
     _LISTENER, "s4.listener.hellosPerSecond", "500", kinds.whole(1),
@@ -561,6 +568,11 @@ LOG_MAX_PARTITIONS = Setting(
     "The most partitions of all streams of the log together. Each takes three file descriptors and "
     "about 200 KB of memory, and any peer may create streams.",
 )
+LOG_TYPE_BYTES = Setting(
+    _LOG, "s4.log.typeBytes", "8388608", kinds.size(1024, 2**31 - 1),
+    "The bytes of the declared event types of all streams of the log; others are refused. Answers "
+    "with all types must fit into a message.",
+)
 LOG_STAGED_EXPIRY = Setting(
     _LOG, "s4.log.staged.expiry", "86400000", kinds.milliseconds(1),
     "What a sink, such as a Spark job, has staged and not published is dropped when nobody has "
@@ -594,6 +606,11 @@ METRICS_FILE = Setting(
 
 _LOGGER = "Logging"
 
+LOGGER_MAX_RATE = Setting(
+    _LOGGER, "s4.logger_maxRate", "50", kinds.whole(1),
+    "The lines of one kind that s4node writes in a second. Others are counted, and the next line "
+    "says how many were left out. What an app logs is not counted.",
+)
 LOGGER_LEVEL = Setting(
     _LOGGER, "s4.logger_level", "info", kinds.choice("debug", "info", "warning", "error"),
     "The least severe level that is logged.",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_origin
 
 import msgspec
 from msgspec import inspect
 
 from s4node.errors import EventError
+from s4node.events.plain_values import check_events, check_value
 
 _DEPTH = 100
 """Levels that stay free below the interpreter's limit, for containers of saved events."""
@@ -23,9 +24,10 @@ _encoder = msgspec.msgpack.Encoder()
 class DeepDecoder:
     """A decoder of a type that may nest deeply; it leaves levels to spare."""
 
-    __slots__ = ("_below", "_plain")
+    __slots__ = ("_below", "_check", "_plain")
 
     def __init__(self, kind: Any) -> None:
+        self._check = check_events if get_origin(kind) is list else check_value
         self._plain: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(kind)
         for _ in range(_DEPTH):
             kind = list[kind]
@@ -35,6 +37,7 @@ class DeepDecoder:
         """Decode; raises RecursionError for a value that is nested too deeply."""
         if len(body) <= _SHALLOW:
             return self._plain.decode(body)
+        self._check(body)
         try:
             found = self._below.decode(_BELOW + body)
         except msgspec.ValidationError:

@@ -33,8 +33,12 @@ MULTIPLIER = 2_654_435_761
 Key: TypeAlias = str | int | bytes | tuple[str | int | bytes, ...]
 """A text, a whole number of 64 bits, bytes, or a tuple of at least two of those."""
 
+MAX_KEY_LENGTH = 8192
+"""The most characters and bytes of a key, of all its parts together."""
+
 _PART_TYPES = (str, int, bytes)
 _MEMO_LIMIT = 65_536
+_MEMO_LENGTH = 256  # longer keys are not remembered
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -63,15 +67,34 @@ KeySpec: TypeAlias = str | Sequence[str] | KeyFinder | Callable[[Any], Any]
 def check_key(key: Any) -> Key:
     """``key`` as a :data:`Key`, with lists made tuples; raises :class:`KeyFinderError` if bad."""
     if type(key) in _PART_TYPES:
+        if type(key) is not int and len(key) > MAX_KEY_LENGTH:
+            raise _too_long(len(key))
         return key  # type: ignore[no-any-return]
     if isinstance(key, (list, tuple)):
         if len(key) == 1:
             return check_key(key[0])
         if key and all(type(part) in _PART_TYPES for part in key):
+            length = _length_of(key)
+            if length > MAX_KEY_LENGTH:
+                raise _too_long(length)
             return tuple(key)
     what = "nothing" if key is None or key in ((), []) else f"{key!r} ({type(key).__name__})"
     raise KeyFinderError(
         f"the KeyFinder returned {what}; a key is a str, an int, bytes, or a tuple of those"
+    )
+
+
+def _length_of(key: Any) -> int:
+    """The characters and bytes of a key; a number counts as 1."""
+    if isinstance(key, (list, tuple)):
+        return sum(1 if type(part) is int else len(part) for part in key)
+    return 1 if type(key) is int else len(key)
+
+
+def _too_long(length: int) -> KeyFinderError:
+    return KeyFinderError(
+        f"the KeyFinder returned a key of {length} characters, more than {MAX_KEY_LENGTH}; use a "
+        f"shorter one, such as a hash of it"
     )
 
 
@@ -192,6 +215,8 @@ class _Memo(dict[Key, int]):
 
     def __missing__(self, key: Key) -> int:
         partition = self._partitioner.partition_of(key)
+        if _length_of(key) > _MEMO_LENGTH:
+            return partition
         self._crowding.check(key, self)
         if len(self) >= _MEMO_LIMIT:  # hot keys return at once
             self.clear()

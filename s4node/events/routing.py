@@ -191,11 +191,18 @@ class Router:
         self, events: Sequence[Any], most_failures: int = sys.maxsize
     ) -> tuple[list[int], list[tuple[int, str]]]:
         """As ``shares``, but the partition of each event; -1 without a key."""
+        found: list[int] = []
+        failures = self._run(self._place, events, found.append, most_failures)
+        if not failures:
+            return found, failures
         places: list[int] = []
-        failures = self._run(self._place, events, places.append, most_failures)
+        at = 0
         for index, _ in failures:
-            places.insert(index, -1)
-        return places, failures
+            upto = at + index - len(places)
+            places += found[at:upto]
+            places.append(-1)
+            at = upto
+        return places + found[at:], failures
 
     def _run(
         self, loop: Callable[..., None], events: Sequence[Any], sink: Any, most_failures: int

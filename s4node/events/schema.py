@@ -70,6 +70,12 @@ class TypeDecl(msgspec.Struct, frozen=True, array_like=True):
     fields: tuple[FieldDecl, ...]
 
 
+def size_of(declared: TypeDecl) -> int:
+    """The bytes of a declared type, about."""
+    fields = sum(len(name) + len(kind) for name, kind, _ in declared.fields)
+    return len(declared.name) + 16 + fields
+
+
 def check_declared(stream: str, types: Sequence[TypeDecl]) -> str:
     """Why these types cannot be declared in one hello; empty if they can."""
     if len(types) > MAX_DECLARED:

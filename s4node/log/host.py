@@ -19,7 +19,7 @@ from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import StoreError
 from s4node.log.feed import Feed
-from s4node.log.hosted import HostedStream
+from s4node.log.hosted import HostedStream, TypeBytes
 from s4node.log.hosted_streams import HostedStreams, WhoHas
 from s4node.log.questions import Questions
 from s4node.log.sink.sink_file import SinkFile
@@ -70,6 +70,7 @@ class LogHost:
         self._feeds: dict[Connection, Feed] = {}
         self._scopes: dict[Connection, trio.CancelScope] = {}
         self._queue: Gauge
+        self._types = TypeBytes(config[settings.LOG_TYPE_BYTES])
         self._streams: HostedStreams
         self._sinks: Sinks | None = None
         self._questions: Questions
@@ -142,6 +143,8 @@ class LogHost:
             queue=self._queue,
             notify=_notify,
             grown=self._grown,
+            split_soon=lambda hosted: self._nursery.start_soon(_split, hosted),
+            types=self._types,
         )
 
     def _grown(self, _: int) -> None:
@@ -189,7 +192,15 @@ class LogHost:
                     connection.bad_frame(problem, header)
         elif isinstance(header, wire.Hello):
             if header.headers.get(wire.SUBSCRIBE):
-                self._feed(connection).hello(hosted, header)
+                problem = connection.refusal(header, len(hosted.partitions))
+                if problem:
+                    headers = {wire.READER: header.peer, wire.FAULT: StoreError.__name__}
+                    answer = wire.Hello(
+                        self._node, self._incarnation, hosted.name, error=problem, headers=headers
+                    )
+                    connection.answer(wire.encode_frame(answer))
+                else:
+                    self._feed(connection).hello(hosted, header)
             else:
                 self._on_hello(hosted, header, connection)
         elif isinstance(header, wire.Idle):
@@ -200,6 +211,7 @@ class LogHost:
             if feed is not None:
                 feed.unsubscribe(header.stream, header.producer)
             hosted.admission.forget(header.producer, connection)
+            connection.left(header.stream, header.producer)
         elif isinstance(header, wire.Verdict):
             feed = self._feeds.get(connection)
             if feed is None or not feed.on_verdict(header):
@@ -255,6 +267,13 @@ class LogHost:
             if self._feeds.get(connection) is feed:  # the connection has not ended meanwhile
                 self._scopes[connection] = scope
                 await feed.run()
+
+
+async def _split(hosted: HostedStream) -> None:
+    """Split the frames that wait, and let others have their turn after each piece."""
+    await trio.lowlevel.checkpoint()
+    while hosted.split_next():
+        await trio.lowlevel.checkpoint()
 
 
 def _notify(lane: ProducerLane) -> None:

@@ -10,6 +10,7 @@ Rules
 - If the stream has a key, a frame that was routed otherwise is split. Its parts for other
   partitions are appended first; the number of the producer's own lane advances when all parts are
   on disk. Each lane keeps its order.
+- Splitting goes piece by piece, and the producers' lanes take turns. Later frames of a lane wait.
 - The files accept any number from a producer, so no number may pass an event that is neither on
   disk nor refused: a partition that cannot be written holds back its frames, and once the log has
   closed, a lane appends nothing after a frame that was not appended.
@@ -21,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -37,11 +38,12 @@ from s4node.events.schema import (
     TypeDecl,
     TypeReader,
     check_declared,
+    size_of,
 )
 from s4node.log.log_admission import LogAdmission
 from s4node.log.partition.ledger import Appended, Incoming, part_name
 from s4node.log.partition.partition_rows import StoredFrame
-from s4node.log.split import Part, take_apart
+from s4node.log.split import Part, Splitting
 from s4node.log.streams import LogPartition, LogStream
 from s4node.logger import get_logger
 from s4node.net.ingress.producer_lane import FrameReceipt, ProducerLane
@@ -61,21 +63,39 @@ MAX_TYPES = 4096
 _GENERIC = EventType(GenericEvent)
 
 
+class TypeBytes:
+    """The bytes of the event types of all streams, at most ``limit``."""
+
+    def __init__(self, limit: int = 8 << 20) -> None:
+        self.limit = limit
+        self.used = 0
+
+
 @dataclass(slots=True, eq=False)
 class _Queued:
-    """A frame on its way to disk: its part for the producer's own lane. ``before`` counts the parts
-    for other partitions that have to be on disk first."""
+    """A frame on its way to disk: its part for the producer's own lane, None until it is split.
+    ``before`` counts the parts for other partitions that have to be on disk first, and the
+    splitting."""
 
-    frame: Incoming
+    frame: Incoming | None
     receipt: FrameReceipt
     weight: int
     before: int = 0
     settles: bool = True
 
 
+class _Split(NamedTuple):
+    """A frame that is being split."""
+
+    data: wire.Data
+    splitting: Splitting
+    queued: _Queued
+
+
 class HostedStream:
     """One stream of the log. ``queue`` counts the events of all streams that wait for the disk;
-    ``grown(n)`` is called after events were appended to partition ``n``."""
+    ``grown(n)`` is called after events were appended to partition ``n``; ``split_soon`` has
+    :meth:`split_next` called until it returns False."""
 
     def __init__(
         self,
@@ -86,6 +106,8 @@ class HostedStream:
         queue: Gauge,
         notify: Callable[[ProducerLane], None],
         grown: Callable[[int], None],
+        split_soon: Callable[[HostedStream], None],
+        types: TypeBytes | None = None,
     ) -> None:
         self.stream = stream
         self.name = stream.name
@@ -96,12 +118,15 @@ class HostedStream:
         self.admission = LogAdmission(
             stream.name, self._stages, notify, queue, partitions=stream.partitions
         )
+        self._type_bytes = types or TypeBytes()
         self.types: dict[int, TypeDecl] = {_GENERIC.fingerprint: _GENERIC.declaration}
         self._readers: dict[int, TypeReader] = {_GENERIC.fingerprint: _GENERIC}
         for each in stream.partitions:
             for declared in each.types.values():
                 self._learn(declared)
         self._waiting: dict[ProducerLane, deque[_Queued]] = {}
+        self._split_soon = split_soon
+        self._splits: dict[ProducerLane, deque[_Split]] = {}  # the lane whose turn it is, first
         partitioner = Partitioner(len(stream.partitions), hasher_named(stream.hasher))
         self.routing = f"{stream.hasher}:{stream.key}"
         self._routed = self.routing if stream.key else ""
@@ -188,12 +213,25 @@ class HostedStream:
                 f"stream {self.name!r} has {len(self.types)} versions of event types, and at most "
                 f"{MAX_TYPES} are allowed; create another stream"
             )
+        taken = self._type_bytes
+        if new and taken.used + sum(map(size_of, new)) > taken.limit:
+            return (
+                f"stream {self.name!r}: the event types of the log have {taken.used} bytes, and at "
+                f"most {taken.limit} are allowed (s4.log.typeBytes); delete a stream, or raise "
+                f"the limit"
+            )
         for declared in new:
             self._learn(declared)
         return ""
 
+    def dropped(self) -> None:
+        """Give back what the types took up, because the stream is removed."""
+        self._type_bytes.used -= sum(map(size_of, self.types.values()))
+
     def _learn(self, declared: TypeDecl) -> None:
-        self.types.setdefault(declared.fingerprint, declared)
+        if declared.fingerprint not in self.types:
+            self.types[declared.fingerprint] = declared
+            self._type_bytes.used += size_of(declared)
         if declared.name != GENERIC:
             self._readers.setdefault(declared.fingerprint, OpenType(declared))
 
@@ -214,7 +252,9 @@ class HostedStream:
             frame = self.incoming(data, bytes(body), receipt.progress)
             self._enqueue(_Queued(frame, receipt, weight))
         else:
-            self._take_apart(data, body, receipt, weight, routed=routed)
+            if 2 * len(body) < len(body.obj):  # type: ignore[arg-type]
+                body = memoryview(bytes(body))  # not to hold on to the rest of its envelope
+            self._split(data, body, receipt, weight, routed=routed)
         return ""
 
     def incoming(
@@ -252,7 +292,7 @@ class HostedStream:
             own_id=own_id if lane is None else lane.own_id,
         )
 
-    def _take_apart(
+    def _split(
         self,
         data: wire.Data,
         body: memoryview,
@@ -262,27 +302,50 @@ class HostedStream:
         routed: bool,
     ) -> None:
         """Split a frame by the events' keys; events that were appended before are skipped."""
-        own = data.partition
         router = None if routed else self._router
-        parts, refusals = take_apart(data, body, self._readers, router, receipt.first - data.first)
-        for index, reason in refusals:
+        skip = receipt.first - data.first
+        queued = _Queued(None, receipt, weight, 1)
+        split = _Split(data, Splitting(data, body, self._readers, router, skip), queued)
+        self._enqueue(queued)
+        self._splits.setdefault(receipt.progress, deque()).append(split)
+        if len(self._splits) == 1 == len(self._splits[receipt.progress]) and self.split_next():
+            self._split_soon(self)
+
+    def split_next(self) -> bool:
+        """Split a piece of a frame; return True if more waits."""
+        if not self._splits:
+            return False
+        lane, waiting = next(iter(self._splits.items()))
+        del self._splits[lane]
+        split = waiting[0]
+        if split.splitting.next_piece():
+            waiting.popleft()
+            self._is_split(*split)
+        if waiting:
+            self._splits[lane] = waiting
+        return bool(self._splits)
+
+    def _is_split(self, data: wire.Data, splitting: Splitting, queued: _Queued) -> None:
+        """Append the parts of a frame."""
+        receipt = queued.receipt
+        own = receipt.progress.partition
+        for index, reason in splitting.refusals:
             receipt.refuse(data.first + index, reason)
         mine = Part(own, [], (), b"", b"")
         others = []
-        for part in parts:
+        for part in splitting.parts():
             if part.partition == own:
                 mine = part
             else:
                 others.append(part)
-        queued = _Queued(
-            self._part(data, mine, receipt, data.producer), receipt, weight, len(others)
-        )
-        self._enqueue(queued)
+        queued.frame = self._part(data, mine, receipt, data.producer)
+        queued.before += len(others)
         for part in others:
             frame = self._part(data, part, receipt, part_name(data.producer, own))
             self.partitions[part.partition].append(
                 frame, partial(self._part_done, queued, frame, part.partition)
             )
+        self._one_less(queued)
 
     def _part(self, data: wire.Data, part: Part, receipt: FrameReceipt, producer: str) -> Incoming:
         alone = msgspec.structs.replace(
@@ -310,6 +373,7 @@ class HostedStream:
         waiting.append(queued)
 
     def _append(self, queued: _Queued) -> None:
+        assert queued.frame is not None
         number = queued.receipt.progress.partition
         self.partitions[number].append(queued.frame, partial(self._done, queued))
 
@@ -321,6 +385,10 @@ class HostedStream:
             self._failed(queued, part, answer)
         else:
             self.grown(partition)
+        self._one_less(queued)
+
+    def _one_less(self, queued: _Queued) -> None:
+        """Append what has waited for this, and only this."""
         queued.before -= 1
         lane = queued.receipt.progress
         waiting = self._waiting.get(lane)
@@ -331,6 +399,7 @@ class HostedStream:
 
     def _done(self, queued: _Queued, answer: Appended | S4Error) -> None:
         """Handle the answer to the part for the producer's own lane."""
+        assert queued.frame is not None
         if not isinstance(answer, Appended):
             self._failed(queued, queued.frame, answer)
         else:  # even if it was there before: readers may not know of it

@@ -109,5 +109,5 @@ class HostedStreams:
 
     async def drop_stream(self, name: str) -> None:
         """Remove a stream with its events."""
-        del self.by_name[name]
+        self.by_name.pop(name).dropped()
         await self.store.drop(name)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from s4node.log.partition.ledger import part_of, unfit
 from s4node.log.streams import LogPartition
@@ -21,6 +22,9 @@ from s4node.net.ingress.admission import MAX_KEPT, StreamAdmission
 from s4node.net.ingress.producer_life import task_of
 from s4node.net.wire import frame as wire
 from s4node.offsets.producer_offsets import KeptProducer
+
+_LOOKED_AT = 64
+"""The producers that are looked at to make room for one."""
 
 
 def _nothing(_: object) -> None: ...
@@ -51,7 +55,8 @@ class LogAdmission(StreamAdmission):
         """Why a producer cannot be added; empty if it is known or there is room."""
         if self.known < self.most or producer in self._own or producer in self._seen:
             return ""
-        single = next((name for name in self._seen if self._is_single(name)), None)
+        oldest = islice(self._seen, _LOOKED_AT)
+        single = next((name for name in oldest if self._is_single(name)), None)
         if single is not None:
             self._forget_rows(single)
             return ""

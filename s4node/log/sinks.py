@@ -14,13 +14,13 @@ Rules
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from typing import Any
+from weakref import WeakValueDictionary
 
 import trio
 
@@ -35,11 +35,15 @@ from s4node.log.partition.retention import RESERVE_BYTES
 from s4node.log.sink.decision import Attempt, Carrying, Sink, decide, is_done, tally
 from s4node.log.sink.sink_file import SinkFile
 from s4node.logger import get_logger
+from s4node.net.wire import frame as wire
 
 log = get_logger("s4node.log")
 
 PIECE_BYTES = 512 << 10
 """The approximate bytes of a piece; two may be on their way to disk."""
+
+MAX_SINKS = 10_000
+"""The most sinks of a log."""
 
 PRODUCER = "sink:"
 """How the names of sinks as producers of their targets begin."""
@@ -60,17 +64,31 @@ class Sinks:
         self._nursery = nursery
         self._expiry = expiry
         self._sinks = {sink.id: sink for sink in file.sinks()}
-        self._turns: defaultdict[str, trio.Lock] = defaultdict(trio.Lock)
+        self._turns: WeakValueDictionary[str, trio.Lock] = WeakValueDictionary()
         self._last_use: dict[str, float] = {}  # of spools
         self._aborted: set[str] = set()  # spools to drop once nobody is connected
         self._dropping: set[str] = set()
+
+    def _turn(self, id_: str) -> trio.Lock:
+        """The lock of a sink; it lives as long as somebody uses it."""
+        return self._turns.setdefault(id_, trio.Lock())
+
+    def _check_new(self, id_: str) -> None:
+        """Raise SinkError if there cannot be a sink of this id."""
+        if problem := wire.too_long(id_):
+            raise SinkError(f"a sink has the name of its producer, but {problem}")
+        if id_ not in self._sinks and len(self._sinks) >= MAX_SINKS:
+            raise SinkError(
+                f"the log has {MAX_SINKS} sinks, and cannot have more; forget those that are over: "
+                f"s4 sink forget"
+            )
 
     async def roll_forward(self) -> None:
         """Carry on what was decided before the start."""
         for sink in list(self._sinks.values()):
             if sink.open is not None:
                 try:
-                    async with self._turns[sink.id]:
+                    async with self._turn(sink.id):
                         await self._carry(sink, last=False)
                 except S4Error as error:
                     log.error(
@@ -89,8 +107,9 @@ class Sinks:
         self._streams.check_open()
         if stream.startswith(SPOOL) or not id_:
             raise SinkError(f"a sink has an id and a stream, not {id_!r} and {stream!r}; give both")
+        self._check_new(id_)
         name = spool_of(id_)
-        async with self._turns[id_]:
+        async with self._turn(id_):
             sink = self._sinks.get(id_)
             if last and sink is not None and sink.batch >= 0 and sink.stream != stream:
                 raise SinkError(
@@ -119,7 +138,8 @@ class Sinks:
     ) -> dict[str, Any]:
         """Make a batch visible; ``last`` if the sink ends with it. Answered once it is visible."""
         began = trio.current_time()
-        async with self._turns[id_]:
+        self._check_new(id_)
+        async with self._turn(id_):
             sink = self._sinks.get(id_) or Sink(id_, stream)
             if sink.open is not None:
                 sink = await self._carry(sink, last=False)
@@ -172,7 +192,7 @@ class Sinks:
 
     async def abort(self, id_: str) -> dict[str, Any]:
         """Drop what is staged, as soon as nobody appends to it; a decided batch stays."""
-        async with self._turns[id_]:
+        async with self._turn(id_):
             sink, name = self._sinks.get(id_), spool_of(id_)
             if sink is None or sink.open is not None:
                 return {}
@@ -187,7 +207,7 @@ class Sinks:
     async def forget(self, id_: str) -> dict[str, Any]:
         """Forget a sink, with what it has staged: its next batch is published, whatever its
         number."""
-        async with self._turns[id_]:
+        async with self._turn(id_):
             sink = self._sinks.get(id_)
             if sink is None:
                 raise SinkError(f"the log knows no sink {id_!r}; s4 sink list shows them")
@@ -325,7 +345,7 @@ class Sinks:
     async def _drop_unused(self, spool: str, now: float) -> None:
         id_ = next((each for each in self._sinks if spool_of(each) == spool), "")
         try:
-            async with self._turns[id_]:
+            async with self._turn(id_):
                 if not self._is_due(spool, now):  # an attempt was staged meanwhile
                     return
                 size = self._staged_bytes(spool)

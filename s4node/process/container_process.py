@@ -42,6 +42,7 @@ from s4node.deploy.load_app import load_app
 from s4node.deploy.tracebacks import cause_trace, others_trace
 from s4node.errors import ConfigError, EventsLost, GraphError, S4Error, described, leaves
 from s4node.metrics.statistics import ContainerStatistics
+from s4node.net.ingress import node_totals
 from s4node.process import log_setup, stdio
 from s4node.process.container_entry import listed, streams_of
 from s4node.process.serve import tune_gc
@@ -185,7 +186,13 @@ def main() -> NoReturn:
     exit_record.assign(begin.exit_record, supervised=True)
     try:
         config = Config.from_values(begin.settings)
-        log_setup.configure(config[settings.LOGGER_LEVEL], config[settings.LOGGER_FORMAT])
+        if begin.totals:
+            node_totals.join(begin.totals, begin.place)
+        log_setup.configure(
+            config[settings.LOGGER_LEVEL],
+            config[settings.LOGGER_FORMAT],
+            config[settings.LOGGER_MAX_RATE],
+        )
         app = _load(begin)
         trio.run(_run, line, begin, app, config)
         sys.stdout.flush()

@@ -30,8 +30,8 @@ _LEVELS = {
 }
 
 
-def configure(level: str = "info", format: str = "auto") -> None:  # noqa: A002 - as the key has it
-    """Set up logging for this process; the arguments are the values of the two logger keys.
+def configure(level: str = "info", format: str = "auto", lines: int = 50) -> None:  # noqa: A002
+    """Set up logging for this process; the arguments are the values of the logger keys.
 
     Warnings that libraries log through Python's ``logging`` go to the same stream. Raises
     ConfigError if an argument is not one of the choices.
@@ -39,7 +39,7 @@ def configure(level: str = "info", format: str = "auto") -> None:  # noqa: A002 
     config = Config.from_values({LOGGER_LEVEL.name: level, LOGGER_FORMAT.name: format})
     threshold = _LEVELS[config[LOGGER_LEVEL]]
     structlog.configure(
-        processors=processors(format),
+        processors=processors(format, lines),
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
         logger_factory=StderrLogger,
         cache_logger_on_first_use=True,

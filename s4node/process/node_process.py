@@ -19,7 +19,11 @@ from s4node.process.serve import run_until_signal
 
 def run_node(config: Config, name: str, on_ready: Callable[[Node], None]) -> int:
     """Run a node until a signal or a failure; returns the exit status."""
-    log_setup.configure(config[settings.LOGGER_LEVEL], config[settings.LOGGER_FORMAT])
+    log_setup.configure(
+        config[settings.LOGGER_LEVEL],
+        config[settings.LOGGER_FORMAT],
+        config[settings.LOGGER_MAX_RATE],
+    )
     try:
         return trio.run(_run, config, name, on_ready)
     except BaseException as error:

@@ -404,3 +404,17 @@ def test_a_hasher_that_cannot_be_had_is_a_config_error(name: str, message: str) 
     with pytest.raises(ConfigError) as caught:
         hasher_named(name)
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("key", ["x" * 8193, b"x" * 8193, ("x" * 8000, "y" * 192, 1)])
+def test_a_key_that_is_too_long_is_refused(key: Key) -> None:
+    with pytest.raises(KeyFinderError, match="a key of 8193 characters, more than 8192"):
+        check_key(key)
+    with pytest.raises(KeyFinderError, match="a key of 8193 characters, more than 8192"):
+        Partitioner(4).memo[key]
+
+
+def test_long_keys_are_not_remembered() -> None:
+    memo = Partitioner(4).memo
+    assert memo["x" * 5000] == Partitioner(4).partition_of("x" * 5000)
+    assert not memo

@@ -159,3 +159,14 @@ def test_a_key_finder_that_raises_costs_only_its_own_event() -> None:
     assert lanes == [[Click(1), Click(2)]]
     assert [index for index, _ in failures] == [1, 3, 4]
     assert failures[0][1].startswith("the KeyFinder raised ZeroDivisionError: ")
+
+
+@given(st.lists(st.sampled_from(["ann", "joe", None]), max_size=30), st.integers(1, 40))
+def test_places_and_failures_are_those_of_their_events(users: list[Any], most: int) -> None:
+    router = Router(KeyRule("user", checked=True), Partitioner(8))
+    places, failures = router.places([Click(user) for user in users], most)
+    bad = [index for index, user in enumerate(users) if user is None][:most]
+    assert [index for index, _ in failures] == bad
+    seen = len(users) if len(bad) < most else bad[-1] + 1
+    expected = [-1 if user is None else Partitioner(8).partition_of(user) for user in users]
+    assert places == expected[:seen]

@@ -85,6 +85,7 @@ def hosted() -> tuple[HostedStream, Files, Files]:
         queue=queue,
         notify=lambda _: None,
         grown=lambda _: None,
+        split_soon=lambda _: None,
     )
     made.hello(wire.Hello("a", "1", "clicks", positions=(wire.Position(OWN, 0),)), "line", 0.0)
     return made, own, other

@@ -14,7 +14,7 @@ from s4node.events.event import Event, GenericEvent
 from s4node.events.keys import Partitioner
 from s4node.events.routing import KeyRule, Router
 from s4node.events.schema import EventType, OpenType, TypeReader
-from s4node.log.split import Part, array_of, take_apart
+from s4node.log.split import Part, Splitting, array_of
 from s4node.net.wire import frame as wire
 from s4node.net.wire.decoder import FrameDecoder
 
@@ -85,6 +85,17 @@ def test_events_of_a_type_that_nobody_declared_are_refused_the_others_go() -> No
     ]
 
 
+def test_a_frame_is_split_piece_by_piece() -> None:
+    body = msgspec.msgpack.encode([["ann", 1], *[5] * 1500, ["joe", 2]])
+    data = wire.Data(
+        "clicks", 0, "p", 10, 1502, (wire.Section(CLICK.fingerprint, 1502, len(body)),)
+    )
+    splitting = Splitting(data, memoryview(body), READERS, placing(lambda e: len(e.user)))
+    assert [splitting.next_piece() for _ in range(3)] == [False, False, True]
+    assert [part.numbers for part in splitting.parts()] == [[10, 1511]]
+    assert [index for index, _ in splitting.refusals] == list(range(1, 1501))
+
+
 def test_json_stays_json_and_is_checked_against_the_type() -> None:
     body = b'[{"user":"ann","n":1},{"user":"joe","m":2},{"n":3},{"user":"zoe"}]'
     data = wire.Data(
@@ -153,3 +164,17 @@ class Numbers(Partitioner):
 
 def placing(find: Callable[[Any], int]) -> Router:
     return Router(KeyRule(find), Numbers(9))
+
+
+def take_apart(
+    data: wire.Data,
+    body: memoryview,
+    readers: dict[int, TypeReader],
+    router: Router | None,
+    skip: int = 0,
+) -> tuple[list[Part], list[tuple[int, str]]]:
+    """The parts and the refusals of a frame."""
+    splitting = Splitting(data, body, readers, router, skip)
+    while not splitting.next_piece():
+        pass
+    return splitting.parts(), splitting.refusals

@@ -112,12 +112,37 @@ async def test_a_frame_over_the_limit_is_answered_to_its_producer_and_the_peer_s
     assert counts(node)["bad frames"] == 1
 
 
-async def test_an_envelope_over_the_limit_closes_its_connection_only(node: Node) -> None:
+async def test_an_envelope_over_the_limit_is_answered_and_the_peer_stays(node: Node) -> None:
     async with raw_peer(node.container.address) as peer:
         await peer.open("clicks", "raw", Click)
         await peer.send(wire.MAGIC + bytes(17_000_000))
-        await until(lambda: counts(node)["connections"] == 2)  # it has dialled again
-        await node.works()
+        assert "a message of 17000004 bytes is over the limit of 16777216" in await error_of(peer)
+        await peer.send_frames(data_frame("clicks", "raw", 0, [Click("ann", 1)]))
+        await until(lambda: node.seen == [1])
+    assert counts(node) == {"connections": 1, "bad frames": 1}
+
+
+async def test_a_frame_of_too_many_events_is_answered_to_its_producer(node: Node) -> None:
+    async with raw_peer(node.container.address) as peer:
+        await peer.open("clicks", "raw", Click)
+        many = data_frame("clicks", "raw", 0, [Click("a", 1)] * 16_385)
+        await peer.send_frames(many, data_frame("clicks", "raw", 0, [Click("ann", 2)]))
+        verdict = await peer.receive_until(lambda frame: getattr(frame, "error", ""))
+        assert "a frame of 16385 events is over the limit of 16384" in verdict.error
+        assert (verdict.stream, verdict.producer) == ("clicks", "raw")
+        await until(lambda: node.seen == [2])
+
+
+async def test_a_peer_that_asks_too_often_is_told_once_and_counted() -> None:
+    node = Node()
+    settings = {"s4.listener.hellosPerSecond": "2"}
+    async with (
+        running(node.app, settings) as node.container,
+        raw_peer(node.container.address) as peer,
+    ):
+        await peer.send(wire.envelope([GOOD] * 12))
+        assert "beyond 2 a second wait (s4.listener.hellosPerSecond)" in await error_of(peer)
+        await until(lambda: counts(node)["limits reached"] == 1)
 
 
 async def test_good_frames_beside_a_bad_one_are_taken(node: Node) -> None:
@@ -149,7 +174,7 @@ async def test_good_frames_beside_a_bad_one_are_taken(node: Node) -> None:
             10**12,
             0,
             0,
-            "a section of 4 bytes announces 1000000000000 events",
+            "a frame of 1000000000000 events is over the limit of 16384",
         ),
         ([(1, 1, 2), (2, 1, 2)], b"\x00", 2, 0, 0, "order has 1 bytes for 2 events"),
         ([(1, 1, 2), (2, 1, 2)], b"\x00\x00", 2, 0, 0, "order and section 0 disagree"),
@@ -415,10 +440,11 @@ async def test_more_peers_than_allowed_are_turned_away_and_counted() -> None:
     node = Node()
     settings = {"s4.listener.maxConnections": "2"}
     async with running(node.app, settings) as node.container:
-        async with AsyncExitStack() as crowd:
+        async with AsyncExitStack() as crowd, trio.open_nursery() as busy:
             for _ in range(2):
                 peer = await crowd.enter_async_context(raw_peer(node.container.address))
                 await peer.open("clicks", "raw", Click)
+                busy.start_soon(go_on, peer)
             third = await trio.open_tcp_stream(*tcp(node.container.address))
             told = b"".join([part async for part in third])
             assert b"the node has 2 connections (s4.listener.maxConnections)" in told
@@ -433,8 +459,35 @@ async def test_more_peers_than_allowed_are_turned_away_and_counted() -> None:
             assert counts(node)["connections refused"] > 2
             warned = [each for each in logs if each["event"].startswith("too many")]
             assert warned == []  # the third has been told already
+            busy.cancel_scope.cancel()
         await until(lambda: not node.container.listener.connections)
         await node.works()
+
+
+async def test_a_peer_that_is_silent_for_longest_makes_room() -> None:
+    node = Node()
+    settings = {"s4.listener.maxConnections": "2"}
+    async with (
+        running(node.app, settings) as node.container,
+        raw_peer(node.container.address) as silent,
+        raw_peer(node.container.address) as other,
+        trio.open_nursery() as busy,
+    ):
+        await silent.open("clicks", "silent", Click)
+        await other.open("clicks", "other", Click)
+        busy.start_soon(go_on, other)
+        await node.works()  # as soon as the other one has been silent for a second
+        assert counts(node)["connections ended"] >= 1
+        busy.cancel_scope.cancel()
+        last = await silent.receive_until(lambda frame: isinstance(frame, wire.Drain))
+        assert "it is silent for longest, and others want to connect" in last.reason
+
+
+async def go_on(peer: RawPeer) -> None:
+    """Have a peer send something all the time."""
+    while True:
+        await peer.send_frames(wire.Idle("clicks", "raw"))
+        await trio.sleep(0.05)
 
 
 async def test_a_port_in_use_is_told_with_the_setting_to_change() -> None:

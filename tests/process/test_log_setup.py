@@ -14,6 +14,7 @@ import pytest
 import structlog
 from harness import ROOT
 
+from s4node import clocks
 from s4node.errors import ConfigError
 from s4node.logger import get_logger
 from s4node.process.log_setup import configure
@@ -253,6 +254,27 @@ def test_loggers_are_called_after_the_first_folder_of_their_module() -> None:
     }
     assert len(named) > 4
     assert [each for each in named if each[1] != f'"s4node.{each[0]}"'] == []
+
+
+def test_lines_of_one_kind_are_bounded_in_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(clocks, "steady", lambda: now)
+
+    def say() -> None:
+        nonlocal now
+        for n in range(80):
+            get_logger("s4node.net").warning("bad frame", n=n)
+            structlog.get_logger("app").info("an app's own line", n=n)
+        get_logger("s4node.net").warning("another kind")
+        now += 1
+        get_logger("s4node.net").warning("bad frame", n=80)
+
+    lines = lines_of(say)
+    ours = [line for line in lines if line["event"] == "bad frame"]
+    assert [line["n"] for line in ours] == [*range(50), 80]
+    assert ours[-1]["left_out"] == 30
+    assert sum(line["event"] == "another kind" for line in lines) == 1
+    assert sum(line["event"] == "an app's own line" for line in lines) == 80
 
 
 # -- set-up ---------------------------------------------------------------------------------------

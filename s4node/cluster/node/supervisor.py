@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -35,6 +36,7 @@ from s4node.errors import ContainerFailed
 from s4node.events.schema import UNREADABLE
 from s4node.logger import get_logger
 from s4node.metrics.statistics import ContainerStatistics
+from s4node.net.ingress import node_totals
 
 log = get_logger("s4node.cluster")
 
@@ -192,6 +194,7 @@ class ContainerProcess:
                 self.address = ""
                 self.prepared = None
                 self.statistics = None
+        node_totals.clear(self.begin.place)
         self._exited(process.returncode)
 
     async def _open(self) -> tuple[socket.socket, trio.Process]:
@@ -334,8 +337,9 @@ class ContainerProcess:
 class Supervisor:
     """The container processes of a node or a launcher; see :func:`supervising`."""
 
-    def __init__(self, nursery: trio.Nursery, limits: Limits) -> None:
+    def __init__(self, nursery: trio.Nursery, limits: Limits, totals: str) -> None:
         self.limits = limits
+        self._totals = totals
         self.processes: list[ContainerProcess] = []
         self.changed = trio.Event()
         """Set, and replaced by a new event, whenever a process has changed."""
@@ -344,7 +348,11 @@ class Supervisor:
     def start(self, begin: supervisor_protocol.Begin) -> ContainerProcess:
         """Start a container process and keep it alive."""
         seconds = min(begin.pulse_seconds, self.limits.pulse_interval)
-        begin = msgspec.structs.replace(begin, pulse_seconds=seconds)
+        taken = {process.begin.place for process in self.processes}
+        place = next(number for number in count(1) if number not in taken)
+        begin = msgspec.structs.replace(
+            begin, pulse_seconds=seconds, totals=self._totals, place=place
+        )
         process = ContainerProcess(begin, self.limits, self._change)
         self.processes.append(process)
         self._nursery.start_soon(process.run)
@@ -373,11 +381,12 @@ class Supervisor:
 @asynccontextmanager
 async def supervising(limits: Limits) -> AsyncIterator[Supervisor]:
     """A supervisor for the block; processes that still run at its end are killed."""
-    async with trio.open_nursery() as nursery:
-        try:
-            yield Supervisor(nursery, limits)
-        finally:
-            nursery.cancel_scope.cancel()
+    with node_totals.shared() as totals:
+        async with trio.open_nursery() as nursery:
+            try:
+                yield Supervisor(nursery, limits, totals)
+            finally:
+                nursery.cancel_scope.cancel()
 
 
 def _ending(status: int | None) -> str:

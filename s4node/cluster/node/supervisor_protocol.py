@@ -75,6 +75,9 @@ class Begin(Message, tag="begin", frozen=True):
     savepoint: str = ""
     """The folder of the savepoint that the app will go on from, which it checks if it is held."""
     pulse_seconds: float = 1.0
+    totals: str = ""
+    """The file in which the node's processes count what peers take up together."""
+    place: int = 0
 
 
 class Go(Message, tag="go", frozen=True):

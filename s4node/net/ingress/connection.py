@@ -18,7 +18,7 @@ from typing import Protocol
 import trio
 
 from s4node.errors import StageBroken
-from s4node.events.schema import TypeDecl
+from s4node.events.schema import size_of
 from s4node.net.ingress.peer_limits import Budget, PeerLimits, Rate
 from s4node.net.ingress.producer_lane import LaneOwner, ProducerLane
 from s4node.net.transport.network import AcceptedPipe
@@ -38,6 +38,7 @@ class Peers(Protocol):
     unread: Budget[Connection]
     unfinished: Budget[Connection]
     lanes: Budget[Connection]
+    types: Budget[Connection]
 
     def has_news(self, connection: Connection) -> None:
         """Have the next flush send the connection's news."""
@@ -45,6 +46,10 @@ class Peers(Protocol):
 
     def warn(self, event: str, peer: str = "", **facts: object) -> None:
         """Log a warning caused by a peer, now and then."""
+        ...
+
+    def end_largest(self) -> None:
+        """End connections until no budget is exceeded by those of this process."""
         ...
 
 
@@ -68,11 +73,13 @@ class Connection:
         self.silent = trio.Event()
         self.scope = trio.CancelScope()
         self.spoke = False  # a good frame has come
+        self.heard = trio.current_time()  # when it has sent something last
         self.congested = False  # nothing more is read for now
         self._listener = listener
         self._hellos = Rate(listener.limits.hellos_per_second)
         self._lanes: dict[tuple[str, str], int] = {}  # by stream and producer
         self._type_bytes = 0
+        self._told_rate = False
         self._progress: tuple[object, float] = (None, 0.0)
 
     def notify(self, lane: ProducerLane) -> None:
@@ -218,9 +225,8 @@ class Connection:
         size = self._answer_bytes + (0 if self.socket is None else self.socket.unsent)
         if size > self._listener.limits.own_unread_bytes:
             self.congested = True
-        most = self._listener.unread.set(self, size)
-        if most is not None:
-            most.end_because("it does not read its answers")
+        if self._listener.unread.set(self, size) is not None:
+            self._listener.end_largest()
 
     def count_hello(self) -> None:
         """Note a hello, a query or a bad frame."""
@@ -228,6 +234,14 @@ class Connection:
         self._hellos.count(now)
         if self._hellos.seconds_until_next(now):
             self.congested = True
+            if not self._told_rate:
+                self._told_rate = True
+                reason = self._limited(
+                    f"hellos, queries and bad frames beyond "
+                    f"{self._listener.limits.hellos_per_second:g} a second wait "
+                    f"(s4.listener.hellosPerSecond)"
+                )
+                self.answer(wire.encode_frame(wire.Verdict("", "", error=reason)))
 
     async def wait_clear(self) -> None:
         """Wait until more may be read."""
@@ -242,25 +256,38 @@ class Connection:
     def refusal(self, hello: wire.Hello, partitions: int) -> str:
         """Why a peer may not open a stream of so many partitions on top of others, or empty."""
         limits = self._listener.limits
-        self._type_bytes += _size_of(hello.types)
-        if self._type_bytes > limits.type_bytes:
-            return (
+        types = sum(map(size_of, hello.types))
+        if self._type_bytes + types > limits.own_type_bytes:
+            return self._limited(
                 f"stream {hello.stream!r}: this connection has declared event types of more than "
-                f"{limits.type_bytes} bytes (s4.listener.typeBytes); use smaller types"
+                f"{limits.own_type_bytes} bytes (a 64th of s4.listener.typeBytes); use smaller "
+                f"types, or another connection"
             )
         opened = hello.stream, hello.peer
         lanes = sum(self._lanes.values()) + partitions - self._lanes.get(opened, 0)
         if lanes > limits.own_lanes:
-            return (
-                f"stream {hello.stream!r}: with producer {hello.peer!r} this connection would have "
-                f"{lanes} lanes, more than {limits.own_lanes} (a quarter of s4.listener.maxLanes); "
-                f"use another connection"
+            return self._limited(
+                f"stream {hello.stream!r}: with {hello.peer!r} this connection would have {lanes} "
+                f"lanes, more than {limits.own_lanes} (a quarter of s4.listener.maxLanes); use "
+                f"another connection"
             )
+        self._type_bytes += types
         self._lanes[opened] = partitions
-        most = self._listener.lanes.set(self, lanes)
-        if most is not None:
-            most.end_because("it has more lanes than others, and the node has too many")
+        self._listener.types.set(self, self._type_bytes)
+        self._listener.lanes.set(self, lanes)
+        self._listener.end_largest()
         return ""
+
+    def left(self, stream: str, peer: str) -> None:
+        """Note that a producer or reader has ended."""
+        if self._lanes.pop((stream, peer), None) is not None:
+            self._listener.lanes.set(self, sum(self._lanes.values()))
+
+    def _limited(self, reason: str) -> str:
+        """Count and log that a limit has taken effect; return the reason, for the peer."""
+        self._listener.counts["limits reached"] += 1
+        self.warn("a peer has reached a limit", reason=reason)
+        return reason
 
     def stalled(self, now: float) -> str:
         """Why to end a connection on which nothing has gone on for too long; empty if not so."""
@@ -282,6 +309,7 @@ class Connection:
     def end_because(self, reason: str) -> None:
         """End the connection, and tell the peer why."""
         if self.scope.cancel_called:
+            self.released()
             return
         self._listener.counts["connections ended"] += 1
         self.warn("a connection was ended", reason=reason)
@@ -296,7 +324,7 @@ class Connection:
     def released(self) -> None:
         """Give back what the connection took up, when it has ended."""
         listener = self._listener
-        for budget in (listener.unread, listener.unfinished, listener.lanes):
+        for budget in (listener.unread, listener.unfinished, listener.lanes, listener.types):
             budget.set(self, 0)
 
     @property
@@ -314,12 +342,3 @@ class Connection:
 def last_word(reason: str) -> bytes:
     """The envelope that tells a peer why its connection is ended."""
     return wire.envelope([wire.encode_frame(wire.Drain(reason))])
-
-
-def _size_of(types: Iterable[TypeDecl]) -> int:
-    """The bytes of declared types, about."""
-    size = 0
-    for declared in types:
-        size += len(declared.name) + 16
-        size += sum(len(name) + len(words) for name, words, _ in declared.fields)
-    return size

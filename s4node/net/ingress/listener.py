@@ -25,11 +25,12 @@ from s4node import clocks
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import ConfigError, RemoteFrameError, StageBroken
+from s4node.log_throttle import LogThrottle
 from s4node.logger import get_logger
+from s4node.net.ingress import node_totals
 from s4node.net.ingress.connection import Connection, last_word
 from s4node.net.ingress.peer_limits import Budget, PeerLimits
 from s4node.net.transport import network
-from s4node.net.transport.log_throttle import LogThrottle
 from s4node.net.transport.network import Caller, Place
 from s4node.net.transport.pair_socket import host_and_port
 from s4node.net.wire import frame as wire
@@ -39,6 +40,8 @@ log = get_logger("s4node.net")
 _DRAIN_SECONDS = 0.002
 _RETRY_SECONDS = 0.005
 _WARNING_SECONDS = 60.0
+_SILENT_SECONDS = 1.0
+_LOOK_SECONDS = 1.0
 
 
 class FrameHandler(Protocol):
@@ -107,9 +110,10 @@ class Listener:
         self._max_envelope = max_envelope_bytes
         self._max_frame = max_frame_bytes
         self.limits = limits
-        self.unread: Budget[Connection] = Budget(limits.unread_bytes)
-        self.lanes: Budget[Connection] = Budget(limits.lanes)
-        self.unfinished: Budget[Connection] = Budget(limits.unfinished_bytes)
+        self.unread: Budget[Connection] = node_totals.budget(0, limits.unread_bytes)
+        self.lanes: Budget[Connection] = node_totals.budget(1, limits.lanes)
+        self.unfinished: Budget[Connection] = node_totals.budget(2, limits.unfinished_bytes)
+        self.types: Budget[Connection] = node_totals.budget(3, limits.type_bytes)
         self._hosts: Counter[str] = Counter()
         self._handshake = handshake_seconds
         self.verdict_delay = verdict_delay
@@ -258,10 +262,14 @@ class Listener:
         own = self._hosts[host] >= per_host
         if not own and len(self.connections) < self.limits.connections:
             return ""
-        for connection in self.connections:
-            if not connection.spoke and (connection.host == host or not own):
-                connection.end_because("it has sent nothing, and others want to connect")
-                return ""
+        silent = min(
+            (each for each in self.connections if each.host == host or not own),
+            key=lambda each: (each.spoke, each.heard),
+        )
+        if not silent.spoke or silent.heard < trio.current_time() - _SILENT_SECONDS:
+            what = "is silent for longest" if silent.spoke else "has sent nothing"
+            silent.end_because(f"it {what}, and others want to connect")
+            return ""
         if own:
             return (
                 f"the node has {per_host} connections from {host} "
@@ -272,17 +280,28 @@ class Listener:
     async def _end_stalled(self) -> None:
         """End connections on which nothing goes on."""
         while True:
-            await trio.sleep(self.limits.patience / 8)
+            await trio.sleep(min(_LOOK_SECONDS, self.limits.patience / 8))
             now = trio.current_time()
             for connection in list(self.connections):
                 if reason := connection.stalled(now):
                     connection.end_because(reason)
+            self.end_largest()
+
+    def end_largest(self) -> None:
+        """End connections until no budget is exceeded by those of this process."""
+        for budget, reason in (
+            (self.unread, "it does not read its answers"),
+            (self.lanes, "it has more lanes than others, and the node has too many"),
+            (self.unfinished, "it has the longest unfinished message, and the node has too many"),
+            (self.types, "it has declared more types than others, and the node has too many"),
+        ):
+            while (largest := budget.largest()) is not None:
+                largest.end_because(reason)
 
     def _count_unfinished(self, connection: Connection) -> None:
         assert connection.socket is not None
-        most = self.unfinished.set(connection, connection.socket.unfinished)
-        if most is not None:
-            most.end_because("it has the longest unfinished message, and the node has too many")
+        if self.unfinished.set(connection, connection.socket.unfinished) is not None:
+            self.end_largest()
 
     async def _serve_peer(self, caller: Caller) -> None:
         peer = caller.name
@@ -331,6 +350,7 @@ class Listener:
                 if connection.arrived.is_set():
                     patience.deadline = math.inf
                 if taken:
+                    connection.heard = trio.current_time()
                     self._handler.on_drained()
         if patience.cancelled_caught or connection.socket.fault:
             self.counts["strangers"] += 1
@@ -340,22 +360,29 @@ class Listener:
     def _drain(self, connection: Connection) -> bool:
         """Handle the frames that have arrived, up to a bound; return False if there are none."""
         assert connection.socket is not None
-        until = clocks.steady() + _DRAIN_SECONDS
+        until, limit = clocks.steady() + _DRAIN_SECONDS, self.limits.frame_events
         taken = False
         while True:
-            if connection.frames is None:
-                data = connection.socket.receive_nowait()
-                if data is None:
-                    return taken
-                taken = True
-                connection.frames = wire.read_envelope(data, self._max_frame)
             try:
+                if connection.frames is None:
+                    data = connection.socket.receive_nowait()
+                    if data is None:
+                        return taken
+                    taken = True
+                    connection.frames = wire.read_envelope(data, self._max_frame)
                 for frame in connection.frames:
+                    header = frame.header
                     if isinstance(frame, wire.BadFrame):
-                        connection.bad_frame(frame.reason, frame.header)
+                        connection.bad_frame(frame.reason, header)
+                    elif isinstance(header, wire.Data) and header.count > limit:
+                        connection.bad_frame(
+                            f"a frame of {header.count} events is over the limit of {limit} "
+                            f"(s4.listener.maxFrameEvents)",
+                            header,
+                        )
                     else:
                         connection.spoke = True
-                        if isinstance(frame.header, (wire.Hello, wire.Query)):
+                        if isinstance(header, (wire.Hello, wire.Query)):
                             connection.count_hello()
                         self._handler.on_frame(frame, connection)
                     if clocks.steady() >= until or connection.congested:
@@ -363,5 +390,5 @@ class Listener:
             except RemoteFrameError as error:
                 connection.bad_frame(str(error))
             connection.frames = None
-            if connection.congested:
+            if connection.congested or clocks.steady() >= until:  # also after an empty envelope
                 return True

@@ -4,12 +4,14 @@ Rules
 - They hold for every peer, trusted or not.
 - What connections take up together has a budget. If it is exceeded, the connection that takes most
   of it is the one to end: a peer that takes its fair share is never that one.
+- Several processes of a node share a budget: what each takes up is in a row of a file. The process
+  that takes up most ends a connection.
 - What a connection asks for beyond its rate is not refused, but read later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, MutableSequence, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from s4node.config import settings
@@ -21,6 +23,7 @@ _BURST_SECONDS = 4
 class PeerLimits(NamedTuple):
     """The configured limits; see the settings of these names."""
 
+    frame_events: int
     connections: int
     connections_per_host: int
     patience: float
@@ -34,6 +37,7 @@ class PeerLimits(NamedTuple):
     def configured(cls, config: Config) -> PeerLimits:
         """The limits that ``config`` has."""
         return cls(
+            config[settings.LISTENER_MAX_FRAME_EVENTS],
             config[settings.LISTENER_MAX_CONNECTIONS],
             config[settings.LISTENER_MAX_CONNECTIONS_PER_HOST],
             config[settings.LISTENER_PATIENCE],
@@ -50,6 +54,11 @@ class PeerLimits(NamedTuple):
         return self.unread_bytes // 64
 
     @property
+    def own_type_bytes(self) -> int:
+        """The most bytes of event types that one connection may declare."""
+        return self.type_bytes // 64
+
+    @property
     def own_lanes(self) -> int:
         """The most lanes of one connection."""
         return max(1, self.lanes // 4)
@@ -59,11 +68,18 @@ Owner = TypeVar("Owner", bound=Hashable)
 
 
 class Budget(Generic[Owner]):
-    """What its owners take up of something, together at most ``limit``."""
+    """What its owners take up of something, together at most ``limit``.
 
-    def __init__(self, limit: int) -> None:
+    The row ``number`` of ``rows`` has the totals of the node's processes, at ``own`` that of this
+    process.
+    """
+
+    def __init__(
+        self, limit: int, rows: Sequence[MutableSequence[int]], number: int, own: int
+    ) -> None:
         self.limit = limit
         self.total = 0
+        self._rows, self._number, self._own = rows, number, own
         self._amounts: dict[Owner, int] = {}
 
     def set(self, owner: Owner, amount: int) -> Owner | None:
@@ -71,7 +87,13 @@ class Budget(Generic[Owner]):
         self.total += amount - self._amounts.pop(owner, 0)
         if amount:
             self._amounts[owner] = amount
-        if self.total <= self.limit:
+        self._rows[self._number][self._own] = self.total
+        return self.largest()
+
+    def largest(self) -> Owner | None:
+        """The owner to end now: the largest, if the budget is exceeded and it is one of ours."""
+        totals = self._rows[self._number]
+        if not self.total or sum(totals) <= self.limit or self.total < max(totals):
             return None
         return max(self._amounts, key=self._amounts.__getitem__)
 

@@ -115,7 +115,7 @@ class AcceptedSocket:
         self._buffer = buffer
         self._on_change = on_change
         self._splitting = SpMessages(max_bytes)
-        self._messages: deque[bytes] = deque()
+        self._messages: deque[bytes | RemoteFrameError] = deque()
         self._rest = memoryview(b"")
         self._has_rest = trio.lowlevel.ParkingLot()
         self._has_room = trio.lowlevel.ParkingLot()
@@ -126,7 +126,7 @@ class AcceptedSocket:
         self.unfinished = self.taken = self.sent = 0
 
     def receive_nowait(self) -> bytes | None:
-        """The next envelope, or None if none has arrived."""
+        """The next envelope, or None; raises RemoteFrameError for one that is too long."""
         while not self._messages:
             try:
                 size = self._raw.recv_into(self._buffer)
@@ -149,7 +149,10 @@ class AcceptedSocket:
             if not self.connected and self._splitting.greeted:
                 self.connected = True
                 self._on_change(True)
-        return self._messages.popleft()
+        message = self._messages.popleft()
+        if isinstance(message, RemoteFrameError):
+            raise message
+        return message
 
     def send_nowait(self, data: bytes) -> bool:
         """Send an envelope; return False, without sending, while it cannot be accepted."""

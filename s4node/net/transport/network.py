@@ -49,7 +49,10 @@ class Pipe(Protocol):
 
 
 class AcceptedPipe(Pipe, Protocol):
-    """A node's end of a connection, which ends with it. ``wait_readable`` returns at the end."""
+    """A node's end of a connection, which ends with it. ``wait_readable`` returns at the end.
+
+    ``receive_nowait`` raises RemoteFrameError in the place of an envelope that is too long.
+    """
 
     fault: str
     """How the peer has broken the framing of envelopes, which has ended it; empty if it has not."""

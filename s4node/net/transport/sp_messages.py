@@ -2,6 +2,7 @@
 
 Rules
 - Memory follows the bytes that have come, never the length that a peer announces.
+- A message that is too long is passed over as it comes, and costs no memory.
 - A message that has come whole is copied once. The bytes of an unfinished one are kept here, and
   each is copied once more, so the work is linear in the bytes. They are kept in pieces: many arrays
   that grow at the same time leave holes in the memory of the process, several times their size.
@@ -28,7 +29,7 @@ def framed(message: bytes) -> bytes:
 class SpMessages:
     """Splits the bytes of one connection into messages of at most ``max_bytes``."""
 
-    __slots__ = ("_head", "_max_bytes", "_pieces", "_size", "greeted", "unfinished")
+    __slots__ = ("_head", "_max_bytes", "_passed", "_pieces", "_size", "greeted", "unfinished")
 
     def __init__(self, max_bytes: int) -> None:
         self.greeted = False
@@ -37,17 +38,23 @@ class SpMessages:
         self._head = b""  # of a handshake or a length
         self._pieces: list[bytearray] = []
         self._size = 0  # of the message in pieces; 0 if there is none
+        self._passed = 0  # the bytes of a message to pass over
         self.unfinished = 0
         """The bytes of a message that has not come whole."""
 
-    def split(self, data: memoryview) -> list[bytes]:
+    def split(self, data: memoryview) -> list[bytes | RemoteFrameError]:
         """The messages that end in ``data``, which may change afterwards.
 
-        Raises RemoteFrameError for another handshake, and for a longer message.
+        A longer message is an error in the list. Raises RemoteFrameError for another handshake.
         """
-        found: list[bytes] = []
+        found: list[bytes | RemoteFrameError] = []
         at, end = 0, len(data)
         while at < end:
+            if self._passed:
+                gone = min(self._passed, end - at)
+                self._passed -= gone
+                at += gone
+                continue
             if not self._size:
                 if self._head or end - at < _LENGTH.size:
                     missing = _LENGTH.size - len(self._head)
@@ -64,9 +71,14 @@ class SpMessages:
                     continue
                 (size,) = _LENGTH.unpack(head)
                 if size > self._max_bytes:
-                    raise RemoteFrameError(
-                        f"a message of {size} bytes is over the limit of {self._max_bytes}"
+                    self._passed = size
+                    found.append(
+                        RemoteFrameError(
+                            f"a message of {size} bytes is over the limit of {self._max_bytes} "
+                            f"(s4.listener.maxEnvelopeBytes)"
+                        )
                     )
+                    continue
                 if size <= end - at:
                     found.append(bytes(data[at : at + size]))
                     at += size

@@ -13,12 +13,14 @@ Rules
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 import msgspec
 
 from s4node.errors import LocalFrameError, RemoteFrameError
+from s4node.events.plain_values import PLAIN, value_of
 from s4node.events.schema import TypeDecl
 
 VERSION = 1
@@ -161,7 +163,10 @@ where verdicts come with commits, commits are made often enough."""
 MAX_SECTIONS = 256
 """The most sections of a frame: ``order`` has a byte for each event."""
 
-Headers: TypeAlias = dict[str, Any]
+if TYPE_CHECKING:
+    Headers: TypeAlias = dict[str, Any]
+else:
+    Headers = dict[str, PLAIN]
 
 
 class _Header(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -345,8 +350,32 @@ class BadFrame(NamedTuple):
     header: Header | None = None
 
 
+class _RawQuery(_Header, tag=7, frozen=True):
+    id: int
+    question: str
+    arguments: dict[str, msgspec.Raw] = {}
+    headers: Headers = {}
+
+    def plain(self) -> Query:
+        values = {name: value_of(raw) for name, raw in self.arguments.items()}
+        return Query(self.id, self.question, values, self.headers)
+
+
+class _RawAnswer(_Header, tag=8, frozen=True):
+    id: int
+    values: dict[str, msgspec.Raw] = {}
+    error: str = ""
+    headers: Headers = {}
+
+    def plain(self) -> Answer:
+        values = {name: value_of(raw) for name, raw in self.values.items()}
+        return Answer(self.id, values, self.error, self.headers)
+
+
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Header)
+_decoder = msgspec.msgpack.Decoder(
+    Hello | Data | Verdict | Watermark | Idle | EndOfStream | Drain | _RawQuery | _RawAnswer
+)
 _UNDECODABLE = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
 
 
@@ -417,7 +446,9 @@ def read_envelope(data: bytes, max_frame_bytes: int) -> Iterator[Frame | BadFram
             yield BadFrame(_over(size, max_frame_bytes))
         else:
             try:
-                header = _decoder.decode(view[at + 8 : body_at])
+                read = _decoder.decode(view[at + 8 : body_at])
+                raw = isinstance(read, (_RawQuery, _RawAnswer))
+                header: Header = read.plain() if raw else read
             except _UNDECODABLE as error:  # bad UTF-8 is a plain ValueError
                 yield BadFrame(f"the header at offset {at + 8} does not decode: {error}")
             else:
@@ -470,7 +501,8 @@ def check_sections(header: Data, body: memoryview) -> str:
     if len(header.sections) > 1:
         if len(header.order) != header.count:
             return f"order has {len(header.order)} bytes for {header.count} events"
+        counts = Counter(header.order)
         for index, section in enumerate(header.sections):
-            if header.order.count(index) != section.count:
+            if counts[index] != section.count:
                 return f"order and section {index} disagree on its number of events"
     return ""

@@ -24,6 +24,9 @@ from s4node.runtime.inputs.ports import Ports
 from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.outputs.subscribers import Subscribers
 
+_MOST_EARLY = 4096
+_NO_BODY = memoryview(b"")
+
 
 class FrameRouter:
     """The listener of a container, and the log that it has, if any.
@@ -80,7 +83,7 @@ class FrameRouter:
             await nursery.start(self.listener.serve)
         early, self._early = self._early, []
         for frame, connection in early:
-            if connection.live:
+            if connection.live and not connection.scope.cancel_called:
                 self.on_frame(frame, connection)
 
     def attach_loop(self, loop: RunLoop) -> None:
@@ -121,7 +124,9 @@ class FrameRouter:
             connection.answer(no_log(header))
         elif not self._opened:
             if isinstance(header, wire.Hello):
-                self._early.append((frame, connection))
+                self._early.append((wire.Frame(header, _NO_BODY), connection))
+                if len(self._early) > _MOST_EARLY:
+                    connection.end_because("the app is not open yet, and too many wait for it")
         elif isinstance(header, wire.Data):
             self._on_data(header, frame.body, connection)
         elif isinstance(header, wire.Hello):

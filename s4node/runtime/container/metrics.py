@@ -82,6 +82,7 @@ def _container(statistics: ContainerStatistics) -> dict[str, Value]:
         "bad-frames": statistics.peers.get("bad frames", 0),
         "connections-refused": statistics.peers.get("connections refused", 0),
         "connections-ended": statistics.peers.get("connections ended", 0),
+        "limits-reached": statistics.peers.get("limits reached", 0),
         "sink-batches": statistics.published.get("batches", 0),
         "sink-events": statistics.published.get("events", 0),
     }

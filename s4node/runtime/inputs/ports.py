@@ -212,6 +212,7 @@ class Ports:
         port = self.port(end.stream)
         if port is not None:
             port.admission.forget(end.producer, connection)
+            connection.left(end.stream, end.producer)
 
     def gone(self, connection: Connection) -> None:
         """Forget a connection that has ended."""

@@ -71,6 +71,8 @@ class Subscribers:
                 f"of a log"
             )
             return self._refusal(hello, reason, StartpointError.__name__)
+        if reason := connection.refusal(hello, 1):
+            return self._refusal(hello, reason)
         self.subscribers.setdefault(stream.name, {})[connection] = Subscriber(
             hello, [kind.cls for kind in stream.types], self._node, self._queue_size
         )

@@ -44,8 +44,16 @@ def test_an_unfinished_message_costs_the_bytes_that_have_come_and_not_those_anno
 @pytest.mark.parametrize("size", [MOST + 1, 1 << 63, (1 << 64) - 1])
 def test_a_message_over_the_limit_is_refused_when_its_length_has_come(size: int) -> None:
     splitting = SpMessages(MOST)
-    with pytest.raises(RemoteFrameError, match=f"a message of {size} bytes is over the limit"):
-        splitting.split(memoryview(HANDSHAKE + struct.pack(">Q", size)))
+    [error] = splitting.split(memoryview(HANDSHAKE + struct.pack(">Q", size)))
+    assert f"a message of {size} bytes is over the limit of {MOST}" in str(error)
+    assert splitting.split(memoryview(bytes(MOST))) == []
+    assert splitting.unfinished == 0
+
+
+def test_what_comes_after_a_message_that_is_too_long_is_read() -> None:
+    splitting = SpMessages(MOST)
+    splitting.split(memoryview(HANDSHAKE + struct.pack(">Q", MOST + 5) + bytes(MOST)))
+    assert splitting.split(memoryview(bytes(5) + framed(b"next"))) == [b"next"]
 
 
 @pytest.mark.parametrize(

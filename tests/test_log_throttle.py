@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from s4node.net.transport.log_throttle import LogThrottle
+from s4node.log_throttle import LogThrottle
 
 
 def test_the_first_warning_is_written_and_a_later_one_counts_those_left_out() -> None:
@@ -12,6 +12,12 @@ def test_the_first_warning_is_written_and_a_later_one_counts_those_left_out() ->
     assert seldom.left_out("a", 60) == 2
     assert seldom.left_out("a", 119) is None
     assert seldom.left_out("a", 500) == 1
+
+
+def test_several_lines_of_a_kind_may_be_written_in_the_time() -> None:
+    often = LogThrottle(1, 3)
+    assert [often.left_out("a", now / 10) for now in range(5)] == [0, 0, 0, None, None]
+    assert [often.left_out("a", 1 + now / 10) for now in range(4)] == [2, 0, 0, None]
 
 
 def test_beyond_a_thousand_kinds_the_oldest_is_forgotten() -> None:
