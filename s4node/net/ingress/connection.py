@@ -17,6 +17,7 @@ from typing import Protocol
 
 import trio
 
+from s4node import clocks
 from s4node.errors import StageBroken
 from s4node.events.schema import size_of
 from s4node.net.ingress.peer_limits import Budget, PeerLimits, Rate
@@ -73,7 +74,7 @@ class Connection:
         self.silent = trio.Event()
         self.scope = trio.CancelScope()
         self.spoke = False  # a good frame has come
-        self.heard = trio.current_time()  # when it has sent something last
+        self.heard = clocks.steady()  # when it has sent something last, about
         self.congested = False  # nothing more is read for now
         self._listener = listener
         self._hellos = Rate(listener.limits.hellos_per_second)

@@ -266,7 +266,7 @@ class Listener:
             (each for each in self.connections if each.host == host or not own),
             key=lambda each: (each.spoke, each.heard),
         )
-        if not silent.spoke or silent.heard < trio.current_time() - _SILENT_SECONDS:
+        if not silent.spoke or silent.heard < clocks.steady() - _SILENT_SECONDS:
             what = "is silent for longest" if silent.spoke else "has sent nothing"
             silent.end_because(f"it {what}, and others want to connect")
             return ""
@@ -350,7 +350,6 @@ class Listener:
                 if connection.arrived.is_set():
                     patience.deadline = math.inf
                 if taken:
-                    connection.heard = trio.current_time()
                     self._handler.on_drained()
         if patience.cancelled_caught or connection.socket.fault:
             self.counts["strangers"] += 1
@@ -363,12 +362,13 @@ class Listener:
         until, limit = clocks.steady() + _DRAIN_SECONDS, self.limits.frame_events
         taken = False
         while True:
+            now = 0.0
             try:
                 if connection.frames is None:
                     data = connection.socket.receive_nowait()
                     if data is None:
                         return taken
-                    taken = True
+                    taken, connection.heard = True, until
                     connection.frames = wire.read_envelope(data, self._max_frame)
                 for frame in connection.frames:
                     header = frame.header
@@ -385,10 +385,13 @@ class Listener:
                         if isinstance(header, (wire.Hello, wire.Query)):
                             connection.count_hello()
                         self._handler.on_frame(frame, connection)
-                    if clocks.steady() >= until or connection.congested:
+                    now = clocks.steady()
+                    if now >= until or connection.congested:
                         return True
             except RemoteFrameError as error:
                 connection.bad_frame(str(error))
             connection.frames = None
-            if connection.congested or clocks.steady() >= until:  # also after an empty envelope
+            if (
+                connection.congested or (now or clocks.steady()) >= until
+            ):  # no frames take time, too
                 return True

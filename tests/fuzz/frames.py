@@ -1,0 +1,256 @@
+"""Frames that are well formed and mean nothing, for a node with a log and a durable stream.
+
+``python -m fuzz.frames --frames 1000000`` sends that many over real sockets. The node goes on, an
+honest sender beside them loses nothing, and the node's log has no error of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import trio
+from harness import node_process
+
+from s4node import Client, Event
+from s4node.events.event import GenericEvent
+from s4node.events.schema import EventType
+from s4node.net.transport.sp_messages import HANDSHAKE, framed
+from s4node.net.wire import frame as wire
+
+APP = """
+from s4node import App, Event, GenericEvent, ProcessingElement
+
+class Click(Event):
+    user: str
+    n: int = 0
+
+class Clicks(ProcessingElement):
+    n: int = 0
+    def on_event(self, event: Click):
+        self.n += 1
+        if event.user == "honest" and event.n < 0:
+            print("counted", self.n)
+
+class Anything(ProcessingElement):
+    n: int = 0
+    def on_event(self, event: GenericEvent):
+        self.n += 1
+
+app = App("target")
+app.create_input_stream("clicks", app.create_pe(Clicks), key="user")
+app.create_input_stream("fast", app.create_pe(Anything), key="user")
+"""
+
+
+class Click(Event):
+    user: str
+    n: int = 0
+
+
+CLICK, GENERIC = EventType(Click), EventType(GenericEvent)
+STREAMS = ("clicks", "fast", "pages", "keyed", "_sink.a", "", "none")
+PEERS = ("a", "b", "c", "~t#1", "~t#2", "~", "a\t1", "", "x" * 1100)
+NUMBERS = (0, 0, 0, 1, 1, 2, 3, 4, 5, 63, 64, 4095, 4096, 1 << 31, 1 << 62, (1 << 64) - 1, -1)
+BODIES = (
+    CLICK.encode([Click("ann", 1)]),
+    CLICK.encode([Click("ann"), Click("joe", 2)]),
+    GENERIC.encode([GenericEvent(user="ann")]),
+    b'[{"user":"ann"}]',
+    b"\x91\x05",
+    b"\x90",
+    b"",
+)
+QUESTIONS = ("list", "describe", "create", "trim", "forget", "offset", "append", "none")
+SINK_QUESTIONS = tuple(f"sink.{word}" for word in ("stage", "publish", "carried", "abort", "list"))
+HEADERS = (
+    "subscribe", "start", "fence", "former", "own_id", "new", "cluster", "epochs", "savepoint",
+    "layout", "closed", "producer", "trace",
+)  # fmt: skip
+
+
+class Frames:
+    """An endless supply of frames, the same for a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def __iter__(self) -> Iterator[bytes]:
+        while True:
+            yield self.next()
+
+    def next(self) -> bytes:
+        """A frame, some of them with a byte changed."""
+        chance = self._random
+        header, body = self._header(chance.choice((0, 0, 1, 1, 1, 1, 2, 3, 4, 5, 6, 7, 7, 8)))
+        frame = wire.encode_frame(header, body)
+        if chance.random() < 0.02:
+            spoilt = bytearray(frame)
+            spoilt[chance.randrange(8, len(frame))] = chance.randrange(256)
+            frame = bytes(spoilt)
+        return frame
+
+    def number(self) -> int:
+        return self._random.choice(NUMBERS)
+
+    def small(self) -> int:
+        return self._random.choice((0, 0, 1, 1, 2, 3, 5000))
+
+    def value(self, depth: int = 2) -> Any:
+        chance = self._random.random()
+        if depth and chance < 0.2:
+            return [self.value(depth - 1) for _ in range(self._random.randrange(3))]
+        if depth and chance < 0.3:
+            return {str(n): self.value(depth - 1) for n in range(self._random.randrange(3))}
+        return self._random.choice((None, True, 2.5, "oldest", "", "clicks", self.number()))
+
+    def headers(self) -> dict[str, Any]:
+        names = self._random.sample(HEADERS, self._random.choice((0, 0, 0, 1, 2, 4)))
+        return {name: self.value() for name in names}
+
+    def positions(self) -> tuple[wire.Position, ...]:
+        count = self._random.choice((0, 0, 1, 2, 5))
+        return tuple(
+            wire.Position(self.small(), self.number(), self.number(), self.number(), self.small())
+            for _ in range(count)
+        )
+
+    def _header(self, kind: int) -> tuple[Any, bytes]:
+        pick = self._random.choice
+        stream, peer, headers = pick(STREAMS), pick(PEERS), self.headers()
+        if kind == 0:
+            types = pick(((), (), (CLICK.declaration,), (CLICK.declaration, GENERIC.declaration)))
+            hello = wire.Hello(
+                peer, pick("123"), stream, types, "", 0, self.positions(), "", headers
+            )
+            return hello, b""
+        if kind == 1:
+            body = pick(BODIES)
+            count = pick((1, 1, 1, 2, 3, 0, self.number()))
+            mark = pick((CLICK.fingerprint, GENERIC.fingerprint, 7))
+            sections: tuple[wire.Section, ...] = (wire.Section(mark, count, len(body)),)
+            order = b""
+            if self._random.random() < 0.1:
+                sections += (wire.Section(GENERIC.fingerprint, 1, self.small()),)
+                order = pick((b"", b"\x00\x01", b"\x01"))
+            data = wire.Data(
+                stream, self.small(), peer, self.number(), count, sections,
+                pick(("", "", "crc32m:user", "=")), pick((0, 0, 0, 1, 2)), pick((0, 1, 255)), order,
+                self.number(), headers,
+            )  # fmt: skip
+            return data, body
+        if kind == 2:
+            ruling = wire.Ruling(self.small(), pick((0, 1, 2, 9)), *(self.number() for _ in "abc"))
+            return wire.Verdict(stream, peer, (ruling,), headers=headers), b""
+        if kind == 3:
+            return wire.Watermark(stream, self.small(), peer, self.number(), headers), b""
+        if kind == 4:
+            return wire.Idle(stream, peer, pick((0, 1, 7)), headers), b""
+        if kind == 5:
+            return wire.EndOfStream(stream, peer, headers), b""
+        if kind == 6:
+            return wire.Drain("enough", headers), b""
+        if kind == 7:
+            return wire.Query(self.small(), *self._question(), headers), b""
+        return wire.Answer(self.small(), {"a": self.value()}, "", headers), b""
+
+    def _question(self) -> tuple[str, dict[str, Any]]:
+        pick = self._random.choice
+        body = pick(BODIES)
+        arguments: dict[str, Any] = {
+            "stream": pick(STREAMS), "partition": self.small(), "partitions": self.small(),
+            "key": pick(("", "user")), "offset": self.number(), "before_ms": self.number(),
+            "millis": self.number(), "producer": pick(PEERS), "first": self.number(),
+            "count": pick((1, 2, self.number())), "body": pick((body, 5)),
+            "sections": pick(([[CLICK.fingerprint, 1, len(body)]], [], 5)), "types": [],
+            "order": b"", "sink": pick(PEERS), "batch": self.number(),
+            "attempts": pick(([], [["a", {0: 1}]], self.value())), "last": pick((True, False)),
+        }  # fmt: skip
+        names = [name for name in arguments if self._random.random() < 0.9]
+        return pick(QUESTIONS + SINK_QUESTIONS), {name: arguments[name] for name in names}
+
+
+class Survived(NamedTuple):
+    """What became of it."""
+
+    sent: int
+    honest: int
+    counted: int
+    errors: list[str]
+
+
+async def survived(folder: Path, frames: int, seed: int, peers: int = 8) -> Survived:
+    """Send that many frames to a node in ``folder``, beside an honest sender."""
+    (folder / "app.py").write_text(APP)
+    options = [f"s4.log.folder={folder / 'log'}", f"s4.state.folder={folder / 'state'}"]
+    options += ["s4.stream.clicks.grade=durable", "s4.stream.fast.grade=fast"]
+    options += ["s4.cluster.partitions=2", "s4.listener.hellosPerSecond=100000"]
+    settings = [word for option in options for word in ("-p", option)]
+    sent = honest = 0
+    over = trio.Event()
+
+    async def peer(number: int, address: str) -> None:
+        nonlocal sent
+        supply = iter(Frames(seed * 100 + number))
+        left = frames // peers
+        host, port = address.removeprefix("tcp://").rsplit(":", 1)
+        while left > 0:
+            async with await trio.open_tcp_stream(host, int(port)) as stream:
+                try:
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(_read, stream)
+                        await stream.send_all(HANDSHAKE)
+                        for _ in range(50):
+                            some = [next(supply) for _ in range(min(left, 40))]
+                            await stream.send_all(framed(wire.envelope(some)))
+                            left -= len(some)
+                            sent += len(some)
+                        nursery.cancel_scope.cancel()
+                except* trio.BrokenResourceError:
+                    pass
+
+    async with node_process("app.py", *settings, cwd=folder) as node:
+        async with Client(node.address) as client, trio.open_nursery() as beside:
+            clicks = await client.stream("clicks")
+
+            async def send() -> None:
+                nonlocal honest
+                while not over.is_set():
+                    await clicks.send(Click("honest", honest))
+                    honest += 1
+                    if honest % 50 == 0:
+                        assert await clicks.flush() == []
+                    await trio.sleep(0.002)
+
+            beside.start_soon(send)
+            async with trio.open_nursery() as nursery:
+                for number in range(peers):
+                    nursery.start_soon(peer, number, node.address)
+            over.set()
+        async with Client(node.address) as client:
+            clicks = await client.stream("clicks")
+            await clicks.send(Click("honest", -1))
+            assert await clicks.flush() == []
+        while not node.stdout:
+            await trio.sleep(0.01)
+        counted = int(node.stdout[0].split()[1])
+        errors = [line for line in node.stderr if "Traceback" in line or "a query failed" in line]
+    return Survived(sent, honest + 1, counted, errors)
+
+
+async def _read(stream: trio.SocketStream) -> None:
+    while await stream.receive_some(1 << 20):
+        pass
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--frames", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="s4-frames-") as place:
+        print(trio.run(survived, Path(place), given.frames, given.seed))
