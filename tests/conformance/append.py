@@ -28,6 +28,7 @@ from s4node.state.remote_log import (
     Remove,
     Request,
 )
+from s4node.state.remote_task import RemoteTask
 
 PLACE = "memory"
 _RUNS = (1, 1, 1, 2, 8)  # the requests of an owner before another one goes on
@@ -70,10 +71,12 @@ class Store:
 class History:
     """One history; ``play`` plays it, and raises AssertionError if something does not hold."""
 
-    def __init__(self, way: str, seed: int, *, ignores: bool = False, faults: float = 0.12) -> None:
+    def __init__(
+        self, way: str, seed: int, store: Store | None = None, *, faults: float = 0.12
+    ) -> None:
         self.way = way
         self.dice = random.Random(seed)
-        self.store = Store(ignores=ignores)
+        self.store = store or Store()
         self.counted: list[tuple[Owner, CommitId]] = []
         self.begun: dict[Owner, list[CommitId]] = {}  # the state that an owner began with
         self.states: dict[int, list[CommitId]] = {}  # of checkpoints
@@ -207,11 +210,27 @@ class History:
             return
 
 
+class RealStore(Store):
+    """The objects of a task at a URL."""
+
+    def __init__(self, task: RemoteTask) -> None:
+        super().__init__()
+        task.highest()  # makes its folders
+        self._task = task
+
+    def answer(self, request: Request) -> Any:
+        with self._task._files.told():
+            return self._task._answer(request)
+
+    def put(self, put: Put) -> bool:
+        return bool(self.answer(put))
+
+
 def play(way: str, seeds: Iterator[int] | range, *, ignores: bool = False) -> int:
     """Play histories, and return how many commits counted in them."""
     counted = 0
     for seed in seeds:
-        history = History(way, seed, ignores=ignores)
+        history = History(way, seed, Store(ignores=ignores))
         try:
             history.play()
         except AssertionError as error:

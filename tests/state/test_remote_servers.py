@@ -1,0 +1,92 @@
+"""State at real servers: the histories of :mod:`conformance.append`, and two writers at a time.
+
+A server that is not installed is skipped. moto needs ``pip install 'moto[server]' s3fs``, and
+versitygw its program in the path, from ``go install github.com/versity/versitygw/cmd/versitygw``,
+and s3fs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from conformance.append import History, RealStore
+
+from s4node.state.remote_job import RemoteJob
+
+pytestmark = pytest.mark.slow
+
+HISTORIES = 12
+
+
+def test_the_first_writer_of_a_name_owns_it(url: str) -> None:
+    writers = [RemoteJob(url, Path("here/app")).files for _ in "ab"]
+    root = writers[0].root
+    with ThreadPoolExecutor(2) as threads:
+        one, other = threads.map(
+            lambda files: [files.put_new(f"{root}/{n}", b"x") for n in range(200)], writers
+        )
+    assert [a != b for a, b in zip(one, other, strict=True)] == [True] * 200
+
+
+def test_what_counted_is_in_the_log_of_every_later_owner(url: str) -> None:
+    job = RemoteJob(url, Path("here/app"))
+    assert job.way() == "create"
+    for seed in range(HISTORIES):
+        History("create", seed, RealStore(job.task(f"task-{seed}"))).play()
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["moto", "versitygw"])
+def url(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    if importlib.util.find_spec("s3fs") is None:
+        pytest.skip("s3fs is not installed")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    if request.param == "moto":
+        if importlib.util.find_spec("moto") is None:
+            pytest.skip("moto is not installed")
+        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    else:
+        program = shutil.which("versitygw")
+        if program is None:
+            pytest.skip("versitygw is not in the path")
+        (tmp_path / "objects").mkdir()
+        command = [program, "--access", "user", "--secret", "password", "--port"]
+        command += [f"127.0.0.1:{port}", "posix", str(tmp_path / "objects")]
+    for name, value in (
+        ("AWS_ACCESS_KEY_ID", "user"),
+        ("AWS_SECRET_ACCESS_KEY", "password"),
+        ("AWS_DEFAULT_REGION", "us-east-1"),
+        ("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}"),
+    ):
+        monkeypatch.setenv(name, value)
+    import s3fs
+
+    s3fs.S3FileSystem.clear_instance_cache()
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            deadline = time.monotonic() + 60
+            while True:
+                try:
+                    socket.create_connection(("127.0.0.1", port)).close()
+                    break
+                except ConnectionRefusedError:
+                    assert server.poll() is None
+                    assert time.monotonic() < deadline
+            s3fs.S3FileSystem().mkdir("bucket")
+            yield "s3://bucket/state"
+        finally:
+            server.kill()
