@@ -51,6 +51,7 @@ from s4node.deploy.cluster_snapshot import (
     bottleneck_of,
     no_node,
     outboxes_of,
+    restoring_of,
     rows_of,
     state_of,
     with_rates,
@@ -417,6 +418,7 @@ def _snapshot(
         rows,
         bottleneck_of(rows),
         outboxes_of(told),
+        restoring_of(told),
     )
 
 

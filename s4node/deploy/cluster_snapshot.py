@@ -85,6 +85,15 @@ class OutboxRow(msgspec.Struct):
     bytes: int = 0
 
 
+class RestoringRow(msgspec.Struct, frozen=True):
+    """A task whose owner fetches its state from a URL: objects, and how many they are at most."""
+
+    app: str
+    task: str
+    fetched: int
+    wanted: int
+
+
 class NodeRow(msgspec.Struct, frozen=True):
     """A living node; ``problem`` is why it does not answer, or empty."""
 
@@ -123,6 +132,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     stages: list[Row]
     bottleneck: str = ""
     outboxes: list[OutboxRow] = []
+    restoring: list[RestoringRow] = []
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -198,6 +208,15 @@ def outboxes_of(reports: Iterable[ContainerStatistics]) -> list[OutboxRow]:
             row.depth += each.depth
             row.bytes += each.bytes
     return [row for _, row in sorted(rows.items()) if row.depth]
+
+
+def restoring_of(reports: Iterable[ContainerStatistics]) -> list[RestoringRow]:
+    """The tasks whose state is being fetched."""
+    return [
+        RestoringRow(report.app, task, *progress)
+        for report in reports
+        for task, progress in sorted(report.replay.restoring.items())
+    ]
 
 
 def _rank(row: Row) -> tuple[int, int]:

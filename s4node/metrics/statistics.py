@@ -117,6 +117,8 @@ class ReplayStatistics(msgspec.Struct, frozen=True):
     ``commits`` were written; ``failures`` could not be written and were tried again. By
     ``system.stream``, ``rejected`` counts events that could not be decoded, and ``lost`` events
     that retention deleted before they were read. By stream, ``left_out`` counts poison events.
+    ``restoring`` has, by task that is being restored from a URL, the objects that were fetched and
+    how many will be at most, as far as is known.
     """
 
     progress: tuple[ProgressStatistics, ...] = ()
@@ -125,6 +127,7 @@ class ReplayStatistics(msgspec.Struct, frozen=True):
     rejected: dict[str, int] = {}
     lost: dict[str, int] = {}
     left_out: dict[str, int] = {}
+    restoring: dict[str, tuple[int, int]] = {}
 
 
 class ContainerStatistics(msgspec.Struct, frozen=True):

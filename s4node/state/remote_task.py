@@ -96,6 +96,8 @@ class RemoteTask:
         self._since_bytes = 0
         self._seconds = 0.0  # of a request
         self.uploading = False
+        self.fetched = 0  # objects, by a restore
+        self.wanted = 0  # the objects that it will have fetched at most, as far as is known
 
     # -- who owns it -------------------------------------------------------------------------
 
@@ -169,7 +171,9 @@ class RemoteTask:
     def _read(self, skipped: Collection[int] = ()) -> Tail:
         """The end of the log, as far as a restore needs it."""
         for _ in range(_READS):
-            tail = self._run(remote_log.read(self._names("log"), self.url, skipped))
+            names = self._names("log")
+            self.wanted = self.fetched + len(names)
+            tail = self._run(remote_log.read(names, self.url, skipped))
             if not tail.gone:
                 break
         return tail
@@ -269,7 +273,9 @@ class RemoteTask:
                 raise StoreCorrupt(f"{at} is missing") from error
             if (place.stat().st_size, _hash(place)) != (stored.size, stored.hash):
                 raise StoreCorrupt(f"{at} has other contents than put")
+            self.fetched += 1
 
+        self.wanted = self.fetched + len(files)
         with self._files.told():
             at_once(fetch, files.items())
 
@@ -432,7 +438,9 @@ class RemoteTask:
             case remote_log.Names(folder):
                 return self._files.names(f"{self._root}/{folder}")
             case remote_log.Get(places):
-                return self._files.get(f"{self._root}/{place}" for place in places)
+                found = self._files.get(f"{self._root}/{place}" for place in places)
+                self.fetched += len(places)
+                return found
             case remote_log.Remove(places):
                 return self._files.remove(f"{self._root}/{place}" for place in places)
 

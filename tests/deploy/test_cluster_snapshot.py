@@ -8,11 +8,13 @@ import pytest
 
 from s4node.deploy.cluster_snapshot import (
     OutboxRow,
+    RestoringRow,
     Row,
     Snapshot,
     bottleneck_of,
     outboxes_of,
     ranges,
+    restoring_of,
     rows_of,
     state_of,
     with_rates,
@@ -81,6 +83,15 @@ def test_events_that_could_not_leave_stand_in_the_row_of_their_stage_or_make_one
         ("stream", 0, 0),
         ("sender", 10, 4),
         ("subscriber", 0, 2),
+    ]
+
+
+def test_tasks_that_are_being_restored_are_those_of_all_containers() -> None:
+    one = ReplayStatistics(restoring={"Partition 1": (32, 900), "Partition 0": (0, 5)})
+    reports = [ContainerStatistics("a", replay=one), ContainerStatistics("b")]
+    assert restoring_of(reports) == [
+        RestoringRow("a", "Partition 0", 0, 5),
+        RestoringRow("a", "Partition 1", 32, 900),
     ]
 
 

@@ -651,6 +651,7 @@ def test_many_objects_are_fetched_at_a_time_and_written_at_once(tmp_path: Path) 
     assert TaskState(database, crc32m).positions() == {"log.clicks[0]": 69}
     database.close()
     assert len(writes) == 1
+    assert (task.fetched, task.wanted) == (70, 70)  # with the claim
 
 
 def test_the_slower_a_place_is_the_fewer_commits_follow_a_checkpoint(tmp_path: Path) -> None:

@@ -117,6 +117,11 @@ def _rendered(snapshot: Snapshot, width: int, *, live: bool) -> RenderableType:
         for c in containers
         if c.failure
     ]
+    texts += [
+        f"task {one.task} of {one.app} fetches its state: {one.fetched:,} of at most "
+        f"{one.wanted:,} objects"
+        for one in snapshot.restoring
+    ]
     for text in map(on_one_line, texts):
         if live:
             parts.append(Text(text, no_wrap=True, overflow="ellipsis"))

@@ -368,6 +368,7 @@ class DurableParts:
             dict(self.dead_letters.counts),
             dict(self.consumers.starts.lost),
             dict(self.recovery.counts),
+            self.restore.progress(),
         )
 
     async def wait_written(self, tasks: Iterable[Task]) -> None:

@@ -52,7 +52,7 @@ from s4node.state.commit_id import shipped_of
 from s4node.state.database import Database
 from s4node.state.job import CUT, task_folder
 from s4node.state.remote_job import RemoteJob
-from s4node.state.remote_task import check_newest
+from s4node.state.remote_task import RemoteTask, check_newest
 from s4node.state.rows import OUTBOX
 from s4node.state.task_state import TaskState
 from s4node.systems.live import LiveSource
@@ -107,6 +107,11 @@ class Restore:
         )
         self._begin_at: dict[int, tuple[Checkpoint, Mapping[SystemStreamPartition, Request]]] = {}
         self._unused: set[str] = set()  # PEs that were reported
+        self._restoring: dict[str, RemoteTask] = {}
+
+    def progress(self) -> dict[str, tuple[int, int]]:
+        """By task that is being restored from a URL, the fetched and the wanted objects."""
+        return {name: (one.fetched, one.wanted) for name, one in self._restoring.items()}
 
     async def restore(self, tasks: Collection[Task], origin: str, since: Sequence[int]) -> None:
         """Restore tasks, which start next; ``since`` are the epochs of their assignment to us."""
@@ -136,7 +141,12 @@ class Restore:
             await in_thread(shipment.claim, claim.fence, origin, epoch)
 
         # its database, and whether a commit is missing
-        database = await in_thread(epochs.claim, folder, claim.fence, self._database, shipment)
+        if shipment is not None:
+            self._restoring[model.name] = shipment
+        try:
+            database = await in_thread(epochs.claim, folder, claim.fence, self._database, shipment)
+        finally:
+            self._restoring.pop(model.name, None)
         try:
             state = TaskState(database, self._hasher, fence=claim.fence, ship=shipment)
             if self._depot is None and (url := shipped_of(database)):

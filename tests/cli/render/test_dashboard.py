@@ -12,7 +12,7 @@ from rich.console import Console
 
 from s4node.cli.render.dashboard import rendered
 from s4node.cluster.node.container_status import ContainerStatus
-from s4node.deploy.cluster_snapshot import AppRow, NodeRow, Row, Snapshot
+from s4node.deploy.cluster_snapshot import AppRow, NodeRow, RestoringRow, Row, Snapshot
 
 
 @pytest.mark.parametrize("width", [50, 60, 80, 120])
@@ -42,6 +42,17 @@ def test_what_could_not_be_sent_has_a_column_where_there_is_any() -> None:
         True,
     ]
     assert [line.split()[-1] for line in lines if "  sender  " in line] == ["ms", "7"]
+
+
+def test_a_task_whose_state_is_being_fetched_says_how_far_it_is() -> None:
+    console = Console(width=120, file=io.StringIO(), highlight=False)
+    shown = msgspec.structs.replace(
+        snapshot(), restoring=[RestoringRow("counter", "Partition 3", 320, 1007)]
+    )
+    console.print(rendered([shown], 120, live=False))
+    assert isinstance(console.file, io.StringIO)
+    text = "task Partition 3 of counter fetches its state: 320 of at most 1,007 objects"
+    assert text in console.file.getvalue()
 
 
 def test_columns_that_say_less_go_first_and_empty_ones_before_them() -> None:
