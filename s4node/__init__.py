@@ -6,7 +6,8 @@ An app is a graph of streams and processing elements (PEs); each key has its own
   :class:`GenericEvent`, :class:`KeyFinder`.
 - Write tasks in the manner of Apache Samza with :class:`TaskApp`; a task is given
   :class:`Envelope`, :class:`Collector` and :class:`Coordinator` objects.
-- Send events to a running app with :class:`Client` (trio) or :class:`SyncClient`.
+- Send events to a running app with :class:`Client` (trio) or :class:`SyncClient`; to one that
+  wants certificates, with :class:`Credentials`.
 - Make effects outside idempotent with :func:`event_id`, a stable id of the current event.
 - Read a stream again with ``client.subscribe`` and a startpoint: :class:`Oldest`,
   :class:`Upcoming`, :class:`Timestamp`, :class:`Specific`; :class:`EmbeddedLog` manages a log.
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from s4node.errors import S4Error
     from s4node.events.event import Event, GenericEvent, created_ms, event_id
     from s4node.events.keys import Key, KeyFinder
+    from s4node.net.certificates.credentials import Credentials
     from s4node.net.client.client import Client, ClientStream
     from s4node.net.client.sync_client import SyncClient, SyncStream
     from s4node.net.egress.refusal import Refusal
@@ -85,6 +87,7 @@ __all__ = [
     "ClientStream",
     "SyncClient",
     "SyncStream",
+    "Credentials",
     "Refusal",
     "Oldest",
     "Upcoming",
@@ -127,6 +130,7 @@ _HOMES = {
     "ClientStream": "net.client.client",
     "SyncClient": "net.client.sync_client",
     "SyncStream": "net.client.sync_client",
+    "Credentials": "net.certificates.credentials",
     "Refusal": "net.egress.refusal",
     "Oldest": "offsets.startpoint",
     "Upcoming": "offsets.startpoint",

@@ -376,8 +376,8 @@ def colliding_pairs(count: int) -> list[tuple[int, int]]:
 class RawPeer:
     """A bare nng Pair0 socket at a node: sends any bytes, reads what comes back."""
 
-    def __init__(self, address: str) -> None:
-        self._socket = pynng.Pair0(recv_max_size=0)
+    def __init__(self, address: str, tls: pynng.TLSConfig | None = None) -> None:
+        self._socket = pynng.Pair0(recv_max_size=0, tls_config=tls)
         self._socket.dial(address, block=True)
 
     async def send(self, data: bytes) -> None:
@@ -419,9 +419,9 @@ class RawPeer:
 
 
 @asynccontextmanager
-async def raw_peer(address: str) -> AsyncIterator[RawPeer]:
+async def raw_peer(address: str, tls: pynng.TLSConfig | None = None) -> AsyncIterator[RawPeer]:
     """A raw peer that is connected."""
-    peer = await trio.to_thread.run_sync(RawPeer, address)
+    peer = await trio.to_thread.run_sync(RawPeer, address, tls)
     try:
         yield peer
     finally:

@@ -28,7 +28,7 @@ ROOMS = [
     "metrics",
     "events", "exit_record", "store_spec", "app", "packaged", "stages", "offsets", "state",
     "savepoints",
-    "net.wire", "net.transport", "net.egress", "net.ingress", "net.client",
+    "net.wire", "net.certificates", "net.transport", "net.egress", "net.ingress", "net.client",
     "systems", "log.partition", "log.sink", "log",
     "cluster.coordination", "cluster.node",
     "runtime.task.poison", "runtime.task", "runtime.loop", "runtime.outputs", "runtime.commit",
@@ -77,14 +77,15 @@ PURE_MODULES = {
     "state": "key_encoding remote_log rows",
     "savepoints": "manifest",
     "net.wire": "decoder encoder frame",
+    "net.certificates": "identity",
     "net.transport": "linger number_ranges peer_answers sp_messages",
     "net.egress": (
         "closed_layouts forwarder frame_builder lane outbox outbox_rows refusal routes "
         "spill staged_outbox stream_types subscriber transactional_outbox unsendable"
     ),
     "net.ingress": (
-        "admission durable_admission part_numbers peer_limits producer_lane producer_life "
-        "rerouted_batch unbegun"
+        "admission durable_admission part_numbers peer_limits peer_rights producer_lane "
+        "producer_life rerouted_batch unbegun"
     ),
     "net.client": "reading",
     "log": "split",

@@ -116,7 +116,9 @@ async def _demo(console: Console, adapter: str, listen: str) -> int:
     job = Job()
     if adapter:
         job.stage = "starting Spark"
-    board = Container(job.board, Config.from_values({"s4.listener.address": listen}))
+    # in Compose the nodes reach it, and whatever else is in that network
+    own = {"s4.listener.address": listen, "s4.access": "open"}
+    board = Container(job.board, Config.from_values(own))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(board.run)
         await board.ready.wait()

@@ -22,6 +22,7 @@ BENCHMARKS = {
     "single-events": "send(event) one at a time, trio and synchronous client",
     "json-lines": "lines of JSON through `s4 send` to per-key counts, beside msgspec's bare decode",
     "latency": "one-by-one sends from intended time to on_event, beside bare pynng",
+    "tls": "the keyed count and the latency with certificates, beside the same without",
     "word-count": "sentences to words across two nodes to counts, beside one bare loop",
     "hops": "what one more stream hop costs: in a partition, between tasks, between nodes",
     "overload": "ten times what a slow PE can take, with each policy: memory, and what is lost",

@@ -6,8 +6,9 @@ with pynng's plain blocking send and receive, one way, at the same times.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import median
+from types import MappingProxyType
 from typing import Any
 
 from s4node.bench.process import Role
@@ -24,8 +25,8 @@ def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
         say(f"{runs} runs at {rate:,} events a second, and as many bare ones")
         system, bare = [], []
         for _ in range(runs):
-            bare.append(_measure("bare", rate, seconds))
-            system.append(_measure("delay", rate, seconds))
+            bare.append(measure("bare", rate, seconds))
+            system.append(measure("delay", rate, seconds))
         p99, bare_p99 = (median(one["p99_ms"] for one in side) for side in (system, bare))
         results.append(
             Result(
@@ -49,13 +50,20 @@ def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
     return results
 
 
-def _measure(receiver: str, rate: int, seconds: float) -> dict[str, Any]:
-    """One run; the receiver ``delay`` is our node, ``bare`` a plain pynng socket."""
+def measure(
+    receiver: str,
+    rate: int,
+    seconds: float,
+    settings: Mapping[str, str] = MappingProxyType({}),
+    **task: Any,
+) -> dict[str, Any]:
+    """One run; the receiver ``delay`` is our node, ``bare`` a plain pynng socket. ``settings`` are
+    the node's, and ``task`` is more for the sender."""
     count = int(rate * seconds)
-    with Role(receiver, count=count) as receiving:
+    with Role(receiver, count=count, settings=dict(settings)) as receiving:
         address = receiving.hear()["address"]
         sender = "timed" if receiver == "delay" else "bare_timed"
-        with Role(sender, address=address, rate=rate, count=count) as sending:
+        with Role(sender, address=address, rate=rate, count=count, **task) as sending:
             cpu = sending.hear()["cpu_s"]
             measured = receiving.hear()
     measured["cpu_s"] += cpu

@@ -28,6 +28,7 @@ from s4node.bench import (
 )
 from s4node.bench.process import resident_mb, usage
 from s4node.config.config import Config
+from s4node.net.certificates.credentials import Credentials
 from s4node.net.client.client import Client
 from s4node.net.client.sync_client import SyncClient
 from s4node.process import log_setup
@@ -94,7 +95,8 @@ def producer(task: dict[str, Any]) -> None:
     async def main() -> None:
         keys = workload.key_sequence()
         finder = task.get("finder", "")
-        async with Client(task["address"]) as client:
+        credentials = Credentials.in_options(task)
+        async with Client(task["address"], credentials=credentials) as client:
             key = workload.ByKey(finder) if finder else None
             stream = await client.stream("readings", key=key)
             source = workload.batches(keys, CHUNK)

@@ -26,6 +26,7 @@ from s4node.bench.process import usage
 from s4node.config.config import Config
 from s4node.events.event import Event
 from s4node.events.schema import EventType
+from s4node.net.certificates.credentials import Credentials
 from s4node.net.client.client import Client
 from s4node.net.wire import frame as wire
 from s4node.process.serve import tune_gc
@@ -74,7 +75,8 @@ def timed(task: dict[str, Any]) -> None:
     """Send ``count`` events one by one through the trio client."""
 
     async def main() -> None:
-        async with Client(task["address"]) as client:
+        credentials = Credentials.in_options(task)
+        async with Client(task["address"], credentials=credentials) as client:
             stream = await client.stream("timed")
             tune_gc(Config.from_values({}))
             schedule = Schedule(task["rate"])

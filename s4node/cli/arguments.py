@@ -94,14 +94,28 @@ def json_option(parser: argparse.ArgumentParser, what: str = "print JSON") -> No
 
 
 def to_option(
-    parser: argparse.ArgumentParser, what: str, default: str, *, several: bool = True
+    parser: argparse.ArgumentParser,
+    what: str,
+    default: str,
+    *,
+    several: bool = True,
+    settings: bool = True,
 ) -> None:
     """Add ``--to``, the address of the node that ``what`` describes. ``default`` describes the
-    default. With ``several`` the option may be repeated."""
+    default. With ``several`` the option may be repeated. ``settings`` adds options for those of
+    TLS, which a command that has options for all settings does not need."""
     more = "; may be repeated, and some of these nodes may be down" if several else ""
     where = f"{what}{more} (default: {default}; else {DEFAULT_ADDRESS})"
     action = "append" if several else "store"
     parser.add_argument("--to", metavar="ADDRESS", action=action, help=where)
+    if not settings:
+        return
+    setting_options(
+        parser,
+        file="property file with s4.tls.certificate and so on, for an address with TLS",
+        setting="one such setting",
+        names=("to_files", "to_settings"),
+    )
 
 
 def from_options(parser: argparse.ArgumentParser) -> None:

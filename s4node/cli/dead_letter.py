@@ -44,6 +44,7 @@ from s4node.events.schema import (
     fingerprint_of,
 )
 from s4node.failpoints import passing
+from s4node.net.certificates.credentials import Credentials
 from s4node.net.client.client import Client
 from s4node.net.ingress.producer_lane import origin_of
 from s4node.net.wire.frame import TASK, too_long
@@ -160,7 +161,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     app_argument(replayed)
     replayed.add_argument("ids", metavar="ID", nargs="*", help="as list prints it (default: all)")
     to_option(
-        replayed, "where the app listens, for events of live streams", "that of the running app"
+        replayed,
+        "where the app listens, for events of live streams",
+        "that of the running app",
+        settings=False,
     )
     for action in (listed, replayed):
         action.add_argument(
@@ -321,15 +325,15 @@ async def _send_again(one: DeadLetter, home: _Home, addresses: Sequence[str]) ->
         "body": dead_letter.raw,
     }
     stream, partition = dead_letter.stream, dead_letter.partition
-    new = await system.append_encoded(stream, partition, encoded, one.name, kept=True)
+    new = await system.append_encoded(stream, partition, encoded, home.sender(one), kept=True)
     passing("replay.sent")
     await home.mark(one)
-    await system.forget(one.name, stream)
+    await system.forget(home.sender(one), stream)
     return "", new
 
 
 async def _send_live(one: DeadLetter, home: _Home, addresses: Sequence[str]) -> tuple[str, bool]:
-    async with Client(addresses, producer=one.name) as client:
+    async with Client(addresses, producer=home.sender(one), credentials=home.credentials) as client:
         stream = await client.stream(one.dead_letter.stream)
         reason, new = "", True
         for partition in range(stream.partitions):
@@ -385,12 +389,21 @@ def _with_letters(
 
 
 class _Home(NamedTuple):
-    """The system and the stream of the dead letters, all systems, and the app's cluster."""
+    """The system and the stream of the dead letters, all systems, and the app's cluster.
+
+    ``credentials`` are for all of them.
+    """
 
     system: System
     stream: str
     systems: Systems
     cluster: str
+    credentials: Credentials | None
+
+    def sender(self, one: DeadLetter) -> str:
+        """The producer id under which an event is replayed."""
+        credentials = self.credentials
+        return one.name if credentials is None else credentials.holder.own_id(one.name)
 
     async def mark(self, one: DeadLetter) -> None:
         """Append the mark that an event was replayed."""
@@ -416,7 +429,8 @@ async def _home_of(config: Config) -> AsyncIterator[_Home]:
                 f"the dead letters are in system {home.name!r}, which does not answer at "
                 f"{getattr(home, 'address', '') or 'its address'}; start its node"
             )
-        yield _Home(home, stream, systems, config[settings.CLUSTER_NAME])
+        cluster, credentials = config[settings.CLUSTER_NAME], Credentials.configured(config)
+        yield _Home(home, stream, systems, cluster, credentials)
         nursery.cancel_scope.cancel()
 
 
@@ -434,7 +448,8 @@ def _home(config: Config, systems: Systems) -> tuple[System, str]:
     for cluster in config.matching(settings.STREAM_CONSUMERS).get(name, ()):
         address = config.matching(settings.CLUSTER_ADDRESS).get(cluster, "")
         if address:
-            return EmbeddedLog(cluster, address), name
+            credentials = Credentials.configured(config)
+            return EmbeddedLog(cluster, address, credentials=credentials), name
     system, _, stream = name.partition(".")
     if not stream:
         raise ConfigError(

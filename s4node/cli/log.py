@@ -21,7 +21,7 @@ import trio
 
 from s4node.cli import arguments as kinds
 from s4node.cli.arguments import command, group, json_option, timeout_option, to_option, utf8, whole
-from s4node.cli.running_apps import address_of_log
+from s4node.cli.running_apps import Nodes, Reach
 from s4node.cli.send import Sending
 from s4node.cli.tail import print_events
 from s4node.errors import S4Error, StartpointError
@@ -188,8 +188,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @asynccontextmanager
-async def _log_at(address: str, timeout: float) -> AsyncIterator[EmbeddedLog]:
-    log = EmbeddedLog("log", address, timeout=timeout)
+async def _log_at(reach: Reach, timeout: float) -> AsyncIterator[EmbeddedLog]:
+    credentials = reach.credentials
+    log = EmbeddedLog("log", reach.addresses[0], timeout=timeout, credentials=credentials)
     async with trio.open_nursery() as nursery:
         await nursery.start(_run, log)
         yield log
@@ -200,12 +201,12 @@ async def _run(log: EmbeddedLog, task_status: trio.TaskStatus[None]) -> None:
     await log.run(task_status=task_status)
 
 
-def with_log(to: str | None, timeout: float, work: Callable[[EmbeddedLog], Awaitable[int]]) -> int:
+def with_log(to: Nodes, timeout: float, work: Callable[[EmbeddedLog], Awaitable[int]]) -> int:
     """Run ``work`` with the log; returns the exit status."""
-    address = to or address_of_log()
+    reach = to.to_log()
 
     async def run() -> int:
-        async with _log_at(address, timeout) as log:
+        async with _log_at(reach, timeout) as log:
             return await work(log)
 
     return trio.run(run)
@@ -213,7 +214,7 @@ def with_log(to: str | None, timeout: float, work: Callable[[EmbeddedLog], Await
 
 def create(
     stream: str,
-    to: str | None,
+    to: Nodes,
     timeout: float,
     *,
     partitions: int,
@@ -241,14 +242,14 @@ def create(
     return with_log(to, timeout, work)
 
 
-def append(stream: str, to: str | None, type_name: str, timeout: float, *, as_json: bool) -> int:
+def append(stream: str, to: Nodes, type_name: str, timeout: float, *, as_json: bool) -> int:
     """Append standard input; returns the exit status."""
 
     async def work(log: EmbeddedLog) -> int:
         await log.describe(stream)  # if there is no such stream, the error lists the others
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_tell_trouble, log)
-            status = await Sending(stream, log.address, type_name, timeout, as_json).run()
+            status = await Sending(stream, to.to_log(), type_name, timeout, as_json).run()
             nursery.cancel_scope.cancel()
         return status
 
@@ -274,7 +275,7 @@ async def _tell_trouble(log: EmbeddedLog) -> None:
 
 def tail(
     stream: str,
-    to: str | None,
+    to: Nodes,
     timeout: float,
     *,
     start: Startpoint | Literal["newest"],
@@ -288,7 +289,7 @@ def tail(
         described = await log.describe(stream)
         where = await _start(log, described, start, partition)
         async with (
-            Client(log.address, timeout=timeout) as client,
+            Client(log.address, timeout=timeout, credentials=to.to_log().credentials) as client,
             client.subscribe(stream, start=where) as events,
         ):
             if sys.stderr.isatty() or isinstance(start, Upcoming):  # earlier events are missed
@@ -327,7 +328,7 @@ async def _start(
     return {partition: await log.resolve(ssp, start)}
 
 
-def describe(stream: str, to: str | None, timeout: float, *, as_json: bool) -> int:
+def describe(stream: str, to: Nodes, timeout: float, *, as_json: bool) -> int:
     """Show one stream, or all; returns the exit status."""
 
     async def work(log: EmbeddedLog) -> int:
@@ -386,7 +387,7 @@ def _show(stream: Mapping[str, Any]) -> None:
 
 def trim(
     stream: str,
-    to: str | None,
+    to: Nodes,
     timeout: float,
     *,
     partition: int | None,
@@ -425,7 +426,7 @@ def trim(
     return with_log(to, timeout, work)
 
 
-def drop(stream: str, to: str | None, timeout: float, *, as_json: bool) -> int:
+def drop(stream: str, to: Nodes, timeout: float, *, as_json: bool) -> int:
     """Remove a stream; returns the exit status."""
 
     async def work(log: EmbeddedLog) -> int:
@@ -441,7 +442,7 @@ def drop(stream: str, to: str | None, timeout: float, *, as_json: bool) -> int:
 
 
 def forget(
-    producers: Sequence[str], to: str | None, timeout: float, *, stream: str, as_json: bool
+    producers: Sequence[str], to: Nodes, timeout: float, *, stream: str, as_json: bool
 ) -> int:
     """Forget producers; returns the exit status."""
 

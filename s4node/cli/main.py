@@ -165,6 +165,11 @@ COMMANDS = {
         "ask whether a node answers; for health checks",
         "s4 health tcp://127.0.0.1:12000",
     ),
+    "certs": Command(
+        "s4node.cli.certs:arguments",
+        "make an authority and certificates for a development cluster",
+        "s4 certs certs s4://demo/node/node1 s4://demo/producer/bank s4://demo/operator/ops",
+    ),
     "bench": Command(
         "s4node.bench.command:arguments",
         "run a benchmark; without a name, list the benchmarks",
@@ -256,5 +261,12 @@ def _call(parsed: argparse.Namespace) -> int:
         overrides = {name: value for name, value in set_here.items() if value is not None}
         files = [Path(file) for file in given.pop("files")]
         given["config"] = Config.load(files, overrides, settings=given.pop("settings"))
+    if "to_files" in given:
+        from s4node.cli.running_apps import Nodes
+        from s4node.config.config import Config
+
+        files = [Path(file) for file in given.pop("to_files")]
+        config = Config.load(files, {}, settings=given.pop("to_settings"))
+        given["to"] = Nodes(given["to"], config)
     status: int = parsed.function(**given)
     return status

@@ -147,6 +147,7 @@ services:
       - logs
       - --name=log
       - -ps4.listener.address=tcp://0.0.0.0:12000
+      - -ps4.access=open # only this network reaches it; certificates: docs/security.md
       - -ps4.listener.advertise=log
       - -ps4.log.folder=/var/lib/s4/.s4node/log
     volumes:
@@ -168,6 +169,7 @@ services:
       - /srv/app/app.py
       - --config=/srv/app/app.properties
       - -ps4.listener.address=tcp://0.0.0.0:12000
+      - -ps4.access=open # only this network reaches it; certificates: docs/security.md
       - -ps4.listener.advertise=app
       - -ps4.cluster.log.address=tcp://log:12000
     volumes:

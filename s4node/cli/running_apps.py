@@ -8,14 +8,16 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from s4node.cli.arguments import DEFAULT_ADDRESS
 from s4node.cluster.node.running import Running, running_processes
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import ConfigError
+from s4node.net.certificates.credentials import Credentials
 
 
 def config_of(name: str, config: Config) -> Config:
@@ -68,26 +70,54 @@ def coordinations_of(name: str, config: Config) -> set[Path]:
 
 def addresses_of_app(name: str) -> list[str]:
     """The addresses of the running app of this name."""
-    return _only(lambda each: each.app == name, f"are called {name!r}")
+    return _addresses(_only(lambda each: each.app == name, f"are called {name!r}"))
 
 
-def addresses_to_send(stream: str) -> list[str]:
-    """The addresses of the running app that takes ``stream``."""
-    return _only(lambda each: stream in each.inputs, f"take a stream {stream!r}")
+class Reach(NamedTuple):
+    """Where a command connects to, and the credentials for addresses with TLS."""
+
+    addresses: Sequence[str]
+    credentials: Credentials | None
 
 
-def addresses_to_read(stream: str) -> list[str]:
-    """The addresses of the running app that puts events on ``stream``."""
-    return _only(lambda each: stream in each.streams, f"have a stream {stream!r}")
+class Nodes:
+    """The nodes that ``--to`` names, else those of a running app; ``config`` has settings of TLS.
+
+    Without such settings, those of the running app count.
+    """
+
+    def __init__(self, given: Sequence[str] | str | None, config: Config) -> None:
+        self._given = [given] if isinstance(given, str) else given
+        self._config = config
+
+    def to_send(self, stream: str) -> Reach:
+        """How to reach the app that takes ``stream``."""
+        return self._reach(lambda each: stream in each.inputs, f"take a stream {stream!r}")
+
+    def to_read(self, stream: str) -> Reach:
+        """How to reach the app that puts events on ``stream``."""
+        return self._reach(lambda each: stream in each.streams, f"have a stream {stream!r}")
+
+    def to_log(self) -> Reach:
+        """How to reach the log."""
+        return self._reach(lambda each: each.log, "have a log")
+
+    def _reach(self, fits: Callable[[Running], bool], what: str) -> Reach:
+        credentials = Credentials.configured(self._config)
+        if self._given:
+            return Reach(self._given, credentials)
+        found = _only(fits, what)
+        if found and credentials is None:
+            credentials = Credentials.configured(Config.from_values(found[0].settings))
+        return Reach(_addresses(found), credentials)
 
 
-def address_of_log() -> str:
-    """The address of this user's log."""
-    return _only(lambda each: each.log, "have a log")[0]
+def _addresses(found: Sequence[Running]) -> list[str]:
+    return sorted({one.address for one in found}) or [DEFAULT_ADDRESS]
 
 
-def _only(fits: Callable[[Running], bool], what: str) -> list[str]:
-    """The addresses of the only app, or process with a log, that fits. Raises ConfigError if
+def _only(fits: Callable[[Running], bool], what: str) -> list[Running]:
+    """The processes of the only app, or the process with a log, that fits. Raises ConfigError if
     several do."""
     found: dict[tuple[str, ...], list[Running]] = {}
     for each in running_processes():
@@ -97,6 +127,4 @@ def _only(fits: Callable[[Running], bool], what: str) -> list[str]:
     if len(found) > 1:
         names = "; ".join(f"{one.app or one.node} at {one.address}" for one, *_ in found.values())
         raise ConfigError(f"several of your processes {what}: {names}. Choose one with --to")
-    for ones in found.values():
-        return sorted({one.address for one in ones})
-    return [DEFAULT_ADDRESS]
+    return next(iter(found.values()), [])

@@ -17,14 +17,14 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import msgspec
 import trio
 
 from s4node.cli.arguments import json_option, timeout_option, to_option, utf8
-from s4node.cli.running_apps import addresses_to_send
+from s4node.cli.running_apps import Nodes, Reach
 from s4node.errors import S4Error, StageBroken, on_one_line
 from s4node.events.json_objects import are_objects
 from s4node.events.schema import UNREADABLE, JsonText
@@ -52,27 +52,24 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(function=send)
 
 
-def send(
-    stream: str, to: Sequence[str] | None, type_name: str, timeout: float, *, as_json: bool
-) -> int:
+def send(stream: str, to: Nodes, type_name: str, timeout: float, *, as_json: bool) -> int:
     """Send standard input; returns the exit status."""
-    addresses = to or addresses_to_send(stream)
-    return trio.run(Sending(stream, addresses, type_name, timeout, as_json).run)
+    return trio.run(Sending(stream, to.to_send(stream), type_name, timeout, as_json).run)
 
 
 class Sending:
-    """Sends standard input, one JSON object per line, to ``stream`` at the ``addresses``."""
+    """Sends standard input, one JSON object per line, to ``stream``."""
 
     def __init__(
         self,
         stream: str,
-        addresses: Sequence[str],
+        reach: Reach,
         type_name: str,
         timeout: float,
         as_json: bool,
     ) -> None:
         self._name = stream
-        self._addresses = addresses
+        self._addresses, self._credentials = reach
         self._type = type_name
         self._timeout = timeout
         self._as_json = as_json
@@ -96,7 +93,9 @@ class Sending:
         return 1 if self._bad or self._refused else 0
 
     async def _send_all(self) -> None:
-        async with Client(self._addresses, timeout=self._timeout) as client:
+        async with Client(
+            self._addresses, timeout=self._timeout, credentials=self._credentials
+        ) as client:
             stream = await client.stream(self._name)
             stream.read_as(self._type)
             self._stream = stream

@@ -11,6 +11,7 @@ from typing import Any
 
 from s4node.cli.arguments import command, group, json_option, timeout_option, to_option, utf8
 from s4node.cli.log import with_log
+from s4node.cli.running_apps import Nodes
 from s4node.systems.embedded_log import EmbeddedLog
 
 
@@ -45,7 +46,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         timeout_option(action, "the node's answers")
 
 
-def list_(to: str | None, timeout: float, *, as_json: bool) -> int:
+def list_(to: Nodes, timeout: float, *, as_json: bool) -> int:
     """List the sinks; returns the exit status."""
 
     async def work(log: EmbeddedLog) -> int:
@@ -71,7 +72,7 @@ def _shown(sink: Mapping[str, Any]) -> str:
     )
 
 
-def forget(sinks: list[str], to: str | None, timeout: float, *, as_json: bool) -> int:
+def forget(sinks: list[str], to: Nodes, timeout: float, *, as_json: bool) -> int:
     """Forget sinks; returns the exit status."""
 
     async def work(log: EmbeddedLog) -> int:

@@ -15,14 +15,13 @@ import os
 import select
 import stat
 import sys
-from collections.abc import Sequence
 
 import msgspec
 import trio
 
 from s4node.cli import arguments as kinds
 from s4node.cli.arguments import timeout_option, to_option, utf8
-from s4node.cli.running_apps import addresses_to_read
+from s4node.cli.running_apps import Nodes, Reach
 from s4node.net.client.client import Client
 from s4node.net.client.subscription import Subscription
 from s4node.process import stdio
@@ -40,15 +39,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(function=tail)
 
 
-def tail(stream: str, to: Sequence[str] | None, count: int, timeout: float) -> int:
+def tail(stream: str, to: Nodes, count: int, timeout: float) -> int:
     """Print the stream's events; returns the exit status."""
-    addresses = to or addresses_to_read(stream)
-    return trio.run(_tail, stream, addresses, count, timeout)
+    return trio.run(_tail, stream, to.to_read(stream), count, timeout)
 
 
-async def _tail(stream: str, addresses: Sequence[str], count: int, timeout: float) -> int:
-    async with Client(addresses, timeout=timeout) as client, client.subscribe(stream) as events:
-        print(f"reading {stream} from {', '.join(addresses)}; Ctrl-C ends", file=sys.stderr)
+async def _tail(stream: str, reach: Reach, count: int, timeout: float) -> int:
+    async with (
+        Client(reach.addresses, timeout=timeout, credentials=reach.credentials) as client,
+        client.subscribe(stream) as events,
+    ):
+        print(f"reading {stream} from {', '.join(reach.addresses)}; Ctrl-C ends", file=sys.stderr)
         events.on_news = _Gaps(events).look
         await print_events(events, count)
     return 0

@@ -211,13 +211,14 @@ def _parse_switch(text: str) -> bool:
 
 
 def address(least_port: int) -> Kind[str]:
-    """An address ``tcp://host:port``; with ``least_port`` 0, port 0 means any free port."""
-    shape = re.compile(r"tcp://(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+):([0-9]{1,5})", re.ASCII)
+    """An address ``tcp://host:port``, or ``tls+tcp://``; with ``least_port`` 0, port 0 means any
+    free port."""
+    shape = re.compile(r"(?:tls\+)?tcp://(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+):([0-9]{1,5})", re.ASCII)
 
     def parse(text: str) -> str:
         match = shape.fullmatch(text)
         if match is None:
-            raise ValueError("is not an address tcp://host:port")
+            raise ValueError("is not an address tcp://host:port or tls+tcp://host:port")
         if not least_port <= int(match[1]) <= 65535:
             raise ValueError(f"has a port out of bounds ({least_port} to 65535)")
         return text

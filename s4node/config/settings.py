@@ -81,13 +81,40 @@ _LISTENER = "Listener: connections from peers"
 LISTENER_ADDRESS = Setting(
     _LISTENER, "s4.listener.address", "tcp://127.0.0.1:12000", kinds.address(0),
     "The address on which the node listens; only programs on the same machine reach the default. "
-    "Peers are not authenticated, so open it to trusted networks only. Port 0 means any free port.",
+    "tls+tcp://host:port is for peers with certificates (s4.tls.certificate); without TLS, an "
+    "address that other machines reach needs s4.access = open. Port 0 means any free port.",
 )
 LISTENER_ADVERTISE = Setting(
     _LISTENER, "s4.listener.advertise", "", kinds.HOST,
     "The host by which others reach this node, such as its name in DNS. The default is the host "
     "of s4.listener.address. Set it for nodes of a cluster that listen on all interfaces "
     "(0.0.0.0), which is not a host to connect to.",
+)
+ACCESS = Setting(
+    _LISTENER, "s4.access", "certificates", kinds.choice("certificates", "open"),
+    "Who may connect from other machines: peers with certificates, or, with open, any program. An "
+    "open node believes each name that a peer gives itself, so such a peer may read and delete "
+    "everything and act as a producer, a member or a task; and nothing is encrypted.",
+)
+TLS_CERTIFICATE = Setting(
+    _LISTENER, "s4.tls.certificate", "", kinds.TEXT,
+    "The file (PEM) with this process's certificate, in which an authority says who it is: a URI "
+    "s4://CLUSTER/ROLE/NAME. s4 certs makes those of a development cluster. A changed file is used "
+    "for the next connections.",
+)
+TLS_KEY = Setting(
+    _LISTENER, "s4.tls.key", "", kinds.TEXT,
+    "The file (PEM) with the key of s4.tls.certificate, without a password; only the node's user "
+    "should be able to read it.",
+)
+TLS_AUTHORITY = Setting(
+    _LISTENER, "s4.tls.authority", "", kinds.TEXT,
+    "The file (PEM) with the certificate of the authority that signs those of all peers.",
+)
+TLS_REVOKED = Setting(
+    _LISTENER, "s4.tls.revoked", "", kinds.TEXT,
+    "A file with the serial numbers of certificates that are no longer trusted, one in each line, "
+    "in hexadecimal digits. Connected peers with them are disconnected.",
 )
 LISTENER_MAX_ENVELOPE_BYTES = Setting(
     _LISTENER, "s4.listener.maxEnvelopeBytes", "16777216", kinds.size(1024, 2**31 - 1),

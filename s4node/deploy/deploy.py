@@ -69,8 +69,13 @@ OWN_KEYS = {
     settings.CLUSTER_PARTITIONS.name,
     settings.COORDINATION_FOLDER.name,
     settings.LISTENER_ADDRESS.name,
+    settings.ACCESS.name,
+    settings.TLS_CERTIFICATE.name,
+    settings.TLS_KEY.name,
+    settings.TLS_AUTHORITY.name,
+    settings.TLS_REVOKED.name,
 }
-"""The settings that are not sent with an app: they say where it goes."""
+"""The settings that are not sent with an app: they say where it goes, and who its node is."""
 
 
 @dataclass(frozen=True)

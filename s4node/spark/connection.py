@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import select
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import Any
 
 from s4node import errors
 from s4node.errors import RemoteFrameError, S4Error, SinkError
+from s4node.net.certificates.credentials import Credentials, is_tls, missing, tls_problem
 from s4node.net.transport.pair_socket import host_and_port
 from s4node.net.wire import frame as wire
 
@@ -34,9 +36,14 @@ class NoAnswerError(SinkError):
 
 
 class Connection:
-    """A connection to the node at ``address``; ``patience`` bounds every call, in seconds."""
+    """A connection to the node at ``address``; ``patience`` bounds every call, in seconds.
 
-    def __init__(self, address: str, patience: float) -> None:
+    ``credentials`` are for an address with TLS.
+    """
+
+    def __init__(
+        self, address: str, patience: float, credentials: Credentials | None = None
+    ) -> None:
         self.address = address
         self._patience = patience
         self._buffer = bytearray()
@@ -48,6 +55,10 @@ class Connection:
         )
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if is_tls(address):
+                if credentials is None:
+                    raise missing(address)
+                self._socket = credentials.dialled(self._socket)
             self._socket.sendall(_HANDSHAKE)
             while len(self._buffer) < len(_HANDSHAKE):
                 self._receive()
@@ -140,14 +151,18 @@ class Connection:
         self._buffer += data
 
 
-def connect(addresses: Sequence[str], patience: float) -> Connection:
+def connect(
+    addresses: Sequence[str], patience: float, credentials: Credentials | None = None
+) -> Connection:
     """A connection to the first of these nodes that answers; raises NoAnswerError after
     ``patience`` seconds."""
     until = time.monotonic() + patience
     while True:
         for address in addresses:
             try:
-                return Connection(address, patience)
+                return Connection(address, patience, credentials)
+            except ssl.SSLError as error:
+                why = f"{address} {tls_problem(error)}"
             except OSError as error:
                 why = f"{address}: {error}"
         if time.monotonic() > until:
@@ -163,6 +178,8 @@ def ask(
     patience: float,
     question: str,
     meanwhile: tuple[str, Mapping[str, Any]] | None = None,
+    *,
+    credentials: Credentials | None = None,
     **arguments: Any,
 ) -> dict[str, Any]:
     """Ask the log of a node, again while connections are lost; raises the error that it answers.
@@ -170,7 +187,7 @@ def ask(
     ``meanwhile`` is as for :meth:`Connection.query`."""
     until = time.monotonic() + patience
     while True:
-        connection = connect(addresses, max(0.1, until - time.monotonic()))
+        connection = connect(addresses, max(0.1, until - time.monotonic()), credentials)
         try:
             return connection.query(question, arguments, meanwhile)
         except OSError as error:

@@ -21,6 +21,7 @@ import trio
 from s4node import tokens
 from s4node.errors import ConnectionRefused, S4Error, leaves
 from s4node.events.event import GenericEvent
+from s4node.net.certificates.credentials import Credentials
 from s4node.net.client.reader_link import ReaderLink
 from s4node.net.client.reading import Arrived, Lost, Reading
 from s4node.net.transport.why_silent import why_silent
@@ -33,11 +34,16 @@ _WINDOW_BYTES = 16 << 20
 _ACKNOWLEDGE = 8  # frames
 
 
-def ask(address: str, patience: float, question: Callable[[EmbeddedLog], Awaitable[R]]) -> R:
+def ask(
+    address: str,
+    patience: float,
+    question: Callable[[EmbeddedLog], Awaitable[R]],
+    credentials: Credentials | None = None,
+) -> R:
     """Ask the log at an address; raises ConnectionRefused if it does not answer in time."""
 
     async def asked() -> R:
-        log = EmbeddedLog("log", address, timeout=patience)
+        log = EmbeddedLog("log", address, timeout=patience, credentials=credentials)
         async with trio.open_nursery() as nursery:
             await nursery.start(log.run)
             found = await question(log)
@@ -56,10 +62,18 @@ class PartitionFrames:
     ``with``. ``epoch`` is that of the offset, or 0."""
 
     def __init__(
-        self, address: str, patience: float, stream: str, partition: int, first: int, epoch: int
+        self,
+        address: str,
+        patience: float,
+        stream: str,
+        partition: int,
+        first: int,
+        epoch: int,
+        credentials: Credentials | None = None,
     ) -> None:
         self._address = address
         self._patience = patience
+        self._credentials = credentials
         self._arrived: queue.SimpleQueue[Arrived | Lost | BaseException] = queue.SimpleQueue()
         self._reading = Reading(
             stream,
@@ -114,7 +128,7 @@ class PartitionFrames:
             self._token.run_sync_soon(passed)
 
     def _silent(self) -> ConnectionRefused:
-        why = trio.run(why_silent, self._address, "")
+        why = trio.run(why_silent, self._address, "", self._credentials)
         return ConnectionRefused(
             f"nothing of stream {self._reading.stream!r} came from {self._address} within "
             f"{self._patience:g} s; {why or 'a node answers there now: try again'}"
@@ -133,7 +147,7 @@ class PartitionFrames:
     async def _main(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
         self._stop = trio.Event()
-        self._link = ReaderLink(self._address, self._take_news)
+        self._link = ReaderLink(self._address, self._take_news, self._credentials)
         async with trio.open_nursery() as nursery:
             await nursery.start(self._link.run)
             self._link.add(self._reading)

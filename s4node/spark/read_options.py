@@ -8,14 +8,15 @@ Rules
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from s4node.errors import ConfigError, StartpointError
+from s4node.net.certificates.credentials import OPTIONS, Credentials
 from s4node.offsets.startpoint import (
     Oldest,
     Specific,
@@ -24,8 +25,11 @@ from s4node.offsets.startpoint import (
     Upcoming,
     check_places,
 )
+from s4node.spark.log_reader import ask
+from s4node.systems.embedded_log import EmbeddedLog
 
 Options = Mapping[str, str]
+R = TypeVar("R")
 
 _FORMS = (
     "write oldest, upcoming, 'timestamp 2026-01-31T08:00:00Z' (or ms since 1970), 'offset 42', or "
@@ -33,7 +37,7 @@ _FORMS = (
 )
 
 
-_KNOWN = {"address", "stream", "type", "columns", "start", "end", "patience", "path"}
+_KNOWN = {"address", "stream", "type", "columns", "start", "end", "patience", "path", *OPTIONS}
 _STREAMING = {"maxeventspertrigger"}
 
 
@@ -49,6 +53,11 @@ class Wanted:
     end: str = "upcoming"
     most: int | None = None
     patience: float = 30.0
+    credentials: Credentials | None = None
+
+    def answer_to(self, question: Callable[[EmbeddedLog], Awaitable[R]]) -> R:
+        """Ask the log; raises ConnectionRefused if it does not answer in time."""
+        return ask(self.address, self.patience, question, self.credentials)
 
     @classmethod
     def of(cls, options: Options) -> Wanted:
@@ -57,7 +66,8 @@ class Wanted:
         if unknown:
             raise ConfigError(
                 f"format('s4') does not know the option {unknown[0]!r} for reading; it knows "
-                f"address, stream, type, columns, start, end, maxEventsPerTrigger and patience"
+                f"address, stream, type, columns, start, end, maxEventsPerTrigger, patience and "
+                f"{', '.join(OPTIONS)}"
             )
         for name in ("address", "stream"):
             if not options.get(name):
@@ -76,6 +86,7 @@ class Wanted:
             if options.get("maxEventsPerTrigger")
             else None,
             _number(options, "patience", float) if options.get("patience") else 30.0,
+            Credentials.in_options(options),
         )
 
 

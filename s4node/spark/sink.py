@@ -27,6 +27,7 @@ from pyspark.sql.datasource import (
 from s4node import tokens
 from s4node.errors import ConfigError, SinkError, UnknownStream
 from s4node.events.schema import TypeDecl, refusal_of
+from s4node.net.certificates.credentials import OPTIONS, Credentials
 from s4node.net.transport.pair_socket import host_and_port
 from s4node.net.wire import frame as wire
 from s4node.spark.connection import NoAnswerError, ask
@@ -44,6 +45,7 @@ STAGED, AT_LEAST_ONCE = "exactly-once", "at-least-once"
 
 _OPTIONS = (
     *("address", "stream", "type", "columns", "partitions", "key", "job", "delivery", "patience"),
+    *OPTIONS,  # of TLS
     *("path", "checkpointlocation"),  # Spark's own
 )
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
@@ -62,6 +64,7 @@ class Target:
     job: str = ""
     delivery: str = STAGED
     patience: float = 60.0
+    credentials: Credentials | None = None
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> Target:
@@ -117,6 +120,7 @@ class Target:
             given.get("job", ""),
             delivery,
             patience,
+            Credentials.in_options(given),
         )
 
     def question(
@@ -126,7 +130,14 @@ class Target:
         **arguments: Any,
     ) -> dict[str, Any]:
         """The answer of the log."""
-        return ask(self.addresses, self.patience, question, meanwhile, **arguments)
+        return ask(
+            self.addresses,
+            self.patience,
+            question,
+            meanwhile,
+            credentials=self.credentials,
+            **arguments,
+        )
 
     def prepare(self, rows: EventRows) -> None:
         """Create the stream if the options say how, and check that it takes the rows."""
@@ -158,7 +169,7 @@ class Target:
 
     def upload(self, stream: str, producer: str, declared: TypeDecl) -> Upload:
         """Open a stream as a producer."""
-        return Upload(self.addresses, stream, producer, declared, self.patience)
+        return Upload(self.addresses, stream, producer, declared, self.patience, self.credentials)
 
     def _unknown(self, error: SinkError) -> Exception:
         """The error for a stream that cannot be opened."""
@@ -186,6 +197,11 @@ class Sink:
     def __init__(self, target: Target, schema: StructType) -> None:
         self._target = target
         self._schema = schema
+
+    def named(self, name: str) -> str:
+        """The id of a sink; in TLS it begins with the name in the certificate, as all ids."""
+        credentials = self._target.credentials
+        return name if credentials is None else credentials.holder.own_id(name)
 
     def write_rows(
         self, sink: str, batch: int, batches: Iterator[pa.RecordBatch], *, last: bool
@@ -277,7 +293,7 @@ class BatchWriter(_Attempts, DataSourceArrowWriter):
 
     def __init__(self, sink: Sink, job: str = "", *, staged: bool = True) -> None:
         super().__init__(sink)
-        self._id = f"job/{job}" if job else f"write/{tokens.fresh(20)}"
+        self._id = sink.named(f"job/{job}" if job else f"write/{tokens.fresh(20)}")
         self._batch = 0 if staged else -1
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -315,7 +331,7 @@ class StreamWriter(_Attempts, DataSourceStreamArrowWriter):
             raise SinkError(
                 "Spark does not say which query and batch it runs; use pyspark 4.3 or newer"
             )
-        return f"query/{query}", int(batch) if self._staged else -1
+        return self._sink.named(f"query/{query}"), int(batch) if self._staged else -1
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:

@@ -33,7 +33,7 @@ from s4node.offsets.startpoint import Startpoint, Upcoming
 from s4node.offsets.system import Bounds, SystemStreamPartition
 from s4node.spark import columns, positions
 from s4node.spark.event_rows import ON_SPARK
-from s4node.spark.log_reader import PartitionFrames, ask
+from s4node.spark.log_reader import PartitionFrames
 from s4node.spark.positions import Position, Positions, Range
 from s4node.spark.read_options import Options, Wanted, parse_start
 from s4node.systems.embedded_log import EmbeddedLog
@@ -106,9 +106,7 @@ class _Stream:
     @classmethod
     def described(cls, wanted: Wanted) -> _Stream:
         """The stream now; raises UnknownStream, or ConnectionRefused if its node is down."""
-        return cls(
-            wanted, ask(wanted.address, wanted.patience, lambda log: log.describe(wanted.stream))
-        )
+        return cls(wanted, wanted.answer_to(lambda log: log.describe(wanted.stream)))
 
     def _chosen(self) -> tuple[str, list[TypeDecl]]:
         """The name of the event type to read, and the versions of it; raises ConfigError."""
@@ -140,8 +138,7 @@ class _Stream:
             whole = {number: each.upcoming for number, each in self.bounds.items()}
             offsets = {**whole, **place}
         else:
-            wanted = self.wanted
-            offsets = ask(wanted.address, wanted.patience, lambda log: self._resolved(log, place))
+            offsets = self.wanted.answer_to(lambda log: self._resolved(log, place))
         return {
             number: Position(offset, self.bounds[number].epoch if number in self.bounds else 0)
             for number, offset in offsets.items()
@@ -179,7 +176,13 @@ def _read(wanted: Wanted, schema: StructType, part: InputPartition) -> Iterator[
     number, first, end, epoch = part.range
     batches = columns.Batches(schema, part.name, part.types)
     with PartitionFrames(
-        wanted.address, wanted.patience, wanted.stream, number, first, epoch
+        wanted.address,
+        wanted.patience,
+        wanted.stream,
+        number,
+        first,
+        epoch,
+        wanted.credentials,
     ) as frames:
         for arrived in frames:
             batches.add(arrived.first, arrived.data, arrived.body)

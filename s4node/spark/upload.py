@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from s4node import tokens
 from s4node.errors import SinkError
 from s4node.events.schema import TypeDecl
+from s4node.net.certificates.credentials import Credentials
 from s4node.net.wire import frame as wire
 from s4node.spark.connection import Connection, connect
 
@@ -63,10 +64,12 @@ class Upload:
         producer: str,
         declaration: TypeDecl,
         patience: float,
+        credentials: Credentials | None = None,
     ) -> None:
         self._addresses = list(addresses)
         self._stream = stream
-        self.producer = producer
+        self._credentials = credentials
+        self.producer = producer if credentials is None else credentials.holder.own_id(producer)
         self._incarnation = tokens.fresh(6)
         self._declaration = declaration
         self._patience = patience
@@ -166,7 +169,7 @@ class Upload:
         why = "it gives no verdict"
         for address in self._addresses:
             try:
-                with contextlib.closing(Connection(address, 2.0)) as asking:
+                with contextlib.closing(Connection(address, 2.0, self._credentials)) as asking:
                     why = asking.query("list", {})["trouble"] or why
                 break
             except (OSError, SinkError, KeyError):
@@ -260,7 +263,7 @@ class Upload:
 
     def _open_once(self, patience: float) -> wire.Hello | None:
         """Open it once; returns None if a partition has no owner at the moment."""
-        first = connect(self._addresses, patience)
+        first = connect(self._addresses, patience, self._credentials)
         hello = self._say_hello(first, patience)
         if not self._lanes:
             self._lanes = [_Lane() for _ in range(hello.partitions)]
@@ -282,7 +285,7 @@ class Upload:
                 return None
             owner = nodes[owners[number]]
             if owner not in hellos:
-                link = Connection(owner, patience)
+                link = Connection(owner, patience, self._credentials)
                 self._links[owner] = link
                 hellos[owner] = (link, self._say_hello(link, patience))
             if not self._resume(lane, *hellos[owner], number):

@@ -29,6 +29,7 @@ from s4node.errors import (
 )
 from s4node.events.event import GenericEvent
 from s4node.events.schema import EventType
+from s4node.net.certificates.credentials import Credentials
 from s4node.net.client.reader_link import ReaderLink
 from s4node.net.client.reading import Arrived, Lost, Reading
 from s4node.net.transport.pair_socket import host_and_port
@@ -60,15 +61,24 @@ class EmbeddedLog:
     ConnectionRefused after that many seconds.
     """
 
-    def __init__(self, name: str, address: str, *, timeout: float = math.inf) -> None:
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        *,
+        timeout: float = math.inf,
+        credentials: Credentials | None = None,
+    ) -> None:
         host_and_port(address)
         self.name = name
         self.address = address
         self._timeout = timeout
-        self._link = ReaderLink(address, self._heard)
+        self._link = ReaderLink(address, self._heard, credentials)
         self._news = trio.lowlevel.ParkingLot()
         self._readers: set[_Reader] = set()
         self._me = f"{name}-{tokens.fresh(6)}"
+        if credentials is not None:
+            self._me = credentials.holder.own_id(self._me)
         self._last = 0
         self._numbers: dict[tuple[str, int], int] = {}
         self._turns: dict[tuple[str, int], trio.Lock] = {}

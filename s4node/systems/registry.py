@@ -40,6 +40,7 @@ class Systems:
     log."""
 
     def __init__(self, config: Config, own_log: str = "") -> None:
+        self._config = config
         self._types = config.matching(settings.SYSTEM_TYPE)
         self._addresses = config.matching(settings.SYSTEM_ADDRESS)
         self._made: dict[str, System] = {}
@@ -77,21 +78,24 @@ class Systems:
                     f"no system {name!r}; known systems: {known}. To add it, set "
                     f"systems.{name}.{what}"
                 )
-            self._made[name] = _make(kind, name, self._addresses.get(name, ""))
+            self._made[name] = _make(kind, name, self._addresses.get(name, ""), self._config)
         return self._made[name]
 
     def __iter__(self) -> Iterator[System]:
         return iter(self._made.values())
 
 
-def _make(kind: str, name: str, address: str) -> System:
+def _make(kind: str, name: str, address: str, config: Config) -> System:
     if kind == LOG:
         if not address:
             raise ConfigError(
                 f"system {name!r} is a log of another process; set systems.{name}.address to the "
                 f"address of its node"
             )
-        kind = "s4node.systems.embedded_log:EmbeddedLog"  # imported late, as it brings sockets
+        from s4node.net.certificates.credentials import Credentials  # late, as they bring sockets
+        from s4node.systems.embedded_log import EmbeddedLog
+
+        return EmbeddedLog(name, address, credentials=Credentials.configured(config))
     made: System = plugins.made(kind, f"systems.{name}.type", "system", name, address)
     plugins.lacking(made, _METHODS, kind, f"systems.{name}.type", "system")
     return made

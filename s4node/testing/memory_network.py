@@ -20,6 +20,8 @@ from contextvars import ContextVar
 import trio
 
 from s4node.errors import StageBroken
+from s4node.net.certificates.credentials import Credentials
+from s4node.net.certificates.identity import Holder
 from s4node.net.transport.pair_socket import host_and_port
 
 host: ContextVar[str] = ContextVar("host", default="")
@@ -67,7 +69,12 @@ class MemoryNetwork:
 
     # -- the contract ------------------------------------------------------------------------
 
-    async def listen(self, name: str, port: int) -> list[MemoryPlace]:
+    async def listen(
+        self,
+        name: str,
+        port: int,
+        credentials: Credentials | None,  # noqa: ARG002 - nobody else is on this network
+    ) -> list[MemoryPlace]:
         """Listen on a host; raises OSError."""
         await trio.lowlevel.checkpoint()
         port = port or next(self._ports)
@@ -76,19 +83,34 @@ class MemoryNetwork:
         place = self._places[name, port] = MemoryPlace(self, name, port)
         return [place]
 
-    def dial(self, address: str, max_bytes: int, on_change: Callable[[bool], None]) -> _End:
+    def dial(
+        self,
+        address: str,
+        max_bytes: int,
+        on_change: Callable[[bool], None],
+        credentials: Credentials | None,
+    ) -> _End:
         """Connect now, and reconnect whenever the connection is lost."""
-        del max_bytes  # the reader checks sizes
+        del max_bytes, credentials  # the reader checks sizes, and the network has no others
         end = _End(self, host.get(), on_change)
         end.dials(*host_and_port(address))
         return end
 
-    async def probe(self, address: str, seconds: float) -> str:
+    async def probe(
+        self,
+        address: str,
+        seconds: float,
+        credentials: Credentials | None = None,  # noqa: ARG002
+    ) -> str:
         """The problem at ``address``: none; raises OSError if nothing listens there."""
         await trio.lowlevel.checkpoint()
         if self.listener_of(host.get(), *host_and_port(address)) is None:
             raise ConnectionRefusedError(111, f"no listener at {address} within {seconds:g} s")
         return ""
+
+    def is_private(self, host: str) -> bool:  # noqa: ARG002
+        """Return True: nobody else is on this network."""
+        return True
 
     # -- inside ------------------------------------------------------------------------------
 
@@ -177,6 +199,7 @@ class _End:
         self.connected = False
         self.closed = False
         self.fault = ""
+        self.holder: Holder | None = None
         self.unfinished = self.taken = self.sent = self.unsent = 0
         self._network = network
         self._on_change = on_change
@@ -191,6 +214,10 @@ class _End:
         network.made(self)
 
     # -- coming and going --------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Wait until cancelled: the network does it all."""
+        await trio.sleep_forever()
 
     def dials(self, there: str, port: int) -> None:
         """Connect, and reconnect whenever the connection is lost."""

@@ -235,5 +235,6 @@ GROUPS = {
     "save": 5,
     "sink": 5,
     "part": 5,
+    "peer": 7,
 }
 """How many sentences each of the five documents has at least, and the project's own groups."""

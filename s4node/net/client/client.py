@@ -21,7 +21,6 @@ import trio
 
 from s4node import tokens
 from s4node.errors import (
-    ConfigError,
     ConnectionRefused,
     EventError,
     S4Error,
@@ -34,13 +33,15 @@ from s4node.events.event import GenericEvent
 from s4node.events.keys import KeySpec
 from s4node.events.schema import GENERIC, EventType, TypeDecl
 from s4node.logger import get_logger
+from s4node.net.certificates.credentials import Credentials
+from s4node.net.client.names import addresses_of, id_of
 from s4node.net.client.subscription import Subscription
 from s4node.net.egress.emitter import Emitter
 from s4node.net.egress.outbox import Outbox
 from s4node.net.egress.refusal import Refusal
 from s4node.net.egress.routes import Routes
 from s4node.net.transport import fork_guard
-from s4node.net.transport.pair_socket import host_and_port, need_trio
+from s4node.net.transport.pair_socket import need_trio
 from s4node.net.transport.why_silent import first_answering, why_all_silent
 from s4node.net.wire import frame as wire
 from s4node.offsets.startpoint import Startpoint
@@ -74,6 +75,9 @@ class Client:
     events they may take about 64 MiB for each stream. Leaving the block flushes first. Raises
     ConfigError for an id that begins with ``~`` or has more than 1,024 bytes; streams of a log
     refuse an id that ends in a tab and a number.
+
+    ``credentials`` are for addresses ``tls+tcp://host:port``. The producer's id is then the name in
+    the certificate, or begins with it and a ``/``, also if it is random.
     """
 
     def __init__(
@@ -83,23 +87,18 @@ class Client:
         producer: str = "",
         timeout: float = 10.0,
         queue_size: int = 32_768,
+        credentials: Credentials | None = None,
     ) -> None:
-        if producer.startswith(wire.TASK):
-            raise ConfigError(
-                f"producer {producer!r}: ids that begin with {wire.TASK} belong to tasks; give "
-                f"this one another first character"
-            )
-        if long := wire.too_long(producer):
-            raise ConfigError(long)
-        self.addresses = addresses_of(address)
+        self.addresses = addresses_of(address, credentials)
+        self.producer = id_of(producer, credentials)
         self._own_id = bool(producer)
-        self.producer = producer or f"client-{tokens.fresh(5)}"
+        self.credentials = credentials
         self.timeout = timeout
         self.queue_size = queue_size
         self._incarnation = tokens.fresh(6)
         self._streams: dict[str, ClientStream] = {}
         self._opening: dict[str, trio.Lock] = {}
-        self._emitter = Emitter(queue_size=queue_size, on_news=self._heard)
+        self._emitter = Emitter(credentials=credentials, queue_size=queue_size, on_news=self._heard)
         self._news = trio.lowlevel.ParkingLot()
         self._nursery_manager: Any = None
         self._nursery: trio.Nursery | None = None
@@ -208,12 +207,14 @@ class Client:
         if self._emitter.connected:
             return
         several = len(self.addresses) > 1
-        chosen = await first_answering(self.addresses) if several else self.addresses[0]
+        chosen = self.addresses[0]
+        if several:
+            chosen = await first_answering(self.addresses, self.credentials)
         self._emitter.seeds([chosen])
 
     async def _unanswered(self, stranger: str) -> str:
         within = f"no answer within {self.timeout:g} s"
-        why = await why_all_silent(self.addresses, stranger)
+        why = await why_all_silent(self.addresses, stranger, self.credentials)
         if why:
             return f"{within}; {why}"
         return (
@@ -248,7 +249,13 @@ class Client:
         """
         types = (types,) if isinstance(types, type) else tuple(types)
         return Subscription(
-            self.addresses, stream, types, start=start, timeout=self.timeout, queue_size=queue_size
+            self.addresses,
+            stream,
+            types,
+            start=start,
+            timeout=self.timeout,
+            queue_size=queue_size,
+            credentials=self.credentials,
         )
 
     async def flush(self) -> list[Refusal]:
@@ -299,17 +306,6 @@ class Client:
         self._news.unpark_all()
         for stream in self._streams.values():
             stream._tell_unknown()
-
-
-def addresses_of(address: str | Sequence[str]) -> tuple[str, ...]:
-    """The address or addresses as a tuple; raises ConfigError for a bad one, or none."""
-    several = isinstance(address, Iterable) and not isinstance(address, str)
-    found: tuple[Any, ...] = tuple(address) if several else (address,)
-    for one in found:
-        host_and_port(one)
-    if not found:
-        raise ConfigError("a client needs the address of a node; give one, or a list of them")
-    return found
 
 
 def warn_of(refusals: list[Refusal]) -> None:

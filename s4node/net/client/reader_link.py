@@ -19,9 +19,10 @@ import trio
 
 from s4node.errors import ConnectionRefused, S4Error, StageBroken
 from s4node.logger import get_logger
+from s4node.net.certificates.credentials import Credentials
 from s4node.net.client.reading import Reading, fault_of
 from s4node.net.transport.dialled_peer import DialledPeer
-from s4node.net.transport.network import Pipe
+from s4node.net.transport.network import DialledPipe
 from s4node.net.transport.why_silent import why_silent
 from s4node.net.wire import frame as wire
 
@@ -50,9 +51,11 @@ class ReaderLink:
     ``on_news`` is called when frames have arrived, and when the peer has come or gone.
     """
 
-    def __init__(self, address: str, on_news: Callable[[], None]) -> None:
+    def __init__(
+        self, address: str, on_news: Callable[[], None], credentials: Credentials | None
+    ) -> None:
         self.address = address
-        self._dialled = DialledPeer(address, log)
+        self._dialled = DialledPeer(address, log, credentials)
         self.answers = self._dialled.answers
         self._on_news = on_news
         self._readings: dict[str, Reading] = {}
@@ -61,7 +64,7 @@ class ReaderLink:
         self._unanswered: set[int] = set()  # those with the node, including abandoned ones
         self._last_id = 0
         self._control: list[bytes] = []
-        self._socket: Pipe | None = None
+        self._socket: DialledPipe | None = None
         self._writes = trio.lowlevel.ParkingLot()
 
     @property
@@ -106,7 +109,7 @@ class ReaderLink:
         finally:
             del self._asked[number]
         if not asked.done.is_set():
-            why = await why_silent(self.address, self.answers.stranger)
+            why = await why_silent(self.address, self.answers.stranger, self._dialled.credentials)
             raise ConnectionRefused(
                 f"no answer to {question!r} from {self.address} within {timeout:g} s; "
                 f"{why or 'a node answers there now: try again'}"
@@ -121,6 +124,7 @@ class ReaderLink:
         task_status.started()
         try:
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._socket.run)
                 nursery.start_soon(self._write)
                 while True:
                     await self._socket.wait_readable()

@@ -22,6 +22,7 @@ import trio
 
 from s4node import tokens
 from s4node.errors import ConnectionRefused, DecodeError, S4Error, StageClosed
+from s4node.net.certificates.credentials import Credentials
 from s4node.net.client.reader_link import ReaderLink
 from s4node.net.client.reading import Arrived, Lost, Reading
 from s4node.net.transport import fork_guard
@@ -75,12 +76,14 @@ class Subscription:
         start: Startpoint | Mapping[int, int] | None = None,
         timeout: float = 10.0,
         queue_size: int = 10_000,
+        credentials: Credentials | None = None,
     ) -> None:
         self.stream = stream
         self._addresses = addresses
         self._types = types
         self._start = _checked(start)
         self._timeout = timeout
+        self._credentials = credentials
         self._window = queue_size
         self._arrived: deque[Arrived | Lost] = deque()
         self._batch: list[Any] = []
@@ -173,11 +176,12 @@ class Subscription:
         """
         if len(self._addresses) == 1:
             return self._addresses[0]
-        return await first_answering(self._addresses)
+        return await first_answering(self._addresses, self._credentials)
 
     async def _unanswered(self) -> str:
         known = (link.answers.stranger for link in self._links)
-        why = await why_all_silent(self._addresses, next(filter(None, known), ""))
+        stranger = next(filter(None, known), "")
+        why = await why_all_silent(self._addresses, stranger, self._credentials)
         return f"no answer within {self._timeout:g} s" + (
             f"; {why}" if why else ", though the node is there: the app is starting; see s4 status"
         )
@@ -255,7 +259,7 @@ class Subscription:
         known = {a for at, source in self._sources.items() for a in (at, source.alias)}
         if address in known or self._nursery is None:
             return
-        link = ReaderLink(address, self._heard)
+        link = ReaderLink(address, self._heard, self._credentials)
         self._links.append(link)
         reading = self._sources[address] = Reading(
             self.stream,

@@ -22,6 +22,7 @@ import trio
 from s4node.errors import S4Error, StageClosed, leaves
 from s4node.events.event import GenericEvent
 from s4node.events.keys import KeySpec
+from s4node.net.certificates.credentials import Credentials
 from s4node.net.client.client import Client, ClientStream, warn_of
 from s4node.net.client.subscription import Place, Subscription, not_open
 from s4node.net.egress.refusal import Refusal
@@ -52,8 +53,9 @@ class SyncClient:
         producer: str = "",
         timeout: float = 10.0,
         queue_size: int = 32_768,
+        credentials: Credentials | None = None,
     ) -> None:
-        self._arguments = (address, producer, timeout, queue_size)
+        self._arguments = (address, producer, timeout, queue_size, credentials)
         self._started = threading.Event()
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
@@ -162,9 +164,13 @@ class SyncClient:
             self._started.set()
 
     async def _main(self) -> None:
-        address, producer, timeout, queue_size = self._arguments
+        address, producer, timeout, queue_size, credentials = self._arguments
         async with Client(
-            address, producer=producer, timeout=timeout, queue_size=queue_size
+            address,
+            producer=producer,
+            timeout=timeout,
+            queue_size=queue_size,
+            credentials=credentials,
         ) as client:
             self._client = client
             self._token = trio.lowlevel.current_trio_token()

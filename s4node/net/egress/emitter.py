@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 
 import trio
 
+from s4node.net.certificates.credentials import Credentials
 from s4node.net.egress.link import Link
 from s4node.net.egress.routes import NodeRoute, Routes
 from s4node.net.transport.pair_socket import host_and_port
@@ -22,20 +23,22 @@ from s4node.net.transport.pair_socket import host_and_port
 class Emitter:
     """Carries any number of outboxes to the cluster of the nodes at ``seeds``.
 
-    ``on_news`` is called after a verdict or hello, when events have left the queues, and when a
-    peer has come or gone.
+    ``credentials`` are for nodes that speak TLS. ``on_news`` is called after a verdict or hello,
+    when events have left the queues, and when a peer has come or gone.
     """
 
     def __init__(
         self,
         seeds: Iterable[str] = (),
         *,
+        credentials: Credentials | None,
         queue_size: int,
         on_news: Callable[[], None],
     ) -> None:
         self.links: dict[str, Link] = {}
         self.carried: list[Routes] = []
         self._seeds = tuple(seeds)
+        self._credentials = credentials
         self._queue_size = queue_size
         self._on_news = on_news
         self._nursery: trio.Nursery | None = None
@@ -183,6 +186,7 @@ class Emitter:
                 if link is None:
                     link = self.links[route.address] = Link(
                         route.address,
+                        credentials=self._credentials,
                         queue_size=self._queue_size,
                         on_news=self._heard,
                         on_lost=self._lost,

@@ -22,11 +22,12 @@ import trio
 from s4node import clocks
 from s4node.errors import StageBroken
 from s4node.logger import get_logger
+from s4node.net.certificates.credentials import Credentials
 from s4node.net.egress.outbox import Outbox
 from s4node.net.egress.routes import NodeRoute
 from s4node.net.transport.dialled_peer import DialledPeer
 from s4node.net.transport.linger import Linger, together
-from s4node.net.transport.network import Pipe
+from s4node.net.transport.network import DialledPipe
 from s4node.net.wire import frame as wire
 
 log = get_logger("s4node.net")
@@ -46,6 +47,7 @@ class Link:
         self,
         address: str,
         *,
+        credentials: Credentials | None,
         queue_size: int,
         on_news: Callable[[], None],
         on_lost: Callable[[Link], None],
@@ -55,11 +57,11 @@ class Link:
         self.draining = ""
         self.insists = False
         self._told_drain = ""
-        self._dialled = DialledPeer(address, log)
+        self._dialled = DialledPeer(address, log, credentials)
         self.answers = self._dialled.answers
         self.on_news = on_news
         self._on_lost = on_lost
-        self._socket: Pipe | None = None
+        self._socket: DialledPipe | None = None
         self._away_since = clocks.steady()
         self._control: list[bytes] = []
         self._unsent: bytes | None = None
@@ -163,6 +165,7 @@ class Link:
         task_status.started()
         try:
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._socket.run)
                 nursery.start_soon(self._warn)
                 nursery.start_soon(self._read)
                 nursery.start_soon(self._write)

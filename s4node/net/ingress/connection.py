@@ -18,8 +18,9 @@ from typing import Protocol
 import trio
 
 from s4node import clocks
-from s4node.errors import StageBroken
+from s4node.errors import ConnectionRefused, StageBroken
 from s4node.events.schema import size_of
+from s4node.net.certificates.identity import Holder
 from s4node.net.ingress.peer_limits import Budget, PeerLimits, Rate
 from s4node.net.ingress.producer_lane import LaneOwner, ProducerLane
 from s4node.net.transport.network import AcceptedPipe
@@ -40,6 +41,10 @@ class Peers(Protocol):
     unfinished: Budget[Connection]
     lanes: Budget[Connection]
     types: Budget[Connection]
+
+    def unwelcome(self, peer: Holder) -> str:
+        """Why a peer is not served; empty if it is."""
+        ...
 
     def has_news(self, connection: Connection) -> None:
         """Have the next flush send the connection's news."""
@@ -81,6 +86,8 @@ class Connection:
         self._lanes: dict[tuple[str, str], int] = {}  # by stream and producer
         self._type_bytes = 0
         self._told_rate = False
+        self.holder: Holder | None = None
+        """Who the peer is, by its certificate; None if peers need none."""
         self._progress: tuple[object, float] = (None, 0.0)
 
     def notify(self, lane: ProducerLane) -> None:
@@ -129,6 +136,23 @@ class Connection:
     def warn(self, event: str, **facts: object) -> None:
         """Log a warning that the peer has caused, now and then."""
         self._listener.warn(event, self.peer, **facts)
+
+    def refuse(self, header: wire.Header, reason: str) -> None:
+        """Count, log and answer a frame that the peer may not send."""
+        self._listener.counts["not permitted"] += 1
+        self.count_hello()
+        self.warn("a peer may not do what it asks for; refused", reason=reason)
+        fault = {wire.FAULT: ConnectionRefused.__name__}
+        if isinstance(header, wire.Hello):
+            name = wire.READER if header.headers.get(wire.SUBSCRIBE) else wire.PRODUCER
+            headers = {**fault, name: header.peer}
+            answer: wire.Header = wire.Hello("", "", header.stream, error=reason, headers=headers)
+        elif isinstance(header, wire.Query):
+            answer = wire.Answer(header.id, {}, reason, fault)
+        else:
+            whose = (header.stream, header.producer) if isinstance(header, wire.Data) else ("", "")
+            answer = wire.Verdict(*whose, error=reason)
+        self.answer(wire.encode_frame(answer))
 
     def bad_frame(self, reason: str, header: wire.Header | None = None) -> None:
         """Count, log and answer a bad frame.
@@ -338,6 +362,10 @@ class Connection:
         (self.arrived if connected else self.ended).set()
         if not connected:
             self.silent.set()
+        elif self.socket is not None and self.socket.holder is not None:
+            self.holder = self.socket.holder
+            if problem := self._listener.unwelcome(self.holder):
+                self.end_because(problem)
 
 
 def last_word(reason: str) -> bytes:

@@ -27,9 +27,12 @@ from s4node.config.config import Config
 from s4node.errors import ConfigError, RemoteFrameError, StageBroken
 from s4node.log_throttle import LogThrottle
 from s4node.logger import get_logger
+from s4node.net.certificates.credentials import SCHEME, Credentials, is_tls, missing
+from s4node.net.certificates.identity import NODE, Holder
 from s4node.net.ingress import node_totals
 from s4node.net.ingress.connection import Connection, last_word
 from s4node.net.ingress.peer_limits import Budget, PeerLimits
+from s4node.net.ingress.peer_rights import refusal, unwelcome
 from s4node.net.transport import network
 from s4node.net.transport.network import Caller, Place
 from s4node.net.transport.pair_socket import host_and_port
@@ -81,6 +84,36 @@ def check_reachable(config: Config) -> None:
             )
 
 
+def _credentials(config: Config) -> Credentials | None:
+    """The credentials for the configured address, None without TLS; raises ConfigError if others
+    could connect without certificates, or if ours are not those of a node of our cluster."""
+    address, cluster = config[settings.LISTENER_ADDRESS], config[settings.CLUSTER_NAME]
+    if not is_tls(address):
+        if not network.current.is_private(host_and_port(address)[0]):
+            if config[settings.ACCESS] != "open":
+                raise ConfigError(
+                    f"other machines reach s4.listener.address = {address!r}, and nobody there "
+                    f"would need a certificate; use tls+tcp:// with s4.tls.certificate (see s4 "
+                    f"certs), or set s4.access = open: then any program that reaches the address "
+                    f"may read, send and delete everything under any name, and nothing is encrypted"
+                )
+            log.warning(
+                "s4.access is open: any program that reaches this address may read, send and "
+                "delete everything under any name, and nothing is encrypted",
+                address=address,
+            )
+        return None
+    credentials = Credentials.configured(config)
+    if credentials is None:
+        raise missing(f"s4.listener.address = {address}")
+    if credentials.holder.roles.get(cluster) != NODE:
+        raise ConfigError(
+            f"s4.tls.certificate is that of {credentials.holder}, which may not serve as a node of "
+            f"cluster {cluster!r}; give a certificate for s4://{cluster}/{NODE}/NAME"
+        )
+    return credentials
+
+
 class Listener:
     """Listens on ``address``; port 0 takes any free one.
 
@@ -94,6 +127,8 @@ class Listener:
         handler: FrameHandler,
         *,
         advertise: str = "",
+        credentials: Credentials | None = None,
+        cluster: str = "",
         max_envelope_bytes: int,
         max_frame_bytes: int,
         limits: PeerLimits,
@@ -107,6 +142,8 @@ class Listener:
         self.connections: dict[Connection, None] = {}
         self._handler = handler
         self._advertise = advertise.strip("[]")
+        self._credentials = credentials
+        self._cluster = cluster
         self._max_envelope = max_envelope_bytes
         self._max_frame = max_frame_bytes
         self.limits = limits
@@ -136,6 +173,8 @@ class Listener:
             config[settings.LISTENER_ADDRESS],
             handler,
             advertise=config[settings.LISTENER_ADVERTISE],
+            credentials=_credentials(config),
+            cluster=config[settings.CLUSTER_NAME],
             max_envelope_bytes=config[settings.LISTENER_MAX_ENVELOPE_BYTES],
             max_frame_bytes=config[settings.LISTENER_MAX_FRAME_BYTES],
             limits=PeerLimits.configured(config),
@@ -149,7 +188,7 @@ class Listener:
         """Accept and serve peers until cancelled; ready once the socket listens."""
         host, port = host_and_port(self.address)
         try:
-            places = await network.current.listen(host, port)
+            places = await network.current.listen(host, port, self._credentials)
         except OSError as error:
             hint = "is another node running there? " if error.errno == errno.EADDRINUSE else ""
             raise ConfigError(
@@ -158,7 +197,10 @@ class Listener:
             ) from error
         actual = places[0].port
         host = self._advertise or host
-        self.address = f"tcp://[{host}]:{actual}" if ":" in host else f"tcp://{host}:{actual}"
+        scheme = "tcp" if self._credentials is None else SCHEME
+        self.address = (
+            f"{scheme}://[{host}]:{actual}" if ":" in host else f"{scheme}://{host}:{actual}"
+        )
         async with trio.open_nursery() as nursery:
             try:
                 with self._accepting:
@@ -191,6 +233,11 @@ class Listener:
         if left_out:
             facts["left_out"] = left_out  # since the line before
         log.warning(event, **facts)
+
+    def unwelcome(self, peer: Holder) -> str:
+        """Why a peer is not served, or no longer; empty if it is."""
+        assert self._credentials is not None
+        return unwelcome(peer, self._cluster) or self._credentials.refusal(peer)
 
     def has_news(self, connection: Connection) -> None:
         """Have the next flush send the connection's news."""
@@ -282,8 +329,13 @@ class Listener:
         while True:
             await trio.sleep(min(_LOOK_SECONDS, self.limits.patience / 8))
             now = trio.current_time()
+            if self._credentials is not None:
+                self._credentials.refresh()
             for connection in list(self.connections):
-                if reason := connection.stalled(now):
+                reason = connection.stalled(now)
+                if not reason and connection.holder is not None:
+                    reason = self.unwelcome(connection.holder)
+                if reason:
                     connection.end_because(reason)
             self.end_largest()
 
@@ -384,7 +436,12 @@ class Listener:
                         connection.spoke = True
                         if isinstance(header, (wire.Hello, wire.Query)):
                             connection.count_hello()
-                        self._handler.on_frame(frame, connection)
+                        if connection.holder is None:
+                            self._handler.on_frame(frame, connection)
+                        elif problem := refusal(connection.holder, self._cluster, frame.header):
+                            connection.refuse(frame.header, problem)
+                        else:
+                            self._handler.on_frame(frame, connection)
                     now = clocks.steady()
                     if now >= until or connection.congested:
                         return True

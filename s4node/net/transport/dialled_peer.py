@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from s4node.errors import RemoteFrameError
+from s4node.net.certificates.credentials import Credentials
 from s4node.net.transport import network
-from s4node.net.transport.network import Pipe
+from s4node.net.transport.network import DialledPipe, Pipe
 from s4node.net.transport.peer_answers import PeerAnswers
 from s4node.net.wire import frame as wire
 
@@ -24,14 +25,15 @@ _MAX_BYTES = 16_777_216
 class DialledPeer:
     """The connections to ``address``, one after the other; ``log`` is the caller's log."""
 
-    def __init__(self, address: str, log: Any) -> None:
+    def __init__(self, address: str, log: Any, credentials: Credentials | None) -> None:
         self.address = address
+        self.credentials = credentials
         self.answers = PeerAnswers()
         self._log = log
 
-    def dial(self, on_change: Callable[[bool], None]) -> Pipe:
+    def dial(self, on_change: Callable[[bool], None]) -> DialledPipe:
         """Connect, and reconnect until closed; ``on_change(connected)`` reports each change."""
-        return network.current.dial(self.address, _MAX_BYTES, on_change)
+        return network.current.dial(self.address, _MAX_BYTES, on_change, self.credentials)
 
     def frames(self, socket: Pipe, data: bytes) -> Iterator[wire.Frame]:
         """The good frames of an envelope that has come over ``socket``."""

@@ -9,13 +9,17 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from ipaddress import ip_address
 from typing import Protocol
 
 from s4node import threads
+from s4node.net.certificates.credentials import Credentials, is_tls
+from s4node.net.certificates.identity import Holder
 from s4node.net.transport.accepted_socket import Accepting, listen_tcp
 from s4node.net.transport.pair_socket import PairSocket
 from s4node.net.transport.probe import look
+from s4node.net.transport.tls_socket import TlsSocket
 
 
 class Pipe(Protocol):
@@ -48,11 +52,22 @@ class Pipe(Protocol):
         ...
 
 
+class DialledPipe(Pipe, Protocol):
+    """The end of who has dialled; it is of use while ``run`` runs."""
+
+    async def run(self) -> None:
+        """Do what the connection needs done beside its calls, until cancelled."""
+        ...
+
+
 class AcceptedPipe(Pipe, Protocol):
     """A node's end of a connection, which ends with it. ``wait_readable`` returns at the end.
 
     ``receive_nowait`` raises RemoteFrameError in the place of an envelope that is too long.
     """
+
+    holder: Holder | None
+    """Who the peer is, by its certificate; None if it is not known."""
 
     fault: str
     """How the peer has broken the framing of envelopes, which has ended it; empty if it has not."""
@@ -111,15 +126,29 @@ class Place(Protocol):
 class Network(Protocol):
     """Makes connections."""
 
-    async def listen(self, host: str, port: int, /) -> Sequence[Place]:
-        """Listen on all addresses of a host; raises OSError."""
+    async def listen(
+        self, host: str, port: int, credentials: Credentials | None, /
+    ) -> Sequence[Place]:
+        """Listen on all addresses of a host, in TLS with ``credentials``; raises OSError."""
         ...
 
-    def dial(self, address: str, max_bytes: int, on_change: Callable[[bool], None], /) -> Pipe:
-        """Connect now, and reconnect whenever the connection is lost."""
+    def dial(
+        self,
+        address: str,
+        max_bytes: int,
+        on_change: Callable[[bool], None],
+        credentials: Credentials | None,
+        /,
+    ) -> DialledPipe:
+        """Connect now, and reconnect whenever the connection is lost; ``credentials`` are for
+        ``tls+tcp://``."""
         ...
 
-    async def probe(self, address: str, seconds: float, /) -> str:
+    def is_private(self, host: str, /) -> bool:
+        """Return True if only programs of this machine reach a host's addresses."""
+        ...
+
+    async def probe(self, address: str, seconds: float, credentials: Credentials | None, /) -> str:
         """See :func:`s4node.net.transport.probe.look`."""
         ...
 
@@ -127,17 +156,33 @@ class Network(Protocol):
 class Tcp:
     """The real network."""
 
-    async def listen(self, host: str, port: int) -> list[Accepting]:
+    async def listen(
+        self, host: str, port: int, credentials: Credentials | None
+    ) -> list[Accepting]:
         """Listen on all addresses of a host; raises OSError."""
-        return await listen_tcp(host, port)
+        return await listen_tcp(host, port, credentials)
 
-    def dial(self, address: str, max_bytes: int, on_change: Callable[[bool], None]) -> PairSocket:
+    def dial(
+        self,
+        address: str,
+        max_bytes: int,
+        on_change: Callable[[bool], None],
+        credentials: Credentials | None,
+    ) -> PairSocket | TlsSocket:
         """Connect now, and reconnect whenever the connection is lost."""
-        return PairSocket.dialing(address, max_bytes, on_change)
+        if not is_tls(address):
+            return PairSocket.dialing(address, max_bytes, on_change)
+        return TlsSocket(address, max_bytes, on_change, credentials)
 
-    async def probe(self, address: str, seconds: float) -> str:
+    def is_private(self, host: str) -> bool:
+        """Return True if only programs of this machine reach a host's addresses."""
+        with suppress(ValueError):
+            return ip_address(host).is_loopback
+        return host == "localhost"
+
+    async def probe(self, address: str, seconds: float, credentials: Credentials | None) -> str:
         """The problem at ``address``; empty for a node."""
-        return await threads.run_sync(look, address, seconds, abandon_on_cancel=True)
+        return await threads.run_sync(look, address, seconds, credentials, abandon_on_cancel=True)
 
 
 current: Network = Tcp()

@@ -1,7 +1,7 @@
 """The dialling end of a connection: an nng Pair0 socket, awaited through trio.
 
 Rules
-- It dials ``tcp://``. A node's end is an ``AcceptedSocket``, so every peer has its own back
+- It dials ``tcp://``. A node's end is an ``SpSocket``, so every peer has its own back
   pressure and its own end.
 - Sending and receiving never block and allocate no nng aio: await readiness once, then go on until
   nothing is left.
@@ -22,6 +22,7 @@ import trio
 
 from s4node import threads
 from s4node.errors import ConfigError, S4Error, StageBroken
+from s4node.net.certificates.credentials import SCHEME
 from s4node.net.transport import fork_guard
 
 _AGAIN = int(pynng.lib.NNG_EAGAIN)
@@ -29,8 +30,8 @@ _NOWAIT = int(pynng.lib.NNG_FLAG_NONBLOCK)
 _RECEIVE = int(pynng.lib.NNG_FLAG_ALLOC) | _NOWAIT
 _CLOSE_SECONDS = 2.0
 _BUFFERED_ENVELOPES = 8
-_REDIAL_MS = 50
-_REDIAL_MOST_MS = 1000
+REDIAL_MS = 50
+REDIAL_MOST_MS = 1000
 """nng waits a random time, up to a bound that doubles from the first to the second."""
 
 
@@ -38,13 +39,15 @@ _NO_HOST = re.compile(r"[\s,;/\\]")  # such as several addresses in one text
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """The parts of ``tcp://host:port``."""
+    """The host and port of ``tcp://host:port`` or ``tls+tcp://host:port``."""
     text = address if isinstance(address, str) else ""  # a program's may be anything
     scheme, _, rest = text.partition("://")
     host, _, port = rest.rpartition(":")
-    good = scheme == "tcp" and host and not _NO_HOST.search(host)
+    good = scheme in ("tcp", SCHEME) and host and not _NO_HOST.search(host)
     if not good or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"{address!r} is not an address; write tcp://host:port")
+        raise ConfigError(
+            f"{address!r} is not an address; write tcp://host:port, or tls+tcp:// with TLS"
+        )
     return host.strip("[]"), int(port)
 
 
@@ -69,8 +72,8 @@ class PairSocket:
             recv_buffer_size=_BUFFERED_ENVELOPES,
             send_buffer_size=_BUFFERED_ENVELOPES,
             recv_max_size=max_bytes,
-            reconnect_time_min=_REDIAL_MS,
-            reconnect_time_max=_REDIAL_MOST_MS,
+            reconnect_time_min=REDIAL_MS,
+            reconnect_time_max=REDIAL_MOST_MS,
         )
         self._on_change = on_change
         self._token = trio.lowlevel.current_trio_token()
@@ -121,8 +124,12 @@ class PairSocket:
     def answered(self) -> None:
         """Note a good frame: if this connection is lost, dial again at once."""
         if self._unanswered > 1:
-            self._redial_after(_REDIAL_MS)
+            self._redial_after(REDIAL_MS)
         self._unanswered = 0
+
+    async def run(self) -> None:
+        """Wait until cancelled: nng's threads connect and send."""
+        await trio.sleep_forever()
 
     async def wait_readable(self) -> None:
         """Wait until an envelope may have arrived."""
@@ -151,7 +158,7 @@ class PairSocket:
             self.connected = connected
             if connected:
                 if self._unanswered:
-                    self._redial_after(min(_REDIAL_MS << self._unanswered, _REDIAL_MOST_MS))
+                    self._redial_after(min(REDIAL_MS << self._unanswered, REDIAL_MOST_MS))
                 self._unanswered += 1
             self._on_change(connected)
 

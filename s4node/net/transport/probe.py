@@ -9,11 +9,13 @@ Rules
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 import time
 from contextlib import suppress
 
 from s4node.errors import ConfigError, RemoteFrameError
+from s4node.net.certificates.credentials import SCHEME, Credentials, missing, tls_problem
 from s4node.net.transport.sp_messages import HANDSHAKE, framed
 from s4node.net.wire import frame as wire
 
@@ -22,15 +24,22 @@ _MAX_ANSWER = 1 << 20
 _QUESTION = wire.envelope([wire.encode_frame(wire.Query(0, "are you there"))])
 
 
-def look(address: str, seconds: float) -> str:
+def look(address: str, seconds: float, credentials: Credentials | None = None) -> str:
     """The problem at ``address``, as the end of a sentence; empty for a node.
 
     Raises TimeoutError if nothing answers within ``seconds``, another OSError if nothing can be
     reached, and ConfigError for a bad address. Blocks for up to twice ``seconds``.
     """
-    with socket.create_connection(_parts(address), seconds) as peer:
-        until = time.monotonic() + seconds
+    tls, host, port = _parts(address)
+    if tls and credentials is None:
+        raise missing(address)
+    peer = socket.create_connection((host, port), seconds)
+    until = time.monotonic() + seconds
+    with peer:
         try:
+            if tls:
+                assert credentials is not None
+                peer = credentials.dialled(peer)
             peer.sendall(HANDSHAKE)
             answer = _received(peer, len(HANDSHAKE), until)
             if answer and answer != HANDSHAKE:
@@ -40,8 +49,12 @@ def look(address: str, seconds: float) -> str:
             size = _received(peer, _LENGTH.size, until)
             if len(size) == _LENGTH.size:
                 return _judged(_received(peer, min(*_LENGTH.unpack(size), _MAX_ANSWER), until))
+        except ssl.SSLError as error:
+            return tls_problem(error)
         except (BrokenPipeError, ConnectionResetError):
             pass
+        finally:
+            peer.close()
     return "is not a node, or was about to stop: it closes the connection without an answer"
 
 
@@ -75,9 +88,12 @@ def _received(peer: socket.socket, size: int, until: float) -> bytes:
     return data
 
 
-def _parts(address: str) -> tuple[str, int]:
+def _parts(address: str) -> tuple[bool, str, int]:
+    """True for TLS, and the host and port."""
     scheme, _, rest = address.partition("://")
     host, _, port = rest.rpartition(":")
-    if scheme != "tcp" or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ConfigError(f"{address!r} is not an address; write tcp://host:port")
-    return host.strip("[]"), int(port)
+    if scheme not in ("tcp", SCHEME) or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ConfigError(
+            f"{address!r} is not an address; write tcp://host:port, or tls+tcp:// with TLS"
+        )
+    return scheme == SCHEME, host.strip("[]"), int(port)

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 
 import trio
 
+from s4node.net.certificates.credentials import Credentials
 from s4node.net.transport import network
 
 _PROBE_SECONDS = 1.0
 _PAUSE_SECONDS = 0.1
 
 
-async def why_silent(address: str, stranger: str) -> str:
+async def why_silent(address: str, stranger: str, credentials: Credentials | None) -> str:
     """Why there was no answer, as the end of a sentence; empty if a node answers now.
 
     ``stranger`` is from the peer's answers (see :mod:`s4node.net.transport.peer_answers`). Takes at
@@ -24,7 +25,7 @@ async def why_silent(address: str, stranger: str) -> str:
     if stranger:
         return stranger
     try:
-        problem = await network.current.probe(address, _PROBE_SECONDS)
+        problem = await network.current.probe(address, _PROBE_SECONDS, credentials)
     except TimeoutError:
         return "another connection was not answered either; is the node running?"
     except OSError:
@@ -32,12 +33,14 @@ async def why_silent(address: str, stranger: str) -> str:
     return f"the program there {problem}" if problem else ""
 
 
-async def why_all_silent(addresses: Sequence[str], stranger: str) -> str:
+async def why_all_silent(
+    addresses: Sequence[str], stranger: str, credentials: Credentials | None
+) -> str:
     """As :func:`why_silent`, for several addresses; empty if a node answers at one of them now."""
     reasons: dict[str, str] = {}
 
     async def ask(address: str) -> None:
-        reasons[address] = await why_silent(address, stranger)
+        reasons[address] = await why_silent(address, stranger, credentials)
 
     async with trio.open_nursery() as nursery:
         for address in addresses:
@@ -45,13 +48,13 @@ async def why_all_silent(addresses: Sequence[str], stranger: str) -> str:
     return "" if "" in reasons.values() else reasons[addresses[0]]
 
 
-async def first_answering(addresses: Sequence[str]) -> str:
+async def first_answering(addresses: Sequence[str], credentials: Credentials | None) -> str:
     """Wait for a node to answer at one of the addresses; return that address."""
     found = ""
 
     async def ask(address: str, scope: trio.CancelScope) -> None:
         nonlocal found
-        if not await why_silent(address, ""):
+        if not await why_silent(address, "", credentials):
             found = address
             scope.cancel()
 

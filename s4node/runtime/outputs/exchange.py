@@ -40,6 +40,7 @@ from s4node.events.event import EventBatch, footprint
 from s4node.failpoints import passing
 from s4node.logger import get_logger
 from s4node.metrics.statistics import OutboxStatistics
+from s4node.net.certificates.credentials import Credentials
 from s4node.net.egress.emitter import Emitter
 from s4node.net.egress.lane import Lane
 from s4node.net.egress.outbox_rows import Rows, forget, life_of, ways_of, weight_of
@@ -143,7 +144,11 @@ class Exchange:
         refusals: Refusals,
         cuts: Cuts,
     ) -> None:
-        self.emitter = Emitter(queue_size=config[settings.SENDER_WORK_QUEUE_SIZE], on_news=on_news)
+        self.emitter = Emitter(
+            credentials=Credentials.configured(config),
+            queue_size=config[settings.SENDER_WORK_QUEUE_SIZE],
+            on_news=on_news,
+        )
         self._app = app
         self._config = config
         self._pipeline = pipeline

@@ -24,6 +24,7 @@ from s4node.config.config import Config
 from s4node.errors import S4Error
 from s4node.events.event import EventBatch
 from s4node.metrics.statistics import StageStatistics
+from s4node.net.certificates.credentials import Credentials
 from s4node.net.egress.emitter import Emitter
 from s4node.net.egress.forwarder import Forwarder, PassedOn
 from s4node.net.egress.routes import Routes
@@ -71,7 +72,11 @@ class Members:
         on_news: Callable[[], None],
         refusals: Refusals,
     ) -> None:
-        self.emitter = Emitter(queue_size=config[settings.SENDER_WORK_QUEUE_SIZE], on_news=on_news)
+        self.emitter = Emitter(
+            credentials=Credentials.configured(config),
+            queue_size=config[settings.SENDER_WORK_QUEUE_SIZE],
+            on_news=on_news,
+        )
         self.ways: dict[str, StagedOutbox] = {}
         self._forwarders: dict[str, Forwarder] = {}
         self._routed: list[tuple[StagedOutbox | Forwarder, Routes]] = []

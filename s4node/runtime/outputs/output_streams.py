@@ -23,6 +23,7 @@ from s4node.cluster.coordination.topology import Topology
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.logger import get_logger
+from s4node.net.certificates.credentials import Credentials
 from s4node.net.egress.emitter import Emitter
 from s4node.net.egress.routes import Routes
 from s4node.net.egress.staged_outbox import Mark, StagedOutbox
@@ -75,6 +76,9 @@ class OutputStreams:
         self._config = config
         self._pipeline = pipeline
         self._producer = f"{node}-{incarnation}"  # another host's container may have our name
+        self._credentials = Credentials.configured(config)
+        if self._credentials is not None:
+            self._producer = self._credentials.holder.own_id(self._producer)
         self._incarnation = incarnation
         self._awaited = enrolment is not None
         self._ourselves = f"{enrolment.cluster}.{enrolment.app}" if enrolment else ""
@@ -112,6 +116,7 @@ class OutputStreams:
     def _emitter(self, seeds: Sequence[str]) -> Emitter:
         return Emitter(
             seeds,
+            credentials=self._credentials,
             queue_size=self._config[settings.SENDER_WORK_QUEUE_SIZE],
             on_news=self._on_news,
         )

@@ -29,6 +29,7 @@ from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import ConfigError, GraphError
 from s4node.events.schema import EventType
+from s4node.net.certificates.credentials import OPTIONS, Credentials
 from s4node.runtime.inputs.binding import replayable
 from s4node.spark.columns import OFFSET, PARTITION, TIME, kind_of
 from s4node.spark.history import stages as app_stages
@@ -95,10 +96,11 @@ class Bootstrapped:
 
 
 def history_of_log(
-    spark: SparkSession, address: str, stream: str, kind: EventType
+    spark: SparkSession, address: str, stream: str, kind: EventType, config: Config
 ) -> tuple[DataFrame, Positions]:
     """All that a log has of a stream now, and the positions at which that ends."""
-    described = ask(address, _PATIENCE, lambda log: log.describe(stream))
+    credentials = Credentials.configured(config)
+    described = ask(address, _PATIENCE, lambda log: log.describe(stream), credentials)
     end = {
         number: Position(each["upcoming"], each["epochs"][-1][0] if each["epochs"] else 0)
         for number, each in enumerate(described["partitions"])
@@ -111,6 +113,7 @@ def history_of_log(
         .option("stream", stream)
         .option("type", f"{cls.__module__}:{cls.__qualname__}")
         .option("end", offsets)
+        .options(**{e.name: e.text for e in config.items() if e.name in OPTIONS and e.text})
         .load()
     )
     return df, end
@@ -148,7 +151,9 @@ def bootstrap(
     for name, history in histories.items():
         if isinstance(history, str):
             kind = made.streams[name].types[0]
-            frames[name], positions[name] = history_of_log(spark, history, name, kind)
+            frames[name], positions[name] = history_of_log(
+                spark, history, name, kind, Config.from_values(values)
+            )
         else:
             frames[name] = history
     fields = _order(frames, order)
@@ -182,6 +187,7 @@ def _check(app: App, tasks: int, histories: Mapping[str, Any], keep: Sequence[st
 def _counts(app: App, config: Config, known: Mapping[str, Positions]) -> dict[str, int]:
     """The number of partitions of each input that is read from a system."""
     addresses = config.matching(settings.SYSTEM_ADDRESS)
+    credentials = Credentials.configured(config)
     found = {name: len(each) for name, each in known.items()}
     for stream in replayable(app):
         if stream.name in found:
@@ -192,7 +198,8 @@ def _counts(app: App, config: Config, known: Mapping[str, Positions]) -> dict[st
                 f"set systems.{stream.system}.address"
             )
         address, name = addresses[stream.system], stream.name
-        found[name] = len(ask(address, _PATIENCE, partial(_described, name))["partitions"])
+        question = partial(_described, name)
+        found[name] = len(ask(address, _PATIENCE, question, credentials)["partitions"])
     return found
 
 

@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import pytest
 import trio
+from certificates import Issuer
 from harness import free_port, until
 
-from s4node.net.transport.network import AcceptedPipe, Network, Pipe, Tcp
+from s4node import Credentials
+from s4node.net.transport.accepted_socket import Accepting
+from s4node.net.transport.network import AcceptedPipe, DialledPipe, Network, Pipe, Tcp
+from s4node.net.transport.pair_socket import PairSocket
+from s4node.net.transport.tls_socket import TlsSocket
 from s4node.testing.memory_network import MemoryNetwork
 
-both = pytest.mark.parametrize("make", [Tcp, MemoryNetwork])
+
+class Tls(Tcp):
+    """TCP with TLS, whatever is given."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._node = Issuer(Path(self._folder.name)).credentials("s4://default/node/node")
+
+    async def listen(self, host: str, port: int, _: Credentials | None) -> list[Accepting]:
+        return await super().listen(host, port, self._node)
+
+    def dial(
+        self, address: str, most: int, told: Callable[[bool], None], _: Credentials | None
+    ) -> PairSocket | TlsSocket:
+        return super().dial(f"tls+{address}", most, told, self._node)
+
+
+both = pytest.mark.parametrize("make", [Tcp, Tls, MemoryNetwork])
 
 
 @both
@@ -55,7 +79,7 @@ async def test_the_side_that_dialled_is_told_of_a_loss_and_connects_again(
 ) -> None:
     async with connected(make) as ends:
         await ends.far.close()
-        await until(lambda: ends.told == [True, False, True], "it is connected again")
+        await until(lambda: ends.told_now() == [True, False, True], "it is connected again")
         await until(lambda: len(ends.served) == 2 and ends.notices(True))
         await sent(ends.near, [b"again"])
         assert await received(ends.far, 1) == [b"again"]
@@ -88,19 +112,19 @@ async def test_closing_ends_every_wait(make: Callable[[], Network]) -> None:
 @both
 async def test_looking_where_nobody_listens_says_so(make: Callable[[], Network]) -> None:
     with pytest.raises(OSError, match=r"refused|no listener"):
-        await make().probe(f"tcp://{HOST}:{free_port()}", 1)
+        await make().probe(f"tcp://{HOST}:{free_port()}", 1, None)
 
 
 async def test_a_host_that_is_cut_off_reaches_nobody_until_it_is_back() -> None:
     async with connected(MemoryNetwork) as ends:
         network = ends.near._network  # type: ignore[attr-defined]
         network.cut(HOST)
-        assert ends.told == [True, False]
+        assert ends.told_now() == [True, False]
         assert not ends.near.send_nowait(b"lost")
         await trio.sleep(0.2)
-        assert ends.told == [True, False]
+        assert ends.told_now() == [True, False]
         network.heal(HOST)
-        await until(lambda: ends.told == [True, False, True])
+        await until(lambda: ends.told_now() == [True, False, True])
 
 
 # -- set-up ---------------------------------------------------------------------------------------
@@ -115,7 +139,7 @@ class Ends:
     """A place that serves all who come, and one who dials it."""
 
     def __init__(self) -> None:
-        self.near: Pipe
+        self.near: DialledPipe
         self.served: list[AcceptedPipe] = []
         self.told: list[bool] = []  # to who dials
         self.told_there: list[bool] = []
@@ -124,6 +148,13 @@ class Ends:
     def far(self) -> AcceptedPipe:
         """The end of who came last."""
         return self.served[-1]
+
+    def told_now(self) -> list[bool]:
+        """What who dials is told once both ends have looked for envelopes, of which there are
+        none."""
+        for end in (*self.served[-1:], self.near):
+            assert end.receive_nowait() is None
+        return self.told
 
     def notices(self, connected: bool) -> bool:
         """Return True if that end says so; it notices both when it looks for envelopes."""
@@ -134,7 +165,7 @@ class Ends:
         )
 
     async def serve(self, network: Network, port: int, status: trio.TaskStatus[int]) -> None:
-        [place] = await network.listen(HOST, port)
+        [place] = await network.listen(HOST, port, None)
         status.started(place.port)
         async with trio.open_nursery() as nursery:
             try:
@@ -158,8 +189,9 @@ async def connected(make: Callable[[], Network]) -> AsyncIterator[Ends]:
         if isinstance(network, MemoryNetwork):
             await nursery.start(network.run)
         port: int = await nursery.start(lambda task_status: ends.serve(network, 0, task_status))
-        ends.near = network.dial(f"tcp://{HOST}:{port}", MOST, ends.told.append)
-        await until(lambda: ends.told and ends.notices(True), "both are told")
+        ends.near = network.dial(f"tcp://{HOST}:{port}", MOST, ends.told.append, None)
+        nursery.start_soon(ends.near.run)
+        await until(lambda: ends.told_now() and ends.notices(True), "both are told")
         yield ends
         for end in (ends.near, *ends.served):
             await end.close()

@@ -19,7 +19,7 @@ from s4node.errors import ConfigError
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]"])
 async def test_the_port_that_was_taken_is_told_with_the_host_that_was_given(host: str) -> None:
     settings = {"s4.listener.advertise": host}
-    async with running(OnePE(Count), settings, address=ALL_INTERFACES) as container:
+    async with running(OnePE(Count), settings | OPEN, address=ALL_INTERFACES) as container:
         before, _, port = container.address.rpartition(":")
         assert before == f"tcp://{host}"
         assert int(port) > 0
@@ -29,6 +29,7 @@ async def test_members_find_each_other_by_the_hosts_that_they_advertise(tmp_path
     coordination = FolderCoordination(tmp_path, session_timeout=5)
     settings = {
         "s4.listener.address": ALL_INTERFACES,
+        **OPEN,
         "s4.listener.advertise": "localhost",
         "s4.cluster.partitions": "8",
     }
@@ -65,7 +66,7 @@ async def test_a_member_that_listens_on_all_interfaces_needs_a_host_to_tell(
 ) -> None:
     coordination = FolderCoordination(tmp_path, session_timeout=5)
     for address in (ALL_INTERFACES, "tcp://[::]:0"):
-        config = Config.from_values({"s4.listener.address": address})
+        config = Config.from_values({"s4.listener.address": address, **OPEN})
         message = f"s4.listener.address = '{address}' means all interfaces.*s4.listener.advertise"
         message = message.replace("[", r"\[")
         async with coordination.session("a") as session:
@@ -86,3 +87,4 @@ def test_a_value_that_is_not_a_host_name_is_refused(host: str) -> None:
 
 
 ALL_INTERFACES = "tcp://0.0.0.0:0"
+OPEN = {"s4.access": "open"}

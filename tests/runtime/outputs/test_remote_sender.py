@@ -43,7 +43,7 @@ def sender() -> RemoteSender:
 
 def connect(one: RemoteSender, consumer: str) -> None:
     """Have it consume the stream, and take nothing."""
-    emitter = Emitter([], queue_size=100, on_news=lambda: None)
+    emitter = Emitter([], credentials=None, queue_size=100, on_news=lambda: None)
     settings = StageSettings(REMOTE_SENDER, "totals", "block", 100, 1_000_000, 0, False)
     outbox = StagedOutbox(Stage(settings), "totals", "app", types=[GenericEvent])
     one.connect(consumer, emitter, outbox, Routes(outbox, "1"))

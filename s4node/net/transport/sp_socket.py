@@ -1,0 +1,228 @@
+"""One end of a TCP connection in nng's framing, plain or in TLS, awaited through trio.
+
+Rules
+- The peer is any program that speaks nng's Pair0, or writes the same bytes. nng itself is not used
+  here: it receives in threads of its own and reserves the length that a peer announces.
+- Receiving and sending never block. One call to the kernel may bring many messages. They come
+  through a buffer that all connections of a listener share, so a quiet one needs no memory.
+- The kernel may take only a part of a message. The rest is sent by ``send_rest``, and until then
+  nothing else is accepted.
+- A peer that breaks the framing is as good as gone: its connection ends. So is one that asks for
+  new keys of TLS and does not read.
+- In TLS, nothing is sent or taken before the peer is known: its ``holder``.
+"""
+
+from __future__ import annotations
+
+import socket as stdlib
+import ssl
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+import trio
+
+from s4node.errors import RemoteFrameError, StageBroken
+from s4node.net.certificates.credentials import Credentials, tls_problem
+from s4node.net.certificates.identity import Holder
+from s4node.net.transport.sp_messages import HANDSHAKE, SpMessages, framed
+
+_KEEPALIVE = (
+    (stdlib.TCP_KEEPIDLE, 30),  # seconds of silence
+    (stdlib.TCP_KEEPINTVL, 10),
+    (stdlib.TCP_KEEPCNT, 3),
+)
+"""A peer whose host is gone is noticed after a minute."""
+
+RECORD_BYTES = 16_384
+"""The longest piece of data in TLS."""
+
+
+class SpSocket:
+    """The connection over the socket ``raw``, which it takes over.
+
+    ``on_change(connected)`` is called when the peer's handshake has come, and at the end. With
+    ``credentials``, ``raw`` speaks TLS; if its handshake is not over, it goes on as bytes come.
+    """
+
+    def __init__(
+        self,
+        raw: stdlib.socket,
+        buffer: memoryview,
+        max_bytes: int,
+        on_change: Callable[[bool], None],
+        credentials: Credentials | None = None,
+    ) -> None:
+        raw.setblocking(False)
+        raw.setsockopt(stdlib.IPPROTO_TCP, stdlib.TCP_NODELAY, 1)
+        raw.setsockopt(stdlib.SOL_SOCKET, stdlib.SO_KEEPALIVE, 1)
+        for option, value in _KEEPALIVE:
+            raw.setsockopt(stdlib.IPPROTO_TCP, option, value)
+        self._raw = raw
+        self._tls = raw if isinstance(raw, ssl.SSLSocket) else None
+        self._credentials = credentials
+        self._shaking = True
+        self.holder: Holder | None = None
+        """Who the peer is; None if it is not known."""
+        self._buffer = buffer
+        self._on_change = on_change
+        self._splitting = SpMessages(max_bytes)
+        self._messages: deque[bytes | RemoteFrameError] = deque()
+        self._rest = memoryview(b"")
+        self._has_rest = trio.lowlevel.ParkingLot()
+        self._has_room = trio.lowlevel.ParkingLot()
+        self._ended = False
+        self._closed = False
+        self.connected = False
+        self.fault = ""
+        self.unfinished = self.taken = self.sent = 0
+        if self._tls is None:
+            raw.send(HANDSHAKE)  # a new socket has room for it
+        elif self._tls.version() is not None:
+            self._shaken()
+
+    def receive_nowait(self) -> bytes | None:
+        """The next envelope, or None; raises RemoteFrameError for one that is too long."""
+        while not self._messages:
+            try:
+                size = self._raw.recv_into(self._buffer) if self._tls is None else self._decrypted()
+            except BlockingIOError:
+                return None
+            except OSError:
+                size = 0
+            if not size:
+                self._end()
+                return None
+            try:
+                found = self._splitting.split(self._buffer[:size])
+            except RemoteFrameError as error:
+                self.fault = str(error)
+                self._end()
+                return None
+            self._messages += found
+            self.taken += len(found)
+            self.unfinished = self._splitting.unfinished
+            if not self.connected and self._splitting.greeted:
+                self.connected = True
+                self._on_change(True)
+                if self._ended:
+                    return None
+        message = self._messages.popleft()
+        if isinstance(message, RemoteFrameError):
+            raise message
+        return message
+
+    def _decrypted(self) -> int:
+        """Receive and decrypt what fits into the buffer; raises as ``recv_into``."""
+        assert self._tls is not None
+        size, most = 0, len(self._buffer) - RECORD_BYTES
+        try:
+            if self._shaking:
+                self._tls.do_handshake()
+                self._shaken()
+            while size <= most:
+                got = self._tls.recv_into(self._buffer[size:])
+                if not got:
+                    break
+                size += got
+        except ssl.SSLWantReadError:
+            if not size:
+                raise BlockingIOError from None
+        except ssl.SSLError as error:
+            self.fault = f"the other end {tls_problem(error)}"
+            raise
+        return size
+
+    def _shaken(self) -> None:
+        """Greet the peer, which is known now."""
+        assert self._tls is not None
+        assert self._credentials is not None
+        self._shaking = False
+        try:
+            self.holder = self._credentials.peer_of(self._tls)
+        except ValueError as error:
+            self.fault = f"the peer's certificate is not one of a peer: {error}"
+            raise OSError(self.fault) from error
+        self._tls.send(HANDSHAKE)
+
+    def send_nowait(self, data: bytes) -> bool:
+        """Send an envelope; return False, without sending, while it cannot be accepted."""
+        if self._ended:
+            raise StageBroken("the connection has ended")
+        if self._rest:
+            return False
+        self._rest = memoryview(framed(data))
+        self._push()
+        if self._rest:
+            self._has_rest.unpark_all()
+        return True
+
+    def _push(self) -> None:
+        try:
+            sent = self._raw.send(self._rest)
+        except (BlockingIOError, ssl.SSLWantWriteError):
+            pass
+        except OSError:
+            self._rest = memoryview(b"")  # the peer is gone, which receiving finds
+        else:
+            self._rest = self._rest[sent:]
+            self.sent += sent
+
+    @property
+    def unsent(self) -> int:
+        """The bytes that were accepted and have not left."""
+        return len(self._rest)
+
+    async def send_rest(self) -> None:
+        """Send what the kernel has not taken at once, until cancelled."""
+        while True:
+            while not self._rest:
+                await self._has_rest.park()
+            await trio.lowlevel.wait_writable(self._raw)
+            self._push()
+            if not self._rest:
+                self._has_room.unpark_all()
+
+    def answered(self) -> None:
+        """Do nothing: the peer is not dialled from here."""
+
+    async def wait_readable(self) -> None:
+        """Wait until an envelope may have arrived, or the connection has ended."""
+        if self._messages or self._ended or (self._tls is not None and self._tls.pending()):
+            await trio.lowlevel.checkpoint()
+            return
+        await trio.lowlevel.wait_readable(self._raw)
+
+    async def wait_writable(self) -> None:
+        """Wait until an envelope may be accepted; raises ClosedResourceError at the end."""
+        await trio.lowlevel.checkpoint()
+        while self._rest and not self._ended:
+            await self._has_room.park()
+        if self._ended:
+            raise trio.ClosedResourceError
+
+    def _end(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._has_room.unpark_all()
+            self.connected = False
+            self._on_change(False)
+
+    def drop_input(self) -> None:
+        """Take nothing more from the peer, and forget what has come in part."""
+        self._end()
+        self._splitting = SpMessages(0)
+        self._messages.clear()
+        self.unfinished = 0
+
+    async def close(self) -> None:
+        """Close; tasks that wait here get ClosedResourceError."""
+        if not self._closed:
+            self._closed = True
+            with suppress(OSError):
+                trio.lowlevel.notify_closing(self._raw)
+            self._raw.close()
+            self._has_room.unpark_all()
+            self._rest = memoryview(b"")
+            self.drop_input()
+        await trio.lowlevel.cancel_shielded_checkpoint()
