@@ -24,8 +24,8 @@ class Tls(Tcp):
     """TCP with TLS, whatever is given."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory()
-        self._node = Issuer(Path(self._folder.name)).credentials("s4://default/node/node")
+        with tempfile.TemporaryDirectory() as folder:  # what was loaded stays in use
+            self._node = Issuer(Path(folder)).credentials("s4://default/node/node")
 
     async def listen(self, host: str, port: int, _: Credentials | None) -> list[Accepting]:
         return await super().listen(host, port, self._node)
