@@ -394,7 +394,8 @@ async def test_a_role_may_do_what_the_table_says(
 
 async def test_a_node_that_others_reach_does_not_start_without_certificates() -> None:
     with pytest.raises(ConfigError, match=r"set s4\.access = open: then any program"):
-        Container(Noted(), Config.from_values({"s4.listener.address": "tcp://0.0.0.0:0"}))
+        async with running(Noted(), address="tcp://0.0.0.0:0"):
+            raise AssertionError
     with pytest.raises(ConfigError, match=r"no certificate is given; set s4\.tls\.certificate"):
         Container(Noted(), Config.from_values({"s4.listener.address": TLS}))
 

@@ -85,23 +85,10 @@ def check_reachable(config: Config) -> None:
 
 
 def _credentials(config: Config) -> Credentials | None:
-    """The credentials for the configured address, None without TLS; raises ConfigError if others
-    could connect without certificates, or if ours are not those of a node of our cluster."""
+    """The credentials for the configured address, None without TLS; raises ConfigError if they are
+    not those of a node of our cluster."""
     address, cluster = config[settings.LISTENER_ADDRESS], config[settings.CLUSTER_NAME]
     if not is_tls(address):
-        if not network.current.is_private(host_and_port(address)[0]):
-            if config[settings.ACCESS] != "open":
-                raise ConfigError(
-                    f"other machines reach s4.listener.address = {address!r}, and nobody there "
-                    f"would need a certificate; use tls+tcp:// with s4.tls.certificate (see s4 "
-                    f"certs), or set s4.access = open: then any program that reaches the address "
-                    f"may read, send and delete everything under any name, and nothing is encrypted"
-                )
-            log.warning(
-                "s4.access is open: any program that reaches this address may read, send and "
-                "delete everything under any name, and nothing is encrypted",
-                address=address,
-            )
         return None
     credentials = Credentials.configured(config)
     if credentials is None:
@@ -129,6 +116,7 @@ class Listener:
         advertise: str = "",
         credentials: Credentials | None = None,
         cluster: str = "",
+        is_open: bool = False,
         max_envelope_bytes: int,
         max_frame_bytes: int,
         limits: PeerLimits,
@@ -144,6 +132,7 @@ class Listener:
         self._advertise = advertise.strip("[]")
         self._credentials = credentials
         self._cluster = cluster
+        self._is_open = is_open
         self._max_envelope = max_envelope_bytes
         self._max_frame = max_frame_bytes
         self.limits = limits
@@ -175,6 +164,7 @@ class Listener:
             advertise=config[settings.LISTENER_ADVERTISE],
             credentials=_credentials(config),
             cluster=config[settings.CLUSTER_NAME],
+            is_open=config[settings.ACCESS] == "open",
             max_envelope_bytes=config[settings.LISTENER_MAX_ENVELOPE_BYTES],
             max_frame_bytes=config[settings.LISTENER_MAX_FRAME_BYTES],
             limits=PeerLimits.configured(config),
@@ -187,6 +177,8 @@ class Listener:
     async def serve(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Accept and serve peers until cancelled; ready once the socket listens."""
         host, port = host_and_port(self.address)
+        if self._credentials is None and not network.current.is_private(host):
+            self._check_open()
         try:
             places = await network.current.listen(host, port, self._credentials)
         except OSError as error:
@@ -213,6 +205,21 @@ class Listener:
                 for place in places:
                     place.close()
             await trio.sleep_forever()  # peers stay until this is cancelled
+
+    def _check_open(self) -> None:
+        """Raise ConfigError unless other machines may connect without certificates."""
+        if not self._is_open:
+            raise ConfigError(
+                f"other machines reach s4.listener.address = {self.address!r}, and nobody there "
+                f"would need a certificate; use tls+tcp:// with s4.tls.certificate (see s4 certs), "
+                f"or set s4.access = open: then any program that reaches the address may read, "
+                f"send and delete everything under any name, and nothing is encrypted"
+            )
+        log.warning(
+            "s4.access is open: any program that reaches this address may read, send and delete "
+            "everything under any name, and nothing is encrypted",
+            address=self.address,
+        )
 
     def stop_accepting(self) -> None:
         """Accept no further peers; connected ones stay."""
