@@ -22,7 +22,7 @@ BESIDE := -n $(JOBS) --dist loadfile
 
 # what has a target of its own, for it takes long: processes that are killed, deploying
 CRASHES := tests/test_failpoints.py tests/deploy/test_deploy.py tests/deploy/test_savepoints.py \
-	tests/deploy/test_savepoint_parts.py tests/deploy/test_rollback.py tests/deploy/test_repartition.py \
+	tests/deploy/test_savepoint_parts.py tests/deploy/test_rollback.py tests/deploy/test_many_machines.py tests/deploy/test_repartition.py \
 	tests/process/test_launch.py \
 	tests/runtime/container/test_durable_crashes.py tests/runtime/container/test_moving.py \
 	tests/runtime/inputs/test_input_crashes.py tests/runtime/inputs/test_startpoints.py \
@@ -40,7 +40,7 @@ test: install-spark ## run all tests but those of test-long; JOBS=1 for one at a
 
 test-long: test-crashes test-spark test-measured ## run what takes longer; make -k goes on after a failure
 
-test-crashes: install ## run the tests in which processes are killed, moved and deployed
+test-crashes: install-spark ## run the tests in which processes are killed, moved and deployed
 	$(PYTHON_OF_VENV) -m pytest $(BESIDE) $(CRASHES) $(ARGS)
 
 test-spark: install-spark ## run the tests that need Spark

@@ -15,7 +15,7 @@ import trio
 
 from s4node import App, Client, Config, Container, Event
 from s4node.cluster.coordination.enrolment import Enrolment
-from s4node.cluster.coordination.folder import FolderCoordination
+from s4node.cluster.tree.folder import FolderCoordination
 from s4node.errors import leaves
 from s4node.testing.memory_network import host
 from s4node.testing.world import World

@@ -32,7 +32,9 @@ hypothesis_settings.register_profile(
 hypothesis_settings.load_profile("busy")
 
 # what these find wrong is told as well as what a test does
-pytest.register_assert_rewrite("durable_lives", "net_simulation", "several_containers")
+pytest.register_assert_rewrite(
+    "conformance.coordination", "durable_lives", "net_simulation", "several_containers"
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:

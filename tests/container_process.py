@@ -12,7 +12,7 @@ import trio
 
 from s4node import Config, Container
 from s4node.cluster.coordination.enrolment import Enrolment
-from s4node.cluster.coordination.folder import FolderCoordination
+from s4node.cluster.tree.folder import FolderCoordination
 from s4node.deploy.load_app import load_app
 from s4node.process import log_setup
 

@@ -11,8 +11,8 @@ import sys
 
 import trio
 
-from s4node.cluster.coordination.folder import FolderCoordination
 from s4node.cluster.coordination.membership import Membership, View
+from s4node.cluster.tree.folder import FolderCoordination
 from s4node.errors import SessionLost
 
 

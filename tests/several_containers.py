@@ -14,7 +14,7 @@ from shared_apps import Click
 
 from s4node import App, Config, Container, Event, ProcessingElement, Stream
 from s4node.cluster.coordination.enrolment import Enrolment
-from s4node.cluster.coordination.folder import FolderCoordination
+from s4node.cluster.tree.folder import FolderCoordination
 
 USERS = [f"user-{n}" for n in range(40)]
 

@@ -30,7 +30,7 @@ ROOMS = [
     "savepoints",
     "net.wire", "net.certificates", "net.transport", "net.egress", "net.ingress", "net.client",
     "systems", "log.partition", "log.sink", "log",
-    "cluster.coordination", "cluster.node",
+    "cluster.tree", "cluster.coordination", "cluster.node",
     "runtime.task.poison", "runtime.task", "runtime.loop", "runtime.outputs", "runtime.commit",
     "runtime.inputs", "runtime.container",
     "testing", "spark", "spark.history", "deploy", "process", "bench", "cli.render", "cli",
@@ -91,7 +91,8 @@ PURE_MODULES = {
     "log": "split",
     "log.partition": "ledger partition_rows retention",
     "log.sink": "decision",
-    "cluster.coordination": "assignment contract view",
+    "cluster.tree": "contract",
+    "cluster.coordination": "assignment entries view",
     "cluster.node": "container_status restart_policy supervisor_protocol",
     "runtime.task.poison": "dead_letter isolation poison_events suspects unsaveable_search",
     "runtime.task": (

@@ -140,7 +140,7 @@ def _ship(address: str, counter: Accumulator[int], rows: Iterator[Any]) -> Itera
     context = TaskContext.get()
     assert context is not None
     count = 0
-    with SyncClient(address, producer=f"spark-{context.partitionId()}") as client:
+    with SyncClient(address, producer=f"spark-{context.partitionId()}", timeout=10) as client:
         stream = client.stream(STREAM)
         while chunk := list(starmap(Row, islice(rows, _CHUNK))):
             stream.send_many(chunk)

@@ -21,7 +21,7 @@ from s4node.app.processing_element import ProcessingElement
 from s4node.app.stream import Stream
 from s4node.bench.process import usage
 from s4node.cluster.coordination.enrolment import Enrolment
-from s4node.cluster.coordination.folder import FolderCoordination
+from s4node.cluster.tree.folder import FolderCoordination
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.events.event import Event

@@ -20,6 +20,7 @@ DEFAULT_ADDRESS = "tcp://127.0.0.1:12000"
 
 # options that are settings have the names of those
 CLUSTER = "s4.cluster.name"
+COORDINATION = "s4.coordination"
 FOLDER = "s4.coordination.folder"
 LISTENER = "s4.listener.address"
 PARTITIONS = "s4.cluster.partitions"
@@ -87,6 +88,8 @@ def folder_option(
 ) -> None:
     where = f"where the nodes find each other (default: {default})"
     parser.add_argument("--folder", dest=dest, type=text, metavar="FOLDER", help=where)
+    zookeeper = "where nodes of several machines find each other: zk://host:port,host:port/root"
+    parser.add_argument("--coordination", dest=COORDINATION, metavar="URL", help=zookeeper)
 
 
 def json_option(parser: argparse.ArgumentParser, what: str = "print JSON") -> None:

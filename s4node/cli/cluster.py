@@ -2,11 +2,12 @@
 show what is running.
 
 Rules
-- This user's processes on this machine are found by their entries, and in the coordination folder.
-  With ``--folder``, only that folder is read; with ``--cluster``, only that cluster is shown.
-- Membership and ownership are read from the folder's registry, everything else from the nodes. A
-  process without a registry is asked directly. A process that does not answer is shown as such, and
-  does not delay the others.
+- This user's processes on this machine are found by their entries, and in the coordination. With
+  ``--folder`` or ``--coordination``, only that is read; with ``--cluster``, only that cluster is
+  shown.
+- Membership and ownership are read from the registry, everything else from the nodes, which are
+  asked through it, wherever they run. A process without a registry is asked directly. A process
+  that does not answer is shown as such, and does not delay the others.
 - If nothing that was asked for is running, that is printed, with status 1.
 """
 
@@ -19,7 +20,6 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 
 import msgspec
 import trio
@@ -36,12 +36,14 @@ from s4node.cli.arguments import (
     utf8,
 )
 from s4node.cli.render import dashboard
-from s4node.cluster.coordination.registry import AppId, NodeInfo, Registry
+from s4node.cluster.coordination.entries import AppId, NodeInfo
+from s4node.cluster.coordination.node_requests import requesting
+from s4node.cluster.coordination.registry import Registry
 from s4node.cluster.node import admin
 from s4node.cluster.node.running import Running, running_processes
+from s4node.cluster.tree.coordinations import is_zookeeper, place_of
 from s4node.config import settings
 from s4node.config.config import COMMAND_LINE, Config
-from s4node.config.paths import full_path
 from s4node.deploy import deploy as deploying
 from s4node.deploy.answers import tell
 from s4node.deploy.cluster_snapshot import (
@@ -308,31 +310,34 @@ async def look(config: Config, who: str) -> Seen:
     """Find what is running. Raises ConfigError if a named folder does not exist."""
     cluster = config[settings.CLUSTER_NAME]
     every = config.origin(settings.CLUSTER_NAME) == "default"
-    named = config.origin(settings.COORDINATION_FOLDER) != "default"
-    own = full_path(config[settings.COORDINATION_FOLDER], settings.COORDINATION_FOLDER.name)
+    named = any(
+        config.origin(each) != "default"
+        for each in (settings.COORDINATION, settings.COORDINATION_FOLDER)
+    )
+    own = place_of(config)
     processes = [] if named else running_processes()
     shown: list[Snapshot] = []
     living: set[str] = set()
-    for folder in sorted({own, *(Path(each.folder) for each in processes if each.folder)}):
-        if not named and not folder.is_dir():
+    for place in sorted({own, *(each.place for each in processes if each.place)}):
+        if not (named or is_zookeeper(place) or await trio.Path(place).is_dir()):
             continue
-        at = config.with_({settings.COORDINATION_FOLDER.name: str(folder)})
+        at = _at(config, place)
         try:
             async with deploying.registry_of(at, who) as registry:
                 there = set(await registry.living_clusters())
                 living |= there
-                if folder == own:
+                if place == own:
                     there.add(cluster)  # its apps may wait for a node
                 for each in sorted(there if every else there & {cluster}):
-                    now = await _cluster(registry, each, str(folder))
+                    now = await _cluster(registry, each, place)
                     if now.nodes or now.apps:
                         shown.append(now)
         except CoordinationError:
-            if folder == own:
+            if place == own:
                 raise
             continue  # the app has just ended
     for process in processes:
-        if not process.folder:
+        if not process.place:
             living.add(process.cluster)
             if every or process.cluster == cluster:
                 shown.append(await _alone(process))
@@ -342,13 +347,23 @@ async def look(config: Config, who: str) -> Seen:
     return Seen(shown, f"{where}; start an app with: s4 run APP, or a node with: s4 node CLUSTER")
 
 
+def _at(config: Config, place: str) -> Config:
+    """``config`` for a coordination at another place."""
+    if is_zookeeper(place):
+        return config.with_({settings.COORDINATION.name: place})
+    return config.with_({settings.COORDINATION.name: "", settings.COORDINATION_FOLDER.name: place})
+
+
 async def _alone(running: Running) -> Snapshot:
     """The snapshot of a process without a registry."""
-    node = NodeInfo(
-        running.node, socket.gethostname(), running.pid, "", running.address, running.admin
-    )
+    node = NodeInfo(running.node, socket.gethostname(), running.pid, "", running.address)
+
+    async def ask(name: str) -> admin.NodeStatus:
+        async with admin.asking(name, running.admin, admin.AskStatus()) as caller:
+            return await caller.answer(admin.NodeStatus)
+
     answers: dict[str, admin.NodeStatus | str] = {}
-    await _ask(node.name, node, answers)
+    await _answer(node.name, ask, answers)
     members = [node.name] if running.address else []
     app = AppRow(
         running.app,
@@ -362,12 +377,20 @@ async def _alone(running: Running) -> Snapshot:
     return _snapshot(running.cluster, "", {node.name: node}, answers, [app])
 
 
-async def _cluster(registry: Registry, cluster: str, folder: str) -> Snapshot:
+async def _cluster(registry: Registry, cluster: str, place: str) -> Snapshot:
     nodes = await registry.nodes(cluster)
     answers: dict[str, admin.NodeStatus | str] = {}
-    async with trio.open_nursery() as nursery:
-        for name, node in nodes.items():
-            nursery.start_soon(_ask, name, node, answers)
+    if nodes:
+        async with requesting(
+            registry, cluster, nodes, admin.AskStatus(), admin.decode_answer
+        ) as request:
+
+            async def ask(name: str) -> admin.NodeStatus:
+                return admin.of_kind(name, await request.wait_answer(name, 0), admin.NodeStatus)
+
+            async with trio.open_nursery() as nursery:
+                for name in nodes:
+                    nursery.start_soon(_answer, name, ask, answers)
     containers = [
         container
         for answer in answers.values()
@@ -392,7 +415,7 @@ async def _cluster(registry: Registry, cluster: str, folder: str) -> Snapshot:
                 {member.value.node: member.value.address for member in group.members},
             )
         )
-    return _snapshot(cluster, folder, nodes, answers, apps)
+    return _snapshot(cluster, place, nodes, answers, apps)
 
 
 def _snapshot(
@@ -422,12 +445,15 @@ def _snapshot(
     )
 
 
-async def _ask(name: str, node: NodeInfo, answers: dict[str, admin.NodeStatus | str]) -> None:
+async def _answer(
+    name: str,
+    ask: Callable[[str], Awaitable[admin.NodeStatus]],
+    answers: dict[str, admin.NodeStatus | str],
+) -> None:
     answers[name] = f"did not answer within {_ANSWER_SECONDS:g} s; it may be stopped"
     with trio.move_on_after(_ANSWER_SECONDS):
         try:
-            async with admin.asking(name, node.admin, admin.AskStatus()) as caller:
-                answers[name] = await caller.answer(admin.NodeStatus)
+            answers[name] = await ask(name)
         except S4Error as error:
             answers[name] = str(error)
 

@@ -26,14 +26,15 @@ from s4node import threads
 from s4node.app.app import App
 from s4node.cli.arguments import cluster_option, json_option, setting_options
 from s4node.cli.running_apps import config_of, coordinations_of, runs_here
-from s4node.cluster.coordination.folder import FolderCoordination
+from s4node.cluster.coordination.entries import AppId
 from s4node.cluster.coordination.job_presence import JobPresence
-from s4node.cluster.coordination.registry import AppId, Registry
+from s4node.cluster.coordination.registry import Registry
 from s4node.cluster.coordination.startpoint_store import StartpointStore
+from s4node.cluster.tree.coordinations import coordination_at, is_zookeeper, place_of
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.config.kinds import is_name
-from s4node.config.paths import full_path, is_file, is_folder, looking
+from s4node.config.paths import is_file, is_folder, looking
 from s4node.deploy.load_app import load_app
 from s4node.errors import CheckpointError, ConfigError, JobRuns, StoreCorrupt, UnknownStream
 from s4node.events.event import LIVE
@@ -167,9 +168,9 @@ class Job:
         node of the coordination or below ``s4 run --nodes`` on this machine.
         """
         fix = f"fix its permissions, or set {_COORDINATION} to another folder"
-        place = full_path(self.config[settings.COORDINATION_FOLDER], _COORDINATION)
+        place = place_of(self.config)
         places = coordinations_of(self.name, self.config)
-        if is_folder(place, fix):
+        if is_zookeeper(place) or is_folder(Path(place), fix):
             places.add(place)
         app = AppId(self.config[settings.CLUSTER_NAME], self.name)
 
@@ -177,9 +178,7 @@ class Job:
             known = ""
             async with AsyncExitStack() as held:
                 for each in sorted(places):
-                    coordination = FolderCoordination(
-                        each, session_timeout=self.config[settings.SESSION_TIMEOUT]
-                    )
+                    coordination = coordination_at(each, self.config)
                     name = f"s4 for {self.name}"
                     session = await held.enter_async_context(coordination.session(name))
                     presence = JobPresence(Registry(session), app)

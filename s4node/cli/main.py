@@ -75,6 +75,11 @@ COMMANDS = {
         "go back to an app's former version, and to its state before the present one",
         "s4 rollback flights --cluster flights --outputs again --accept-loss",
     ),
+    "drain": Command(
+        "s4node.cli.drain:arguments",
+        "empty a node before it is stopped: others get its partitions, one after the other",
+        "s4 drain one --cluster flights",
+    ),
     "status": Command(
         "s4node.cli.cluster:status_arguments",
         "show what is running: nodes, apps, containers, stages",

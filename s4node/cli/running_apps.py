@@ -9,7 +9,6 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from s4node.cli.arguments import DEFAULT_ADDRESS
@@ -54,15 +53,15 @@ def runs_here(name: str, config: Config) -> bool:
     )
 
 
-def coordinations_of(name: str, config: Config) -> set[Path]:
-    """The coordination folders of an app's containers with the same state. The state is the same if
-    its URL is, or without a URL its folder."""
+def coordinations_of(name: str, config: Config) -> set[str]:
+    """The places of the coordinations of an app's containers with the same state. The state is the
+    same if its URL is, or without a URL its folder."""
     where = settings.STATE_URL if config[settings.STATE_URL] else settings.STATE_FOLDER
     return {
-        Path(each.folder)
+        each.place
         for each in running_processes()
         if each.app == name
-        and each.folder
+        and each.place
         and each.cluster == config[settings.CLUSTER_NAME]
         and Config.from_values(each.settings)[where] == config[where]
     }
@@ -122,7 +121,7 @@ def _only(fits: Callable[[Running], bool], what: str) -> list[Running]:
     found: dict[tuple[str, ...], list[Running]] = {}
     for each in running_processes():
         if each.address and fits(each):
-            place = each.folder if each.app else ""  # containers of one folder are one app
+            place = each.place if each.app else ""  # containers of one folder are one app
             found.setdefault((each.cluster, each.app, place or each.address), []).append(each)
     if len(found) > 1:
         names = "; ".join(f"{one.app or one.node} at {one.address}" for one, *_ in found.values())

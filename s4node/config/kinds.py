@@ -21,6 +21,9 @@ T = TypeVar("T")
 _MOST_OF_A_FILE_NAME = 200
 """In bytes: file systems allow 255, and endings are added to names."""
 
+ZOOKEEPER_SCHEME = "zk://"
+"""The beginning of a URL of ZooKeeper."""
+
 PART_BYTES = 255
 """The most bytes of a part of a path."""
 _FOLDER_BYTES = 3072
@@ -227,8 +230,31 @@ def address(least_port: int) -> Kind[str]:
 
 
 def _parse_host(text: str) -> str:
-    if text and re.fullmatch(r"\[[0-9A-Fa-f:.]+\]|[\w.-]+", text, re.ASCII) is None:
+    shape = r"(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+)(?::([0-9]{1,5}))?"
+    match = re.fullmatch(shape, text, re.ASCII)
+    if text and match is None:
         raise ValueError("is not a host name or an IP address ([...] for IPv6)")
+    if match is not None and match[1] and not 1 <= int(match[1]) <= 65535:
+        raise ValueError("has a port out of bounds (1 to 65535)")
+    return text
+
+
+def _parse_ports(text: str) -> tuple[int, ...]:
+    if not text:
+        return ()
+    match = re.fullmatch(r"([0-9]{1,5})-([0-9]{1,5})", text, re.ASCII)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]) <= 65535:
+        raise ValueError("is not a range of ports, such as 12001-12099")
+    return tuple(range(int(match[1]), int(match[2]) + 1))
+
+
+def _parse_zookeeper(text: str) -> str:
+    if not text:
+        return text
+    host = r"(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+)(?::[0-9]{1,5})?"
+    shape = rf"{re.escape(ZOOKEEPER_SCHEME)}{host}(?:,{host})*(?:/[\w.%-]+)+"
+    if re.fullmatch(shape, text, re.ASCII) is None:
+        raise ValueError(f"is not {ZOOKEEPER_SCHEME}host:port,host:port/root")
     return text
 
 
@@ -242,8 +268,10 @@ def _parse_classes(text: str) -> tuple[str, ...]:
 
 TEXT = Kind("text", str)
 FOLDER = Kind("folder; its full path is UTF-8", _parse_folder)
+ZOOKEEPER = Kind(f"{ZOOKEEPER_SCHEME}host:port,host:port/root, or empty", _parse_zookeeper)
 CLASSES = Kind("comma-separated list of names of classes, or *", _parse_classes)
-HOST = Kind("host name or IP address, or empty", _parse_host)
+HOST = Kind("host name or IP address, perhaps with :port, or empty", _parse_host)
+PORTS = Kind("range of ports, first-last, or empty", _parse_ports)
 NAME = Kind("name", _parse_name)
 NAMES = Kind("comma-separated list of names", _parse_names)
 EXECUTOR = own("block", "shed", "throttle")

@@ -63,17 +63,38 @@ CLUSTER_GATHER_TIMEOUT = Setting(
     "the partitions. A container that joins later is a spare.",
 )
 
+CLUSTER_STAY = Setting(
+    _CLUSTER, "s4.cluster.stay", "0", kinds.milliseconds(0),
+    "How long the partitions of a container that has ended wait for it. If it returns under its "
+    "node's name within this time, as at a restart, it finds them where they were. Nobody "
+    "processes them meanwhile. 0: others take them at once.",
+)
+
 _COORDINATION = "Coordination: how nodes find each other"
 
+COORDINATION = Setting(
+    _COORDINATION, "s4.coordination", "", kinds.ZOOKEEPER,
+    "The ZooKeeper through which nodes of several machines find each other: "
+    "zk://host:port,host:port/root. Several clusters, by name, may have one root. Needs "
+    "pip install 's4node[zookeeper]', and s4.state.url for the apps' packages. Empty: the nodes of "
+    "one machine find each other in a folder.",
+)
+COORDINATION_CREDENTIALS = Setting(
+    _COORDINATION, "s4.coordination.credentials", "", kinds.FOLDER,
+    "A property file for ZooKeeper, on each node: username and password, with which alone the "
+    "entries can then be read and written; mechanism, service and principal for SASL; ca, "
+    "certificate and key, names of PEM files, for TLS.",
+)
 COORDINATION_FOLDER = Setting(
     _COORDINATION, "s4.coordination.folder", "~/.s4node", kinds.FOLDER,
-    "The folder in which the nodes of one machine find each other; they create it. Nodes with the "
-    "same folder belong together. It must be on a disk of this machine, and yours alone.",
+    "The folder of the nodes of this machine; they create it. It must be on a disk of this "
+    "machine, and yours alone. Without s4.coordination, nodes with one folder belong together.",
 )
 SESSION_TIMEOUT = Setting(
     _COORDINATION, "s4.session.timeout", "10000", kinds.milliseconds(1000),
     "The partitions of a process that sends no sign of life for this long go to others. This is "
-    "for processes that hang or are stopped; a process that dies is noticed at once.",
+    "for processes that hang or are stopped, and for machines that are lost; a process that dies "
+    "is noticed at once. ZooKeeper grants 2 to 20 of its ticks.",
 )
 
 _LISTENER = "Listener: connections from peers"
@@ -88,7 +109,14 @@ LISTENER_ADVERTISE = Setting(
     _LISTENER, "s4.listener.advertise", "", kinds.HOST,
     "The host by which others reach this node, such as its name in DNS. The default is the host "
     "of s4.listener.address. Set it for nodes of a cluster that listen on all interfaces "
-    "(0.0.0.0), which is not a host to connect to.",
+    "(0.0.0.0), which is not a host to connect to. With :port, others reach the node's own port at "
+    "that one; its containers are reached at their own ports.",
+)
+LISTENER_PORTS = Setting(
+    _LISTENER, "s4.listener.ports", "", kinds.PORTS,
+    "The ports that the containers of a node may listen on, for firewalls and published ports: "
+    "12001-12099. A new version of an app starts beside the old one, so there must be two for each "
+    "app. Empty: any free port.",
 )
 ACCESS = Setting(
     _LISTENER, "s4.access", "certificates", kinds.choice("certificates", "open"),

@@ -12,7 +12,8 @@ from collections.abc import Collection
 
 import trio
 
-from s4node.cluster.coordination.registry import NodeInfo
+from s4node.cluster.coordination.node_requests import Requested, requesting
+from s4node.cluster.coordination.registry import Registry
 from s4node.cluster.node import admin
 from s4node.config.config import Config
 from s4node.errors import DeployFailed
@@ -26,37 +27,39 @@ def tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-async def settings_of(nodes: dict[str, NodeInfo], deployed: dict[str, str], limit: float) -> Config:
+async def settings_of(
+    registry: Registry, cluster: str, nodes: Collection[str], deployed: dict[str, str], limit: float
+) -> Config:
     """The settings of a container of an app that was deployed with some, as the first of the nodes
     says within ``limit`` seconds."""
-    todo = "load and check it"
     ask = admin.AskSettings(deployed)
-    name, node = min(nodes.items())
-    async with admin.asking(name, node.admin, ask) as caller:
-        answers = await from_all([caller], admin.Settings, limit, todo)
+    name = min(nodes)
+    async with requesting(registry, cluster, [name], ask, admin.decode_answer) as request:
+        answers = await from_all(request, 0, admin.Settings, limit, "load and check it")
     return Config.from_values(answers[name].settings)
 
 
 async def from_all(
-    callers: list[admin.Caller], kind: type[admin.M], seconds: float, todo: str
+    request: Requested[admin.Answer], number: int, kind: type[admin.M], seconds: float, todo: str
 ) -> dict[str, admin.M]:
-    """The next answers of all callers within ``seconds``, by node; raises the first failure.
+    """The answers with this number of all nodes within ``seconds``; raises the first failure.
 
     ``todo`` describes what they are asked to do.
     """
     answers: dict[str, admin.M] = {}
     failures: list[Exception] = []
 
-    async def ask(caller: admin.Caller, scope: trio.CancelScope) -> None:
+    async def ask(node: str, scope: trio.CancelScope) -> None:
         try:
-            answers[caller.node] = await caller.answer(kind)
+            answer = await request.wait_answer(node, number)
+            answers[node] = admin.of_kind(node, answer, kind)
         except Exception as error:
             failures.append(error)
             scope.cancel()
 
     async def tell_late() -> None:
         await trio.sleep(_PATIENCE_SECONDS)
-        late = [caller.node for caller in callers if caller.node not in answers]
+        late = [node for node in request.nodes if node not in answers]
         tell(
             f"waiting for {named(late)}, at most {seconds:g} s, to {todo}; "
             f"{'their logs say' if len(late) > 1 else 'its log says'} more"
@@ -66,15 +69,15 @@ async def from_all(
         async with trio.open_nursery() as outer:
             outer.start_soon(tell_late)
             async with trio.open_nursery() as nursery:
-                for caller in callers:
-                    nursery.start_soon(ask, caller, nursery.cancel_scope)
+                for node in request.nodes:
+                    nursery.start_soon(ask, node, nursery.cancel_scope)
             outer.cancel_scope.cancel()
     if failures:
         raise failures[0]
-    for caller in callers:
-        if caller.node not in answers:
+    for node in request.nodes:
+        if node not in answers:
             raise DeployFailed(
-                f"node {caller.node!r} did not answer within {seconds:g} s; it may be stopped: see "
+                f"node {node!r} did not answer within {seconds:g} s; it may be stopped: see "
                 f"its log, or end it and deploy again"
             )
     return answers

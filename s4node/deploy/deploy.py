@@ -23,16 +23,9 @@ import msgspec
 import trio
 
 from s4node import threads
-from s4node.cluster.coordination.folder import FolderCoordination
-from s4node.cluster.coordination.registry import (
-    RUNNING,
-    STOPPING,
-    AppId,
-    AppInfo,
-    Found,
-    NodeInfo,
-    Registry,
-)
+from s4node.cluster.coordination.entries import RUNNING, STOPPING, AppId, AppInfo, Found, NodeInfo
+from s4node.cluster.coordination.node_requests import requesting
+from s4node.cluster.coordination.registry import Registry
 from s4node.cluster.node import admin
 from s4node.cluster.node.node import store_folder
 from s4node.cluster.node.package import (
@@ -42,6 +35,12 @@ from s4node.cluster.node.package import (
     content_version,
     decode,
     digest_of,
+)
+from s4node.cluster.tree.coordinations import (
+    coordination_of,
+    is_zookeeper,
+    machine_folder,
+    place_of,
 )
 from s4node.config import settings
 from s4node.config.config import Config
@@ -67,6 +66,8 @@ _LEAVING_SECONDS = 5.0
 OWN_KEYS = {
     settings.CLUSTER_NAME.name,
     settings.CLUSTER_PARTITIONS.name,
+    settings.COORDINATION.name,
+    settings.COORDINATION_CREDENTIALS.name,
     settings.COORDINATION_FOLDER.name,
     settings.LISTENER_ADDRESS.name,
     settings.ACCESS.name,
@@ -92,27 +93,26 @@ class Deployed:
 
 @asynccontextmanager
 async def registry_of(config: Config, who: str) -> AsyncIterator[Registry]:
-    """The registry in the configured folder; raises ConfigError if no node has ever used it."""
+    """The nodes' registry; raises ConfigError if it is in a folder that no node has ever used."""
     cluster = config[settings.CLUSTER_NAME]
-    coordination = FolderCoordination(
-        config[settings.COORDINATION_FOLDER], session_timeout=config[settings.SESSION_TIMEOUT]
-    )
-    folder, fix = (
-        coordination.folder,
-        "fix its permissions, or name the nodes' folder with --folder",
-    )
-    if not await trio.to_thread.run_sync(is_folder, folder, fix):
-        raise ConfigError(
-            f"no node of cluster {cluster!r} lives: the folder {folder} does not exist; start one "
-            f"with: s4 node {cluster}, or name the nodes' folder with --folder"
-        )
-    async with coordination.session(who) as session:
+    if not is_zookeeper(place_of(config)):
+        folder = machine_folder(config)
+        fix = "fix its permissions, or name the nodes' folder with --folder"
+        if not await trio.to_thread.run_sync(is_folder, folder, fix):
+            raise ConfigError(
+                f"no node of cluster {cluster!r} lives: the folder {folder} does not exist; start "
+                f"one with: s4 node {cluster}, or name the nodes' folder with --folder, or their "
+                f"ZooKeeper with --coordination"
+            )
+    async with coordination_of(config).session(who) as session:
         yield Registry(session)
 
 
-def packages_of(config: Config) -> Store:
-    """The packages in the configured folder."""
-    return Store(store_folder(FolderCoordination(config[settings.COORDINATION_FOLDER]).folder))
+async def packages_of(registry: Registry, config: Config) -> Store:
+    """The packages of the configured cluster."""
+    cluster = config[settings.CLUSTER_NAME]
+    info = await registry.cluster(cluster)
+    return Store(store_folder(machine_folder(config)), info.url if info else "", cluster)
 
 
 # -- deploying ------------------------------------------------------------------------------------
@@ -154,13 +154,15 @@ async def roll_back(
         nodes = await registry.nodes(cluster)
         if not nodes:
             raise DeployFailed(no_node(cluster, await registry.living_clusters()))
-        packages = packages_of(config)
-        former_settings = decode(packages.get(found.package)).manifest.settings
-        here = await settings_of(nodes, former_settings, config[settings.CONTAINER_START_TIMEOUT])
+        packages = await packages_of(registry, config)
+        former_package = await threads.run_sync(packages.get, found.package)
+        former_settings = decode(former_package).manifest.settings
+        start = config[settings.CONTAINER_START_TIMEOUT]
+        here = await settings_of(registry, cluster, nodes, former_settings, start)
         change = StateChange(AppId(cluster, app), here, None, "", None, tell)
         former = await threads.run_sync(former_of, change.place, app, found.version)
         assert former.upgrade is not None
-        data = packages.get(former.upgrade.package)
+        data = await threads.run_sync(packages.get, former.upgrade.package)
         tell(f"{app} goes back to {former.upgrade.before}, and to the savepoint {former.name}")
         back = GoBack(former.name, outputs_again, accept_loss)
         return await _Deployment(registry, config, decode(data), data, back).run(None)
@@ -219,7 +221,7 @@ class _Deployment:
         )
         if same:
             assert before is not None
-            self._check_same(before.value.package)
+            await self._check_same(before.value.package)
         if same and self._back is None:
             members = await registry.members(self._id)
             at = {member.value.node: member.value.address for member in members.values()}
@@ -230,22 +232,25 @@ class _Deployment:
                 )
             tell(f"{app} {manifest.version} is already deployed to {cluster}")
             return Deployed(app, cluster, manifest.version, partitions, manifest.version, at)
-        packages, digest = packages_of(self._config), digest_of(self._data)
-        known = packages.has(digest)
+        packages, digest = await packages_of(registry, self._config), digest_of(self._data)
+        known = await threads.run_sync(packages.has, digest)
+        await threads.run_sync(packages.put, self._data)
         try:
-            ready = await self._switch(nodes, before, partitions)
+            ready = await self._switch(nodes, before, partitions, packages, digest)
         except BaseException:
             if not known:
-                packages.remove(digest)
+                with trio.CancelScope(shield=True):
+                    await threads.run_sync(packages.remove, digest)
             raise
         at = {name: answer.address for name, answer in ready.items()}
         old = before.value.version if before else ""
         return Deployed(app, cluster, manifest.version, partitions, old, at)
 
-    def _check_same(self, deployed: str) -> None:
+    async def _check_same(self, deployed: str) -> None:
         """Raise DeployFailed if this version runs with other contents."""
+        packages = await packages_of(self._registry, self._config)
         try:
-            package = decode(packages_of(self._config).get(deployed))
+            package = decode(await threads.run_sync(packages.get, deployed))
         except PackageError:  # unknown
             return
         content = content_version(package.manifest, package.files)
@@ -257,7 +262,12 @@ class _Deployment:
             )
 
     async def _switch(
-        self, nodes: dict[str, NodeInfo], before: Found[AppInfo] | None, partitions: int
+        self,
+        nodes: dict[str, NodeInfo],
+        before: Found[AppInfo] | None,
+        partitions: int,
+        packages: Store,
+        digest: str,
     ) -> dict[str, admin.Ready]:
         """Prepare the new version on all nodes, then replace the old one."""
         cluster, app = self._id
@@ -266,17 +276,16 @@ class _Deployment:
         config = self._config
         start = config[settings.CONTAINER_START_TIMEOUT] + config[settings.CLUSTER_GATHER_TIMEOUT]
         drain = config[settings.TASK_SHUTDOWN_MS] + config[settings.CONTAINER_END_TIMEOUT]
-        app_config = await settings_of(nodes, manifest.settings, start)
+        app_config = await settings_of(self._registry, cluster, nodes, manifest.settings, start)
         old = before.value if before else None
         change = StateChange(self._id, app_config, old, manifest.version, self._back, tell)
         async with AsyncExitStack() as stack:
             saved = await threads.run_sync(stack.enter_context, change.opened())
-            ask = admin.AskDeploy(len(self._data), partitions, len(nodes), saved)
-            callers = [
-                await stack.enter_async_context(admin.asking(name, node.admin, ask, self._data))
-                for name, node in nodes.items()
-            ]
-            prepared = await from_all(callers, admin.Prepared, start, "load and check it")
+            ask = admin.AskDeploy(digest, partitions, len(nodes), saved)
+            request = await stack.enter_async_context(
+                requesting(self._registry, cluster, nodes, ask, admin.decode_answer)
+            )
+            prepared = await from_all(request, 0, admin.Prepared, start, "load and check it")
             tell(f"loaded and checked on {named(nodes)}")
             first = next(iter(prepared.values()))
             await self._check_streams(first.inputs)
@@ -285,7 +294,7 @@ class _Deployment:
                 cluster=cluster,
                 version=manifest.version,
                 partitions=partitions,
-                package=first.digest,
+                package=digest,
                 hasher=self._config[settings.HASHER],
                 expected=len(nodes),
                 state=RUNNING,
@@ -295,7 +304,7 @@ class _Deployment:
             taken = await self._change(change, info, before, drain)
             try:
                 todo = "process what the old version has, and run it" if before else "run it"
-                ready = await from_all(callers, admin.Ready, drain + start, todo)
+                ready = await from_all(request, 1, admin.Ready, drain + start, todo)
             except S4Error:
                 with trio.move_on_after(drain + start):
                     await self._take_back(info, old, change, taken)
@@ -305,9 +314,8 @@ class _Deployment:
                 with trio.move_on_after(_LEAVING_SECONDS, shield=True):
                     await self._take_back(info, old, change, taken)
                 raise
-        packages = packages_of(self._config)
         if old and old.package != info.package and taken is None:
-            packages.remove(old.package)
+            await threads.run_sync(packages.remove, old.package)
         await threads.run_sync(change.sweep, packages, info.package)
         return ready
 
@@ -444,4 +452,5 @@ async def _remove(registry: Registry, config: Config, info: AppInfo) -> None:
             break
         await registry.session.wait_change(path, seen)
     await registry.remove_app(*app)
-    packages_of(config).remove(info.package)
+    packages = await packages_of(registry, config)
+    await threads.run_sync(packages.remove, info.package)

@@ -20,8 +20,9 @@ from pathlib import Path
 import trio
 
 from s4node import clocks, threads
+from s4node.cluster.coordination.entries import AppId, AppInfo
 from s4node.cluster.coordination.job_presence import JobPresence
-from s4node.cluster.coordination.registry import AppId, AppInfo, Registry
+from s4node.cluster.coordination.registry import Registry
 from s4node.cluster.node.package import Store
 from s4node.config import settings
 from s4node.config.config import Config

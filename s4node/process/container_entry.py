@@ -69,7 +69,7 @@ def _running(container: Container, begin: Begin | None, place: os.PathLike[str] 
         cluster=config[settings.CLUSTER_NAME],
         node=container.node,
         app=(begin.app if begin is not None else "") or app.name,
-        folder=begin.coordination if begin is not None else "",
+        place=begin.coordination if begin is not None else "",
         address=address if ready else "",
         admin=str(place) if place is not None else "",
         log=container.log is not None,
@@ -80,9 +80,7 @@ def _running(container: Container, begin: Begin | None, place: os.PathLike[str] 
     )
 
 
-async def _answer(
-    container: Container, ask: admin.Ask, _: bytes, conversation: admin.Conversation
-) -> None:
+async def _answer(container: Container, ask: admin.Ask, way: admin.Says) -> None:
     app, cluster = container.app, container.config[settings.CLUSTER_NAME]
     if not isinstance(ask, admin.AskStatus):
         raise DeployFailed(
@@ -99,6 +97,6 @@ async def _answer(
         starts=1,
     )
     counted = [container.statistics()] if ready else []
-    await conversation.say(
+    await way.say(
         admin.NodeStatus(container.node, cluster, os.getpid(), one.address, [one], counted)
     )

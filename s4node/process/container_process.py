@@ -32,9 +32,9 @@ import trio
 from s4node import exit_record
 from s4node.app.app import AdapterApp, App
 from s4node.cluster.coordination.enrolment import Enrolment
-from s4node.cluster.coordination.folder import FolderCoordination
 from s4node.cluster.node import package, supervisor_protocol
 from s4node.cluster.node.package import Store
+from s4node.cluster.tree.coordinations import coordination_at
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.deploy import pack
@@ -266,7 +266,7 @@ async def _run(line: Line, begin: supervisor_protocol.Begin, app: App, config: C
                         either.start_soon(_wait, event, either.cancel_scope)
             if not stopping.is_set():
                 nursery.start_soon(_announce, line, container)
-                async with listed(container, begin), _enrolled(container, begin, config):
+                async with listed(container, begin), _enrolled(container, begin, config, line):
                     try:
                         await container.run()
                     except EventsLost:
@@ -286,17 +286,16 @@ def _say_done(line: Line, stopping: trio.Event) -> None:
 
 @asynccontextmanager
 async def _enrolled(
-    container: Container, begin: supervisor_protocol.Begin, config: Config
+    container: Container, begin: supervisor_protocol.Begin, config: Config, line: Line
 ) -> AsyncIterator[None]:
     """Make the container a member of its cluster, if it belongs to one."""
     if not begin.coordination:
         yield
         return
     app = begin.app or container.app.name
-    coordination = FolderCoordination(
-        begin.coordination, session_timeout=config[settings.SESSION_TIMEOUT]
-    )
+    coordination = coordination_at(begin.coordination, config)
     async with coordination.session(f"{app} on {begin.member}") as session:
+        line.say(supervisor_protocol.Enrolled(session.key))
         container.enrolment = Enrolment(
             session,
             cluster=config[settings.CLUSTER_NAME],
@@ -305,6 +304,7 @@ async def _enrolled(
             expected=begin.expected,
             containers=config[settings.CONTAINER_COUNT],
             gather_timeout=config[settings.CLUSTER_GATHER_TIMEOUT],
+            stay=config[settings.CLUSTER_STAY],
             node=begin.node,
             version=begin.version,
         )

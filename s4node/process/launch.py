@@ -102,7 +102,7 @@ class _Launcher:
                         pid=os.getpid(),
                         cluster=self._config[settings.CLUSTER_NAME],
                         node="redirector",
-                        folder=str(self._folder),
+                        place=str(self._folder),
                         address=redirector.address,
                         log=bool(self._config[settings.LOG_FOLDER]),
                     )

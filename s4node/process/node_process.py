@@ -11,7 +11,6 @@ from s4node.cluster.node.node import Node
 from s4node.cluster.node.running import Running, running_entry
 from s4node.config import settings
 from s4node.config.config import Config
-from s4node.config.paths import full_path
 from s4node.process import log_setup
 from s4node.process.exit_status import exit_status
 from s4node.process.serve import run_until_signal
@@ -32,7 +31,6 @@ def run_node(config: Config, name: str, on_ready: Callable[[Node], None]) -> int
 
 async def _run(config: Config, name: str, on_ready: Callable[[Node], None]) -> int:
     node = Node(config, name)
-    folder = full_path(config[settings.COORDINATION_FOLDER], settings.COORDINATION_FOLDER.name)
     with running_entry() as entry:
 
         def ready() -> None:
@@ -41,7 +39,7 @@ async def _run(config: Config, name: str, on_ready: Callable[[Node], None]) -> i
                     pid=os.getpid(),
                     cluster=node.cluster,
                     node=node.name,
-                    folder=str(folder),
+                    place=node.place,
                     address=node.address,
                     log=bool(config[settings.LOG_FOLDER]),
                 )

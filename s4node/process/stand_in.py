@@ -17,16 +17,18 @@ from pathlib import Path
 import msgspec
 import trio
 
-from s4node.cluster.coordination.contract import Session
-from s4node.cluster.coordination.folder import FolderCoordination
-from s4node.cluster.coordination.registry import RUNNING, AppInfo, NodeInfo, Registry
+from s4node.cluster.coordination.entries import RUNNING, AppInfo, NodeInfo
+from s4node.cluster.coordination.node_requests import answer_requests
+from s4node.cluster.coordination.registry import Registry
 from s4node.cluster.node import admin
 from s4node.cluster.node.package import python_here
 from s4node.cluster.node.supervisor import ContainerProcess
+from s4node.cluster.tree.contract import Session
+from s4node.cluster.tree.folder import FolderCoordination
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.deploy.deploy import LOCK
-from s4node.errors import DeployFailed, EntryExists, S4Error
+from s4node.errors import CoordinationError, DeployFailed, EntryExists, S4Error
 
 _AGAIN_SECONDS = 1.0
 """The pause before a lost session is replaced."""
@@ -60,25 +62,29 @@ class StandIn:
             self._folder, session_timeout=self._config[settings.SESSION_TIMEOUT]
         )
         known = False
-        async with trio.open_nursery() as nursery:
-            for process in self._processes:
-                answer = partial(self._answer, process)
-                await nursery.start(admin.serve, self._place(process), answer)
-            while True:
-                try:
-                    async with coordination.session(f"launcher of {self._app}") as session:
-                        await self._enter(session)
-                        if not known:
-                            known = True
-                            task_status.started()
-                        await session.lost.wait()
-                except S4Error:
+        while True:
+            try:
+                async with (
+                    coordination.session(f"launcher of {self._app}") as session,
+                    trio.open_nursery() as nursery,
+                ):
+                    await self._enter(session)
+                    for process in self._processes:
+                        nursery.start_soon(self._serve, Registry(session), process)
                     if not known:
-                        raise
-                await trio.sleep(_AGAIN_SECONDS)  # the app itself continues without
+                        known = True
+                        task_status.started()
+                    await session.lost.wait()
+                    nursery.cancel_scope.cancel()
+            except* S4Error:
+                if not known:
+                    raise
+            await trio.sleep(_AGAIN_SECONDS)  # the app itself continues without
 
-    def _place(self, process: ContainerProcess) -> Path:
-        return self._folder / f"{process.begin.member}.admin"
+    async def _serve(self, registry: Registry, process: ContainerProcess) -> None:
+        handle = partial(admin.answer_with, partial(self._answer, process))
+        with suppress(CoordinationError):  # the session is lost
+            await answer_requests(registry, self._cluster, process.begin.member, handle)
 
     async def _enter(self, session: Session) -> None:
         registry = Registry(session)
@@ -96,16 +102,13 @@ class StandIn:
                 pid=os.getpid(),
                 python=python_here(),
                 address=self._address,
-                admin=str(self._place(process)),
             )
             await registry.join_node(self._cluster, node)
 
-    async def _answer(
-        self, process: ContainerProcess, ask: admin.Ask, _: bytes, conversation: admin.Conversation
-    ) -> None:
+    async def _answer(self, process: ContainerProcess, ask: admin.Ask, way: admin.Says) -> None:
         if not isinstance(ask, admin.AskStatus):
             raise DeployFailed(f"{self._holder} takes no other apps; start a node: s4 node CLUSTER")
         container = msgspec.structs.replace(process.status(), app=self._app)
         counted = [process.statistics] if process.statistics is not None else []
         me = process.begin.member, self._cluster, os.getpid(), self._address
-        await conversation.say(admin.NodeStatus(*me, [container], counted))
+        await way.say(admin.NodeStatus(*me, [container], counted))

@@ -2,7 +2,7 @@
 
 A test module derives a class from :class:`CoordinationConformance`, which says how the same tree is
 reached from here and from other processes. Nothing is tested that the contract does not promise, so
-that a ZooKeeper needs no other kit.
+that every implementation passes the same kit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 import trio
 from harness import ROOT, environment, plain_errors
 
-from s4node.cluster.coordination.contract import (
+from s4node.cluster.tree.contract import (
     MAX_DATA_BYTES,
     MAX_PATH_LENGTH,
     Coordination,
@@ -120,6 +120,10 @@ class CoordinationConformance:
 
         return reach(where, 10.0)
 
+    def granted(self, asked: float) -> float:
+        """The timeout of a session for which ``asked`` seconds were asked."""
+        return asked
+
     # --- entries ---------------------------------------------------------------------------------
 
     async def test_an_entry_is_created_read_written_and_deleted(
@@ -151,9 +155,9 @@ class CoordinationConformance:
 
     async def test_children_are_the_last_parts_in_order(self, coordination: Coordination) -> None:
         async with coordination.session("one") as session:
-            for path in ("/n/b", "/n/a", "/n/c/below", "/n/ä", "/nn/x", "/n/b%2Fc"):
+            for path in ("/n/b", "/n/a", "/n/c/below", "/n/~", "/nn/x", "/n/b%2Fc"):
                 await session.create(path)
-            assert await session.children("/n") == ["a", "b", "b%2Fc", "c", "ä"]
+            assert await session.children("/n") == ["a", "b", "b%2Fc", "c", "~"]
             assert await session.children("/n/a") == []
             assert await session.children("/nowhere") == []
             assert {"n", "nn"} <= set(await session.children("/"))
@@ -247,7 +251,20 @@ class CoordinationConformance:
 
     @pytest.mark.parametrize(
         "path",
-        ["", "a", "a/b", "/a/", "//a", "/a//b", "/a/../b", "/./a", "/a\0b", "/a\nb", "/\ud800"],
+        [
+            "",
+            "a",
+            "a/b",
+            "/a/",
+            "//a",
+            "/a//b",
+            "/a/../b",
+            "/./a",
+            "/a\0b",
+            "/a\nb",
+            "/\ud800",
+            "/ä",
+        ],
     )
     async def test_an_invalid_path_is_refused_by_every_operation(
         self, coordination: Coordination, path: str
@@ -388,6 +405,29 @@ class CoordinationConformance:
                 await trio.sleep_forever()
         async with coordination.session("two") as session:
             assert await session.children("/nodes") == []
+
+    @pytest.mark.parametrize("asked", [0.6, 4.0, 100.0])
+    async def test_a_session_says_which_timeout_was_granted(self, where: str, asked: float) -> None:
+        from conformance.coordination_process import reach
+
+        async with reach(where, asked).session("one") as session:
+            assert session.timeout == self.granted(asked)
+            assert not session.doubtful
+
+    async def test_a_session_that_is_ended_by_its_key_is_gone_for_all(
+        self, coordination: Coordination, where: str
+    ) -> None:
+        async with (
+            coordination.session("one") as session,
+            peer(where, "tell", "/nodes/two", 10) as other,
+        ):
+            key = await other.line()
+            await other.kill()
+            await coordination.end_session(key)
+            with trio.fail_after(SOON):
+                await gone(session, "/nodes/two")
+            await coordination.end_session(key)  # it has ended
+            assert not session.lost.is_set()
 
     # --- watching --------------------------------------------------------------------------------
 
@@ -555,3 +595,63 @@ class CoordinationConformance:
             assert await other.line() == "end"
             with trio.fail_after(SOON):
                 await session.wait_change("/nodes/two", seen)
+
+    @pytest.mark.slow
+    async def test_what_changes_while_a_process_is_stopped_is_told_when_it_runs_again(
+        self, coordination: Coordination, where: str
+    ) -> None:
+        async with (
+            coordination.session("one") as session,
+            peer(where, "hold", "/nodes/two", 10) as other,
+        ):
+            assert await other.line() == "holds"
+            other.signal(signal.SIGSTOP)
+            await session.set("/nodes/two", b"end")
+            other.signal(signal.SIGCONT)
+            assert await other.line() == "end"
+
+    @pytest.mark.slow
+    async def test_a_process_that_is_stopped_beyond_its_timeout_ends_in_order(
+        self, coordination: Coordination, where: str
+    ) -> None:
+        async with (
+            coordination.session("one") as session,
+            peer(where, "hold", "/nodes/two", 2) as other,
+        ):
+            assert await other.line() == "holds"
+            other.signal(signal.SIGSTOP)
+            await gone(session, "/nodes/two")
+            other.signal(signal.SIGCONT)
+            assert await other.rest() == ["lost", "SessionLost SessionLost"]
+            with trio.fail_after(SOON * 3):
+                assert await other.process.wait() == 0
+
+    @pytest.mark.slow
+    async def test_a_loop_that_hangs_loses_its_session_although_the_process_lives(
+        self, coordination: Coordination, where: str
+    ) -> None:
+        async with (
+            coordination.session("one") as session,
+            peer(where, "hang", "/nodes/two", 2) as other,
+        ):
+            assert await other.line() == "hangs"
+            await gone(session, "/nodes/two")
+            assert other.process.poll() is None
+            other.signal(signal.SIGUSR1)
+            assert await other.line() == "SessionLost"
+
+    @pytest.mark.slow
+    async def test_a_session_that_ends_in_the_middle_of_writing_writes_nothing_afterwards(
+        self, coordination: Coordination, where: str
+    ) -> None:
+        async with (
+            coordination.session("one") as session,
+            peer(where, "write", "/nodes/two", 2) as other,
+        ):
+            assert await other.line() == "writes"
+            other.signal(signal.SIGSTOP)
+            await gone(session, "/nodes/two")
+            last = await session.get("/nodes/number")
+            other.signal(signal.SIGCONT)
+            assert await other.line() == "SessionLost"
+            assert await session.get("/nodes/number") == last

@@ -2,18 +2,22 @@
 
 ``count PATH N`` adds 1 to the number at PATH by compare-and-set, N times; ``claim PATH`` tries to
 create PATH, and lives on; ``hold PATH TIMEOUT`` keeps an ephemeral entry until the session is lost,
-or ``end`` is written there.
+or ``end`` is written there. ``hang PATH TIMEOUT`` keeps one, and blocks its loop until SIGUSR1;
+``write PATH TIMEOUT`` keeps one, and writes beside it without a pause; ``tell PATH TIMEOUT`` keeps
+one, and prints the key of its session.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
+import signal
 import sys
 
 import trio
 
-from s4node.cluster.coordination.contract import Coordination, Session
+from s4node.cluster.tree.contract import Coordination, Session
 from s4node.errors import BadVersion, CoordinationError, EntryExists, SessionLost
 
 
@@ -76,10 +80,40 @@ async def hold(session: Session, path: str, _timeout: str) -> None:
         print(type(error).__name__, await told(session, path), flush=True)
 
 
+async def hang(session: Session, path: str, _timeout: str) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    await session.create(path, ephemeral=True)
+    print("hangs", flush=True)
+    signal.sigwait([signal.SIGUSR1])
+    print(await told(session, path), flush=True)
+
+
+async def write(session: Session, path: str, _timeout: str) -> None:
+    await session.create(path, ephemeral=True)
+    number = f"{path.rpartition('/')[0]}/number"
+    await session.create(number)
+    print("writes", flush=True)
+    try:
+        for each in itertools.count():
+            await session.set(number, b"%d" % each)
+    except SessionLost as error:
+        print(type(error).__name__, flush=True)
+
+
+async def tell(session: Session, path: str, _timeout: str) -> None:
+    await session.create(path, ephemeral=True)
+    print(session.key, flush=True)
+    await trio.sleep_forever()
+
+
+ROLES = {each.__name__: each for each in (count, claim, hold, hang, write, tell)}
+WITH_TIMEOUT = ("hold", "hang", "write", "tell")
+
+
 async def main(where: str, role: str, *arguments: str) -> None:
-    timeout = float(arguments[1]) if role == "hold" else 10.0
+    timeout = float(arguments[1]) if role in WITH_TIMEOUT else 10.0
     async with reach(where, timeout).session(f"{role}r") as session:
-        await {"count": count, "claim": claim, "hold": hold}[role](session, *arguments)
+        await ROLES[role](session, *arguments)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from s4node.cluster.coordination.folder import FolderCoordination
+from s4node.cluster.tree.folder import FolderCoordination
 
 
 def in_folder(argument: str, timeout: float) -> FolderCoordination:

@@ -12,6 +12,7 @@ import socket
 import sqlite3
 import stat
 import zipfile
+import zlib
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from harness import (
     QUICK,
     NodeProcess,
     free_port,
+    node_process,
     run_s4,
     s4_process,
     together,
@@ -32,11 +34,14 @@ from harness import (
 )
 
 from s4node import Client, Config, Event
-from s4node.cluster.coordination.folder import FolderCoordination
-from s4node.cluster.coordination.registry import AppInfo, NodeInfo, Registry
+from s4node.cluster.coordination.entries import AppInfo, NodeInfo
+from s4node.cluster.coordination.node_requests import requesting
+from s4node.cluster.coordination.registry import Registry
 from s4node.cluster.node import admin
 from s4node.cluster.node.node import Node
 from s4node.cluster.node.package import MANIFEST, Manifest, Package, Store, python_here
+from s4node.cluster.node.running import running_processes
+from s4node.cluster.tree.folder import FolderCoordination
 from s4node.errors import CoordinationError, S4Error
 
 if TYPE_CHECKING:
@@ -368,7 +373,7 @@ async def test_the_partitions_of_a_deployed_app_stay(folder: Path) -> None:
 
 async def test_a_node_with_another_python_is_told_before_anything_is_sent(folder: Path) -> None:
     async with node(folder, "one"):
-        old = NodeInfo(name="old", host="h", pid=1, python="3.9", admin="/nowhere")
+        old = NodeInfo(name="old", host="h", pid=1, python="3.9")
         async with FolderCoordination(folder / "shared").session("test") as session:
             await Registry(session).join_node("shop", old)
             done = await s4_of(folder, "deploy", write_app(folder, "counter", "v1"), ok=False)
@@ -635,7 +640,7 @@ async def test_a_node_that_finds_its_folder_in_another_format_says_so_and_stops(
     ids=["asker gone", "refused", "unforeseen"],
 )
 async def test_no_request_ends_the_node(folder: Path, error: Exception, told: str) -> None:
-    async def answer(ask: admin.Ask, body: bytes, conversation: admin.Conversation) -> None:
+    async def answer(ask: admin.Ask, way: admin.Says) -> None:
         raise error
 
     place = folder / "admin"
@@ -661,11 +666,14 @@ async def test_an_app_waits_while_it_cannot_be_known_whether_another_version_run
     assert await node._others_run(AppInfo("counter", "shop", "v1", 1))
 
 
-async def admin_sockets(folder: Path) -> dict[str, str]:
-    """Where the nodes can be asked, by name."""
-    async with FolderCoordination(folder / "shared").session("test") as session:
-        nodes = await Registry(session).nodes("shop")
-    return {name: info.admin for name, info in nodes.items()}
+@asynccontextmanager
+async def alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
+    """An app that runs alone; gives the path of its admin socket."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder / "runtime"))
+    (folder / "runtime").mkdir()
+    async with node_process(write_app(folder, "counter", "v1"), cwd=folder):
+        (running,) = running_processes()
+        yield running.admin
 
 
 def mode_of(place: str) -> int:
@@ -675,16 +683,18 @@ def mode_of(place: str) -> int:
 # -- who may ask ----------------------------------------------------------------------------------
 
 
-async def test_the_admin_socket_is_its_owner_s_alone(folder: Path) -> None:
-    async with node(folder, "one"):
-        place = (await admin_sockets(folder))["one"]
+async def test_the_admin_socket_is_its_owner_s_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with alone(folder, monkeypatch) as place:
         modes = [mode_of(place), mode_of(f"{place}.token"), mode_of(place.rpartition("/")[0])]
         assert modes == [0o600, 0o600, 0o700]
 
 
-async def test_a_command_without_the_token_is_not_answered(folder: Path) -> None:
-    async with node(folder, "one"):
-        place = (await admin_sockets(folder))["one"]
+async def test_a_command_without_the_token_is_not_answered(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with alone(folder, monkeypatch) as place:
         right = await trio.Path(f"{place}.token").read_bytes()
         for token in (b"", b"0" * len(right), right[:-1], right + b"0", b"\xff" * 64):
             async with await trio.open_unix_socket(place) as stream:
@@ -699,20 +709,41 @@ RUBBISH = [
     b"\x00" * 100_000 + b"\n",
     b'{"ask": "\xff"}\n',
     b'{"ask": "status", "x": ' + b"[" * 100_000 + b"\n",
-    b'{"ask":"deploy","size":-1,"partitions":1,"expected":1}\n',
-    b'{"ask":"deploy","size":7,"partitions":1,"expected":1}\nnozip..',
+    b'{"ask":"deploy","digest":"../../etc","partitions":1,"expected":1}\n',
 ]
 
 
-async def test_rubbish_at_the_admin_socket_is_answered_and_harms_nobody(folder: Path) -> None:
-    async with node(folder, "one") as one:
-        place = (await admin_sockets(folder))["one"]
+async def test_rubbish_at_the_admin_socket_is_answered_and_harms_nobody(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with alone(folder, monkeypatch) as place:
         token = await trio.Path(f"{place}.token").read_bytes()
         for sent in RUBBISH:
             async with await trio.open_unix_socket(place) as stream:
                 await stream.send_all(token + b"\n" + sent)
                 answer = await stream.receive_some()
             assert json.loads(answer)["answer"] == "failed", sent
+        async with admin.asking("counter", place, admin.AskStatus()) as caller:
+            assert (await caller.answer(admin.NodeStatus)).containers[0].app == "counter"
+
+
+async def test_rubbish_among_the_requests_in_the_tree_is_answered_and_harms_nobody(
+    folder: Path,
+) -> None:
+    async with node(folder, "one") as one:
+        async with FolderCoordination(folder / "shared").session("test") as session:
+            registry = Registry(session)
+            for number, data in enumerate((b"", b"rubbish", zlib.compress(b"[1]"))):
+                path = Registry.path_of_request("shop", f"r{number}")
+                await session.create(path, data, ephemeral=True)
+            for digest in ("../../etc/passwd", "0" * 64):
+                ask = admin.AskDeploy(digest, 1, 1)
+                async with requesting(
+                    registry, "shop", ["one"], ask, admin.decode_answer
+                ) as request:
+                    with trio.fail_after(DEADLINE):
+                        answer = await request.wait_answer("one", 0)
+                assert isinstance(answer, admin.Failed)
         await deploy(folder, write_app(folder, "counter", "v1"))
         await click(one.address, "ann")
         await until(lambda: printed(one) == ["v1 ann 1"])
@@ -745,12 +776,16 @@ async def test_a_package_whose_name_leads_elsewhere_is_not_unpacked_wherever_it_
 ) -> None:
     async with node(folder, "one") as one:
         for name in (f"../../../../../../../../..{folder}/escaped", "x" * 300):
-            data = package_named(name)
-            ask = admin.AskDeploy(len(data), 1, 1)
-            place = (await admin_sockets(folder))["one"]
-            async with admin.asking("one", place, ask, data) as caller:
-                with pytest.raises(S4Error, match="is not a name for an app"):
-                    await caller.answer(admin.Prepared)
+            digest = Store(folder / "shared" / "packages").put(package_named(name))
+            ask = admin.AskDeploy(digest, 1, 1)
+            async with (
+                FolderCoordination(folder / "shared").session("test") as session,
+                requesting(Registry(session), "shop", ["one"], ask, admin.decode_answer) as request,
+            ):
+                with trio.fail_after(DEADLINE):
+                    answer = await request.wait_answer("one", 0)
+            assert isinstance(answer, admin.Failed)
+            assert "is not a name for an app" in answer.error
         await put_into_the_folder(folder, "fine", package_named("../escaped"))
         await until(lambda: "'../escaped' is not a name for an app" in one.errors)
         assert escaped(folder) == []

@@ -19,7 +19,7 @@ import trio
 
 from s4node import Config, Container
 from s4node.cluster.coordination.enrolment import Enrolment
-from s4node.cluster.coordination.folder import FolderCoordination
+from s4node.cluster.tree.folder import FolderCoordination
 from s4node.config import settings
 from s4node.errors import leaves
 from s4node.process import log_setup

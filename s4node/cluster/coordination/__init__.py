@@ -1,11 +1,12 @@
-"""Coordination: the tree of entries, the members of an app, and the owners of partitions.
+"""Coordination: the members of an app, the owners of its partitions, and requests to nodes.
 
-``contract`` says what a coordination promises; ``folder``, ``tree`` and ``session_file`` implement
-it on one machine. ``registry`` knows the paths in the tree. ``membership`` makes a container a
-member; ``assignment`` decides which member owns which partition.
+``registry`` knows the paths in the tree, ``entries`` what is there. ``membership`` makes a
+container a member; ``assignment`` decides which member owns which partition. ``node_requests``
+carries what commands ask of nodes.
 
-It may touch ``events``, ``config``, ``logger`` and ``errors``, and the world: a folder on this
-machine, SQLite, file locks, clocks and trio. ``contract``, ``assignment`` and ``view`` are pure.
+It may touch ``cluster.tree``, ``offsets``, ``events``, ``config``, ``logger`` and ``errors``, and
+the world: clocks and trio. ``assignment``, ``entries`` and ``view`` are
+pure.
 
-Begin with ``contract``: ZooKeeper could implement every sentence of it. Then read ``registry``.
+Begin with ``registry``.
 """

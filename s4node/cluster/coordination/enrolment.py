@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from s4node.cluster.coordination.contract import Session
+from s4node.cluster.coordination.entries import AppId
 from s4node.cluster.coordination.job_presence import JobPresence
 from s4node.cluster.coordination.membership import GATHER_SECONDS, Membership
-from s4node.cluster.coordination.registry import AppId, Registry
+from s4node.cluster.coordination.registry import Registry
 from s4node.cluster.coordination.stream_directory import Directory
+from s4node.cluster.tree.contract import Session
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,9 @@ class Enrolment:
     """A container of ``app`` on ``cluster``, where the name ``member`` is unique.
 
     The first assignment waits for ``expected`` members, for at most ``gather_timeout`` seconds;
-    ``containers`` members get partitions (0: all). ``node`` and ``version`` are for status
-    commands.
+    ``containers`` members get partitions (0: all). A dead owner is awaited for ``stay`` seconds. If
+    the app is ``fenced``, nothing that it does counts before a commit, and commits of former owners
+    do not count. ``version`` is for status commands.
     """
 
     session: Session
@@ -32,13 +34,15 @@ class Enrolment:
     expected: int = 1
     containers: int = 0
     gather_timeout: float = GATHER_SECONDS
+    stay: float = 0.0
+    fenced: bool = False
     node: str = ""
     version: str = ""
 
     def in_doubt(self) -> bool:
-        """Return True if the process was stopped so long that its partitions may have new
-        owners."""
-        return self.session.doubtful
+        """Return True if its partitions may have new owners, and it may not go on before that is
+        known."""
+        return self.session.doubtful and not self.fenced
 
     def membership(self, address: str, partitions: int, *, state: str) -> Membership:
         """The container's membership, at ``address``; ``state`` is the state that it can reach."""
@@ -52,6 +56,7 @@ class Enrolment:
             expected=self.expected,
             containers=self.containers,
             gather_timeout=self.gather_timeout,
+            stay=self.stay,
             state=state,
             node=self.node,
             version=self.version,

@@ -18,7 +18,8 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from s4node import tokens
-from s4node.cluster.coordination.registry import AppId, Registry
+from s4node.cluster.coordination.entries import AppId
+from s4node.cluster.coordination.registry import Registry
 from s4node.errors import JobRuns
 
 _NAME_BYTES = 6

@@ -12,6 +12,10 @@ Rules
   would start without their state.
 - A member with more than its share learns which partitions it owes. It stops them first, and then
   hands them over.
+- The partitions of a dead owner stay without one for the time that its name is awaited. A member of
+  this name gets them back.
+- A member whose node is drained hands over all that it has, and gets nothing.
+- Only the oldest member reads all others at each change; the others read what has changed.
 - The address of a dead owner is not reported.
 - While the coordination cannot be read or written, the last view holds and the step is retried: a
   full disk does not stop running tasks. Only the end of the session does.
@@ -41,14 +45,15 @@ from s4node.cluster.coordination.assignment import (
     has_living_owner,
     moves,
 )
+from s4node.cluster.coordination.entries import AppId, Group, MemberInfo
 from s4node.cluster.coordination.follow import follow
-from s4node.cluster.coordination.registry import AppId, Group, MemberInfo, Registry
+from s4node.cluster.coordination.registry import Registry
 from s4node.cluster.coordination.view import View
 from s4node.errors import BadVersion, CoordinationError, EntryExists, NoEntry, SessionLost
 from s4node.logger import get_logger
 
 if TYPE_CHECKING:
-    from s4node.cluster.coordination.contract import Session
+    from s4node.cluster.tree.contract import Session
 
 log = get_logger("s4node.cluster")
 
@@ -60,8 +65,8 @@ class Membership:
 
     ``member`` must be unique among the app's living members, and peers reach it at ``address``. The
     first assignment waits for ``expected`` members, for at most ``gather_timeout`` seconds.
-    ``state`` is the identity of the state that the member can reach. ``node`` and ``version`` are
-    for status commands.
+    ``state`` is the identity of the state that the member can reach. ``stay`` are the seconds for
+    which a dead owner is awaited. ``version`` is for status commands.
     """
 
     def __init__(
@@ -76,6 +81,7 @@ class Membership:
         expected: int = 1,
         containers: int = 0,
         gather_timeout: float = GATHER_SECONDS,
+        stay: float = 0.0,
         state: str = "",
         node: str = "",
         version: str = "",
@@ -97,6 +103,9 @@ class Membership:
         self._containers = containers
         self._gather_timeout = gather_timeout
         self._gather_until = 0.0
+        self._stay = stay
+        self._dead: dict[Key, float] = {}  # owners that are dead, and until when they are awaited
+        self._group: Group | None = None
         self._running: trio.CancelScope | None = None
         self._left = False
         self._nothing = View(0, ("",) * partitions, (0,) * partitions, frozenset(), ())
@@ -165,13 +174,17 @@ class Membership:
         """Read the group, write the assignment if it is due, report the view, and wait for news."""
         base = Registry.path_of_app(self.app)
         seen = await self._session.change(base)
-        group = await self.registry.group(self.app)
+        group = await self.registry.group(self.app, self._group)
+        if self._is_oldest(group):
+            group = await self.registry.group(self.app)
+        self._group = group
         deadline = self._wait_for_others(group)
         gathered = deadline == math.inf
         if gathered and self._is_oldest(group) and await self._write_next(group):
             return
         self._report(group, on_view, gathered=gathered)
-        with trio.move_on_at(deadline):
+        now = trio.current_time()
+        with trio.move_on_at(min([deadline, *(end for end in self._dead.values() if end > now)])):
             await self._session.wait_change(base, seen)
 
     def _is_oldest(self, group: Group) -> bool:
@@ -194,8 +207,14 @@ class Membership:
     async def _write_next(self, group: Group) -> bool:
         """Write the assignment that follows from ``group``; returns False if it is unchanged."""
         before = group.assignment
-        members = self._eligible(group)
-        after = assign(self._info.partitions, members, before and before.value, self._containers)
+        after = assign(
+            self._info.partitions,
+            self._eligible(group),
+            before and before.value,
+            self._containers,
+            self._awaited(group),
+            self._drained(group),
+        )
         if before is None:
             after = msgspec.structs.replace(after, origin=tokens.fresh(16))
         elif after is before.value:
@@ -203,6 +222,23 @@ class Membership:
         with contextlib.suppress(BadVersion, EntryExists, NoEntry):  # another was faster
             await self.registry.write_assignment(self.app, after, before and before.version)
         return True
+
+    def _awaited(self, group: Group) -> set[str]:
+        """The names of dead owners that may still return."""
+        alive = {member.key for member in group.candidates}
+        owners = group.assignment.value.owners if group.assignment is not None else ()
+        dead = {owner.key for owner in owners} - alive
+        now = trio.current_time()
+        self._dead = {key: self._dead.get(key, now + self._stay) for key in dead}
+        return {name for (_, name), end in self._dead.items() if end > now}
+
+    def _drained(self, group: Group) -> set[Key]:
+        """The members whose node is drained."""
+        return {
+            (each.session, each.value.name)
+            for each in group.members
+            if each.value.node in group.drained
+        }
 
     def _eligible(self, group: Group) -> list[Member]:
         """The members with our number of partitions that can reach the state of the app."""
@@ -218,7 +254,7 @@ class Membership:
         members = self._eligible(group)
         if group.assignment is None or not members:
             return {}
-        return moves(group.assignment.value, members, self._containers)
+        return moves(group.assignment.value, members, self._containers, self._drained(group))
 
     async def hand_over(self, partitions: Iterable[int]) -> None:
         """Hand over these of ``mine``, which are stopped, to the members that they are owed to. A

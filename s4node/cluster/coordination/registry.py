@@ -1,20 +1,24 @@
 """The registry: clusters, nodes, apps and streams, as entries of the coordination's tree.
 
 Rules
-- The registry uses only the contract of :mod:`s4node.cluster.coordination.contract`, and is the
+- The registry uses only the contract of :mod:`s4node.cluster.tree.contract`, and is the
   only place that knows the paths in the tree.
 - Living things are ephemeral (nodes, members); decisions are persistent (clusters, apps,
   assignments, producers and consumers of a stream).
-- Entries are JSON. Newer versions may add fields, which older ones ignore.
+- Entries are JSON, but for assignments, which are packed. Newer versions may add fields, which
+  older ones ignore.
 - A name may be any text: it is quoted to become a part of a path.
 
 ::
 
     /clusters/<cluster>                          ClusterInfo
     /clusters/<cluster>/nodes/<node>             NodeInfo, ephemeral
+    /clusters/<cluster>/requests/<id>            what a command asks of nodes, ephemeral
+    /clusters/<cluster>/answers/<id>/<node>      what a node has answered, ephemeral
     /clusters/<cluster>/apps/<app>               AppInfo
     /clusters/<cluster>/apps/<app>/members/<m>   MemberInfo, ephemeral
     /clusters/<cluster>/apps/<app>/assignment    Assignment
+    /clusters/<cluster>/apps/<app>/drained/<n>   empty; a node that is to have no partitions
     /clusters/<cluster>/apps/<app>/paused        who keeps its containers stopped, ephemeral
     /clusters/<cluster>/apps/<app>/gate          the holder of its job's gate, ephemeral
     /clusters/<cluster>/apps/<app>/running/<id>  a container of its job, by session, ephemeral
@@ -29,13 +33,21 @@ from __future__ import annotations
 
 import contextlib
 import urllib.parse
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 import trio
 
-from s4node.cluster.coordination.assignment import Assignment, Member
+from s4node.cluster.coordination.assignment import Assignment, pack, unpack
+from s4node.cluster.coordination.entries import (
+    AppId,
+    AppInfo,
+    ClusterInfo,
+    Found,
+    Group,
+    MemberInfo,
+    NodeInfo,
+)
 from s4node.errors import (
     BadVersion,
     CoordinationError,
@@ -52,7 +64,7 @@ from s4node.offsets.startpoint_fan_out import Requests
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
 
-    from s4node.cluster.coordination.contract import Entry, Session
+    from s4node.cluster.tree.contract import Entry, Session
 
 T = TypeVar("T", bound=msgspec.Struct)
 R = TypeVar("R")
@@ -61,117 +73,6 @@ Role = Literal["producers", "consumers"]
 
 NAME_PATIENCE_SECONDS = 1.0
 """How long a new node or member waits for one of the same name, which may be about to end."""
-
-
-class ClusterInfo(msgspec.Struct, frozen=True):
-    """A cluster; ``partitions`` is the default for its apps."""
-
-    name: str
-    partitions: int
-
-
-class NodeInfo(msgspec.Struct, frozen=True):
-    """A living node. Clients ask at ``address``; ``admin`` is the path of its admin socket."""
-
-    name: str
-    host: str
-    pid: int
-    python: str
-    address: str = ""
-    admin: str = ""
-
-
-RUNNING = "running"
-STOPPING = "stopping"
-"""The wanted state of a deployed app."""
-
-
-class AppInfo(msgspec.Struct, frozen=True):
-    """An app that is deployed to a cluster.
-
-    ``package`` says where its code is. The first assignment waits for ``expected`` members.
-    ``state`` is RUNNING or STOPPING.
-    """
-
-    name: str
-    cluster: str
-    version: str
-    partitions: int
-    package: str = ""
-    hasher: str = "crc32m"
-    expected: int = 1
-    state: str = RUNNING
-
-
-class MemberInfo(msgspec.Struct, frozen=True):
-    """A container that runs an app and can own partitions of it."""
-
-    name: str
-    node: str
-    host: str
-    pid: int
-    address: str
-    version: str
-    partitions: int
-    state: str = ""
-    """The identity of the state that it can reach; empty if its tasks have no state."""
-
-
-class AppId(NamedTuple):
-    """An app in a cluster; ``str()`` gives ``cluster.app``."""
-
-    cluster: str
-    app: str
-
-    def __str__(self) -> str:
-        return f"{self.cluster}.{self.app}"
-
-
-class Found(NamedTuple, Generic[T]):
-    """A value that was read, with the version, session and creation order of its entry."""
-
-    value: T
-    version: int
-    session: str
-    created: int
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """The living members of an app, the oldest first, its assignment and its state's identity."""
-
-    members: tuple[Found[MemberInfo], ...]
-    assignment: Found[Assignment] | None
-    state: str = ""
-
-    @property
-    def candidates(self) -> list[Member]:
-        """The members for :func:`assignment.assign`."""
-        return [Member(m.value.name, m.value.address, m.session) for m in self.members]
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """The addresses of the members."""
-        return tuple(member.value.address for member in self.members)
-
-    @property
-    def epoch(self) -> int:
-        """The assignment's epoch; 0 before the first assignment."""
-        return self.assignment.value.epoch if self.assignment else 0
-
-    @property
-    def owners(self) -> tuple[str, ...]:
-        """The address of each partition's owner; empty without a living owner."""
-        if self.assignment is None:
-            return ()
-        alive = {member.key for member in self.candidates}
-        owners = self.assignment.value.owners
-        return tuple(owner.address if owner.key in alive else "" for owner in owners)
-
-    @property
-    def epochs(self) -> tuple[int, ...]:
-        """For each partition, the epoch in which it got its owner."""
-        return tuple(o.epoch for o in self.assignment.value.owners) if self.assignment else ()
 
 
 class Registry:
@@ -251,7 +152,7 @@ class Registry:
         for stream in await self.streams():
             for role in _ROLES:
                 await self.remove_stream_user(stream, role, AppId(cluster, name))
-        await self._delete_tree(_path("clusters", cluster, "apps", name))
+        await self.delete_tree(_path("clusters", cluster, "apps", name))
 
     async def lock(self, cluster: str, what: str, who: str) -> None:
         """Take a lock of the cluster for this session; raises EntryExists if it is taken."""
@@ -321,15 +222,59 @@ class Registry:
         """The living members by name."""
         return await self._all(_app(app) + "/members", MemberInfo)
 
-    async def group(self, app: AppId) -> Group:
-        """The members, the assignment and the state, read one after the other."""
-        members = await self.members(app)
+    async def group(self, app: AppId, known: Group | None = None) -> Group:
+        """The members, the assignment and the state, read one after the other.
+
+        With ``known``, an earlier group, members that still own partitions are not read again,
+        except the oldest. One that was replaced under its name is then taken for living until the
+        assignment has changed.
+        """
+        path = _app(app) + "/members"
+        names = set(await self._names(path))
+        assignment = await self.assignment(app)
+        owners = {owner.key for owner in assignment.value.owners} if assignment else set()
+        before = known.members if known is not None else ()
+        members = {
+            each.value.name: each
+            for each in before
+            if each.value.name in names and (each.session, each.value.name) in owners
+        }
+        read = names - members.keys()
+        unread = read
+        while unread:
+            for name in unread:
+                members.pop(name, None)
+                found = await self._get(_below(path, name), MemberInfo)
+                if found is not None:
+                    members[name] = found
+            read = read | unread
+            oldest = min(members.values(), key=lambda each: each.created, default=None)
+            unread = {oldest.value.name} - read if oldest is not None else set()
         by_age = sorted(members.values(), key=lambda member: member.created)
-        return Group(tuple(by_age), await self.assignment(app), await self.state(app))
+        drained = frozenset(await self._names(_app(app) + "/drained"))
+        return Group(tuple(by_age), assignment, await self.state(app), drained)
+
+    async def add_drained(self, app: AppId, node: str) -> None:
+        """Have the containers of a node hand over their partitions of an app, and get none."""
+        with contextlib.suppress(EntryExists):
+            await self.session.create(_below(_app(app) + "/drained", node))
+
+    async def remove_drained(self, app: AppId, node: str) -> None:
+        """Let a node have partitions again; may be called twice."""
+        with contextlib.suppress(NoEntry):
+            await self.session.delete(_below(_app(app) + "/drained", node))
 
     async def assignment(self, app: AppId) -> Found[Assignment] | None:
         """The app's assignment with its version, or None before the first one."""
-        return await self._get(_assignment(app), Assignment)
+        path = _assignment(app)
+        entry = await self.session.get(path)
+        if entry is None:
+            return None
+        try:
+            assignment = unpack(entry.data)
+        except ValueError as error:
+            raise _unreadable(path, error) from error
+        return Found(assignment, entry.version, entry.session, entry.created)
 
     async def write_assignment(
         self, app: AppId, assignment: Assignment, version: int | None
@@ -338,7 +283,7 @@ class Registry:
 
         Raises BadVersion, EntryExists or NoEntry if another was faster: read it again.
         """
-        data = msgspec.json.encode(assignment)
+        data = pack(assignment)
         if version is None:
             await self.session.create(_assignment(app), data)
         else:
@@ -423,7 +368,7 @@ class Registry:
         await self.session.create(path + "/request", str(number).encode(), ephemeral=True)
         for before in await self._names(path + "/cuts"):
             if before != str(number):
-                await self._delete_tree(f"{path}/cuts/{before}")
+                await self.delete_tree(f"{path}/cuts/{before}")
 
     async def requested_savepoint(self, state: str) -> int:
         """The number of the savepoint that is asked for; 0 for none."""
@@ -434,7 +379,7 @@ class Registry:
         path = self.path_of_savepoint(state)
         with contextlib.suppress(NoEntry):
             await self.session.delete(path + "/request")
-        await self._delete_tree(path + "/cuts")
+        await self.delete_tree(path + "/cuts")
 
     async def report_cut(self, state: str, number: int, report: CutReport) -> None:
         """Say what has become of the cut of a task."""
@@ -485,6 +430,23 @@ class Registry:
         return found
 
     # --- watching: the paths that wait_change takes ----------------------------------------------
+
+    @staticmethod
+    def path_of_cluster(cluster: str) -> str:
+        """The path of everything in a cluster."""
+        return _path("clusters", cluster)
+
+    @staticmethod
+    def path_of_request(cluster: str, id_: str = "") -> str:
+        """The path of a request to nodes, or of all of them."""
+        path = _path("clusters", cluster, "requests")
+        return _below(path, id_) if id_ else path
+
+    @staticmethod
+    def path_of_answers(cluster: str, id_: str, node: str = "") -> str:
+        """The path of the answers to a request, or of those of a node."""
+        path = _path("clusters", cluster, "answers", id_)
+        return _below(path, node) if node else path
 
     @staticmethod
     def path_of_apps(cluster: str) -> str:
@@ -564,10 +526,11 @@ class Registry:
             else:
                 return
 
-    async def _delete_tree(self, path: str) -> None:
+    async def delete_tree(self, path: str) -> None:
+        """Delete an entry and all below it; a missing one is not an error."""
         while True:
             for part in await self.session.children(path):
-                await self._delete_tree(f"{path}/{part}")
+                await self.delete_tree(f"{path}/{part}")
             try:
                 await self.session.delete(path)
             except EntryNotEmpty:
@@ -581,11 +544,15 @@ def _found(path: str, entry: Entry, kind: type[T]) -> Found[T]:
     try:
         value = msgspec.json.decode(entry.data, type=kind)
     except UNREADABLE as error:
-        raise CoordinationError(
-            f"the entry {path!r} cannot be read ({error}); another version of s4node may have "
-            f"written it: run one version, or delete it"
-        ) from error
+        raise _unreadable(path, error) from error
     return Found(value, entry.version, entry.session, entry.created)
+
+
+def _unreadable(path: str, error: Exception) -> CoordinationError:
+    return CoordinationError(
+        f"the entry {path!r} cannot be read ({error}); another version of s4node may have written "
+        f"it: run one version, or delete it"
+    )
 
 
 _ROLES: tuple[Role, ...] = ("producers", "consumers")

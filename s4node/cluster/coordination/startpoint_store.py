@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from s4node import threads
-from s4node.cluster.coordination.registry import AppId, Registry
+from s4node.cluster.coordination.entries import AppId
+from s4node.cluster.coordination.registry import Registry
 from s4node.cluster.coordination.state_coordination import StateCoordination
 from s4node.config.config import Config
 from s4node.errors import CoordinationError, StartpointError
@@ -60,5 +61,5 @@ class StartpointStore:
                 yield registry
         except CoordinationError as error:
             raise StartpointError(
-                f"the startpoints in {self._coordination.folder} cannot be read or written: {error}"
+                f"the startpoints in {self._coordination.place} cannot be read or written: {error}"
             ) from error

@@ -12,11 +12,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from s4node.cluster.coordination.folder import FolderCoordination
 from s4node.cluster.coordination.registry import Registry
+from s4node.cluster.tree.coordinations import coordination_at, is_zookeeper, place_of
 from s4node.config import settings
 from s4node.config.config import Config
-from s4node.config.paths import full_path
 
 FOLDER = "coordination"
 
@@ -25,19 +24,17 @@ class StateCoordination:
     """That of the job in ``folder`` with these settings."""
 
     def __init__(self, folder: Path, config: Config) -> None:
-        setting = settings.COORDINATION_FOLDER
         shared = bool(config[settings.STATE_URL])
-        self.folder = full_path(config[setting], setting.name) if shared else folder / FOLDER
-        self._timeout = config[settings.SESSION_TIMEOUT]
+        self.place = place_of(config) if shared else str(folder / FOLDER)
+        self._config = config
 
     @property
     def exists(self) -> bool:
         """Return True if anything may have been asked of the job."""
-        return self.folder.exists()
+        return is_zookeeper(self.place) or Path(self.place).exists()
 
     @asynccontextmanager
     async def registry(self, name: str) -> AsyncIterator[Registry]:
         """A session called ``name``; raises CoordinationError."""
-        coordination = FolderCoordination(self.folder, session_timeout=self._timeout)
-        async with coordination.session(name) as session:
+        async with coordination_at(self.place, self._config).session(name) as session:
             yield Registry(session)

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from s4node.cluster.coordination.entries import RUNNING, AppId, Group
 from s4node.cluster.coordination.follow import follow
-from s4node.cluster.coordination.registry import RUNNING, AppId, Registry
+from s4node.cluster.coordination.registry import Registry
 from s4node.errors import S4Error
 from s4node.logger import get_logger
 
 if TYPE_CHECKING:
-    from s4node.cluster.coordination.contract import Session
+    from s4node.cluster.tree.contract import Session
 
 log = get_logger("s4node.cluster")
 
@@ -69,6 +70,7 @@ class Directory:
         self._produces = tuple(produces)
         self._deployed = deployed
         self._known: dict[str, SystemConsumers] = {}
+        self._groups: dict[AppId, Group] = {}  # as last read
         self.learned = trio.Event()  # the consumers of all streams were reported once
 
     def consumers(self, stream: str) -> SystemConsumers:
@@ -122,7 +124,7 @@ class Directory:
         found: dict[str, Consumer] = {}
         for app in await self.registry.stream_users(stream, "consumers"):
             await self._note_version(Registry.path_of_app(app), seen)
-            group = await self.registry.group(app)
+            group = self._groups[app] = await self.registry.group(app, self._groups.get(app))
             found[str(app)] = Consumer(
                 *app, group.epoch, group.owners, group.epochs, group.addresses
             )

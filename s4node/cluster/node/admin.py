@@ -1,13 +1,12 @@
-"""The admin socket of a node: its requests and answers, and who may send requests.
+"""What a node is asked, what it answers, and the admin socket of a process that has no cluster.
 
 Rules
-- The socket is a Unix socket in a folder that only its owner can enter; connections of other users,
-  except root, are refused. It is not on the network, because a node runs the packages that it gets.
-- A client first shows that it can read the node's token, a file beside the socket (0600). The token
-  does not follow if the socket is passed on to another container or host.
-- A connection has one request: the token, a line of JSON, then a package if one is announced.
-  Answers are lines. What a request has begun ends with its connection, unless the node has taken it
-  over.
+- Nodes are asked through the tree (:mod:`s4node.cluster.coordination.node_requests`). A process
+  that runs an app alone has a Unix socket, in a folder that only its owner can enter; connections
+  of other users, except root, are refused.
+- A client first shows that it can read the socket's token, a file beside the socket (0600). The
+  token does not follow if the socket is passed on to another container or host.
+- A connection has one request: the token, then a line of JSON. The answer is a line.
 """
 
 from __future__ import annotations
@@ -20,14 +19,13 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 import trio
 
-from s4node.cluster.node import package
 from s4node.cluster.node.container_status import ContainerStatus
-from s4node.errors import NodeUnreachable, S4Error, described, leaves
+from s4node.errors import NodeUnreachable, S4Error, SessionLost, described, leaves
 from s4node.events.schema import UNREADABLE
 from s4node.logger import get_logger
 from s4node.metrics.statistics import ContainerStatistics
@@ -52,14 +50,14 @@ class AskSettings(msgspec.Struct, tag="settings", tag_field="ask", frozen=True):
 
 
 class AskDeploy(msgspec.Struct, tag="deploy", tag_field="ask", frozen=True):
-    """Announces a package of ``size`` bytes: start it, have it check itself, and hold it.
+    """Asks to start the package with this ``digest``, have it check itself, and hold it.
 
     Answered with Prepared, and with Ready once the registry has this version and its container
-    runs; or with Failed. The container is held while the connection lasts. With the folder of a
+    runs; or with Failed. The container is held while the request lasts. With the folder of a
     ``savepoint`` it checks whether it can read that, rather than the state as it is.
     """
 
-    size: int
+    digest: str
     partitions: int
     expected: int
     savepoint: str = ""
@@ -88,7 +86,6 @@ class Settings(msgspec.Struct, tag="settings", tag_field="answer", frozen=True):
 class Prepared(msgspec.Struct, tag="prepared", tag_field="answer", frozen=True):
     """The new version is loaded and checked."""
 
-    digest: str
     inputs: list[str]
     outputs: list[str]
 
@@ -112,6 +109,40 @@ _asks: msgspec.json.Decoder[Ask] = msgspec.json.Decoder(Ask)
 _answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
 
 
+_GONE = (trio.BrokenResourceError, trio.ClosedResourceError, SessionLost)
+"""Raised if nobody can be answered any more."""
+
+
+class Says(Protocol):
+    """The way of an answer."""
+
+    async def say(self, answer: msgspec.Struct, /) -> None:
+        """Send an answer."""
+
+
+def decode_answer(data: bytes) -> Answer:
+    """The answer in JSON; raises msgspec.MsgspecError if it is invalid."""
+    return _answers.decode(data)
+
+
+Handler = Callable[[Ask, Says], Awaitable[None]]
+
+
+async def answer_with(handle: Handler, data: bytes, way: Says) -> None:
+    """Answer a request, given as JSON, with what ``handle`` says, or with its error."""
+    try:
+        ask = _asks.decode(data)
+    except UNREADABLE as error:
+        await way.say(Failed(f"the request is unknown: {error}"))
+        return
+    try:
+        await handle(ask, way)
+    except* _GONE:
+        pass
+    except* Exception as group:
+        await way.say(_failed(group))
+
+
 class Conversation:
     """One connection, from either side."""
 
@@ -123,9 +154,9 @@ class Conversation:
         """Show the token; must come first."""
         await self._stream.send_all(token + b"\n")
 
-    async def say(self, message: msgspec.Struct, body: bytes = b"") -> None:
-        """Send a message, followed by a package."""
-        await self._stream.send_all(msgspec.json.encode(message) + b"\n" + body)
+    async def say(self, message: msgspec.Struct) -> None:
+        """Send a message."""
+        await self._stream.send_all(msgspec.json.encode(message) + b"\n")
 
     async def line(self) -> bytes | None:
         """The next line; None at the end."""
@@ -138,20 +169,6 @@ class Conversation:
         del self._data[: end + 1]
         return line
 
-    async def body(self, size: int) -> bytes | None:
-        """The next ``size`` bytes; None if the connection ends before."""
-        while len(self._data) < size:
-            if not await self._more():
-                return None
-        body = bytes(self._data[:size])
-        del self._data[:size]
-        return body
-
-    async def wait_end(self) -> None:
-        """Return when the other side has closed the connection."""
-        while await self._more():
-            self._data.clear()
-
     async def _more(self) -> bool:
         try:
             data = await self._stream.receive_some()
@@ -161,12 +178,7 @@ class Conversation:
         return bool(data)
 
 
-# -- the node's side ------------------------------------------------------------------------------
-
-_GONE = (trio.BrokenResourceError, trio.ClosedResourceError)
-"""Raised if the client has closed the connection."""
-
-Handler = Callable[[Ask, bytes, Conversation], Awaitable[None]]
+# -- the process that has the socket --------------------------------------------------------------
 
 
 async def serve(
@@ -218,29 +230,8 @@ async def _answer(stream: trio.SocketStream, handle: Handler, token: bytes) -> N
             await conversation.say(Failed("the token is not this node's; read it again"))
             return
         line = await conversation.line()
-        if line is None:
-            return
-        try:
-            ask = _asks.decode(line)
-        except UNREADABLE as error:
-            await conversation.say(Failed(f"the request is unknown: {error}"))
-            return
-        body: bytes | None = b""
-        if isinstance(ask, AskDeploy):
-            if not 0 < ask.size <= package.MAX_BYTES:
-                await conversation.say(
-                    Failed(f"a package has 1 to {package.MAX_BYTES} bytes, not {ask.size}")
-                )
-                return
-            body = await conversation.body(ask.size)
-        if body is None:
-            return
-        try:
-            await handle(ask, body, conversation)
-        except* _GONE:
-            pass
-        except* Exception as group:
-            await conversation.say(_failed(group))
+        if line is not None:
+            await answer_with(handle, line, conversation)
     except* _GONE:
         pass
 
@@ -273,20 +264,18 @@ def _is_ours(stream: trio.SocketStream) -> bool:
 class Caller:
     """A request to a node, which is sent when its first answer is awaited."""
 
-    def __init__(
-        self, node: str, conversation: Conversation, token: bytes, ask: Ask, body: bytes
-    ) -> None:
+    def __init__(self, node: str, conversation: Conversation, token: bytes, ask: Ask) -> None:
         self.node = node
         self._conversation = conversation
-        self._request: tuple[bytes, Ask, bytes] | None = (token, ask, body)
+        self._request: tuple[bytes, Ask] | None = (token, ask)
 
     async def answer(self, kind: type[M]) -> M:
         """The next answer; raises NodeUnreachable, or NodeRefused if the node answers Failed."""
         if self._request is not None:
-            (token, ask, body), self._request = self._request, None
+            (token, ask), self._request = self._request, None
             with suppress(trio.BrokenResourceError):  # it may have answered before it hung up
                 await self._conversation.show(token)
-                await self._conversation.say(ask, body)
+                await self._conversation.say(ask)
         line = await self._conversation.line()
         if line is None:
             raise NodeUnreachable(f"node {self.node!r} ended while it was asked; see its log")
@@ -297,11 +286,17 @@ class Caller:
                 f"node {self.node!r} sent an answer that cannot be read ({error}); use the nodes' "
                 f"version of s4node"
             ) from error
-        if isinstance(answer, Failed):
-            raise NodeRefused(self.node, answer)
-        if not isinstance(answer, kind):
-            raise NodeUnreachable(f"node {self.node!r} sent another answer: {answer!r}")
-        return answer
+        return of_kind(self.node, answer, kind)
+
+
+def of_kind(node: str, answer: Answer, kind: type[M]) -> M:
+    """``answer`` of a node; raises NodeRefused if it is Failed, NodeUnreachable if of another
+    kind."""
+    if isinstance(answer, Failed):
+        raise NodeRefused(node, answer)
+    if not isinstance(answer, kind):
+        raise NodeUnreachable(f"node {node!r} sent another answer: {answer!r}")
+    return answer
 
 
 class NodeRefused(S4Error):  # noqa: N818
@@ -314,8 +309,8 @@ class NodeRefused(S4Error):  # noqa: N818
 
 
 @asynccontextmanager
-async def asking(node: str, place: str, ask: Ask, body: bytes = b"") -> AsyncIterator[Caller]:
-    """Send a request to the node whose admin socket is at ``place``; raises NodeUnreachable."""
+async def asking(node: str, place: str, ask: Ask) -> AsyncIterator[Caller]:
+    """Send a request to the process whose admin socket is at ``place``; raises NodeUnreachable."""
     try:
         with trio.fail_after(CONNECT_SECONDS):
             token = await trio.Path(token_of(Path(place))).read_bytes()
@@ -325,4 +320,4 @@ async def asking(node: str, place: str, ask: Ask, body: bytes = b"") -> AsyncIte
             f"node {node!r} cannot be reached at {place} ({error or 'no answer'}); is it running?"
         ) from error
     async with stream:
-        yield Caller(node, Conversation(stream), token, ask, body)
+        yield Caller(node, Conversation(stream), token, ask)

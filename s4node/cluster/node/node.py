@@ -1,15 +1,17 @@
 """The node: runs a container process for every app that is deployed to its cluster.
 
 Rules
-- The registry says what is to run, and the node follows it. A request at the admin socket only
-  prepares a new version: it is loaded and checked, and held while the old one runs.
+- The registry says what is to run, and the node follows it. A request in the tree only prepares a
+  new version: it is loaded and checked, and held while the old one runs (``deployment``).
 - One version of an app runs at a time. The old version drains and ends on all nodes, then the new
   one joins; producers keep their events meanwhile. An app that is paused has no containers, and
   keeps its streams; the pause ends with the session of the command that changes its state.
 - A node that has lost its session joins again; its containers have sessions of their own.
 - Trouble with the coordination ends a node only at its start. Later it is logged once and waited
   out, while the containers continue. A running node ends only for what waiting does not fix: a
-  folder that is gone, damaged or of another format, or another node with its name.
+  tree that is gone, damaged or of another format, or another node with its name.
+- The nodes of a cluster run one version of s4node, but for its last number, and have one URL for
+  their state if they share no folder.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,41 +26,46 @@ from typing import NoReturn
 
 import trio
 
-from s4node.cluster.coordination.contract import Session
-from s4node.cluster.coordination.folder import FolderCoordination
-from s4node.cluster.coordination.follow import follow
-from s4node.cluster.coordination.registry import (
+from s4node.cluster.coordination.entries import (
     RUNNING,
     AppId,
     AppInfo,
     ClusterInfo,
+    Group,
     NodeInfo,
-    Registry,
 )
-from s4node.cluster.coordination.tree import LastingTreeError
-from s4node.cluster.node import admin, supervisor_protocol
+from s4node.cluster.coordination.follow import follow
+from s4node.cluster.coordination.registry import Registry
 from s4node.cluster.node import package as archive
+from s4node.cluster.node import supervisor_protocol
+from s4node.cluster.node.deployment import Deployments
 from s4node.cluster.node.node_folder import NodeFolder, node_folder
 from s4node.cluster.node.package import Manifest, Store
 from s4node.cluster.node.redirector import Redirector
 from s4node.cluster.node.supervisor import ContainerProcess, Supervisor, limits_of, supervising
+from s4node.cluster.tree.contract import LastingTreeError, Session
+from s4node.cluster.tree.coordinations import (
+    coordination_of,
+    is_zookeeper,
+    machine_folder,
+    place_of,
+)
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.config.kinds import is_name
 from s4node.errors import (
     ConfigError,
-    ContainerFailed,
     CoordinationError,
     NameTaken,
     PackageError,
     S4Error,
     SessionLost,
+    StateError,
 )
 from s4node.logger import get_logger
+from s4node.version import __version__
 
 log = get_logger("s4node.cluster")
-
-"""The states of an app in the registry."""
 
 _AGAIN_SECONDS = 1.0
 """The pause before a failed step is retried."""
@@ -102,28 +108,53 @@ def check_name(name: str) -> None:
         )
 
 
+def default_name(place: str) -> str:
+    """The name of a node that was given none. Machines that share a ZooKeeper run one each, and it
+    keeps its name when it is started again; in a folder there may be several."""
+    host = socket.gethostname()
+    return host if is_zookeeper(place) else f"{host}-{os.getpid()}"
+
+
+def packages_url(config: Config) -> str:
+    """Where all nodes reach the packages of apps; empty if they share a folder."""
+    if not is_zookeeper(place_of(config)):
+        return ""
+    url = config[settings.STATE_URL]
+    if not url:
+        raise ConfigError(
+            "s4.coordination is a ZooKeeper, but s4.state.url is not set; set it to a URL that all "
+            "nodes and the deploying machine reach: packages and state are there"
+        )
+    return url
+
+
+class UnfitNode(CoordinationError):  # noqa: N818
+    """This node does not fit to the others of its cluster."""
+
+
 class Node:
     """A node; call :meth:`run` once. Raises ConfigError for a name that is none."""
 
     def __init__(self, config: Config, name: str = "") -> None:
         self.config = config
         self.cluster = config[settings.CLUSTER_NAME]
-        self.name = name or f"{socket.gethostname()}-{os.getpid()}"
+        self.place = place_of(config)
+        self.name = name or default_name(self.place)
         check_name(self.name)
         self.ready = trio.Event()
-        self._coordination = FolderCoordination(
-            config[settings.COORDINATION_FOLDER],
-            session_timeout=config[settings.SESSION_TIMEOUT],
-        )
-        self._store = Store(store_folder(self._coordination.folder))
+        self._coordination = coordination_of(config)
+        self._own = machine_folder(config)
+        self._url = packages_url(config)
+        self.packages = Store(store_folder(self._own), self._url, self.cluster)
         self._redirector = Redirector(config, self.name, self._lookup)
         self._posts: dict[str, Post] = {}
-        self._waiting: dict[str, ContainerProcess] = {}  # prepared, by digest of their package
+        self._groups: dict[str, Group] = {}  # as last read, by app
+        self._deployments = Deployments(self)
         self._stopping = trio.Event()
         self._failure: S4Error | None = None
         self._registry: Registry | None = None
         self._folder: NodeFolder
-        self._supervisor: Supervisor
+        self.supervisor: Supervisor
         self._nursery: trio.Nursery
 
     @property
@@ -137,16 +168,17 @@ class Node:
 
     async def run(self) -> None:
         """Run until :meth:`stop`; raises an error that ends the node."""
-        with node_folder(self._coordination.folder) as self._folder:
+        with node_folder(self._own) as self._folder:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 await nursery.start(self._redirector.run)
-                await nursery.start(admin.serve, self._folder.admin, self._asked)
-                async with supervising(limits_of(self.config)) as self._supervisor:
+                async with supervising(
+                    limits_of(self.config), self._coordination.end_session
+                ) as self.supervisor:
                     nursery.start_soon(self._stay)
                     nursery.start_soon(self._tell_redirector)
                     await self._stopping.wait()
-                    failures = await self._supervisor.stop()
+                    failures = await self.supervisor.stop()
                     await self._redirector.finish()
                 nursery.cancel_scope.cancel()
         if self._failure is not None:
@@ -176,11 +208,12 @@ class Node:
                         told = ""
                     if not self.ready.is_set():  # at the start, trouble ends the node
                         await self._learn(session)
-                    await self._follow(session)
+                    async with self._deployments.served(Registry(session)):
+                        await self._follow(session)
             except SessionLost as error:
                 told = str(error)
                 log.warning("the node's session is lost; joining again", reason=told)
-            except (LastingTreeError, NameTaken):
+            except (LastingTreeError, NameTaken, UnfitNode):
                 raise
             except CoordinationError as error:
                 if not self.ready.is_set():
@@ -192,13 +225,15 @@ class Node:
             await trio.sleep(_AGAIN_SECONDS)
             if self._has_disappeared():
                 raise CoordinationError(
-                    f"the folder {self._coordination.folder} has disappeared with everything that "
-                    f"was deployed, so the node stops; start it again, and deploy the apps again"
+                    f"the folder {self._own} has disappeared with everything that was deployed, so "
+                    f"the node stops; start it again, and deploy the apps again"
                 )
 
     def _has_disappeared(self) -> bool:
+        if is_zookeeper(self.place):
+            return False
         try:
-            self._folder.admin.stat()
+            self._folder.path.stat()
         except (FileNotFoundError, NotADirectoryError):
             return True
         except OSError:  # unknown
@@ -213,12 +248,27 @@ class Node:
             pid=os.getpid(),
             python=archive.python_here(),
             address=self.address,
-            admin=str(self._folder.admin),
+            version=__version__,
         )
         await registry.join_node(self.cluster, me)
-        if await registry.cluster(self.cluster) is None:
+        cluster = await registry.cluster(self.cluster)
+        if cluster is None:
             partitions = self.config[settings.CLUSTER_PARTITIONS]
-            await registry.put_cluster(ClusterInfo(self.cluster, partitions))
+            await registry.put_cluster(ClusterInfo(self.cluster, partitions, self._url))
+        elif cluster.url != self._url:
+            raise UnfitNode(
+                f"cluster {self.cluster!r} has its packages and state at "
+                f"{cluster.url or 'no URL'}, and this node has s4.state.url = {self._url}; give "
+                f"all nodes the same one"
+            )
+        for other in (await registry.nodes(self.cluster)).values():
+            if _series(other.version) != _series(__version__):
+                raise UnfitNode(
+                    f"node {other.name!r} of cluster {self.cluster!r} runs s4node {other.version}, "
+                    f"and this one {__version__}; stop the nodes of one version first"
+                )
+        for app in () if self.ready.is_set() else await registry.apps(self.cluster):
+            await registry.remove_drained(AppId(self.cluster, app), self.name)
         self._registry = registry
 
     async def _follow(self, session: Session) -> NoReturn:
@@ -243,9 +293,11 @@ class Node:
         assert self._registry is not None
         seen = await session.change(Registry.path_of_apps(self.cluster))
         apps = await self._registry.apps(self.cluster)
+        self._groups = {name: each for name, each in self._groups.items() if name in apps}
         for name in {*apps, *self._posts}:
             found = apps[name].value if name in apps else None
-            group = await self._registry.group(AppId(self.cluster, name))
+            group = await self._registry.group(AppId(self.cluster, name), self._groups.get(name))
+            self._groups[name] = group
             paused = found is not None and await self._registry.paused(AppId(self.cluster, name))
             self._want(name, found, group.addresses, paused=paused)
         self._redirector.news()
@@ -290,7 +342,7 @@ class Node:
             log.info("stops", app=post.app, version=process.begin.version, node=self.name)
             await process.stop()
             code = process.begin.folder
-            if not any(other.begin.folder == code for other in self._supervisor.processes):
+            if not any(other.begin.folder == code for other in self.supervisor.processes):
                 await trio.to_thread.run_sync(partial(shutil.rmtree, code, ignore_errors=True))
 
     async def _begin(self, post: Post, app: AppInfo) -> None:
@@ -303,18 +355,18 @@ class Node:
                 await changed.wait()
         if post.wanted != app or self._stopping.is_set():
             return
-        process = self._waiting.pop(app.package, None)
+        process = self._deployments.prepared.pop(app.package, None)
         if process is None:
             try:
-                data = await trio.to_thread.run_sync(self._store.get, app.package)
+                data = await trio.to_thread.run_sync(self.packages.get, app.package)
                 manifest = archive.decode(data).manifest
-            except PackageError as error:
+            except (PackageError, StateError) as error:
                 if str(error) != post.failure:
                     log.error("an app cannot run here", app=app.name, reason=str(error))
                 post.failure = str(error)
                 return
-            begin = self._to_begin(manifest, app.package, app.partitions, app.expected)
-            process = self._supervisor.start(begin)
+            begin = self.to_begin(manifest, app.package, app.partitions, app.expected)
+            process = self.supervisor.start(begin)
         post.failure = ""
         post.process, post.running = process, app
         post.learn()
@@ -330,18 +382,18 @@ class Node:
             return True
         return any(member.value.version != app.version for member in members.values())
 
-    def _settings_of(self, deployed: dict[str, str], partitions: int) -> dict[str, str]:
+    def settings_of(self, deployed: dict[str, str], partitions: int) -> dict[str, str]:
         """The settings of a container of an app that was deployed with some."""
         host = self.config[settings.LISTENER_ADDRESS].rpartition(":")[0]
         ours = {
             settings.LISTENER_ADDRESS.name: f"{host}:0",
             settings.CLUSTER_NAME.name: self.cluster,
             settings.CLUSTER_PARTITIONS.name: str(partitions),
-            settings.COORDINATION_FOLDER.name: str(self._coordination.folder),
+            settings.COORDINATION_FOLDER.name: str(self._own),
         }
         return supervisor_protocol.handed_on(self.config, self.address) | deployed | ours
 
-    def _to_begin(
+    def to_begin(
         self,
         manifest: Manifest,
         digest: str,
@@ -351,16 +403,17 @@ class Node:
         hold: bool = False,
         savepoint: str = "",
     ) -> supervisor_protocol.Begin:
+        """What to tell a container process of a package that the store has."""
         return supervisor_protocol.Begin(
             app=manifest.name,
             member=self.name,
-            settings=self._settings_of(manifest.settings, partitions),
-            package=str(self._store.folder / f"{digest}.zip"),
+            settings=self.settings_of(manifest.settings, partitions),
+            package=str(self.packages.file(digest)),
             digest=digest,
             version=manifest.version,
             folder=str(self._folder.code / digest[:20]),  # not a name from the package
             node=self.name,
-            coordination=str(self._coordination.folder),
+            coordination=self.place,
             redirector=self.address,
             log=supervisor_protocol.log_of(self.config, self.address),
             expected=expected,
@@ -368,11 +421,11 @@ class Node:
             savepoint=savepoint,
         )
 
-    # -- what is asked -----------------------------------------------------------------------
+    # -- what clients ask ----------------------------------------------------------------------
 
     async def _tell_redirector(self) -> None:
         while True:
-            changed = self._supervisor.changed
+            changed = self.supervisor.changed
             for post in self._posts.values():
                 post.learn()
             self._redirector.news()
@@ -404,83 +457,16 @@ class Node:
             f"streams: {', '.join(known) or 'none'}"
         )
 
-    async def _asked(self, ask: admin.Ask, body: bytes, conversation: admin.Conversation) -> None:
-        match ask:
-            case admin.AskStatus():
-                await conversation.say(self.status())
-            case admin.AskSettings():
-                await conversation.say(admin.Settings(self._settings_of(ask.deployed, 1)))
-            case admin.AskDeploy():
-                await self._prepare(ask, body, conversation)
-
-    async def _prepare(
-        self, ask: admin.AskDeploy, data: bytes, conversation: admin.Conversation
-    ) -> None:
-        """Prepare a new version beside the old one, for as long as the client stays."""
-        package = archive.decode(data)
-        package.check_python()
-        digest = await trio.to_thread.run_sync(self._store.put, data)
-        begin = self._to_begin(
-            package.manifest,
-            digest,
-            ask.partitions,
-            ask.expected,
-            hold=True,
-            savepoint=ask.savepoint,
-        )
-        process = self._supervisor.start(begin)
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._see_through, process, digest, conversation, nursery)
-                await conversation.wait_end()
-                nursery.cancel_scope.cancel()
-        finally:
-            if self._waiting.get(digest) is process:
-                del self._waiting[digest]
-            if not any(post.process is process for post in self._posts.values()):
-                process.stop_soon()
-
-    async def _see_through(
-        self,
-        process: ContainerProcess,
-        digest: str,
-        conversation: admin.Conversation,
-        nursery: trio.Nursery,
-    ) -> None:
-        """Report how a new version starts, until it is ready or has failed."""
-        try:
-            prepared = await process.wait_prepared()
-            self._waiting[digest] = process
-            answer = admin.Prepared(digest, prepared.inputs, prepared.outputs)
-            await conversation.say(answer)
-            address = await process.wait_ready()
-            await conversation.say(admin.Ready(address))
-        except ContainerFailed as error:
-            log.info(
-                "a new version does not run",
-                app=process.begin.app,
-                version=process.begin.version,
-                reason=error.reason,
-            )
-            with suppress(trio.BrokenResourceError):  # the client may have left as well
-                await conversation.say(admin.Failed(error.reason, error.trace))
-        except trio.BrokenResourceError:
-            pass
-        nursery.cancel_scope.cancel()
-
-    def status(self) -> admin.NodeStatus:
-        """The status of this node."""
-        processes = self._supervisor.processes
-        return admin.NodeStatus(
-            self.name,
-            self.cluster,
-            os.getpid(),
-            self.address,
-            [each.status() for each in processes],
-            [each.statistics for each in processes if each.statistics is not None],
-        )
+    def runs(self, process: ContainerProcess) -> bool:
+        """Return True if an app's place on this node has the process."""
+        return any(post.process is process for post in self._posts.values())
 
 
 def store_folder(coordination: Path) -> Path:
     """The folder of packages in a coordination's folder."""
     return coordination / "packages"
+
+
+def _series(version: str) -> str:
+    """The part of a version that the nodes of a cluster share."""
+    return version.rpartition(".")[0]

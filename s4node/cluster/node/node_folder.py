@@ -1,4 +1,4 @@
-"""The folder of a node, inside the coordination's: its admin socket, and its apps' code.
+"""The folder of a node, inside that of its machine: its apps' code.
 
 Rules
 - Only its owner can enter the folder (0700), and the node holds a lock on it while it lives.
@@ -19,17 +19,17 @@ class NodeFolder:
     """The folder of a node; see :func:`node_folder`."""
 
     def __init__(self, folder: ProcessFolder) -> None:
+        self.path = folder.path
         self.code = folder.path / "code"
-        self.admin = folder.admin
 
 
 @contextmanager
-def node_folder(coordination: Path) -> Iterator[NodeFolder]:
-    """A new folder below the coordination's ``nodes``, which is removed at the end of the block.
+def node_folder(machine: Path) -> Iterator[NodeFolder]:
+    """A new folder below the machine's ``nodes``, which is removed at the end of the block.
 
     Raises CoordinationError if it cannot be created.
     """
-    below = coordination / "nodes"
+    below = machine / "nodes"
     with ExitStack() as stack:
         try:
             folder = stack.enter_context(process_folder(below))

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from s4node.cluster.coordination.folder import has_sessions
+from s4node.cluster.tree.folder import has_sessions
 
 _LOCK = "owner.lock"
 

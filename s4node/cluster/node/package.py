@@ -3,8 +3,8 @@
 Rules
 - A package is a zip archive with a manifest, the app's pickle if it has one, and sources. This
   module knows the format and runs no code; :mod:`s4node.deploy.pack` makes packages and loads apps.
-- Loading a package runs its code. So packages arrive only by a node's admin socket, and a stored
-  package is used only if it has the agreed digest.
+- Loading a package runs its code. So a package is used only if it has the digest
+  that is agreed in the tree.
 - Any damage to a package raises PackageError and nothing else, so the node continues.
 - The manifest is not trusted: names that lead elsewhere are refused when a package is made and when
   it is read, and files are unpacked only below the given folder. No file is unpacked beyond its
@@ -17,18 +17,22 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import shutil
 import sys
 import zipfile
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
+from urllib.parse import quote
 
 import msgspec
 
 from s4node.config.kinds import is_file_name
 from s4node.errors import PackageError, described
 from s4node.events.schema import UNREADABLE
+from s4node.state.remote_files import RemoteFiles
 
 FORMAT = 1
 MAX_BYTES = 64 << 20
@@ -43,6 +47,8 @@ _MOST_OF_A_VERSION = 200
 
 _SHOWN = 60
 """The most characters of an invalid name that an error shows."""
+
+_DIGEST = re.compile("[0-9a-f]{64}")
 
 _TIME = (1980, 1, 1, 0, 0, 0)  # so that equal contents make equal bytes
 
@@ -226,17 +232,78 @@ def _shown(name: str) -> str:
 
 
 class Store:
-    """Packages in a folder by digest, shared by the nodes of a machine."""
+    """Packages by digest, in a folder that is shared by the nodes of a machine.
 
-    def __init__(self, folder: Path) -> None:
+    With ``url``, where all nodes of ``cluster`` reach them, the folder has copies. The methods
+    block.
+    """
+
+    def __init__(self, folder: Path, url: str = "", cluster: str = "") -> None:
         self.folder = folder
+        self._files = RemoteFiles(url, Path("packages") / quote(cluster, safe="")) if url else None
 
     def put(self, data: bytes) -> str:
         """Store a package; returns its digest. Raises PackageError if it cannot be stored."""
         digest = digest_of(data)
-        place = self._place(digest)
-        if self._read(digest) == data:
-            return digest
+        if self._files is not None:
+            with self._files.told():
+                self._files.make_folder(self._files.root)
+                self._files.put(self._object(digest), data)
+        if self._local(digest) != data:
+            self._save(digest, data)
+        return digest
+
+    def get(self, digest: str) -> bytes:
+        """The package with this digest; raises PackageError if it is missing or damaged."""
+        data = self._local(digest)
+        if data is not None and digest_of(data) == digest:
+            return data
+        if self._files is not None:
+            data = self._fetch(digest)
+        if data is None:
+            raise PackageError(f"the package {self._at(digest)} is missing; deploy the app again")
+        if digest_of(data) != digest:
+            raise PackageError(f"the package {self._at(digest)} is damaged; deploy the app again")
+        self._save(digest, data)
+        return data
+
+    def has(self, digest: str) -> bool:
+        """Return True if the package is stored."""
+        if self._files is None:
+            return self.file(digest).exists()
+        with self._files.told():
+            return f"{digest}.zip" in self._files.names(self._files.root)
+
+    def remove(self, digest: str) -> None:
+        """Remove a package."""
+        self.file(digest).unlink(missing_ok=True)
+        if self._files is not None:
+            with self._files.told(), suppress(FileNotFoundError):
+                self._files.fs.rm_file(self._object(digest))
+
+    def file(self, digest: str) -> Path:
+        """The file of a package in the folder, once :meth:`get` has returned it."""
+        if not _DIGEST.fullmatch(digest):
+            raise PackageError(f"{_shown(digest)} is not the digest of a package")
+        return self.folder / f"{digest}.zip"
+
+    def _object(self, digest: str) -> str:
+        assert self._files is not None
+        return f"{self._files.root}/{digest}.zip"
+
+    def _at(self, digest: str) -> str:
+        return str(self.file(digest)) if self._files is None else f"{self._files.url}/{digest}.zip"
+
+    def _fetch(self, digest: str) -> bytes | None:
+        assert self._files is not None
+        with self._files.told():
+            try:
+                return bytes(self._files.fs.cat_file(self._object(digest)))
+            except FileNotFoundError:
+                return None
+
+    def _save(self, digest: str, data: bytes) -> None:
+        place = self.file(digest)
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             draft = place.with_suffix(f".{id(data):x}.new")
@@ -248,34 +315,9 @@ class Store:
                 f"the package cannot be stored at {place}: {error.strerror}; free some space, or "
                 f"set s4.coordination.folder to a folder that you may write to"
             ) from error
-        return digest
 
-    def get(self, digest: str) -> bytes:
-        """The package with this digest; raises PackageError if it is missing or damaged."""
-        data = self._read(digest)
-        if data is None:
-            raise PackageError(
-                f"the package {self._place(digest)} is missing; deploy the app again"
-            )
-        if digest_of(data) != digest:
-            raise PackageError(
-                f"the package {self._place(digest)} is damaged; deploy the app again"
-            )
-        return data
-
-    def has(self, digest: str) -> bool:
-        """Return True if the package is stored."""
-        return self._place(digest).exists()
-
-    def remove(self, digest: str) -> None:
-        """Remove a package."""
-        self._place(digest).unlink(missing_ok=True)
-
-    def _place(self, digest: str) -> Path:
-        return self.folder / f"{digest}.zip"
-
-    def _read(self, digest: str) -> bytes | None:
+    def _local(self, digest: str) -> bytes | None:
         try:
-            return self._place(digest).read_bytes()
+            return self.file(digest).read_bytes()
         except OSError:
             return None

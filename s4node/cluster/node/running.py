@@ -33,9 +33,9 @@ _FILE = "running.json"
 class Running(msgspec.Struct, frozen=True):
     """A process that runs an app, or a node, or an app's containers.
 
-    ``app`` is empty for a node or an app's containers, and ``folder`` is their coordination's. A
-    process that runs an app alone has no ``folder``, and answers at ``admin``. Outside programs use
-    ``address``, empty before the app is ready; with ``log`` it also serves the streams of a log.
+    ``app`` is empty for a node or an app's containers, and ``place`` is that of their coordination.
+    A process that runs an app alone has no ``place``, and answers at ``admin``. Outside programs
+    use ``address``, empty before the app is ready; with ``log`` it also serves a log's streams.
     ``inputs`` are the live input streams of the app, ``streams`` its others. ``settings`` are those
     that are not defaults.
     """
@@ -44,7 +44,7 @@ class Running(msgspec.Struct, frozen=True):
     cluster: str
     node: str
     app: str = ""
-    folder: str = ""
+    place: str = ""
     address: str = ""
     admin: str = ""
     log: bool = False
@@ -114,7 +114,7 @@ def running_processes() -> list[Running]:
             found.append(msgspec.json.decode((folder / _FILE).read_bytes(), type=Running))
         except (OSError, *UNREADABLE):  # not written yet, or being removed
             continue
-    return sorted(found, key=lambda one: (one.cluster, one.app, one.folder, one.node))
+    return sorted(found, key=lambda one: (one.cluster, one.app, one.place, one.node))
 
 
 def _runtime_folder() -> Path:

@@ -8,6 +8,8 @@ Rules
 - Leaving :func:`supervising` leaves no process behind: those that still run are killed and awaited.
   If the supervisor itself is killed, its connections end, and containers then drain and end.
 - Every end of a process that nobody asked for is logged once, with its reason.
+- A process has a session of its cluster. The supervisor ends it as soon as the process has ended,
+  so that others need not wait for its timeout.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -32,7 +34,7 @@ from s4node.cluster.node.container_status import ContainerStatus
 from s4node.cluster.node.restart_policy import LOOK_SECONDS, Action, Limits, Phase, Restarts
 from s4node.config import settings
 from s4node.config.config import Config
-from s4node.errors import ContainerFailed
+from s4node.errors import ContainerFailed, CoordinationError
 from s4node.events.schema import UNREADABLE
 from s4node.logger import get_logger
 from s4node.metrics.statistics import ContainerStatistics
@@ -40,6 +42,9 @@ from s4node.net.ingress import node_totals
 
 log = get_logger("s4node.cluster")
 
+EndSession = Callable[[str], Awaitable[None]]
+
+_LEAVING_SECONDS = 2.0
 _READ_ON_SECONDS = 1.0
 """How long to read on after a process has ended."""
 
@@ -68,6 +73,7 @@ class ContainerProcess:
         begin: supervisor_protocol.Begin,
         limits: Limits,
         on_change: Callable[[ContainerProcess], None],
+        end_session: EndSession | None,
     ) -> None:
         self.begin = begin
         self.address = ""
@@ -81,6 +87,8 @@ class ContainerProcess:
         self.ended = trio.Event()
         self._life = Restarts(limits, trio.current_time())
         self._on_change = on_change
+        self._end_session = end_session
+        self._session = ""  # the key of its session
         self._process: trio.Process | None = None
         self._line: trio.SocketStream | None = None
         self._saying = trio.Lock()
@@ -183,6 +191,7 @@ class ContainerProcess:
                     await self._say(self.begin)
                     await process.wait()
                     exit_record.write(record, self._end_of(process.returncode))
+                    await self._leave_cluster()
                     with trio.move_on_after(_READ_ON_SECONDS):
                         await heard_all.wait()
                     nursery.cancel_scope.cancel()
@@ -196,6 +205,13 @@ class ContainerProcess:
                 self.statistics = None
         node_totals.clear(self.begin.place)
         self._exited(process.returncode)
+
+    async def _leave_cluster(self) -> None:
+        """End the session of the process, which has ended."""
+        key, self._session = self._session, ""
+        if key and self._end_session is not None:
+            with trio.move_on_after(_LEAVING_SECONDS), suppress(CoordinationError):
+                await self._end_session(key)  # else it ends after its timeout
 
     async def _open(self) -> tuple[socket.socket, trio.Process]:
         """Our end of a new connection, and the process at its other end."""
@@ -254,6 +270,9 @@ class ContainerProcess:
                     self.begin = msgspec.structs.replace(self.begin, app=message.app)
                 if self.begin.hold:
                     self._life.ready(now)
+            case supervisor_protocol.Enrolled():
+                self._session = message.key
+                return
             case supervisor_protocol.Ready():
                 self._life.ready(now)
                 self.address = message.address
@@ -337,9 +356,12 @@ class ContainerProcess:
 class Supervisor:
     """The container processes of a node or a launcher; see :func:`supervising`."""
 
-    def __init__(self, nursery: trio.Nursery, limits: Limits, totals: str) -> None:
+    def __init__(
+        self, nursery: trio.Nursery, limits: Limits, totals: str, end_session: EndSession | None
+    ) -> None:
         self.limits = limits
         self._totals = totals
+        self._end_session = end_session
         self.processes: list[ContainerProcess] = []
         self.changed = trio.Event()
         """Set, and replaced by a new event, whenever a process has changed."""
@@ -353,7 +375,7 @@ class Supervisor:
         begin = msgspec.structs.replace(
             begin, pulse_seconds=seconds, totals=self._totals, place=place
         )
-        process = ContainerProcess(begin, self.limits, self._change)
+        process = ContainerProcess(begin, self.limits, self._change, self._end_session)
         self.processes.append(process)
         self._nursery.start_soon(process.run)
         return process
@@ -379,12 +401,15 @@ class Supervisor:
 
 
 @asynccontextmanager
-async def supervising(limits: Limits) -> AsyncIterator[Supervisor]:
-    """A supervisor for the block; processes that still run at its end are killed."""
+async def supervising(
+    limits: Limits, end_session: EndSession | None = None
+) -> AsyncIterator[Supervisor]:
+    """A supervisor for the block; processes that still run at its end are killed. ``end_session``
+    ends the session with a key."""
     with node_totals.shared() as totals:
         async with trio.open_nursery() as nursery:
             try:
-                yield Supervisor(nursery, limits, totals)
+                yield Supervisor(nursery, limits, totals, end_session)
             finally:
                 nursery.cancel_scope.cancel()
 

@@ -50,7 +50,7 @@ class Begin(Message, tag="begin", frozen=True):
     The app is either ``target`` (as for ``s4 run``) or ``package`` (a package's file with this
     ``digest``, and the ``folder`` to unpack it to). ``app`` is its name, or empty if the app's code
     says it. ``member`` is the container's name, unique in its cluster; with ``coordination`` (a
-    folder) it shares the app's partitions with ``expected`` members. ``redirector`` is the address
+    place) it shares the app's partitions with ``expected`` members. ``redirector`` is the address
     for outside programs, and ``log`` that of the supervisor's log, or empty. ``exit_record`` is the
     file that will say how the process ended.
     """
@@ -96,6 +96,12 @@ class Prepared(Message, tag="prepared", frozen=True):
     outputs: list[str]
 
 
+class Enrolled(Message, tag="enrolled", frozen=True):
+    """From a container: it has a session of its cluster, which ends with this ``key``."""
+
+    key: str
+
+
 class Ready(Message, tag="ready", frozen=True):
     """From a container: it is running, and listens at ``address``."""
 
@@ -124,7 +130,7 @@ class Pulse(Message, tag="pulse", frozen=True):
     statistics: ContainerStatistics | None = None
 
 
-FromContainer = Prepared | Ready | Failed | Done | Pulse
+FromContainer = Prepared | Enrolled | Ready | Failed | Done | Pulse
 ToContainer = Begin | Go | Stop
 
 _from_container: msgspec.json.Decoder[FromContainer] = msgspec.json.Decoder(FromContainer)

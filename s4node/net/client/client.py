@@ -71,7 +71,8 @@ class Client:
     ``producer`` is this producer's id; by default it is random. If a program sends to a durable
     stream and may die, give it an id that it keeps for ever and no other program has: then it
     resumes where it stopped (see :meth:`stream`). ``timeout`` bounds connecting and opening a
-    stream, in seconds. ``queue_size`` events may wait to be sent; together with unacknowledged
+    stream, and the wait for a node that is gone, in seconds: with the default it is longer than a
+    failover takes. ``queue_size`` events may wait to be sent; together with unacknowledged
     events they may take about 64 MiB for each stream. Leaving the block flushes first. Raises
     ConfigError for an id that begins with ``~`` or has more than 1,024 bytes; streams of a log
     refuse an id that ends in a tab and a number.
@@ -85,7 +86,7 @@ class Client:
         address: str | Sequence[str],
         *,
         producer: str = "",
-        timeout: float = 10.0,
+        timeout: float = 30.0,
         queue_size: int = 32_768,
         credentials: Credentials | None = None,
     ) -> None:

@@ -51,7 +51,7 @@ class SyncClient:
         address: str | Sequence[str],
         *,
         producer: str = "",
-        timeout: float = 10.0,
+        timeout: float = 30.0,
         queue_size: int = 32_768,
         credentials: Credentials | None = None,
     ) -> None:

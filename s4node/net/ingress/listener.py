@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 from typing import Protocol
@@ -102,10 +102,11 @@ def _credentials(config: Config) -> Credentials | None:
 
 
 class Listener:
-    """Listens on ``address``; port 0 takes any free one.
+    """Listens on ``address``; port 0 takes any free one, of ``ports`` if those are given.
 
     Once it listens, ``address`` is the address for others: with the actual port, and the host
-    ``advertise`` if given. Nothing is read while ``held`` returns True.
+    ``advertise`` if given, which may have another port. Nothing is read while ``held`` returns
+    True.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class Listener:
         credentials: Credentials | None = None,
         cluster: str = "",
         is_open: bool = False,
+        ports: tuple[int, ...] = (),
         max_envelope_bytes: int,
         max_frame_bytes: int,
         limits: PeerLimits,
@@ -129,10 +131,11 @@ class Listener:
         self.counts: Counter[str] = Counter()
         self.connections: dict[Connection, None] = {}
         self._handler = handler
-        self._advertise = advertise.strip("[]")
         self._credentials = credentials
         self._cluster = cluster
         self._is_open = is_open
+        self._advertise = advertise
+        self._ports = ports
         self._max_envelope = max_envelope_bytes
         self._max_frame = max_frame_bytes
         self.limits = limits
@@ -165,6 +168,7 @@ class Listener:
             credentials=_credentials(config),
             cluster=config[settings.CLUSTER_NAME],
             is_open=config[settings.ACCESS] == "open",
+            ports=config[settings.LISTENER_PORTS],
             max_envelope_bytes=config[settings.LISTENER_MAX_ENVELOPE_BYTES],
             max_frame_bytes=config[settings.LISTENER_MAX_FRAME_BYTES],
             limits=PeerLimits.configured(config),
@@ -176,23 +180,8 @@ class Listener:
 
     async def serve(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Accept and serve peers until cancelled; ready once the socket listens."""
-        host, port = host_and_port(self.address)
-        if self._credentials is None and not network.current.is_private(host):
-            self._check_open()
-        try:
-            places = await network.current.listen(host, port, self._credentials)
-        except OSError as error:
-            hint = "is another node running there? " if error.errno == errno.EADDRINUSE else ""
-            raise ConfigError(
-                f"cannot listen on {self.address}: {error.strerror or error}; {hint}choose another "
-                f"s4.listener.address"
-            ) from error
-        actual = places[0].port
-        host = self._advertise or host
-        scheme = "tcp" if self._credentials is None else SCHEME
-        self.address = (
-            f"{scheme}://[{host}]:{actual}" if ":" in host else f"{scheme}://{host}:{actual}"
-        )
+        places = await self._listen()
+        self.address = self._address_for_others(places[0].port)
         async with trio.open_nursery() as nursery:
             try:
                 with self._accepting:
@@ -220,6 +209,38 @@ class Listener:
             "everything under any name, and nothing is encrypted",
             address=self.address,
         )
+
+    async def _listen(self) -> Sequence[Place]:
+        host, port = host_and_port(self.address)
+        if self._credentials is None and not network.current.is_private(host):
+            self._check_open()
+        for each in self._ports if port == 0 and self._ports else (port,):
+            try:
+                return await network.current.listen(host, each, self._credentials)
+            except OSError as error:
+                failure = error
+                if error.errno != errno.EADDRINUSE:
+                    break
+        taken = failure.errno == errno.EADDRINUSE
+        if taken and port == 0 and self._ports:
+            raise ConfigError(
+                f"all ports of s4.listener.ports = {self._ports[0]}-{self._ports[-1]} are taken on "
+                f"{host}; give it more"
+            )
+        hint = "is another node running there? " if taken else ""
+        raise ConfigError(
+            f"cannot listen on {self.address}: {failure.strerror or failure}; {hint}choose another "
+            f"s4.listener.address"
+        ) from failure
+
+    def _address_for_others(self, actual: int) -> str:
+        host, port = host_and_port(self.address)
+        scheme = "tcp" if self._credentials is None else SCHEME
+        if not self._advertise:
+            return f"{scheme}://[{host}]:{actual}" if ":" in host else f"{scheme}://{host}:{actual}"
+        _, colon, other = self._advertise.rpartition("]")[2].rpartition(":")
+        name = self._advertise.removesuffix(f":{other}") if colon else self._advertise
+        return f"{scheme}://{name}:{other if colon and port else actual}"
 
     def stop_accepting(self) -> None:
         """Accept no further peers; connected ones stay."""

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -113,6 +114,7 @@ class Container:
         self.senders: dict[str, RemoteSender] = {}
         self.ready = trio.Event()
         self._prepared = False
+        self._fenced = False  # a former owner can do no harm
         self._stopping = trio.Event()
         self._reaching = trio.CancelScope()  # around waiting for the systems of the inputs
         self.front = FrameRouter(
@@ -120,7 +122,7 @@ class Container:
             node=self.node,
             incarnation=self.incarnation,
             taken=self._has_stream,
-            held=None if enrolment is None else enrolment.in_doubt,
+            held=self._in_doubt,
         )
         self.listener = self.front.listener
         self.log = self.front.log
@@ -194,6 +196,7 @@ class Container:
         durable = durable_of(app, config)
         fast = [name for name in live_of(app) if name not in durable]
         recovery.check(app, config, fast, kept=self.replay is not None)
+        self._fenced = self.replay is not None and not fast and bool(config[settings.STATE_URL])
         self._choosers = ChooserSettings.from_config(config)
         self._choosers.check_streams([stream.name for stream in replayable(app)], live_of(app))
         if self.log is not None:
@@ -262,8 +265,13 @@ class Container:
                 log.warning("tasks or on_close did not end in time", app=self.app.name)
             outer.cancel_scope.cancel()
 
+    def _in_doubt(self) -> bool:
+        return self.enrolment is not None and self.enrolment.in_doubt()
+
     async def _begin(self, nursery: trio.Nursery) -> None:
         """Make the parts, and start those that run before any task."""
+        if self.enrolment is not None:
+            self.enrolment = replace(self.enrolment, fenced=self._fenced)
         parts = self.parts = Parts(
             self.app,
             self.config,

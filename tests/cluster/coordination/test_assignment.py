@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from random import Random
 
 import msgspec
 import pytest
@@ -17,6 +18,8 @@ from s4node.cluster.coordination.assignment import (
     handed_over,
     has_living_owner,
     moves,
+    pack,
+    unpack,
 )
 
 A = Member("a", "tcp://a", "session-a")
@@ -70,6 +73,58 @@ def test_a_member_that_comes_back_under_its_name_is_another_one() -> None:
     assert names(now) == "abab"
     assert epochs(now) == [2, 1, 2, 1]
     assert now.owners[0].session == "session-a-again"
+
+
+def test_what_is_awaited_stays_with_its_name_until_that_returns() -> None:
+    before = assign(4, [A, B], None)
+    assert assign(4, [B, C], before, awaited={"a"}) is before
+    assert names(assign(4, [B, C], before)) == "cbcb"
+    assert names(assign(4, [B, C, A_AGAIN], before, awaited={"a"})) == "abab"
+    assert assign(4, [], before, awaited={"a", "b"}) is before
+
+
+def test_a_drained_member_gets_nothing_and_owes_everything() -> None:
+    before = assign(4, [A, B], None)
+    assert assign(4, [A, B, C], before, drained={A.key}) is before
+    owed = moves(before, [A, B, C], drained={A.key})
+    assert {partition: heir.name for partition, heir in owed.items()} == {0: "c", 2: "c"}
+    after_death = assign(4, [A, C], before, drained={A.key})
+    assert names(after_death) == "acac"
+    assert moves(before, [A, B], drained={A.key, B.key}) == {}  # nobody else could take it
+
+
+def test_an_assignment_is_packed_and_unpacked_as_it_was() -> None:
+    before = assign(4, [A, B], None)
+    for assignment in (Assignment(), before, handed_over(before, {0: C}), assign(4, [], before)):
+        assert unpack(pack(assignment)) == assignment
+    for damaged in (b"", b"rubbish", pack(before)[:-1]):
+        with pytest.raises(ValueError, match=r"."):
+            unpack(damaged)
+
+
+def test_of_1000_members_with_4096_partitions_the_entry_is_small_and_a_join_moves_few() -> None:
+    random = Random(1)
+    members = [
+        Member(
+            f"node-{number:04}", f"tcp://10.0.{number // 250}.{number % 250}:12001", fresh(random)
+        )
+        for number in range(1000)
+    ]
+    assignment = assign(4096, members, None)
+    for _ in range(200):  # later epochs differ from partition to partition
+        heir = random.choice(members)
+        assignment = handed_over(assignment, {random.randrange(4096): heir})
+    assert len(pack(assignment)) < 64_000
+    even = assign(4096, members, None)
+    joined = moves(even, [*members, Member("new", "tcp://new", "new")])
+    assert 0 < len(joined) <= 5
+    gone = assign(4096, members[1:], even)
+    assert sum(a != b for a, b in zip(even.owners, gone.owners, strict=True)) <= 5
+
+
+def fresh(random: Random) -> str:
+    """A session's id."""
+    return f"{random.getrandbits(64):016x}"
 
 
 def test_two_members_of_one_session_are_two() -> None:

@@ -9,10 +9,11 @@ import pytest
 import trio
 import trio.lowlevel
 
-from s4node.cluster.coordination.contract import Session
-from s4node.cluster.coordination.folder import FolderCoordination
+from s4node.cluster.coordination.entries import AppId
 from s4node.cluster.coordination.job_presence import JobPresence
-from s4node.cluster.coordination.registry import AppId, Registry
+from s4node.cluster.coordination.registry import Registry
+from s4node.cluster.tree.contract import Session
+from s4node.cluster.tree.folder import FolderCoordination
 from s4node.errors import JobRuns
 
 

@@ -17,9 +17,11 @@ from conformance.coordination import Peer, python_process
 from harness import ROOT, limited, plain_errors, until
 from structlog.testing import capture_logs
 
-from s4node.cluster.coordination.folder import FolderCoordination
+from s4node.cluster.coordination.entries import AppId
 from s4node.cluster.coordination.membership import Membership, View
-from s4node.cluster.coordination.registry import AppId, Registry
+from s4node.cluster.coordination.registry import Registry
+from s4node.cluster.tree.contract import Entry
+from s4node.cluster.tree.folder import FolderCoordination, FolderSession
 from s4node.errors import CoordinationError, NameTaken, SessionLost
 
 # --- the first assignment ------------------------------------------------------------------------
@@ -253,6 +255,81 @@ async def test_a_member_that_comes_back_under_its_name_starts_without_what_it_ha
             for partition in range(4):
                 assert again.view.epochs[partition] == (1 if partition in kept else 2)
             assert kept <= b.view.mine
+
+
+async def test_a_member_that_returns_while_it_is_awaited_finds_its_partitions(
+    tmp_path: Path,
+) -> None:
+    async with seat(tmp_path, "b", expected=2, stay=LONG) as b:
+        async with seat(tmp_path, "a", expected=2, stay=LONG) as a:
+            await until(lambda: len(a.mine) == len(b.mine) == 2)
+            had, kept = a.view.mine, b.view.mine
+        await until(lambda: b.owners.count(".") == 2)
+        async with seat(tmp_path, "c", stay=LONG) as c:
+            await until(lambda: c.view.members == ("tcp://b", "tcp://c"))
+            async with seat(tmp_path, "a", stay=LONG) as again:
+                await until(lambda: again.view.mine == had)
+                assert b.view.mine == kept
+                assert c.view.mine == frozenset()
+
+
+async def test_partitions_of_a_member_that_does_not_return_in_time_go_to_others(
+    tmp_path: Path,
+) -> None:
+    async with seat(tmp_path, "b", expected=2, stay=0.3) as b:
+        async with seat(tmp_path, "a", expected=2, stay=0.3) as a:
+            await until(lambda: len(a.mine) == len(b.mine) == 2)
+            await a.membership.leave()
+        await owners([b], "bbbb")
+        assert any(view.owners.count("") == 2 for view in b.views)
+
+
+async def test_a_drained_node_hands_over_everything_and_gets_nothing_until_that_ends(
+    tmp_path: Path,
+) -> None:
+    async with (
+        seat(tmp_path, "a", expected=2) as a,
+        seat(tmp_path, "b", expected=2) as b,
+        FolderCoordination(tmp_path).session("operator") as session,
+    ):
+        registry, app = Registry(session), AppId("east", "count")
+        await until(lambda: len(a.mine) == len(b.mine) == 2)
+        await registry.add_drained(app, "a")
+        await until(lambda: a.view.owed == a.view.mine)
+        await a.membership.hand_over(a.view.owed)
+        await owners([a, b], "bbbb")
+        async with seat(tmp_path, "c") as c:
+            await until(lambda: len(b.view.owed) == 2)  # of c's share
+            await b.membership.hand_over(b.view.owed)
+            await until(lambda: len(c.mine) == 2)
+        await owners([a, b], "bbbb")
+        await registry.remove_drained(app, "a")
+        await until(lambda: len(b.view.owed) == 2)
+
+
+async def test_members_read_only_what_has_changed(tmp_path: Path) -> None:
+    async with (
+        seat(tmp_path, "a", expected=3),
+        seat(tmp_path, "b", expected=3) as b,
+        seat(tmp_path, "c", expected=3) as c,
+        FolderCoordination(tmp_path).session("reader") as session,
+    ):
+        await until(lambda: b.view.epoch == c.view.epoch == 1)
+        reads: list[str] = []
+
+        class Reading(FolderSession):
+            async def get(self, path: str) -> Entry | None:
+                reads.append(path.rpartition("/")[2])
+                return await super().get(path)
+
+        session.__class__ = Reading
+        registry, app = Registry(session), AppId("east", "count")
+        known = await registry.group(app)
+        assert set(reads) == {"a", "b", "c", "assignment", "state"}
+        reads.clear()
+        assert await registry.group(app, known) == known
+        oldest = known.members[0].value.name
+        assert set(reads) == {oldest, "assignment", "state"}  # it may have been replaced
 
 
 async def test_when_all_have_gone_those_who_come_gather_again(tmp_path: Path) -> None:
@@ -505,6 +582,7 @@ async def seat(
     containers: int = 0,
     app: str = "count",
     timeout: float = 10.0,
+    stay: float = 0.0,
     state: str = "",
 ) -> AsyncIterator[Seat]:
     """A member with a session of its own, which ends without leaving."""
@@ -524,7 +602,9 @@ async def seat(
                     expected=expected,
                     gather_timeout=gather,
                     containers=containers,
+                    stay=stay,
                     state=state,
+                    node=name,
                 )
             )
             nursery.start_soon(one.membership.run, one.views.append)

@@ -10,15 +10,9 @@ import pytest
 import trio
 
 from s4node.cluster.coordination.assignment import Assignment, Owner
-from s4node.cluster.coordination.folder import FolderCoordination
-from s4node.cluster.coordination.registry import (
-    AppId,
-    AppInfo,
-    ClusterInfo,
-    MemberInfo,
-    NodeInfo,
-    Registry,
-)
+from s4node.cluster.coordination.entries import AppId, AppInfo, ClusterInfo, MemberInfo, NodeInfo
+from s4node.cluster.coordination.registry import Registry
+from s4node.cluster.tree.folder import FolderCoordination
 from s4node.errors import BadVersion, CoordinationError, EntryExists, NameTaken
 
 ODD_NAMES = ["a/b", "..", ".", "a b", "ü/%2F", "日本", "x" * 60]

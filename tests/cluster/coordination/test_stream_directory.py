@@ -13,10 +13,11 @@ import trio
 from conformance.coordination import python_process
 from harness import ROOT, plain_errors, until
 
-from s4node.cluster.coordination.folder import FolderCoordination
+from s4node.cluster.coordination.entries import RUNNING, STOPPING, AppId, AppInfo
 from s4node.cluster.coordination.membership import Membership
-from s4node.cluster.coordination.registry import RUNNING, STOPPING, AppId, AppInfo, Registry
+from s4node.cluster.coordination.registry import Registry
 from s4node.cluster.coordination.stream_directory import Consumer, Directory, SystemConsumers
+from s4node.cluster.tree.folder import FolderCoordination
 from s4node.errors import S4Error, SessionLost
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 from harness import environment
 
-from s4node.cluster.coordination.folder import FolderCoordination
 from s4node.cluster.node.own_folder import abandoned, temporary_coordination
+from s4node.cluster.tree.folder import FolderCoordination
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

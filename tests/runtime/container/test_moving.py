@@ -9,8 +9,9 @@ import pytest
 import trio
 from torture.exact_run import PARTITIONS, ExactTorture
 
-from s4node.cluster.coordination.folder import FolderCoordination
-from s4node.cluster.coordination.registry import AppId, Registry
+from s4node.cluster.coordination.entries import AppId
+from s4node.cluster.coordination.registry import Registry
+from s4node.cluster.tree.folder import FolderCoordination
 
 pytestmark = pytest.mark.slow
 

@@ -15,8 +15,9 @@ from harness import ROOT, NodeProcess, process_of, run_s4, until
 from kept import kept_positions
 from log_bench import Bench, append, bench
 
-from s4node.cluster.coordination.folder import FolderCoordination
-from s4node.cluster.coordination.registry import AppId, Registry
+from s4node.cluster.coordination.entries import AppId
+from s4node.cluster.coordination.registry import Registry
+from s4node.cluster.tree.folder import FolderCoordination
 
 
 @pytest.mark.slow

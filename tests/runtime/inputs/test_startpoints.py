@@ -24,9 +24,9 @@ from log_bench import append, bench
 from s4node import Config, Container, GenericEvent, tokens
 from s4node.app.stream_task import TaskApp
 from s4node.cluster.coordination.enrolment import Enrolment
-from s4node.cluster.coordination.folder import FolderCoordination
 from s4node.cluster.coordination.startpoint_store import StartpointStore
 from s4node.cluster.coordination.state_coordination import FOLDER
+from s4node.cluster.tree.folder import FolderCoordination
 from s4node.errors import JobRuns, StartpointError
 from s4node.net.wire import frame as wire
 from s4node.offsets.job_lock import JobLock, runs, stopped

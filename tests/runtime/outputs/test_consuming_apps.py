@@ -16,8 +16,8 @@ from shared_apps import Click, Count, OnePE
 
 from s4node import App, Client, Config, Container, OutputStream, ProcessingElement
 from s4node.cluster.coordination.enrolment import Enrolment
-from s4node.cluster.coordination.folder import FolderCoordination
 from s4node.cluster.coordination.registry import Registry
+from s4node.cluster.tree.folder import FolderCoordination
 from s4node.events.keys import crc32m
 from s4node.net.egress.outbox_rows import ways_of
 from s4node.state import epochs

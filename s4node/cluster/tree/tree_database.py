@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from s4node.cluster.coordination.contract import Entry, parent_of
+from s4node.cluster.tree.contract import Entry, LastingTreeError, parent_of
 from s4node.errors import (
     BadVersion,
     CoordinationError,
@@ -49,10 +49,6 @@ CREATE INDEX entry_parent ON entry (parent);
 CREATE INDEX entry_session ON entry (session) WHERE session != '';
 INSERT INTO entry VALUES ('/', '', x'', 0, '', 0, 0);
 """
-
-
-class LastingTreeError(CoordinationError):
-    """The database cannot be used; waiting does not help."""
 
 
 class DamagedTreeError(LastingTreeError):
@@ -140,7 +136,7 @@ class Tree(_TreeFile):
 
     # --- entries: the calls of contract.Session, for one session ---------------------------------
 
-    def create(self, session: str, path: str, data: bytes, ephemeral: bool) -> None:
+    def add_entry(self, session: str, path: str, data: bytes, ephemeral: bool) -> None:
         """See :meth:`coordination.Session.create`."""
         with self._of_session(session):
             if self._version(path) is not None:

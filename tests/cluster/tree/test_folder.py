@@ -17,16 +17,13 @@ from typing import Any
 
 import pytest
 import trio
+from conformance.coordination import CoordinationConformance, gone, peer
 from harness import limited, until
 from structlog.testing import capture_logs
 
-pytest.register_assert_rewrite("conformance.coordination")
-
-from conformance.coordination import CoordinationConformance, gone, peer  # noqa: E402
-
-from s4node.cluster.coordination.folder import FolderCoordination  # noqa: E402
-from s4node.cluster.coordination.session_file import SessionFile  # noqa: E402
-from s4node.errors import ConfigError, CoordinationError, SessionLost  # noqa: E402
+from s4node.cluster.tree.folder import FolderCoordination
+from s4node.cluster.tree.session_file import SessionFile
+from s4node.errors import ConfigError, CoordinationError, SessionLost
 
 
 class TestFolder(CoordinationConformance):

@@ -1,8 +1,8 @@
 """Coordination on one machine without a server: a folder that all processes share.
 
 Rules
-- The folder holds a database (:mod:`s4node.cluster.coordination.tree`), a file for each session
-  (:mod:`s4node.cluster.coordination.session_file`) and a lock for opening sessions one at a time.
+- The folder holds a database (:mod:`s4node.cluster.tree.tree_database`), a file for each session
+  (:mod:`s4node.cluster.tree.session_file`) and a lock for opening sessions one at a time.
   It must be on a disk of this machine: network file systems implement neither kind of lock
   reliably.
 - Calls that read or write run in a thread, as SQLite may wait for another process or the disk. The
@@ -35,9 +35,9 @@ from typing import TypeVar
 import trio
 
 from s4node import clocks, threads, tokens
-from s4node.cluster.coordination.contract import Entry, check_data, check_path
-from s4node.cluster.coordination.session_file import SeenFile, SessionFile
-from s4node.cluster.coordination.tree import (
+from s4node.cluster.tree.contract import Entry, check_data, check_path
+from s4node.cluster.tree.session_file import SeenFile, SessionFile
+from s4node.cluster.tree.tree_database import (
     ENDED,
     DamagedTreeError,
     SessionRow,
@@ -110,6 +110,9 @@ class FolderCoordination:
         if failure is not None:
             raise failure
 
+    async def end_session(self, key: str) -> None:
+        """Do nothing: the others notice at once that the process has died."""
+
     async def _open(self, name: str) -> FolderSession:
         row = SessionRow(tokens.fresh(16), name, self.session_timeout)
         thread = trio.CapacityLimiter(1)
@@ -136,6 +139,7 @@ class FolderSession:
     ) -> None:
         self.id = row.id
         self.name = row.name
+        self.key = ""
         self.timeout = row.timeout
         self.lost = trio.Event()
         self._reason = ""
@@ -165,7 +169,7 @@ class FolderSession:
         """See :meth:`coordination.Session.create`."""
         check_path(path)
         check_data(path, data)
-        await self._call(lambda: self._tree.create(self.id, path, data, ephemeral), write=True)
+        await self._call(lambda: self._tree.add_entry(self.id, path, data, ephemeral), write=True)
 
     async def get(self, path: str) -> Entry | None:
         """See :meth:`coordination.Session.get`."""

@@ -1,9 +1,10 @@
 """The contract of a coordination: a tree of small entries that nodes write through sessions. Pure.
 
 Rules
-- A folder on one machine implements this contract (:mod:`s4node.cluster.coordination.folder`), and
-  ZooKeeper could implement every sentence of it. Callers must not rely on anything else.
-- A path is ``/`` or ``/part/part``; a part is any printable text without ``/``, except the empty
+- A folder on one machine implements this contract (:mod:`s4node.cluster.tree.folder`), and
+  so does ZooKeeper (:mod:`s4node.cluster.tree.zookeeper`). Callers must not rely on
+  anything else.
+- A path is ``/`` or ``/part/part``; a part is printable ASCII text without ``/``, except the empty
   text, ``.`` and ``..``. ``/`` always exists and holds no data.
 - Writes are linearizable: all sessions see them in one order, and a read sees every write that had
   returned before the read began.
@@ -66,7 +67,12 @@ class Session(Protocol):
 
     @property
     def timeout(self) -> float:
-        """The seconds without a heartbeat after which the others end this session."""
+        """The seconds without a heartbeat after which this session ends, as they were granted."""
+
+    @property
+    def key(self) -> str:
+        """The text with which others can end this session when its process has died; see
+        :meth:`Coordination.end_session`. Keep it secret: others can also write with it."""
 
     @property
     def lost(self) -> trio.Event:
@@ -131,6 +137,16 @@ class Coordination(Protocol):
         is lost later: wait for ``lost``, or the next call raises SessionLost.
         """
 
+    async def end_session(self, key: str) -> None:
+        """End the session with this key, whose process has died, before its timeout.
+
+        Does nothing if it has ended, or if that cannot be done now: then it ends by itself.
+        """
+
+
+class LastingTreeError(CoordinationError):
+    """The tree cannot be used; waiting does not help."""
+
 
 def check_path(path: str) -> None:
     """Raise CoordinationError unless ``path`` is a valid path."""
@@ -144,9 +160,9 @@ def check_path(path: str) -> None:
             f"the path {path[:40]!r}... has {len(path)} characters, and at most {MAX_PATH_LENGTH} "
             f"are allowed; use shorter names"
         )
-    if not path.isprintable():
+    if not (path.isprintable() and path.isascii()):
         raise CoordinationError(
-            f"the path {path!r} has characters that cannot be printed; remove them"
+            f"the path {path!r} has characters that are not printable ASCII; quote or remove them"
         )
 
 

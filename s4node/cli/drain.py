@@ -1,0 +1,80 @@
+"""``s4 drain``: empties a node, whose containers hand over their partitions one after the other.
+
+Rules
+- A drained node runs on without partitions. It gets its share again when it is started again.
+- Only apps that keep state hand partitions over. Those of other apps stay with their owner while it
+  lives, and the command names such apps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import trio
+
+from s4node.cli.arguments import cluster_option, folder_option, setting_options, timeout_option
+from s4node.cli.arguments import utf8 as text
+from s4node.cluster.coordination.entries import AppId
+from s4node.cluster.coordination.registry import Registry
+from s4node.config import settings
+from s4node.config.config import Config
+from s4node.deploy.deploy import registry_of
+from s4node.errors import ConfigError
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("node", type=text, metavar="NODE", help="as s4 status shows it")
+    cluster_option(parser)
+    folder_option(parser)
+    timeout_option(parser, "the last partition to be handed over", 60.0)
+    setting_options(parser)
+    parser.set_defaults(function=drain)
+
+
+def drain(node: str, config: Config, *, timeout: float) -> int:
+    """Empty a node; returns the exit status, 1 if it still has partitions."""
+    left = trio.run(_drained, node, config, timeout)
+    if not left:
+        print(f"node {node} has no partitions", file=sys.stderr)
+        return 0
+    apps = ", ".join(f"{count} of {app}" for app, count in left.items())
+    print(
+        f"node {node} still has partitions after {timeout:g} s: {apps}. They stay until it ends if "
+        f"the app keeps no state, or if no other node runs it",
+        file=sys.stderr,
+    )
+    return 1
+
+
+async def _drained(node: str, config: Config, timeout: float) -> dict[str, int]:
+    """The partitions by app that the node has left."""
+    cluster = config[settings.CLUSTER_NAME]
+    async with registry_of(config, f"drain {node}") as registry:
+        nodes = await registry.nodes(cluster)
+        if node not in nodes:
+            known = ", ".join(sorted(nodes)) or "none"
+            raise ConfigError(f"cluster {cluster!r} has no node {node!r}; its nodes: {known}")
+        for app in await registry.apps(cluster):
+            await registry.add_drained(AppId(cluster, app), node)
+        left: dict[str, int] = {}
+        path = Registry.path_of_apps(cluster)
+        with trio.move_on_after(timeout):
+            while True:
+                seen = await registry.session.change(path)
+                left = await _left(registry, cluster, node)
+                if not left:
+                    break
+                await registry.session.wait_change(path, seen)
+        return left
+
+
+async def _left(registry: Registry, cluster: str, node: str) -> dict[str, int]:
+    left = {}
+    for app in await registry.apps(cluster):
+        group = await registry.group(AppId(cluster, app))
+        keys = {(m.session, m.value.name) for m in group.members if m.value.node == node}
+        owners = group.assignment.value.owners if group.assignment is not None else ()
+        if count := sum(owner.key in keys for owner in owners):
+            left[app] = count
+    return left
