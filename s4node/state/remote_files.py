@@ -124,7 +124,7 @@ class RemoteFiles:
         return True
 
     def can_create(self) -> bool:
-        """Return True if of two writers that create an object at the same time one succeeds."""
+        """Return True if two writers that create an object at a time never both succeed."""
         protocols = self.fs.protocol if isinstance(self.fs.protocol, tuple) else (self.fs.protocol,)
         if not self._local and not _CONDITIONAL.intersection(protocols):
             return False
@@ -150,7 +150,7 @@ class RemoteFiles:
         finally:
             self.remove(places)
         if isinstance(one, list) and isinstance(other, list):
-            return all(first != second for first, second in zip(one, other, strict=True))
+            return not any(map(all, zip(one, other, strict=True)))
         errors = [each for each in (one, other) if isinstance(each, Exception)]
         errors.sort(key=lambda each: isinstance(each, threading.BrokenBarrierError))
         without = isinstance(errors[0], OSError) and errors[0].errno in _NO_LINK and self._local
