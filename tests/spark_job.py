@@ -2,26 +2,23 @@
 
 ``python -m tests.spark_job MASTER KIND ADDRESS STREAM FOLDER``: writes the numbers below TOTAL to a
 stream, each with a user that every computation draws anew, behind a shuffle. KIND is ``batch``, or
-``stream`` (with FOLDER for source and checkpoint), or ``numbered``: as a sink would that recognises
-rows by their numbers. With ``killing`` the first tasks take their executor down.
+``stream`` (with FOLDER for source and checkpoint), or ``killing``: the first task takes its
+executor down. With ``-numbered`` behind it the sink recognises rows by their numbers.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
-from s4node import SyncClient
 from s4node.spark.java import java_home
+from tests import spark_sinks
 from tests.harness import ROOT
-from tests.spark_rows import Row, drawn_anew, failing_once, python_path
+from tests.spark_rows import drawn_anew, python_path
 
 TOTAL = 40_000
 FILES = 4
@@ -53,60 +50,16 @@ def drawn(rows: Any) -> Any:
     return rows.selectExpr("id as n").repartition(4, "n").mapInArrow(drawn_anew, SCHEMA)
 
 
-def killing(marker: str) -> Any:
-    """Kills the executor, a JVM, of the first attempt that comes here after some rows."""
-
-    def kill(batches: Iterator[Any]) -> Iterator[Any]:
-        for number, batch in enumerate(batches):
-            if number == 3:
-                try:
-                    os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
-                except FileExistsError:
-                    pass
-                else:
-                    os.kill(_jvm(), signal.SIGKILL)
-            yield batch
-
-    return kill
-
-
-def _jvm() -> int:
-    """The nearest process above this one that is a Java."""
-    pid = os.getppid()
-    while "java" not in Path(f"/proc/{pid}/comm").read_text():
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return pid
-
-
-def numbered(address: str, stream: str) -> Any:
-    """Sends rows as a producer of the partition, which skips as many as were sent before."""
-
-    def send(batches: Iterator[Any]) -> Iterator[Any]:
-        context = TaskContext.get()
-        assert context is not None
-        rows = [Row(row["user"], row["n"]) for batch in batches for row in batch.to_pylist()]
-        with SyncClient(address, producer=f"numbered-{context.partitionId()}") as client:
-            opened = client.stream(stream, key=lambda _: "one partition")
-            done = sum(opened.resume_at(partition) for partition in range(opened.partitions))
-            if context.attemptNumber() == 0:
-                opened.send_many(rows[: len(rows) // 2])
-                client.flush()
-                raise RuntimeError("the first attempt fails")
-            opened.send_many(rows[done:])
-        return iter(())
-
-    return send
-
-
 def main(master: str, kind: str, address: str, stream: str, folder: str) -> None:
     spark = session(master)
     options = {"address": address, "stream": stream, "type": "tests.spark_rows:Row"}
-    if kind == "numbered":
-        rows = drawn(spark.range(TOTAL))
-        rows.mapInArrow(numbered(address, stream), rows.schema).write.format("noop").mode(
-            "append"
-        ).save()
-    elif kind == "stream":
+    kind, _, numbered = kind.partition("-")
+    sink = "Numbered" if numbered else "s4"
+    if kind == "killing":
+        options["fault"], sink = f"killing:{folder}/killed", sink.replace("s4", "Staged")
+    if sink != "s4":
+        spark.dataSource.register(getattr(spark_sinks, sink))
+    if kind == "stream":
         source = Path(folder) / "source"
         if not source.exists():
             for number in range(FILES):
@@ -120,7 +73,7 @@ def main(master: str, kind: str, address: str, stream: str, folder: str) -> None
                 .option("maxFilesPerTrigger", 1)
                 .parquet(f"{source}/*")
             )
-            .writeStream.format("s4")
+            .writeStream.format(sink)
             .options(**options)
             .option("checkpointLocation", f"{folder}/checkpoint")
             .trigger(availableNow=True)
@@ -129,10 +82,7 @@ def main(master: str, kind: str, address: str, stream: str, folder: str) -> None
         query.awaitTermination()
     else:
         rows = drawn(spark.range(TOTAL))
-        fault = {"failing": failing_once, "killing": killing(f"{folder}/killed")}.get(kind)
-        if fault is not None:
-            rows = rows.mapInArrow(fault, rows.schema)
-        rows.write.format("s4").mode("append").options(**options).save()
+        rows.write.format(sink).mode("append").options(**options).save()
     print("done", flush=True)
     spark.stop()
 

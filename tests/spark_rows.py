@@ -14,8 +14,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +129,17 @@ def check_exact(rows: list[Row], total: int) -> None:
     assert (doubled, lost) == (0, 0), f"{doubled} rows doubled, {lost} lost, of {total}"
 
 
+def send_numbered(client: SyncClient, stream: str, parts: Iterable[list[Row]]) -> None:
+    """Send rows as a producer whose rows are recognised by their numbers: skip as many as were sent
+    before, whichever they were."""
+    opened = client.stream(stream, key=lambda _: "one partition")
+    skip = sum(opened.resume_at(partition) for partition in range(opened.partitions))
+    for rows in parts:
+        opened.send_many(rows[skip:])
+        client.flush()
+        skip = max(0, skip - len(rows))
+
+
 def until(true: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + PATIENCE
     while not true():
@@ -169,6 +180,14 @@ def failing_once(batches: Iterator[Any]) -> Iterator[Any]:
         yield batch
 
 
+def failing_one(batches: Iterator[Any]) -> Iterator[Any]:
+    """The first attempt of one task raises after some of its rows."""
+    from pyspark import TaskContext
+
+    one = TaskContext.get().partitionId() == 1
+    return failing_once(batches) if one else batches
+
+
 def failing(batches: Iterator[Any]) -> Iterator[Any]:
     """Each attempt raises after some of its rows."""
     for number, batch in enumerate(batches):
@@ -186,3 +205,33 @@ def dying_once(batches: Iterator[Any]) -> Iterator[Any]:
         if context.attemptNumber() == 0 and number == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         yield batch
+
+
+def killing(batches: Iterator[Any], marker: str) -> Iterator[Any]:
+    """The executor, a JVM, of the first attempt that comes here is killed after some rows."""
+    for number, batch in enumerate(batches):
+        if number == 3:
+            try:
+                os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                pass
+            else:
+                os.kill(_jvm(), signal.SIGKILL)
+        yield batch
+
+
+def killing_process(pid: int, batches: Iterator[Any]) -> Iterator[Any]:
+    """Another process is killed amid the rows."""
+    for number, batch in enumerate(batches):
+        if number == 3:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        yield batch
+
+
+def _jvm() -> int:
+    """The nearest process above this one that is a Java."""
+    pid = os.getppid()
+    while "java" not in Path(f"/proc/{pid}/comm").read_text():
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return pid

@@ -3,9 +3,9 @@
 ``data_source`` is the format ``s4``: ``sink`` writes streams, ``source`` reads them. Importing this
 package imports no Spark; its functions ask for the extra ``s4node[spark]`` when they need it.
 
-It may touch ``runtime``, ``systems``, ``net``, ``savepoints``, ``state``, ``offsets``, ``events``,
-``config``, ``logger`` and ``errors``. It starts processes, opens sockets and makes temporary
-folders.
+It may touch ``runtime``, ``cluster``, ``systems``, ``net``, ``savepoints``, ``state``, ``offsets``,
+``events``, ``config``, ``logger`` and ``errors``. It starts processes, opens sockets and makes
+temporary folders.
 
 Begin with ``data_source`` to follow rows, or with ``java`` for a session.
 """

@@ -28,6 +28,7 @@ _LENGTH = struct.Struct(">Q")
 _MOST_BYTES = 64 << 20  # of a message
 _RECEIVE_BYTES = 262_144
 _CONNECT_SECONDS = 5.0
+_NEXT_SECONDS = 1.0  # for each of several addresses: those that are not for us may not answer
 _PAUSE_SECONDS = 0.1
 
 
@@ -36,13 +37,18 @@ class NoAnswerError(SinkError):
 
 
 class Connection:
-    """A connection to the node at ``address``; ``patience`` bounds every call, in seconds.
+    """A connection to the node at ``address``; ``patience`` bounds every call, in seconds, and
+    ``opening`` how long it takes to connect.
 
     ``credentials`` are for an address with TLS.
     """
 
     def __init__(
-        self, address: str, patience: float, credentials: Credentials | None = None
+        self,
+        address: str,
+        patience: float,
+        credentials: Credentials | None = None,
+        opening: float = _CONNECT_SECONDS,
     ) -> None:
         self.address = address
         self._patience = patience
@@ -51,7 +57,7 @@ class Connection:
         self.progressed = 0.0
         """When a question made progress last, by the monotonic clock."""
         self._socket = socket.create_connection(
-            host_and_port(address), timeout=min(patience, _CONNECT_SECONDS)
+            host_and_port(address), timeout=min(patience, opening)
         )
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -157,18 +163,20 @@ def connect(
     """A connection to the first of these nodes that answers; raises NoAnswerError after
     ``patience`` seconds."""
     until = time.monotonic() + patience
+    opening = _CONNECT_SECONDS if len(addresses) == 1 else _NEXT_SECONDS
     while True:
+        why = []
         for address in addresses:
             try:
-                return Connection(address, patience, credentials)
+                return Connection(address, patience, credentials, opening)
             except ssl.SSLError as error:
-                why = f"{address} {tls_problem(error)}"
+                why.append(f"{address} {tls_problem(error)}")
             except OSError as error:
-                why = f"{address}: {error}"
+                why.append(f"{address}: {error}")
         if time.monotonic() > until:
             raise NoAnswerError(
-                f"no node answers within {round(patience, 1):g} s ({why}); start it, check option "
-                f"address, or raise option patience"
+                f"no node answers within {round(patience, 1):g} s ({'; '.join(why)}); start it, "
+                f"check option address, or raise option patience"
             )
         time.sleep(_PAUSE_SECONDS)
 

@@ -50,8 +50,13 @@ def ask(
             nursery.cancel_scope.cancel()
         return found
 
+    return in_trio(asked)
+
+
+def in_trio(function: Callable[[], Awaitable[R]]) -> R:
+    """The result of an async function; raises the error of ours that it ended with."""
     try:
-        return trio.run(asked)
+        return trio.run(function)
     except BaseExceptionGroup as group:
         ours = [error for error in leaves(group) if isinstance(error, S4Error)]
         raise (ours[0] if ours else group) from None

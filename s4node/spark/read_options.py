@@ -25,6 +25,14 @@ from s4node.offsets.startpoint import (
     Upcoming,
     check_places,
 )
+from s4node.spark.addresses import (
+    ADDRESS,
+    CLUSTER,
+    COORDINATION,
+    addresses_of,
+    problems_of,
+    reachable,
+)
 from s4node.spark.log_reader import ask
 from s4node.systems.embedded_log import EmbeddedLog
 
@@ -37,7 +45,10 @@ _FORMS = (
 )
 
 
-_KNOWN = {"address", "stream", "type", "columns", "start", "end", "patience", "path", *OPTIONS}
+_KNOWN = {
+    *(ADDRESS, CLUSTER, COORDINATION, *OPTIONS),
+    *("stream", "type", "columns", "start", "end", "patience", "path"),
+}
 _STREAMING = {"maxeventspertrigger"}
 
 
@@ -45,7 +56,7 @@ _STREAMING = {"maxeventspertrigger"}
 class Wanted:
     """What the options of a query ask for."""
 
-    address: str
+    addresses: tuple[str, ...]
     stream: str
     type: str = ""
     columns: str = ""
@@ -59,6 +70,11 @@ class Wanted:
         """Ask the log; raises ConnectionRefused if it does not answer in time."""
         return ask(self.address, self.patience, question, self.credentials)
 
+    @property
+    def address(self) -> str:
+        """The address that this process reaches."""
+        return reachable(self.addresses, self.patience, self.credentials)
+
     @classmethod
     def of(cls, options: Options) -> Wanted:
         """What ``options`` ask for; raises ConfigError."""
@@ -66,17 +82,16 @@ class Wanted:
         if unknown:
             raise ConfigError(
                 f"format('s4') does not know the option {unknown[0]!r} for reading; it knows "
-                f"address, stream, type, columns, start, end, maxEventsPerTrigger, patience and "
-                f"{', '.join(OPTIONS)}"
+                f"address, cluster, coordination, stream, type, columns, start, end, "
+                f"maxEventsPerTrigger, patience and {', '.join(OPTIONS)}"
             )
-        for name in ("address", "stream"):
-            if not options.get(name):
-                raise ConfigError(
-                    f"option {name} is missing; read as in spark.read.format('s4')"
-                    f".option('address', 'tcp://host:12000').option('stream', 'clicks').load()"
-                )
+        problems = problems_of(options)
+        if not options.get("stream"):
+            problems.append("option stream is missing, as in .option('stream', 'clicks')")
+        if problems:
+            raise ConfigError(f"format('s4'): {'; '.join(problems)}", tuple(problems))
         return cls(
-            options["address"],
+            addresses_of(options, options["stream"]),
             options["stream"],
             options.get("type", ""),
             options.get("columns", ""),

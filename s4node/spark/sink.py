@@ -25,13 +25,14 @@ from pyspark.sql.datasource import (
 )
 
 from s4node import tokens
-from s4node.errors import ConfigError, SinkError, UnknownStream
+from s4node.errors import ConfigError, S4Error, SinkError, UnknownStream
 from s4node.events.schema import TypeDecl, refusal_of
 from s4node.net.certificates.credentials import OPTIONS, Credentials
-from s4node.net.transport.pair_socket import host_and_port
 from s4node.net.wire import frame as wire
+from s4node.spark.addresses import ADDRESS, CLUSTER, COORDINATION, addresses_of, problems_of
 from s4node.spark.connection import NoAnswerError, ask
 from s4node.spark.event_rows import EventRows, event_class
+from s4node.spark.shipped import Shipped
 from s4node.spark.short_errors import short_errors
 from s4node.spark.upload import Upload
 
@@ -44,10 +45,12 @@ log = logging.getLogger("s4node.spark")
 STAGED, AT_LEAST_ONCE = "exactly-once", "at-least-once"
 
 _OPTIONS = (
-    *("address", "stream", "type", "columns", "partitions", "key", "job", "delivery", "patience"),
+    *(ADDRESS, CLUSTER, COORDINATION, "stream", "type", "columns", "partitions", "key", "job"),
+    *("delivery", "patience"),
     *OPTIONS,  # of TLS
     *("path", "checkpointlocation"),  # Spark's own
 )
+_ABORT_SECONDS = 5.0
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 
 
@@ -68,24 +71,19 @@ class Target:
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> Target:
-        """The options' values; raises ConfigError, which lists all mistakes."""
+        """The options' values, with the addresses of a cluster; raises ConfigError, which lists all
+        mistakes."""
         given = {name.lower(): value for name, value in options.items()}
         problems = [f"there is no option {name}" for name in given if name not in _OPTIONS]
+        problems += problems_of(given)
         problems += [
             f"option {name} is missing, as in .option({name!r}, {example!r})"
             for name, example in (
-                ("address", "tcp://127.0.0.1:12000"),
                 ("stream", "clicks"),
                 ("type", "shop.events:Click"),
             )
             if not given.get(name)
         ]
-        addresses = tuple(each.strip() for each in given.get("address", "").split(",") if each)
-        for address in addresses:
-            try:
-                host_and_port(address)
-            except ConfigError as error:
-                problems.append(str(error))
         columns: dict[str, str] = {}
         for pair in filter(None, given.get("columns", "").split(",")):
             name, colon, column = (part.strip() for part in pair.partition(":"))
@@ -111,7 +109,7 @@ class Target:
         if problems:
             raise ConfigError(f"format('s4'): {'; '.join(problems)}", tuple(problems))
         return cls(
-            addresses,
+            addresses_of(given, given["stream"]),
             given["stream"],
             given["type"],
             columns,
@@ -261,15 +259,26 @@ class Sink:
         )
 
     def drop_staged(self, messages: Sequence[WriterCommitMessage | None], sink: str = "") -> None:
-        """Drop what was staged."""
+        """Drop what was staged. It raises nothing: Spark would hide why the write has failed, and
+        the node drops by itself what nobody publishes."""
         for message in messages:
             if isinstance(message, Staged) and message.batch >= 0:
                 sink = message.sink
-        if sink:
-            self._target.question("sink.abort", sink=sink)
+        target = self._target
+        try:
+            if sink:
+                ask(
+                    target.addresses,
+                    min(target.patience, _ABORT_SECONDS),
+                    "sink.abort",
+                    credentials=target.credentials,
+                    sink=sink,
+                )
+        except S4Error as error:
+            log.warning("what sink %s has staged is not dropped yet: %s", sink, error)
 
 
-class _Attempts:
+class _Attempts(Shipped):
     """A writer whose attempts are written by ``sink``; ``_place`` says which sink and batch it
     is, ``_last`` whether the sink has only this batch."""
 
@@ -301,8 +310,7 @@ class BatchWriter(_Attempts, DataSourceArrowWriter):
             self._sink.publish(messages, last=self._last)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        with short_errors():
-            self._sink.drop_staged(messages, "" if self._batch < 0 else self._id)
+        self._sink.drop_staged(messages, "" if self._batch < 0 else self._id)
 
     def _place(self) -> tuple[str, int]:
         return self._id, self._batch
@@ -320,8 +328,7 @@ class StreamWriter(_Attempts, DataSourceStreamArrowWriter):
             self._sink.publish(messages, last=self._last)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
-        with short_errors():
-            self._sink.drop_staged(messages)
+        self._sink.drop_staged(messages)
 
     def _place(self) -> tuple[str, int]:
         context = TaskContext.get()

@@ -36,6 +36,7 @@ from s4node.spark.event_rows import ON_SPARK
 from s4node.spark.log_reader import PartitionFrames
 from s4node.spark.positions import Position, Positions, Range
 from s4node.spark.read_options import Options, Wanted, parse_start
+from s4node.spark.shipped import Shipped
 from s4node.systems.embedded_log import EmbeddedLog
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ def _read(wanted: Wanted, schema: StructType, part: InputPartition) -> Iterator[
                     return
 
 
-class LogReader(DataSourceReader):
+class LogReader(Shipped, DataSourceReader):
     """Reads what a stream has now, from ``start`` to ``end``."""
 
     def __init__(self, wanted: Wanted, schema: StructType) -> None:
@@ -218,7 +219,7 @@ class LogReader(DataSourceReader):
         return _read(self._wanted, self._schema, partition)
 
 
-class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads a stream as it grows."""
 
     def __init__(self, wanted: Wanted, schema: StructType) -> None:

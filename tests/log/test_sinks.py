@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from log_nodes import log_at, log_node
-from spark_rows import PATIENCE, Node, Row, check_exact, node_in, until
+from spark_rows import PATIENCE, Node, Row, check_exact, node_in, send_numbered, until
 
 from s4node import SyncClient
 from s4node.errors import SinkError, StoreError
@@ -182,35 +183,93 @@ def test_a_batch_beyond_the_quota_is_refused_before_it_is_decided(tmp_path: Path
         assert publish(node, "q", 0, stage(node, "q", "0/1", 0, 300))["events"] == 300
 
 
+def no_large_files() -> None:
+    """As on a full disk: no file grows beyond two megabytes."""
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, hard))
+
+
+def fill(node: Node, stream: str) -> None:
+    """Append ten megabytes; raises SinkError if there is no room for two seconds."""
+    with closing(Upload([node.address], stream, "q/0", KIND.declaration, 2.0)) as upload:
+        for n in range(100):
+            body = KIND.encode([Row("u" * 1000, n * 100 + i) for i in range(100)])
+            upload.send(0, 100, body, routed=True)
+        upload.finish()
+
+
 def test_a_spool_on_a_full_disk_is_waited_for_and_then_told(tmp_path: Path) -> None:
     node = Node(tmp_path)
-
-    def limit() -> None:
-        """As on a full disk: no file grows beyond two megabytes."""
-        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, hard))
-
-    node.start(limits=limit)
+    node.start(limits=no_large_files)
     try:
         node.create("clicks", 1)
-        found = node.ask("sink.stage", sink="q", stream="clicks")
-        upload = Upload([node.address], found["spool"], "q/0", KIND.declaration, 2.0)
-
-        def fill() -> None:
-            for n in range(100):
-                body = KIND.encode([Row("u" * 1000, n * 100 + i) for i in range(100)])
-                upload.send(0, 100, body, routed=True)
-            upload.finish()
-
+        spool = node.ask("sink.stage", sink="q", stream="clicks")["spool"]
         with pytest.raises(SinkError, match="has taken nothing for 2 s: the disk is full"):
-            fill()
-        upload.close()
+            fill(node, spool)
+        assert node.count("clicks") == 0
         node.ask("sink.abort", sink="q")
         until(lambda: not node.staged, "the aborted rows make room")
         assert publish(node, "q", 0, stage(node, "q", "0/1", 0, 300))["events"] == 300
         assert numbers(node) == list(range(300))
     finally:
         node.stop()
+
+
+# -- what numbers would do instead of staging: the rows of a task under one producer -------------
+
+
+def send(node: Node, rows: range, stop_after: int = 1000) -> None:
+    """Send rows as an attempt that skips as many as earlier ones have sent."""
+    parts = [list(rows)[at : at + 50] for at in range(0, len(rows), 50)][: stop_after // 50]
+    with SyncClient(node.address, producer="query/0/0") as client:
+        send_numbered(client, "clicks", ([Row(f"u{n}", n) for n in part] for part in parts))
+
+
+def test_numbers_show_the_rows_of_an_attempt_that_is_aborted_or_that_nobody_names(
+    node: Node,
+) -> None:
+    send(node, range(300))  # finishes, and another attempt is the one that counts
+    send(node, range(1000, 1300))
+    assert numbers(node) == list(range(300))
+
+
+def test_numbers_lose_and_double_rows_if_a_node_dies_between_two_attempts(node: Node) -> None:
+    send(node, range(300), stop_after=100)
+    node.kill()
+    node.stop()
+    node.start()
+    send(node, range(299, -1, -1))
+    with pytest.raises(AssertionError, match="100 rows doubled, 100 lost, of 300"):
+        check_exact(node.rows("clicks"), 300)
+
+
+def test_numbers_show_a_part_of_a_batch_for_which_the_disk_has_no_room(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.start(limits=no_large_files)
+    try:
+        node.create("clicks", 1)
+        with pytest.raises(SinkError, match="has taken nothing for 2 s: the disk is full"):
+            fill(node, "clicks")
+        assert node.count("clicks") > 0
+    finally:
+        node.kill()
+        node.stop()
+
+
+def test_numbers_double_a_batch_that_is_repeated_after_an_expiry(tmp_path: Path) -> None:
+    with node_in(tmp_path, **{"s4.producer.expiry": "200"}) as node:
+        node.create("clicks", 1)
+        body = KIND.encode([Row("joe", n) for n in range(300)])
+        for total in (300, 600):
+            upload = Upload([node.address], "clicks", "query/0/0", KIND.declaration, PATIENCE)
+            with closing(upload):
+                upload.send(0, 300, body, routed=True)
+                until(lambda total=total: node.count("clicks") == total, "the batch is there")
+            until(lambda: not node.ask("describe", stream="clicks")["producers"], "it is forgotten")
+        assert numbers(node) == sorted([*range(300), *range(300)])
+
+
+# -- streams and sinks that go ---------------------------------------------------------------------
 
 
 def test_a_stream_is_dropped_and_may_be_created_again(node: Node) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +12,21 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from pyspark.errors import PySparkException
+from spark_nodes import running_node
 from spark_rows import (
     Maybe,
     Node,
-    Row,
     check_exact,
     drawn_anew,
-    dying_once,
     failing,
-    failing_once,
+    killing_process,
     node_in,
+    until,
 )
+
+from s4node.spark import register
+from tests.spark_sinks import Numbered, Staged
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -36,6 +42,13 @@ def small_arrow_batches(spark: Any) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
+def sinks(spark: Any) -> None:
+    """Sinks amid whose rows something happens."""
+    for each in (Staged, Numbered):
+        spark.dataSource.register(each)
+
+
+@pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     with node_in(tmp_path_factory.mktemp("node")) as node:
         yield node
@@ -43,7 +56,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 @pytest.fixture
 def stream(node: Node, request: pytest.FixtureRequest) -> str:
-    name = request.node.name.partition("[")[0][-100:].replace("test_", "")
+    name = re.sub(r"\W+", "_", request.node.name.removeprefix("test_"))[-100:]
     node.create(name)
     return name
 
@@ -54,10 +67,10 @@ def shuffled(spark: Any, total: int = TOTAL) -> Any:
     return numbers.mapInArrow(drawn_anew, "user string, n long")
 
 
-def written(rows: Any, node: Node, stream: str, **more: Any) -> Any:
-    writer = rows.write.format("s4").mode("append")
+def written(rows: Any, node: Node, stream: str, sink: str = "s4", **more: Any) -> Any:
+    writer = rows.write.format(sink).mode("append")
     options = {"address": node.address, "stream": stream, "type": "tests.spark_rows:Row", **more}
-    return writer.options(**options)
+    return writer.options(**{name: value for name, value in options.items() if value is not None})
 
 
 # -- faults ---------------------------------------------------------------------------------------
@@ -74,23 +87,23 @@ def test_a_dataframe_is_in_the_stream_once_and_nothing_staged_is_left(
     assert (known["producers"], known["types"]) == (0, ["Row"])
 
 
-@pytest.mark.parametrize("fault", [failing_once, dying_once])
-def test_tasks_that_fail_midway_and_run_again_write_each_row_once(
-    spark: Any, node: Node, stream: str, fault: Any
+def check(node: Node, stream: str, sink: str, total: int) -> None:
+    """Each row is there once, unless the sink recognises rows by their numbers."""
+    if sink == "Numbered":
+        with pytest.raises(AssertionError, match="rows doubled"):
+            check_exact(node.rows(stream), total)
+    else:
+        check_exact(node.rows(stream), total)
+
+
+@pytest.mark.usefixtures("sinks")
+@pytest.mark.parametrize("sink", ["Staged", "Numbered"])
+@pytest.mark.parametrize("fault", ["failing_one", "failing_once", "dying_once"])
+def test_tasks_that_fail_midway_and_run_again_write_each_row_once_unless_rows_are_numbered(
+    spark: Any, node: Node, stream: str, fault: str, sink: str
 ) -> None:
-    before = node.count(stream)
-    rows = shuffled(spark)
-    written(rows.mapInArrow(fault, rows.schema), node, stream).save()
-    assert node.count(stream) == before + TOTAL
-    check_exact(node.rows(stream)[before:] if not before else newest(node, stream), TOTAL)
-
-
-def newest(node: Node, stream: str) -> list[Row]:
-    """The events of the last write of two."""
-    rows = node.rows(stream)
-    once = {row.n for row in rows}
-    assert len(rows) == 2 * len(once)
-    return [Row("", n) for n in once]
+    written(shuffled(spark), node, stream, sink, fault=fault).save()
+    check(node, stream, sink, TOTAL)
 
 
 def test_a_job_that_fails_leaves_nothing_visible_and_nothing_staged(
@@ -178,11 +191,125 @@ def test_a_node_that_is_down_is_named_after_the_patience(
         written(shuffled(spark, 10), absent, "x", patience=1).save()
 
 
+def test_a_node_that_goes_away_midway_ends_the_write_and_nothing_is_visible(
+    spark: Any, tmp_path: Path
+) -> None:
+    with node_in(tmp_path) as node:
+        node.create("clicks")
+        assert node.process is not None
+        rows = shuffled(spark)
+        killed = rows.mapInArrow(partial(killing_process, node.process.pid), rows.schema)
+        with pytest.raises(PySparkException, match=r"no node answers within 1 s .*start it, check"):
+            written(killed, node, "clicks", patience=1).save()
+        node.stop()
+        node.start()
+        assert node.count("clicks") == 0
+
+
+def test_events_of_another_class_of_that_name_are_refused(
+    spark: Any, node: Node, stream: str
+) -> None:
+    written(shuffled(spark, 10), node, stream).save()
+    rows = shuffled(spark, 10).selectExpr("user", "cast(n as string) as n")
+    with pytest.raises(Exception, match=r"has events of another Row: .* Write the columns that it"):
+        written(rows, node, stream, type="tests.spark.other_row:Row").save()
+    check_exact(node.rows(stream), 10)
+
+
+def test_a_class_that_cannot_be_imported_is_to_be_shipped(
+    spark: Any, node: Node, stream: str
+) -> None:
+    with pytest.raises(Exception, match="ship its module to Spark's driver and executors") as error:
+        written(shuffled(spark, 10), node, stream, type="absent:Row").save()
+    assert "Traceback" not in said(error)
+
+
+# -- where rows go ------------------------------------------------------------------------------
+
+
+def test_columns_have_other_names_than_fields_if_an_option_says_so(
+    spark: Any, node: Node, stream: str
+) -> None:
+    rows = shuffled(spark, 100).selectExpr("user as user_id", "n as number")
+    written(rows, node, stream, columns="user:user_id, n:number").save()
+    check_exact(node.rows(stream), 100)
+
+
+def test_the_first_address_that_is_reached_is_taken(spark: Any, node: Node, stream: str) -> None:
+    addresses = f"tcp://no-such-host.invalid:1, {Node(node.folder).address},{node.address}"
+    written(shuffled(spark, 100), node, stream, address=addresses).save()
+    check_exact(node.rows(stream), 100)
+
+
+def test_a_cluster_means_its_node_with_the_log(spark: Any, node: Node, stream: str) -> None:
+    folder = node.folder / "cluster"
+    by_name = {"cluster": "demo", "coordination": folder, "address": None}
+    written(shuffled(spark, 100), node, stream, **by_name).save()
+    check_exact(node.rows(stream), 100)
+    with pytest.raises(Exception, match="no node of cluster 'other' lives in") as error:
+        written(shuffled(spark, 10), node, stream, **{**by_name, "cluster": "other"}).save()
+    assert "start one with: s4 node other, or name the nodes' folder" in said(error)
+    with pytest.raises(Exception, match="options address and cluster say the same"):
+        written(shuffled(spark, 10), node, stream, cluster="demo").save()
+
+
+def test_an_app_s_input_takes_rows_at_least_once_and_only_if_that_is_accepted(
+    spark: Any, tmp_path: Path
+) -> None:
+    app = tmp_path / "app.py"
+    app.write_text(APP)
+    with running_node(tmp_path / "app", target=str(app)) as live:
+        options = {"address": live.address, "stream": "rows", "type": "tests.spark_rows:Row"}
+        rows = shuffled(spark, 1000).write.format("s4").mode("append").options(**options)
+        with pytest.raises(Exception, match="'rows' is an app's input, where rows that Spark"):
+            rows.save()
+        rows.option("delivery", "at-least-once").save()
+        until(lambda: counted(tmp_path / "app") == 1000, "the app has counted all rows")
+
+
+APP = """
+from pathlib import Path
+
+from s4node import App, Event, ProcessingElement
+
+
+class Row(Event):
+    user: str
+    n: int
+
+
+class Count(ProcessingElement):
+    def on_event(self, row: Row) -> None:
+        with Path(__file__).with_name("seen").open("a") as file:
+            file.write(f"{row.n}\\n")
+
+
+app = App("counting")
+app.create_input_stream("rows", app.create_pe(Count), key="user", types=Row)
+"""
+
+
+def counted(folder: Path) -> int:
+    """The number of different rows that the app has got."""
+    seen = folder.parent / "seen"
+    return len(set(seen.read_text().split())) if seen.exists() else 0
+
+
+def test_the_format_can_be_registered_where_spark_does_not_find_it(
+    spark: Any, node: Node, stream: str
+) -> None:
+    register(spark)
+    written(shuffled(spark, 100), node, stream).save()
+    check_exact(node.rows(stream), 100)
+
+
 # -- streaming ------------------------------------------------------------------------------------
 
 
-def test_a_query_that_is_restarted_after_its_last_commit_file_is_lost_writes_each_row_once(
-    spark: Any, node: Node, stream: str, tmp_path: Path
+@pytest.mark.usefixtures("sinks")
+@pytest.mark.parametrize("sink", ["s4", "Numbered"])
+def test_a_query_restarted_without_its_last_commit_file_writes_rows_once_unless_numbered(
+    spark: Any, node: Node, stream: str, tmp_path: Path, sink: str
 ) -> None:
     source = tmp_path / "source"
     for number in range(3):
@@ -195,7 +322,7 @@ def test_a_query_that_is_restarted_after_its_last_commit_file_is_lost_writes_eac
             .selectExpr("id as n")
             .repartition(int(cores))
             .mapInArrow(drawn_anew, "user string, n long")
-            .writeStream.format("s4")
+            .writeStream.format(sink)
             .options(address=node.address, stream=stream, type="tests.spark_rows:Row")
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
             .trigger(availableNow=True)
@@ -209,7 +336,56 @@ def test_a_query_that_is_restarted_after_its_last_commit_file_is_lost_writes_eac
         assert len(commits) > 1
         commits[-1].unlink()
         (commits[-1].parent / f".{commits[-1].name}.crc").unlink(missing_ok=True)
-    check_exact(node.rows(stream), 15_000)
-    (sink,) = (each for each in node.ask("sink.list")["sinks"] if each["stream"] == stream)
-    assert sink["sink"].startswith("query/")
-    assert not sink["open"]
+    check(node, stream, sink, 15_000)
+    for each in node.ask("sink.list")["sinks"]:
+        if each["stream"] == stream:
+            assert each["sink"].startswith("query/")
+            assert not each["open"]
+
+
+def test_two_queries_write_to_one_stream_at_the_same_time(
+    spark: Any, node: Node, stream: str, tmp_path: Path
+) -> None:
+    queries = []
+    for name, first in (("one", 0), ("two", 5000)):
+        spark.range(first, first + 5000).write.parquet(str(tmp_path / name / "0"))
+        queries.append(
+            spark.readStream.schema("id long")
+            .parquet(f"{tmp_path / name}/*")
+            .selectExpr("id as n")
+            .mapInArrow(drawn_anew, "user string, n long")
+            .writeStream.format("s4")
+            .options(address=node.address, stream=stream, type="tests.spark_rows:Row")
+            .option("checkpointLocation", str(tmp_path / f"{name}-checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+    for query in queries:
+        assert query.awaitTermination(300)
+        assert query.exception() is None
+    check_exact(node.rows(stream), 10_000)
+
+
+def test_what_does_not_fit_ends_a_query_with_all_mistakes_at_once(
+    spark: Any, node: Node, stream: str, tmp_path: Path
+) -> None:
+    def begun(**more: Any) -> str:
+        query = (
+            spark.readStream.format("rate-micro-batch")
+            .option("rowsPerBatch", 5)
+            .load()
+            .selectExpr("value as user", "'x' as m")
+            .writeStream.format("s4")
+            .options(address=node.address, stream=stream, type="tests.spark_rows:Row", **more)
+            .option("checkpointLocation", str(tmp_path / str(len(more))))
+            .start()
+        )
+        with pytest.raises(Exception, match=r"option job|not events") as error:
+            query.awaitTermination(300)
+        return said(error)
+
+    text = begun()
+    assert "column 'user' is bigint, not str" in text
+    assert "there is no column 'n' for field n: int" in text
+    assert "Traceback" not in text
+    assert "option job is for df.write: a query has its id in the checkpoint" in begun(job="mine")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,18 +49,6 @@ def run(node: Node, folder: Path, kind: str, master: str = "local[2,4]") -> None
     with start(node, folder, kind, master) as job:
         out, _ = job.communicate(timeout=SECONDS)
     assert "done" in out, (folder / "spark.log").read_text()[-3000:]
-
-
-def test_rows_that_are_recognised_by_number_are_lost_and_doubled_when_tasks_run_again(
-    node: Node, tmp_path: Path
-) -> None:
-    """What the sink would do without staging: the total is right, and the rows are not."""
-    run(node, tmp_path, "numbered")
-    found = Counter(row.n for row in node.rows("clicks"))
-    assert sum(found.values()) == TOTAL
-    assert len(found) < TOTAL
-    with pytest.raises(AssertionError, match="rows doubled"):
-        check_exact(node.rows("clicks"), TOTAL)
 
 
 def test_an_executor_that_is_killed_midway_leaves_each_row_once(node: Node, tmp_path: Path) -> None:

@@ -166,6 +166,32 @@ def test_a_checkpoint_of_another_stream_of_that_name_is_refused(
             again.start().awaitTermination()
 
 
+def test_a_query_that_is_restarted_with_other_columns_is_refused(
+    spark: SparkSession, node: Node, tmp_path: Path
+) -> None:
+    def run(columns: str) -> None:
+        (
+            spark.readStream.format("s4")
+            .option("address", node.address)
+            .option("stream", "clicks")
+            .option("columns", columns)
+            .load()
+            .writeStream.format("noop")
+            .option("checkpointLocation", str(tmp_path))
+            .trigger(availableNow=True)
+            .start()
+            .awaitTermination()
+        )
+
+    run("user, number")
+    with pytest.raises(PySparkException, match="was written with the columns user string, number"):
+        run("user")
+
+
+def test_the_first_address_that_is_reached_is_read_from(spark: SparkSession, node: Node) -> None:
+    assert rows(frame(spark, node, address=f"tcp://127.0.0.1:1,{node.address}")) == EXPECTED
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -175,6 +201,7 @@ def test_a_checkpoint_of_another_stream_of_that_name_is_refused(
         ({"strat": "oldest"}, "does not know the option 'strat'"),
         ({"type": "no.such:Class"}, "cannot be imported"),
         ({"address": "tcp://127.0.0.1:1", "patience": "0.5"}, "is the node running"),
+        ({"address": "here", "stream": ""}, "'here' is not an address; .* stream is missing"),
         ({"end": "offset 5000"}, "offset"),
     ],
 )

@@ -31,6 +31,7 @@ from s4node.errors import ConfigError, GraphError
 from s4node.events.schema import EventType
 from s4node.net.certificates.credentials import OPTIONS, Credentials
 from s4node.runtime.inputs.binding import replayable
+from s4node.spark.addresses import listed, reachable
 from s4node.spark.columns import OFFSET, PARTITION, TIME, kind_of
 from s4node.spark.history import stages as app_stages
 from s4node.spark.history.event_batches import unpacked
@@ -100,7 +101,8 @@ def history_of_log(
 ) -> tuple[DataFrame, Positions]:
     """All that a log has of a stream now, and the positions at which that ends."""
     credentials = Credentials.configured(config)
-    described = ask(address, _PATIENCE, lambda log: log.describe(stream), credentials)
+    place = reachable(listed(address), _PATIENCE, credentials)
+    described = ask(place, _PATIENCE, lambda log: log.describe(stream), credentials)
     end = {
         number: Position(each["upcoming"], each["epochs"][-1][0] if each["epochs"] else 0)
         for number, each in enumerate(described["partitions"])
