@@ -198,7 +198,10 @@ async def test_sending_to_an_absent_node_fails_in_time(folder: Path) -> None:
 async def test_sending_to_what_is_no_address_is_a_wrong_command(folder: Path) -> None:
     done = await run_s4("send", "names", "--to", "nonsense", cwd=folder)
     assert done.returncode == 2
-    assert done.stderr == "s4: 'nonsense' is not an address; write tcp://host:port\n"
+    assert (
+        done.stderr
+        == "s4: 'nonsense' is not an address; write tcp://host:port, or tls+tcp:// with TLS\n"
+    )
 
 
 HOLDING = """\
