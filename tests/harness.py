@@ -22,6 +22,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 import pynng
 import pytest
 import trio
@@ -368,6 +369,18 @@ def colliding_pairs(count: int) -> list[tuple[int, int]]:
             found.append((first, second))
         first += 1
     return found
+
+
+def colliding_map(count: int) -> bytes:
+    """A map of msgpack whose keys share one hash; Python would take long to make it."""
+    pairs = map(msgspec.msgpack.encode, colliding_pairs(count))
+    return b"\xdf" + count.to_bytes(4) + b"".join(pair + b"\0" for pair in pairs)
+
+
+def colliding_query(count: int) -> bytes:
+    """A frame of a query with such a map among its arguments."""
+    head = b"\x95\x07\x01\xa4list\x81\xa1x" + colliding_map(count) + b"\x80"
+    return struct.pack(">II", len(head), 0) + head
 
 
 # -- raw peers ------------------------------------------------------------------------------------

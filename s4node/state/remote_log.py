@@ -34,6 +34,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 from s4node.errors import StateError, TaskFenced
+from s4node.events.schema import UNREADABLE
 
 CREATE, LOOK = "create", "look"
 AT_ONCE = 32
@@ -133,7 +134,10 @@ def decoded(data: bytes | None, place: str) -> Entry | None:
         )
     if zlib.crc32(data[8:]).to_bytes(4, "big") != data[4:8]:
         return None
-    entry: Entry = _decode(data[8:])
+    try:
+        entry: Entry = _decode(data[8:])
+    except UNREADABLE:
+        return None
     if isinstance(entry, Checkpoint) and (name := misnamed(entry)) is not None:
         raise StateError(
             f"{place} names a file {name!r}, which s4node does not write and which may lead "

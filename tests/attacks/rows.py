@@ -8,7 +8,7 @@ from itertools import count, cycle
 
 import trio
 import trio.lowlevel
-from harness import colliding_pairs
+from harness import colliding_map, colliding_pairs, colliding_query
 
 from s4node import Client, Event
 from s4node.events.event import GenericEvent
@@ -219,10 +219,8 @@ async def keys_of_one_hash(attack: Attack) -> None:
 
 async def maps_of_one_hash(attack: Attack) -> None:
     """Headers and events with maps whose keys share one hash."""
-    keys = dict.fromkeys(colliding_pairs(20000), 0)
-    query = wire.envelope([wire.encode_frame(wire.Query(1, "list", {"x": keys}))])
-    event = GenericEvent.from_attributes({"user": "x", "keys": keys})
-    body = EventType(GenericEvent).encode([event])
+    query = wire.envelope([colliding_query(20_000)])
+    body = b"\x91\x82\xa4user\xa1x\xa4keys" + colliding_map(20_000)
 
     def frames(number: int) -> Iterator[bytes]:
         me = f"maps-{number}"

@@ -6,6 +6,7 @@ Importing this module imports the decoders, which the fuzzer has instrumented th
 from __future__ import annotations
 
 import tempfile
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import date, datetime
@@ -18,7 +19,7 @@ import msgspec
 
 from s4node.cluster.node import package, supervisor_protocol
 from s4node.config import properties
-from s4node.errors import CheckpointError, PackageError, RemoteFrameError, S4Error
+from s4node.errors import CheckpointError, PackageError, RemoteFrameError, S4Error, StateError
 from s4node.events.event import Event, GenericEvent
 from s4node.events.keys import Partitioner
 from s4node.events.plain_values import array_keys
@@ -37,9 +38,11 @@ from s4node.net.wire import frame as wire
 from s4node.net.wire.decoder import FrameDecoder
 from s4node.savepoints import manifest
 from s4node.stages.stage import Stage
-from s4node.state import remote_manifest
+from s4node.state import remote_log
 
 MOST = 1 << 16
+ENTRY = b"S4l1"
+"""How an object of shipped state begins, before its checksum."""
 
 
 class Place(msgspec.Struct):
@@ -194,10 +197,9 @@ def manifests(data: bytes) -> None:
     with suppress(CheckpointError):
         found = manifest.parse(data, "a place")
         assert list(found.files()) is not None
-    with suppress(*UNREADABLE):
-        shipped = msgspec.json.decode(data, type=remote_manifest.Manifest)
-        remote_manifest.misnamed(shipped)
-        remote_manifest.chain(shipped, [(shipped.fence, shipped.commit + 1, 0)])
+    with suppress(StateError):
+        remote_log.decoded(data, "a place")
+        remote_log.decoded(ENTRY + zlib.crc32(data).to_bytes(4) + data, "a place")
     with suppress(PackageError):
         package.decode(data)
 

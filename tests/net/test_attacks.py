@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from harness import DEADLINE, NodeProcess, colliding_pairs, node_process, raw_peer
+from harness import DEADLINE, NodeProcess, colliding_pairs, colliding_query, node_process, raw_peer
 from shared_apps import Click
 
 from s4node import Client, Event
@@ -122,8 +122,7 @@ async def test_messages_of_nothing_do_not_keep_a_node_from_others(tmp_path: Path
 
 
 async def test_maps_whose_keys_share_one_hash_do_not_stall_the_node(tmp_path: Path) -> None:
-    keys = dict.fromkeys(colliding_pairs(30_000), 0)
-    query = wire.encode_frame(wire.Query(1, "list", {"x": keys}))
+    query = colliding_query(30_000)
     async with victim(tmp_path) as node:
         with attackers(node, 1) as [peer]:
             before = cpu(node)

@@ -15,6 +15,7 @@ import msgspec
 
 from s4node import disk
 from s4node.errors import SinkError
+from s4node.events.schema import UNREADABLE
 from s4node.log.sink.decision import Decision, Sink
 from s4node.sqlite import Database
 
@@ -73,7 +74,7 @@ class SinkFile(Database):
                 Sink(*row)._replace(open=None if decision is None else _decoder.decode(decision))
                 for *row, decision in rows
             ]
-        except msgspec.MsgspecError as error:
+        except (*UNREADABLE, TypeError) as error:
             raise SinkError(f"{self.path} is damaged ({error}); put back a copy of it") from error
 
     def put(self, sink: Sink) -> None:

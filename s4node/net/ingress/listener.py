@@ -473,6 +473,8 @@ class Listener:
                     now = clocks.steady()
                     if now >= until or connection.congested:
                         return True
+                if not now:
+                    connection.bad_frame("an envelope has at least one frame")
             except RemoteFrameError as error:
                 connection.bad_frame(str(error))
             connection.frames = None
