@@ -442,7 +442,7 @@ class Listener:
         until, limit = clocks.steady() + _DRAIN_SECONDS, self.limits.frame_events
         taken = False
         while True:
-            now = 0.0
+            now, empty = 0.0, connection.frames is None
             try:
                 if connection.frames is None:
                     data = connection.socket.receive_nowait()
@@ -451,6 +451,7 @@ class Listener:
                     taken, connection.heard = True, until
                     connection.frames = wire.read_envelope(data, self._max_frame)
                 for frame in connection.frames:
+                    empty = False
                     header = frame.header
                     if isinstance(frame, wire.BadFrame):
                         connection.bad_frame(frame.reason, header)
@@ -473,7 +474,7 @@ class Listener:
                     now = clocks.steady()
                     if now >= until or connection.congested:
                         return True
-                if not now:
+                if empty:
                     connection.bad_frame("an envelope has at least one frame")
             except RemoteFrameError as error:
                 connection.bad_frame(str(error))
