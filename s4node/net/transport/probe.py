@@ -21,6 +21,7 @@ from s4node.net.wire import frame as wire
 
 _LENGTH = struct.Struct(">Q")
 _MAX_ANSWER = 1 << 20
+_CLOSED = BrokenPipeError, ConnectionResetError, ssl.SSLEOFError
 _QUESTION = wire.envelope([wire.encode_frame(wire.Query(0, "are you there"))])
 
 
@@ -40,11 +41,12 @@ def look(address: str, seconds: float, credentials: Credentials | None = None) -
             if tls:
                 assert credentials is not None
                 peer = credentials.dialled(peer)
-            peer.sendall(HANDSHAKE)
+            with suppress(*_CLOSED):  # it may have said why, which is read below
+                peer.sendall(HANDSHAKE)
             answer = _received(peer, len(HANDSHAKE), until)
             if answer and answer != HANDSHAKE:
                 return f"is not a node: it answered {answer!r}; the port may be another program's"
-            with suppress(BrokenPipeError, ConnectionResetError):  # it may have answered before
+            with suppress(*_CLOSED):  # it may have answered before
                 peer.sendall(framed(_QUESTION))
             size = _received(peer, _LENGTH.size, until)
             if len(size) == _LENGTH.size:
