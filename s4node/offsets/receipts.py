@@ -61,13 +61,35 @@ class Progress(Protocol):
 P = TypeVar("P", bound=Progress)
 
 
-class BatchReceipt(Generic[P]):
+class _Counted(Generic[P]):
+    """A receipt of numbers that ``progress`` counts."""
+
+    __slots__ = ("progress",)
+
+    progress: P
+
+    @property
+    def ssp(self) -> tuple[str, str, int]:
+        """System, stream and partition of the events."""
+        return self.progress.ssp
+
+    @property
+    def origin(self) -> str:
+        """The name of what the numbers count, for messages."""
+        return self.progress.origin
+
+    def describe(self, number: int) -> str:
+        """The position of an event, for messages."""
+        return self.progress.describe(number)
+
+
+class BatchReceipt(_Counted[P]):
     """The receipt of a batch of the numbers ``first <= n < end``, counted by ``progress``.
 
     The batch has one of ``parts`` unless it is cut.
     """
 
-    __slots__ = ("_early", "_held", "_returns", "by_event", "end", "first", "parts", "progress")
+    __slots__ = ("_early", "_held", "_returns", "by_event", "end", "first", "parts")
 
     def __init__(self, progress: P, first: int, end: int) -> None:
         self.progress = progress
@@ -145,20 +167,6 @@ class BatchReceipt(Generic[P]):
             self.complete(number, number + 1)
         return PartReceipt(self, numbers)
 
-    @property
-    def ssp(self) -> tuple[str, str, int]:
-        """System, stream and partition of the events."""
-        return self.progress.ssp
-
-    @property
-    def origin(self) -> str:
-        """The name of what the numbers count, for messages."""
-        return self.progress.origin
-
-    def describe(self, number: int) -> str:
-        """The position of an event, for messages."""
-        return self.progress.describe(number)
-
 
 class Strays:
     """Events of other tasks in a batch, as ``number, partition, event``. Those from number ``at``
@@ -191,7 +199,7 @@ class Strays:
         return at
 
 
-class PartReceipt:
+class PartReceipt(_Counted[Any]):
     """The receipt of a part of the batch of ``whole``: these ``numbers`` and no others.
 
     If the batch has ``strays``, the part of the batch's own task also sends those, and completes
@@ -205,6 +213,7 @@ class PartReceipt:
     def __init__(
         self, whole: BatchReceipt[Any], numbers: Sequence[int], strays: Strays | None = None
     ) -> None:
+        self.progress = whole.progress
         self._whole = whole
         self._numbers = numbers
         self._strays = strays
@@ -235,20 +244,6 @@ class PartReceipt:
     def without(self, gone: Collection[int], numbers: Sequence[int]) -> Receipt:
         """Complete the skipped events, or leave that to the task as it passes them."""
         return self._whole.without(gone, numbers) if self._strays is None else self
-
-    @property
-    def ssp(self) -> tuple[str, str, int]:
-        """System, stream and partition of the events."""
-        return self._whole.ssp
-
-    @property
-    def origin(self) -> str:
-        """The name of what the numbers count, for messages."""
-        return self._whole.origin
-
-    def describe(self, number: int) -> str:
-        """The position of an event, for messages."""
-        return self._whole.describe(number)
 
 
 def runs(numbers: Sequence[int], first: int, end: int) -> Iterator[tuple[int, int]]:
