@@ -120,7 +120,7 @@ def test_migrate_turns_what_was_saved_into_what_is_now() -> None:
     assert restored.total == 5.0
 
 
-def test_a_migrate_that_returns_nonsense_is_told() -> None:
+def test_a_migrate_that_returns_nonsense_is_reported() -> None:
     new = state_class("New", total=0.0, migrate=staticmethod(lambda _saved: {"sum": 1.0}))
 
     data = ElementCodec(Old).encode(instance(Old))

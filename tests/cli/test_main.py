@@ -243,7 +243,7 @@ async def test_a_pe_that_raises_ends_the_node_with_status_1_and_everything_named
     assert "site-packages/trio" not in node.errors
 
 
-async def test_a_port_in_use_is_told_and_ends_with_status_2(folder: Path) -> None:
+async def test_a_port_in_use_is_reported_and_ends_with_status_2(folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
         done = await run_s4("run", "hello.py", "--listen", address, cwd=folder)
@@ -293,7 +293,7 @@ NO_KEY = HELLO.replace(', key="name"', "")
         "syntax of a module's import",
     ],
 )
-async def test_an_app_that_cannot_start_is_told_in_a_line_and_ends_with_status_2(
+async def test_an_app_that_cannot_start_is_reported_in_a_line_and_ends_with_status_2(
     tmp_path: Path, text: str | None, target: str, told: str
 ) -> None:
     if text is not None:
@@ -566,7 +566,7 @@ def test_python_dash_m_is_the_command(tmp_path: Path) -> None:
         ("gone.py", "on_init of app 'gone' raised SystemExit: 5; the app cannot run"),
     ],
 )
-async def test_an_app_that_cannot_be_loaded_is_told_in_a_sentence(
+async def test_an_app_that_cannot_be_loaded_is_reported_in_a_sentence(
     tmp_path: Path, app: str, said: str
 ) -> None:
     (tmp_path / "lost.py").write_text("import nowhere_at_all\n")
@@ -685,7 +685,7 @@ async def test_ctrl_c_while_a_deployment_waits_ends_it_quietly(tmp_path: Path) -
         ("log", "tail", "evs", "--from", "oldest"),
     ],
 )
-async def test_output_that_nobody_reads_is_no_fault_and_a_full_disk_is_told_in_a_line(
+async def test_closed_output_is_not_a_fault_and_a_full_disk_is_reported_in_a_line(
     tmp_path: Path, command: tuple[str, ...]
 ) -> None:
     log = ("-p", f"s4.log.folder={tmp_path / 'log'}")
@@ -811,7 +811,7 @@ NOWHERE = "= '~nobody-at-all/x' has no full path (there is no such home); write 
         ),
     ],
 )
-async def test_a_path_that_cannot_be_looked_at_is_told_in_a_line_with_the_fix(
+async def test_a_path_that_cannot_be_read_is_reported_in_a_line_with_the_fix(
     folder: Path, command: str, said: str
 ) -> None:
     (folder / "loop").symlink_to("loop")  # for root, too, nobody can look behind it

@@ -27,7 +27,7 @@ from harness import (
 pytestmark = pytest.mark.slow
 
 
-async def test_lines_that_are_no_events_are_told_and_the_others_go_on(folder: Path) -> None:
+async def test_lines_that_are_not_events_are_reported_and_the_others_sent(folder: Path) -> None:
     lines = (
         b'{"user": "ann", "n": 1}\n'
         b"rubbish\n"
@@ -86,7 +86,7 @@ async def test_an_object_over_two_lines_is_refused_even_if_another_line_has_two(
     assert done.stderr.endswith("\nclicks: 2 admitted, 3 bad lines\n")
 
 
-async def test_a_refusal_is_told_in_one_line_whatever_its_reason_quotes(folder: Path) -> None:
+async def test_a_refusal_is_reported_in_one_line_whatever_its_reason_quotes(folder: Path) -> None:
     async with node_process("divide.py", cwd=folder) as node:
         event = r'{"user": "ann", "n": 1, "a\nb\u001b[31m": 2}'
         done = await send(folder, node, "clicks", event)

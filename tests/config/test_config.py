@@ -53,13 +53,13 @@ def test_a_backslash_at_the_end_joins_the_next_line(tmp_path: Path) -> None:
     assert config.origin("s4.app.path").endswith("node.properties:6")
 
 
-def test_a_mistake_in_joined_lines_is_told_at_the_first_of_them(tmp_path: Path) -> None:
+def test_a_mistake_in_joined_lines_is_reported_at_the_first_of_them(tmp_path: Path) -> None:
     assert problems_of(tmp_path, "\ns4.hasher = \\\n  md5\n") == [
         "2: s4.hasher = 'md5' is neither crc32m, s4 nor package.module:function; write e.g. crc32m"
     ]
 
 
-def test_a_mistake_in_a_value_that_is_empty_by_default_is_told_without_an_example(
+def test_a_mistake_in_a_value_that_is_empty_by_default_is_reported_without_an_example(
     tmp_path: Path,
 ) -> None:
     told = "which is a range that ends before it begins (3 is above 1)"
@@ -83,7 +83,7 @@ def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
 # --- mistakes ------------------------------------------------------------------------------------
 
 
-def test_all_mistakes_are_told_together_in_the_order_of_files_and_lines(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_together_in_the_order_of_files_and_lines(tmp_path: Path) -> None:
     first = write(
         tmp_path,
         "s4.stream.workQueSize = 5\n"
@@ -116,7 +116,7 @@ def test_all_mistakes_are_told_together_in_the_order_of_files_and_lines(tmp_path
     assert len(caught.value.problems) == 8
 
 
-def test_a_mistake_is_told_even_where_another_value_wins(tmp_path: Path) -> None:
+def test_a_mistake_is_reported_even_if_another_value_wins(tmp_path: Path) -> None:
     path = write(tmp_path, "s4.cluster.partitions = many\n")
     with pytest.raises(ConfigError, match="is not a whole number"):
         Config.load([path], {"s4.cluster.partitions": "2"})
@@ -134,7 +134,7 @@ def test_a_file_may_not_end_in_the_middle_of_a_value(tmp_path: Path) -> None:
     ]
 
 
-def test_a_file_that_is_not_utf_8_is_told_with_the_line(tmp_path: Path) -> None:
+def test_a_file_that_is_not_utf_8_is_reported_with_the_line(tmp_path: Path) -> None:
     path = tmp_path / "latin.properties"
     path.write_bytes(b"s4.cluster.name = east\n# caf\xe9\n")
     with pytest.raises(ConfigError) as caught:
@@ -224,7 +224,7 @@ def test_a_key_or_value_that_is_no_utf_8_is_refused(key: str, text: str, what: s
     assert f"code: {what} is not UTF-8; write it in UTF-8" in problem_with(key, text)
 
 
-def test_a_nul_character_is_told_with_its_line(tmp_path: Path) -> None:
+def test_a_nul_character_is_reported_with_its_line(tmp_path: Path) -> None:
     assert problems_of(tmp_path, "s4.log.folder = a\0b\ns4.app.\0 = x\ns4.app.x = \0 y\n") == [
         "1: s4.log.folder = 'a\\x00b' has a NUL character; remove it",
         "2: the key 's4.app.\\x00' has a NUL character; remove it",

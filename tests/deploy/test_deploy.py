@@ -276,7 +276,7 @@ async def test_a_deployment_tells_which_node_it_waits_for_and_goes_on_when_that_
     ],
     ids=["import", "on_init", "graph", "on_start"],
 )
-async def test_a_broken_version_is_told_and_the_old_one_and_other_apps_run_on(
+async def test_a_broken_version_is_reported_and_the_old_one_and_other_apps_run_on(
     folder: Path, more: str, words: str, line: str | None
 ) -> None:
     async with node(folder, "one") as one, node(folder, "two") as two:
@@ -327,7 +327,7 @@ async def test_an_object_that_is_not_an_app_is_reported_before_a_node_is_asked(
 @pytest.mark.parametrize(
     "given", [("--name", "../../../esc"), ("--name", "x" * 300), ("--version", "1\n2")]
 )
-async def test_a_name_that_leads_elsewhere_or_a_bad_version_is_told_before_a_node_is_asked(
+async def test_a_bad_name_or_version_is_reported_before_a_node_is_asked(
     folder: Path, given: tuple[str, str]
 ) -> None:
     file = write_app(folder, "counter", "v1")
@@ -371,7 +371,7 @@ async def test_the_partitions_of_a_deployed_app_stay(folder: Path) -> None:
         assert "s4.listener.address is not deployed" in done.stderr
 
 
-async def test_a_node_with_another_python_is_told_before_anything_is_sent(folder: Path) -> None:
+async def test_a_node_with_another_python_is_reported_before_anything_is_sent(folder: Path) -> None:
     async with node(folder, "one"):
         old = NodeInfo(name="old", host="h", pid=1, python="3.9")
         async with FolderCoordination(folder / "shared").session("test") as session:

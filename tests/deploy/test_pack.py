@@ -153,7 +153,7 @@ def test_a_golden_package_names_what_there_still_is(
         assert load(package, tmp_path / "code").name == "talker"
 
 
-def test_a_name_that_this_s4node_lacks_is_told_with_the_fix() -> None:
+def test_a_name_that_this_s4node_lacks_is_reported_with_the_fix() -> None:
     with pytest.raises(PackageError, match="has no Retired; package the app again"):
         packaged.find("Retired")
 
@@ -360,7 +360,7 @@ def test_a_requirement_is_held_to_its_version_and_marker(requirement: str, fits:
         ("pyproject.toml", "project = 1\n", "pyproject.toml cannot be read: "),
     ],
 )
-def test_a_declaration_that_cannot_be_read_is_told(
+def test_a_declaration_that_cannot_be_read_is_reported(
     tmp_path: Path, name: str, text: str, words: str
 ) -> None:
     (tmp_path / name).write_text(text)
@@ -574,7 +574,7 @@ def test_a_link_in_a_package_becomes_a_file_and_its_target_is_not_written(
     assert not (tmp_path / "x").exists()
 
 
-def test_a_package_with_a_file_of_too_long_a_name_is_told(tmp_path: Path) -> None:
+def test_a_package_with_a_file_of_too_long_a_name_is_reported(tmp_path: Path) -> None:
     package = archive.decode(zipped(**{archive.MANIFEST: manifest(), f"sources/{'x' * 300}": b""}))
     with pytest.raises(PackageError, match=r"cannot be unpacked to .*: .*name too long"):
         package.unpack(tmp_path / "here")

@@ -125,7 +125,7 @@ def test_a_batch_that_nests_to_the_limit_does_not_decode() -> None:
         [b'{"a":"}\\n{"}', '{"a":"é"}'.encode()],
     ],
 )
-def test_lines_that_are_objects_are_told_at_once(lines: list[bytes]) -> None:
+def test_lines_that_are_objects_are_recognised_at_once(lines: list[bytes]) -> None:
     assert are_objects(b"\n".join(lines), len(lines))
 
 

@@ -627,7 +627,7 @@ def test_json_that_does_not_decode_is_refused_by_index_and_reason() -> None:
     ]
 
 
-def test_the_beginning_of_a_long_json_text_is_told() -> None:
+def test_the_beginning_of_a_long_json_text_is_quoted() -> None:
     _, refusals = from_json(EventType(Click), b'[{"age": 5, "user": "' + b"a" * 1000 + b'"}]')
     (_, why) = refusals[0]
     (_, shown) = why.split(", in ")

@@ -541,7 +541,7 @@ async def test_a_stream_that_the_disk_has_no_room_for_leaves_nothing_behind(
         await log.create("clicks", 2)
 
 
-async def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"file/log cannot be used .*s4\.log\.folder"):
         async with open_log(LogSettings(tmp_path / "file" / "log")):

@@ -496,7 +496,7 @@ def copying() -> App:
     return app
 
 
-async def test_what_was_left_out_and_what_waits_to_be_taken_by_others_is_counted(
+async def test_skipped_events_and_events_that_wait_for_others_are_counted(
     tmp_path: Path,
 ) -> None:
     address = f"tcp://127.0.0.1:{free_port()}"

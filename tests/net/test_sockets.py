@@ -490,7 +490,7 @@ async def go_on(peer: RawPeer) -> None:
         await trio.sleep(0.05)
 
 
-async def test_a_port_in_use_is_told_with_the_setting_to_change() -> None:
+async def test_a_port_in_use_is_reported_with_the_setting_to_change() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         address = f"tcp://127.0.0.1:{port}"

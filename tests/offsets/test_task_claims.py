@@ -156,7 +156,7 @@ def test_a_newer_format_and_another_program_s_file_are_refused(tmp_path: Path) -
         TaskClaims(tmp_path / "sub")
 
 
-def test_a_folder_that_cannot_be_made_is_told_and_can_be_tried_again(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_reported_and_can_be_tried_again(tmp_path: Path) -> None:
     folder = tmp_path / "taken"
     folder.write_text("a file is in the way")
     with pytest.raises(ProgressUnwritten, match=r"cannot be saved.*s4.state.folder"):
@@ -192,7 +192,7 @@ def test_a_full_disk_is_a_passing_trouble_and_nothing_is_forgotten(tmp_path: Pat
     assert store.tasks()["Partition 0"] == 2
 
 
-def test_progress_that_cannot_be_kept_is_told_without_a_traceback(
+def test_progress_that_cannot_be_saved_is_reported_without_a_traceback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / FILE).mkdir()

@@ -163,7 +163,9 @@ async def test_what_serves_says_in_a_line_that_its_output_cannot_be_written(
     assert (status, told.count("\n")) == (1, 1)
 
 
-async def test_what_a_container_cannot_write_at_its_end_is_told_as_such(folder: Path) -> None:
+async def test_output_that_a_container_cannot_write_at_its_end_is_reported_as_such(
+    folder: Path,
+) -> None:
     (folder / "half.py").write_text(HELLO.replace('!")', '!", end="")'))
 
     def fill() -> None:
@@ -180,7 +182,7 @@ async def test_what_a_container_cannot_write_at_its_end_is_told_as_such(folder: 
 
 
 @pytest.mark.parametrize("command", [("send", "names"), ("log", "append", "evs")])
-async def test_input_that_cannot_be_read_is_not_told_as_output(
+async def test_unreadable_input_is_not_reported_as_output(
     folder: Path, command: tuple[str, ...]
 ) -> None:
     async with log_node(folder) as to:

@@ -170,7 +170,7 @@ def test_bytes_fill_a_stage_as_events_do() -> None:
     stage.validate()
 
 
-def test_the_waiting_time_of_batches_is_told() -> None:
+def test_the_waiting_time_of_batches_is_reported() -> None:
     stage = Stage(10)
     stage.offer(batch(2), 1.0)
     stage.offer(batch(2), 2.0)

@@ -103,7 +103,7 @@ def test_if_all_are_damaged_it_is_told(tmp_path: Path) -> None:
     assert not (tmp_path / "t" / "2").exists()
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(StateError, match=r"set s4\.state\.folder to a folder that you may"):
         claim(tmp_path / "file" / "t", 1, Database)

@@ -541,7 +541,7 @@ def flipped(data: bytes) -> bytes:
     return data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]
 
 
-def test_a_commit_that_is_damaged_there_ends_what_is_gone_on_from_and_that_is_said(
+def test_a_damaged_commit_at_the_url_ends_the_resumed_state_and_is_reported(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     committed(url, tmp_path / "one", 1, 2, 3, 4)
@@ -601,7 +601,7 @@ def test_what_a_newer_version_has_shipped_is_refused(url: str, tmp_path: Path) -
         Owner(url, tmp_path / "two")
 
 
-def test_a_place_that_cannot_be_used_is_told_and_tried_again(tmp_path: Path) -> None:
+def test_a_url_that_cannot_be_used_is_reported_and_tried_again(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/depot"
     owner = Owner(url, tmp_path / "one")
     owner.commit(1)

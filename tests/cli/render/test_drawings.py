@@ -115,7 +115,7 @@ def by_hand(job: Job) -> str:
         (None, "Job"),
     ],
 )
-def test_a_stream_s_key_is_told_in_words(key: str | KeyFinder | None, words: str) -> None:
+def test_a_streams_key_is_shown_in_words(key: str | KeyFinder | None, words: str) -> None:
     app = App("keys")
     app.create_input_stream("in", app.create_pe(Step), key=key)
 

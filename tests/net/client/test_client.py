@@ -130,7 +130,7 @@ async def test_flush_returns_what_was_refused_with_number_and_reason() -> None:
     assert noted.numbers == [n for n in range(1000) if n % 100 != 50]
 
 
-async def test_refusals_of_large_events_are_all_told() -> None:
+async def test_refusals_of_large_events_are_all_reported() -> None:
     noted = Noted(key=lambda event: None)
     async with running(noted) as node, Client(node.address) as client:
         stream = await client.stream("clicks")
@@ -140,7 +140,7 @@ async def test_refusals_of_large_events_are_all_told() -> None:
     assert max(len(r.reason) for r in refused) <= 500
 
 
-async def test_refusals_that_nobody_asked_for_are_told_when_the_client_is_left() -> None:
+async def test_refusals_that_nobody_took_are_raised_when_the_client_is_left() -> None:
     noted = Noted(key=lambda event: None)
     with capture_logs() as logs:
         async with running(noted) as node, Client(node.address) as client:

@@ -59,7 +59,7 @@ def test_a_producer_that_goes_on_drops_what_counts_and_routes_the_rest_in_its_or
         assert all(serials == sorted(serials) for serials in per_user.values())
 
 
-def test_what_was_refused_before_a_layout_ended_is_told_when_its_producer_comes_back() -> None:
+def test_refusals_of_an_ended_layout_are_reported_when_the_producer_returns() -> None:
     outbox = Outbox("ticks", "p", types=[Tick])
     take(outbox, 1, [0], layout=0, closed=[])
     outbox.extend([Tick("joe", n) for n in range(4)])

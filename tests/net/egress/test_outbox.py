@@ -475,7 +475,7 @@ def test_a_producer_goes_on_where_its_earlier_life_stopped() -> None:
     outbox.validate()
 
 
-def test_refused_and_shed_events_are_told_and_not_counted_as_admitted() -> None:
+def test_refused_and_shed_events_are_reported_and_not_counted_as_admitted() -> None:
     outbox, route = opened(100)
     outbox.extend(ticks(10))
     route.frames(1000)
@@ -509,7 +509,7 @@ def test_refusals_beyond_those_that_are_kept_are_counted_by_what_became_of_the_e
     assert outbox.refusals.drain() == []
 
 
-def test_a_refusal_told_before_its_turn_is_not_yet_taken_from_the_admitted() -> None:
+def test_a_refusal_reported_early_is_not_yet_subtracted_from_the_admitted() -> None:
     outbox, route = opened(100)
     outbox.extend(ticks(10))
     route.frames(1000)
@@ -519,7 +519,7 @@ def test_a_refusal_told_before_its_turn_is_not_yet_taken_from_the_admitted() -> 
     assert (outbox.admitted, outbox.unsettled) == (9, 0)
 
 
-def test_a_refusal_that_is_told_again_counts_once() -> None:
+def test_a_refusal_that_is_reported_again_counts_once() -> None:
     outbox, route = opened(100)
     outbox.extend(ticks(10))
     route.frames(1000)

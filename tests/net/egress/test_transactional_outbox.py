@@ -347,7 +347,7 @@ def test_an_event_that_cannot_be_encoded_is_refused_and_the_others_leave() -> No
     assert Life(life.database).own == [Click(3)]
 
 
-def test_an_event_that_cannot_be_sent_is_told_once_by_the_commit_that_would_have_it() -> None:
+def test_an_unsendable_event_is_reported_once_by_the_commit_that_would_have_it() -> None:
     life = Life(Database())
 
     def put_again() -> None:
@@ -374,7 +374,7 @@ def test_an_event_that_cannot_be_sent_is_told_once_by_the_commit_that_would_have
     assert life.outbox.take_refusals() == []
 
 
-def test_an_event_of_the_task_s_own_that_no_commit_can_save_is_told_when_it_is_lost() -> None:
+def test_a_tasks_own_event_that_no_commit_can_save_is_reported_when_lost() -> None:
     life = Life(Database())
     life.commit([Click(0), Click(1, object()), Click(2), Click(3, object())])
     life.commit([Click(1, object()), Click(2), Click(3, object())])  # the first was processed

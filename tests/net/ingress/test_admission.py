@@ -139,7 +139,7 @@ def test_refusals_are_told_at_once_and_only_once() -> None:
     assert admission.refused == 1
 
 
-def test_many_refusals_are_told_in_several_verdicts_and_none_is_passed_over() -> None:
+def test_many_refusals_go_out_in_several_verdicts_and_none_is_missed() -> None:
     """``upto`` stops below what is yet to be told: a producer that is settled knows it all."""
     assert MAX_EXCEPTIONS == 256
     admission, _ = admission_of(2000)

@@ -132,7 +132,7 @@ def slow(seen: list[int], key: Any, seconds: float, *, parallel: int = 1) -> App
     ],
     ids=["one partition", "partitions", "frames that the node takes apart", "parallel handlers"],
 )
-async def test_what_waits_when_a_node_stops_goes_back_to_its_producer(
+async def test_events_that_wait_when_a_node_stops_go_back_to_their_producer(
     grade: str,
     partitions: int,
     key: Any,
@@ -308,7 +308,7 @@ async def test_a_source_has_ended_before_the_app_is_drained() -> None:
         assert len(seen) - count in (0, 1)
 
 
-async def test_what_does_not_end_in_time_is_given_up_with_a_warning() -> None:
+async def test_events_that_do_not_end_in_time_are_given_up_with_a_warning() -> None:
     story: list[Any] = []
 
     async def never_end(_pe: Any, _click: Click) -> None:
@@ -329,7 +329,7 @@ async def test_what_does_not_end_in_time_is_given_up_with_a_warning() -> None:
     assert warning["waits_for"] == ["task 'Partition 0' with 1 events"]
 
 
-async def test_what_an_app_has_put_for_a_consumer_that_is_away_is_told_when_it_stops(
+async def test_events_for_an_absent_consumer_are_reported_at_the_stop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(drain, "_LOG_AFTER_SECONDS", 0.02)
@@ -359,9 +359,7 @@ async def test_what_an_app_has_put_for_a_consumer_that_is_away_is_told_when_it_s
     assert (lost["stream"], lost["consumer"], lost["events"]) == ("clicks", "away", 5)
 
 
-async def test_what_an_app_has_put_on_its_own_stream_and_not_processed_is_told_when_it_stops() -> (
-    None
-):
+async def test_unprocessed_events_of_an_apps_own_stream_are_reported_at_the_stop() -> None:
     app = HoldingApp("others")
     forward = app.create_pe(Forward)
     app.create_input_stream("clicks", forward, key="user")

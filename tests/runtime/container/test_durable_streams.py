@@ -284,7 +284,9 @@ async def test_a_producer_that_was_not_seen_for_long_is_forgotten(
             await until(lambda: [len(rows) for rows in kept_producers(folder).values()] == [0, 0])
 
 
-async def test_what_drops_events_is_refused_on_a_durable_stream(settings: dict[str, str]) -> None:
+async def test_an_executor_that_drops_events_is_refused_on_a_durable_stream(
+    settings: dict[str, str],
+) -> None:
     for stage in ("stream", "deserializer"):
         bad = settings | {f"s4.{stage}.executor": "shed"}
         with dies(

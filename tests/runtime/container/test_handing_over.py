@@ -200,7 +200,7 @@ def loops() -> App:
 
 
 @pytest.mark.parametrize("room", ["10", "10000"])
-async def test_what_goes_round_is_counted_once_when_its_task_moves(
+async def test_events_in_a_cycle_count_once_when_their_task_moves(
     system: MemorySystem, settings: dict[str, str], tmp_path: Path, room: str
 ) -> None:
     clicks = fill(system, 400, lambda _: False, partitions=4)

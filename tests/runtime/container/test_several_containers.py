@@ -541,7 +541,7 @@ async def test_nodes_that_stop_together_process_what_they_send_each_other(
         assert sum(all_nodes.state("CountWords").values()) == 8 * admitted
 
 
-async def test_who_takes_over_from_a_stopping_container_gets_nothing_that_was_processed_there(
+async def test_the_next_owner_gets_nothing_that_a_stopping_container_has_processed(
     tmp_path: Path,
 ) -> None:
     may_go, may_end = trio.Event(), trio.Event()
@@ -593,7 +593,7 @@ class Greet(Ignore):
         self.out.put(Click("hello"))
 
 
-async def test_what_a_container_puts_first_goes_to_those_who_consume_the_stream_already(
+async def test_the_first_events_of_a_container_go_to_existing_consumers(
     tmp_path: Path,
 ) -> None:
     def greeter() -> App:

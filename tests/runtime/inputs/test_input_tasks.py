@@ -313,7 +313,7 @@ async def test_progress_is_committed_where_other_tasks_have_processed_all_that_w
             raise StopTest
 
 
-async def test_commits_that_cannot_be_written_are_told_tried_again_and_go_on(
+async def test_commits_that_cannot_be_written_are_reported_and_tried_again(
     system: MemorySystem, settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("s4node.offsets.sqlite_file._PATIENCE_SECONDS", 0.01)

@@ -219,7 +219,7 @@ async def test_unknown_systems_and_streams_stop_the_start_with_what_there_is(
         ("memory.clicks, live.clicks", "from 'memory' and from 'live'"),
     ],
 )
-async def test_inputs_that_cannot_be_bound_are_told(
+async def test_inputs_that_cannot_be_bound_are_reported(
     system: MemorySystem, settings: dict[str, str], inputs: str, said: str
 ) -> None:
     with dies(ConfigError, match=said):

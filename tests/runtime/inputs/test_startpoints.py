@@ -149,7 +149,7 @@ def test_a_delete_for_a_task_leaves_what_is_for_all(store: Store) -> None:
     assert store.pending() == []
 
 
-def test_a_damaged_store_and_one_that_cannot_be_written_are_told(tmp_path: Path) -> None:
+def test_a_damaged_store_and_an_unwritable_one_are_reported(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.place.mkdir()
     tree = store.place / "tree.sqlite"

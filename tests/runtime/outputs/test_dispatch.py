@@ -527,7 +527,7 @@ async def test_an_output_stream_without_a_consumer_warns_and_drops() -> None:
         assert not source.senders["clicks"].unsettled
 
 
-async def test_a_client_with_a_key_that_cannot_be_one_is_told_at_once() -> None:
+async def test_a_client_with_an_invalid_key_is_refused_at_once() -> None:
     async with running(clicks_app(Seen()), partitions=2) as node, Client(node.address) as client:
         with pytest.raises(ConnectionRefused, match="'two words' is not an attribute's name"):
             await client.stream("clicks", key="two words")

@@ -115,7 +115,7 @@ async def test_a_container_that_dies_at_a_step_of_its_outbox_counts_all_once(
         await it.check()
 
 
-async def test_what_goes_round_and_finds_no_room_is_counted_once_after_kills(
+async def test_events_in_a_full_cycle_count_once_after_kills(
     tmp_path: Path,
 ) -> None:
     chance = random.Random(3)

@@ -235,7 +235,7 @@ async def test_a_stream_cannot_be_declared_once_the_app_runs() -> None:
             app.pe.set_singleton()
 
 
-async def test_all_mistakes_of_a_graph_are_told_together_and_nothing_listens() -> None:
+async def test_all_mistakes_of_a_graph_are_reported_together_and_nothing_listens() -> None:
     app = App("wrong")
     app.create_pe(pe_class("Nothing"))
     listen = app.create_pe(Ignore)
@@ -531,7 +531,7 @@ async def test_events_without_a_handler_are_counted_and_reported_once_for_their_
     assert told == [("Handling", "Buy"), ("Handling", "Total")]
 
 
-async def test_handlers_that_nothing_would_ever_call_are_told_once_at_the_start() -> None:
+async def test_handlers_that_nothing_calls_are_reported_once_at_the_start() -> None:
     class Base(ProcessingElement):
         def on_event(self, event: Click) -> None: ...
 

@@ -1155,7 +1155,7 @@ async def test_a_container_that_all_tasks_of_a_process_would_share_is_refused(
             await until(lambda came=came: came)
 
 
-async def test_a_factory_that_raises_and_an_object_that_is_no_task_are_told(
+async def test_a_factory_that_raises_and_an_object_that_is_not_a_task_are_reported(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     fill(system, 1, 1)

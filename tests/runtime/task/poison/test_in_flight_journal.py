@@ -101,7 +101,7 @@ def test_a_file_of_another_layout_tells_nothing(tmp_path: Path) -> None:
     assert enter(tmp_path, 2, {}).suspects == []
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="cannot be written"):
         enter(tmp_path / "none", 1, {})
 
