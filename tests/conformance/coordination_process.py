@@ -3,7 +3,7 @@
 ``count PATH N`` adds 1 to the number at PATH by compare-and-set, N times; ``claim PATH`` tries to
 create PATH, and lives on; ``hold PATH TIMEOUT`` keeps an ephemeral entry until the session is lost,
 or ``end`` is written there. ``hang PATH TIMEOUT`` keeps one, and blocks its loop until SIGUSR1;
-``write PATH TIMEOUT`` keeps one, and writes beside it without a pause; ``tell PATH TIMEOUT`` keeps
+``write PATH TIMEOUT`` does so while it writes beside it; ``tell PATH TIMEOUT`` keeps
 one, and prints the key of its session.
 """
 
@@ -92,12 +92,22 @@ async def write(session: Session, path: str, _timeout: str) -> None:
     await session.create(path, ephemeral=True)
     number = f"{path.rpartition('/')[0]}/number"
     await session.create(number)
-    print("writes", flush=True)
-    try:
-        for each in itertools.count():
-            await session.set(number, b"%d" % each)
-    except SessionLost as error:
-        print(type(error).__name__, flush=True)
+    begun = trio.Event()
+
+    async def go_on() -> None:
+        try:
+            for each in itertools.count():
+                await session.set(number, b"%d" % each)
+                begun.set()
+        except SessionLost as error:
+            print(type(error).__name__, flush=True)
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(go_on)
+        await begun.wait()
+        print("writes", flush=True)
+        signal.sigwait([signal.SIGUSR1])
 
 
 async def tell(session: Session, path: str, _timeout: str) -> None:
