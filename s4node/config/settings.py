@@ -65,19 +65,18 @@ CLUSTER_GATHER_TIMEOUT = Setting(
 
 CLUSTER_STAY = Setting(
     _CLUSTER, "s4.cluster.stay", "0", kinds.milliseconds(0),
-    "How long the partitions of a container that has ended wait for it. If it returns under its "
-    "node's name within this time, as at a restart, it finds them where they were. Nobody "
-    "processes them meanwhile. 0: others take them at once.",
+    "How long the partitions of a container that has ended wait for it, without being processed. "
+    "If it returns under its node's name within this time, as at a restart, it finds them where "
+    "they were. With 0 others take them at once.",
 )
 
 _COORDINATION = "Coordination: how nodes find each other"
 
 COORDINATION = Setting(
     _COORDINATION, "s4.coordination", "", kinds.ZOOKEEPER,
-    "The ZooKeeper through which nodes of several machines find each other: "
-    "zk://host:port,host:port/root. Several clusters, by name, may have one root. Needs "
-    "pip install 's4node[zookeeper]', and s4.state.url for the apps' packages. Empty: the nodes of "
-    "one machine find each other in a folder.",
+    "The ZooKeeper through which nodes of several machines find each other; one root may hold "
+    "several clusters. It needs pip install 's4node[zookeeper]', and s4.state.url for the packages "
+    "of apps. If this is empty, the nodes of one machine find each other in a folder.",
 )
 COORDINATION_CREDENTIALS = Setting(
     _COORDINATION, "s4.coordination.credentials", "", kinds.FOLDER,
@@ -108,7 +107,7 @@ LISTENER_ADDRESS = Setting(
 LISTENER_ADVERTISE = Setting(
     _LISTENER, "s4.listener.advertise", "", kinds.HOST,
     "The host by which others reach this node, such as its name in DNS. The default is the host "
-    "of s4.listener.address. Set it for nodes of a cluster that listen on all interfaces "
+    "of s4.listener.address; set it for nodes of a cluster that listen on all interfaces "
     "(0.0.0.0), which is not a host to connect to. With :port, others reach the node's own port at "
     "that one; its containers are reached at their own ports.",
 )
