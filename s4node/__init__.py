@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         TaskContext,
         WindowableTask,
     )
+    from s4node.app.windows import Window, count, day, hopping, session, tumbling
     from s4node.config.config import Config
     from s4node.errors import S4Error
     from s4node.events.event import Event, GenericEvent, created_ms, event_id
@@ -62,6 +63,12 @@ __all__ = [
     "App",
     "AdapterApp",
     "ProcessingElement",
+    "Window",
+    "tumbling",
+    "hopping",
+    "session",
+    "count",
+    "day",
     "Event",
     "GenericEvent",
     "created_ms",
@@ -105,6 +112,12 @@ _HOMES = {
     "App": "app.app",
     "AdapterApp": "app.app",
     "ProcessingElement": "app.processing_element",
+    "Window": "app.windows",
+    "tumbling": "app.windows",
+    "hopping": "app.windows",
+    "session": "app.windows",
+    "count": "app.windows",
+    "day": "app.windows",
     "Event": "events.event",
     "GenericEvent": "events.event",
     "created_ms": "events.event",

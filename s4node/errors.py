@@ -44,6 +44,10 @@ class KeyFinderError(S4Error):
     """A KeyFinder raised, returned nothing, or returned what is not a key."""
 
 
+class EventTimeError(S4Error):
+    """The time of an event is missing, or is no time."""
+
+
 class ProcessingError(S4Error):
     """A PE's handler raised; ``__cause__`` is the user's own exception.
 

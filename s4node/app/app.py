@@ -17,7 +17,8 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.prototype import Prototype
-from s4node.app.stream import InputStream, OutputStream, Stream
+from s4node.app.stream import InputStream, OutputStream, Stream, StreamTime
+from s4node.app.windows import LONGEST
 from s4node.errors import GraphError
 from s4node.events.event import LIVE
 from s4node.events.keys import KeySpec
@@ -25,6 +26,9 @@ from s4node.store_spec import StoreSpec
 
 P = TypeVar("P", bound=ProcessingElement)
 S = TypeVar("S", bound=Stream)
+
+IDLE = 30.0
+"""Seconds without news after which a producer is waited for no longer."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")
 
@@ -114,14 +118,22 @@ class App:
         key: KeySpec | None = None,
         types: Sequence[type] | type = (),
         broadcast: bool = False,
+        time: str = "",
+        lateness: float = 0,
+        idle: float = IDLE,
     ) -> Stream:
         """A stream inside the app: events that PEs put on it go to ``pes``.
 
         ``key`` is an attribute's name, several names, a KeyFinder, or a function of the event. A
         key of several parts is a tuple; a tuple or list of one part is that part. ``types`` are its
         event types; the default is those that the PEs' handlers name.
+
+        ``time`` is the field with the time of an event: seconds since 1970 as a float, ms as an
+        int, or a datetime with a time zone. Events may be out of order by ``lateness`` seconds. A
+        producer that has sent nothing for ``idle`` seconds is waited for no longer.
         """
-        return self._add(Stream, name, pes, key, types, broadcast)
+        told = self._time(name, time, lateness, idle)
+        return self._add(Stream, name, pes, key, types, broadcast, told)
 
     def create_input_stream(
         self,
@@ -130,13 +142,17 @@ class App:
         key: KeySpec | None = None,
         types: Sequence[type] | type = (),
         system: str = LIVE,
+        time: str = "",
+        lateness: float = 0,
+        idle: float = IDLE,
     ) -> InputStream:
         """A stream that brings events from outside to ``pes``; see :meth:`create_stream`.
 
         Its events come over sockets, or are read from the stream of this name of a ``system`` such
         as ``log``; the setting ``task.inputs`` overrides it.
         """
-        stream = self._add(InputStream, name, pes, key, types, broadcast=False)
+        told = self._time(name, time, lateness, idle)
+        stream = self._add(InputStream, name, pes, key, types, False, told)
         stream.system = system
         return stream
 
@@ -172,6 +188,7 @@ class App:
         key: KeySpec | None,
         types: Sequence[type] | type,
         broadcast: bool,
+        time: StreamTime | None = None,
     ) -> S:
         self._declaring()
         if not isinstance(name, str) or not _NAME.match(name):
@@ -187,10 +204,33 @@ class App:
             types = (types,)
         targets = [pe._prototype for pe in pes]
         stream = kind(
-            name, len(self.streams), targets, key=key, types=tuple(types), broadcast=broadcast
+            name,
+            len(self.streams),
+            targets,
+            key=key,
+            types=tuple(types),
+            broadcast=broadcast,
+            time=time,
         )
         self.streams[name] = stream
         return stream
+
+    def _time(self, stream: str, field: str, lateness: float, idle: float) -> StreamTime | None:
+        """What a stream tells of the time of its events; None without a field."""
+        if not isinstance(field, str) or (field and not field.isidentifier()):
+            raise GraphError(f"stream {stream!r}: time={field!r} is not the name of a field")
+        for name, value, least in (("lateness", lateness, 0.0), ("idle", idle, 0.1)):
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not number or not least <= value <= LONGEST:
+                raise GraphError(
+                    f"stream {stream!r}: {name}={value!r}; give seconds from {least:g} on, at most "
+                    f"a year"
+                )
+        if not field and lateness:
+            raise GraphError(
+                f"stream {stream!r} has a lateness but no time; name the field with time="
+            )
+        return StreamTime(field, float(lateness), float(idle)) if field else None
 
     def _declaring(self) -> None:
         if self._frozen:

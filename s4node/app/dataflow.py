@@ -88,11 +88,12 @@ class _Reach:
             *prototype.on_event.declared.values(),
             *prototype.on_trigger.declared.values(),
             *filter(None, (prototype.on_time, prototype.on_create, prototype.on_remove)),
+            *filter(None, (prototype.on_window, prototype.on_timer)),
         ]
         self._found: list[Stream] = []
         self._seen: dict[int, Any] = {}  # the values are kept, so that no id is used twice
         self._of_app: set[int] = set()
-        self._waiting: list[Any] = []
+        self._waiting: list[Any] = [] if prototype.windows is None else [prototype.windows.late]
 
     def streams(self) -> list[Stream]:
         self._waiting += self._hooks

@@ -10,6 +10,7 @@ Rules
 from __future__ import annotations
 
 import inspect
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,9 +23,16 @@ from s4node.app.app import App
 from s4node.app.instances import BoundedInstances, Instances
 from s4node.app.pe_codec import ElementCodec, check_defaults
 from s4node.app.processing_element import ProcessingElement
-from s4node.app.prototype import HandlerTable, Prototype, shared_containers
+from s4node.app.prototype import Prototype, shared_containers
 from s4node.app.stream import OutputStream, Stream
-from s4node.errors import GraphError, KeyFinderError
+from s4node.app.window_dispatch import (
+    only_handler,
+    time_problems,
+    window_lines,
+    window_problems,
+)
+from s4node.app.window_instances import WindowInstances, make_windows
+from s4node.errors import EventTimeError, GraphError, KeyFinderError
 from s4node.events.routing import KeyRule, compiled, holds_keys, is_generic
 from s4node.store_spec import StoreSpec
 
@@ -35,6 +43,7 @@ def check(app: App) -> None:
     for prototype, _ in app.prototypes.values():
         if not prototype.on_event.declared and not prototype.on_time:
             problems.append(f"PE {prototype.name!r} has neither on_event nor on_time")
+        problems += window_problems(app, prototype)
         problems += [
             f"PE {prototype.name!r}: {name} {_NEVER_RUNS}, and send with stream.put(event)"
             for name in _generators(prototype.hooks())
@@ -155,6 +164,8 @@ def _problems(app: App, stream: Stream) -> Iterable[str]:
     for name, count in Counter(kind.name for kind in stream.types).items():
         if count > 1:
             yield f"{where} has {count} event types named {name!r}; set event_name on one"
+    if stream.time is not None and not isinstance(stream, OutputStream):
+        yield from time_problems(stream, stream.time.field)
     try:
         rule = rule_of(stream)
     except GraphError as error:
@@ -270,8 +281,15 @@ class Saver(Protocol):
         ...
 
 
-def make_instances(prototype: Prototype, partition: int, clock: Callable[[], float]) -> Instances:
+def make_instances(
+    prototype: Prototype,
+    partition: int,
+    clock: Callable[[], float],
+    wall: Callable[[], float] = lambda: math.inf,
+) -> Instances:
     """The instance map that the prototype's configuration asks for."""
+    if prototype.windows is not None:
+        return make_windows(prototype, partition, wall)
     if (prototype.cache_size or prototype.cache_idle) and not prototype.singleton:
         return BoundedInstances(prototype, partition, clock)
     return Instances(prototype, partition)
@@ -298,7 +316,12 @@ def compile_plan(
     for number, target in enumerate(stream.targets):
         made, fires = instances[target.name], triggers.get(target.name)
         touches = target.name in savers
-        body += _target_lines(stream, number, made, fires, bindings, touches=touches)
+        if isinstance(made, WindowInstances):
+            begin, lines = window_lines(stream, number, made, bindings, touches=touches)
+            fetched += begin
+            body += lines
+        else:
+            body += _target_lines(stream, number, made, fires, bindings, touches=touches)
         if touches:
             bindings[f"_k{number}"] = savers[target.name]
             bindings[f"_u{number}"] = savers[target.name].touch_one
@@ -322,7 +345,7 @@ def _target_lines(
     target = home.prototype
     instances, handler = f"_i{number}", f"_h{number}"
     bindings[instances] = home
-    direct = _only_handler(stream, target.on_event)
+    direct = only_handler(stream, target.on_event)
     if direct is not None:
         bindings[handler] = direct
         call = f"{handler}({{i}}, e)"
@@ -363,12 +386,6 @@ def _target_lines(
     return lines
 
 
-def _only_handler(stream: Stream, table: HandlerTable) -> Any:
-    """The one handler that takes every event of the stream, or None if they differ."""
-    found = {table.find(kind.cls) for kind in stream.types}
-    return found.pop() if len(found) == 1 else None
-
-
 _PLAN_FILE = "<s4node run>"
 _KEY_LINE = "_key_line"  # the global of a plan with the number of the line that finds the key
 
@@ -394,6 +411,8 @@ def _below_plan(error: BaseException) -> list[FrameType]:
 
 def is_key_failure(error: BaseException) -> bool:
     """Return True if finding the key raised, not a handler."""
+    if isinstance(error, EventTimeError):
+        return True
     frames = _below_plan(error)
     if not frames:  # raised in the loop itself: no such attribute, or a key that cannot be hashed
         return True

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable
 from itertools import islice, takewhile
 from typing import Any, Protocol
 
+from s4node.app.pe_timers import PeTimers
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.prototype import Prototype
 from s4node.events.key_crowding import KeyCrowding
@@ -57,6 +58,7 @@ class Instances(dict[Any, PE]):
         "leaving",
         "partition",
         "prototype",
+        "timers",
     )
 
     def __init__(self, prototype: Prototype, partition: int) -> None:
@@ -66,6 +68,7 @@ class Instances(dict[Any, PE]):
         self.leaving: list[PE] = []
         self.gone: Callable[[Any], None] | None = None
         self.keeper: Keeper | None = None
+        self.timers: PeTimers | None = None
         self.fetch: Callable[[], None] | None = None  # loads the saved instances of coming events
         self._crowding = KeyCrowding()
         self._async_create = inspect.iscoroutinefunction(prototype.on_create)
@@ -119,6 +122,8 @@ class Instances(dict[Any, PE]):
         if self.keeper is not None:
             self.keeper.remove(instance.key)
         del self[instance.key]
+        if self.timers is not None:
+            self.timers.cancel_all(instance.key)
         if self.gone is not None:
             self.gone(instance.key)
         if self._async_remove:

@@ -16,14 +16,20 @@ from __future__ import annotations
 
 from abc import ABCMeta
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
 from types import FunctionType
 from typing import Any, ClassVar, Protocol
 
+from s4node.app.pe_timers import PeTimers
 from s4node.app.stream import Stream, Target
-from s4node.errors import GraphError
+from s4node.app.windows import Window, WindowKind
+from s4node.errors import GraphError, S4Error
 from s4node.events.keys import Key
 
-_RESERVED = {"_group", "_home", "_mark", "_prototype", "_row", "_state", "app", "key", "partition"}
+_RESERVED = {
+    "_again", "_group", "_home", "_mark", "_prototype", "_round", "_row", "_span", "_state",
+    "_until", "app", "key", "partition",
+}  # fmt: skip
 
 
 class ElementType(ABCMeta):
@@ -118,12 +124,14 @@ class PrototypeOptions(Target, Protocol):
     def set_timer_interval(self, seconds: float) -> None: ...
     def set_singleton(self, singleton: bool) -> None: ...
     def set_cache(self, max_size: int, idle_seconds: float) -> None: ...
+    def set_window(self, kind: object, clock: object, grace: object, late: object) -> None: ...
 
 
 class Home(Protocol):
     """The map that an instance belongs to."""
 
     partition: int
+    timers: PeTimers | None
 
     def get(self, key: Any, /) -> ProcessingElement | None: ...
 
@@ -145,6 +153,8 @@ class ProcessingElement(metaclass=ElementType):
     - ``on_time(self)``: every :meth:`set_timer_interval` seconds, on each instance.
     - ``on_create(self)`` before an instance's first event, ``on_remove(self)`` when the instance
       leaves its cache or is removed. They are not called when the app starts or stops.
+    - ``on_window(self)`` at the end of a window of :meth:`set_window`.
+    - ``on_timer(self, name)`` when a timer fires that was set with :meth:`at` or :meth:`after`.
 
     A handler sends with ``stream.put(event)``, which never waits. A plain handler holds up its
     process while it runs: use an ``async`` one for whatever waits.
@@ -171,10 +181,23 @@ class ProcessingElement(metaclass=ElementType):
     _row: bytes  # the key of its row, once saved
     _group: list[ProcessingElement]  # the list that notes it for the next commit
 
+    # of an instance with a window:
+    _span: tuple[float, float]  # its start and end
+    _round: int  # how often on_window was called; of a count the number of events
+    _until: float  # the end of the last window for which it was called
+    _again: bool  # events have come since
+
     @property
     def partition(self) -> int:
         """The partition in which this instance lives, from 0."""
         return self._home.partition
+
+    @property
+    def window(self) -> Window:
+        """The window of this instance; in ``on_event`` of overlapping windows the pane."""
+        if not hasattr(self, "_span"):
+            raise S4Error(f"{self!r} has no window; call set_window on its prototype")
+        return Window(*self._span, self._round)
 
     # -- for the prototype, before the app starts --------------------------------------------
 
@@ -205,6 +228,24 @@ class ProcessingElement(metaclass=ElementType):
         """
         self._prototype.set_cache(max_size, idle_seconds)
 
+    def set_window(
+        self,
+        kind: WindowKind,
+        *,
+        clock: str = "event",
+        grace: float = 0,
+        late: Stream | None = None,
+    ) -> None:
+        """Have an instance for each key *and window*, and ``on_window`` called at its end.
+
+        ``kind`` is ``tumbling(60)``, ``hopping(300, every=60)``, ``session(gap=1800)``,
+        ``count(100)`` or ``day("Europe/Berlin")``. Windows end by the time of events, which their
+        streams tell (``time=``), or by the ``clock="wall"``. For ``grace`` seconds of event time
+        after its end, events still count, and ``on_window`` is called again. Later ones are counted
+        as late, and put on the stream ``late`` if one is given.
+        """
+        self._prototype.set_window(kind, clock, grace, late)
+
     # -- for an instance ---------------------------------------------------------------------
 
     def remove(self) -> None:
@@ -213,6 +254,32 @@ class ProcessingElement(metaclass=ElementType):
         A handler that removes its own instance goes on to its end.
         """
         self._home.remove(self)
+
+    def at(self, time: float | datetime, name: str = "", *, clock: str = "event") -> None:
+        """Have ``on_timer(name)`` called once, when the events up to ``time`` have come.
+
+        With ``clock="wall"``, when it is that time. ``time`` is in seconds since 1970, or a
+        datetime with a time zone. A timer of the same name is replaced; one in the past fires
+        after the handler. Timers are saved with the state.
+        """
+        if clock not in ("event", "wall"):
+            raise S4Error(f"at(clock={clock!r}): give 'event' or 'wall'")
+        self._timers().set(self.key, name, time, by_wall=clock == "wall")
+
+    def after(self, seconds: float, name: str = "") -> None:
+        """Have ``on_timer(name)`` called in ``seconds`` seconds, by the clock; see :meth:`at`."""
+        timers = self._timers()
+        timers.set(self.key, name, timers.now() + seconds, by_wall=True)
+
+    def cancel(self, name: str = "") -> None:
+        """Remove the timer of this name, if it is set."""
+        self._timers().cancel(self.key, name)
+
+    def _timers(self) -> PeTimers:
+        timers = self._home.timers
+        if timers is None:
+            raise S4Error(f"{self!r} has no timers; give its class a method on_timer(self, name)")
+        return timers
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {getattr(self, 'key', None)!r}>"

@@ -17,7 +17,7 @@ import typing
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeGuard, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeGuard, TypeVar
 
 from s4node.app.processing_element import (
     AppFacts,
@@ -27,6 +27,8 @@ from s4node.app.processing_element import (
     PrototypeOptions,
     class_variables,
 )
+from s4node.app.stream import Stream
+from s4node.app.windows import LONGEST, WindowKind
 from s4node.errors import GraphError
 from s4node.events.event import Event, GenericEvent
 from s4node.events.routing import compiled
@@ -46,6 +48,16 @@ class Trigger:
     event_type: type
     events: int
     seconds: float
+
+
+class WindowOptions(NamedTuple):
+    """The windows of a prototype: by which clock they end, for how long after that events still
+    count, and the stream of late events."""
+
+    kind: WindowKind
+    on_wall_clock: bool = False
+    grace: float = 0.0
+    late: Stream | None = None
 
 
 class HandlerTable(dict[type, Handler]):
@@ -93,12 +105,15 @@ class Prototype:
         self.cache_size = 0
         self.cache_idle = 0.0
         self.triggers: list[Trigger] = []
+        self.windows: WindowOptions | None = None
         self.started = False
         self.on_event = HandlerTable("on_event", _handlers(cls, "on_event"))
         self.on_trigger = HandlerTable("on_trigger", _handlers(cls, "on_trigger"))
         self.on_time = _plain_hook(cls, "on_time")
         self.on_create = _plain_hook(cls, "on_create")
         self.on_remove = _plain_hook(cls, "on_remove")
+        self.on_window = _plain_hook(cls, "on_window")
+        self.on_timer = _timer_hook(cls)
         self.cls = self._bound(cls, ())
         # a foreign base class may have a __dict__
         self._element_cls = self._bound(cls, () if cls.__dictoffset__ else ("__dict__",))
@@ -149,9 +164,10 @@ class Prototype:
             or self.on_trigger.any_async
             or inspect.iscoroutinefunction(self.on_create)
             or inspect.iscoroutinefunction(self.on_remove)
+            or inspect.iscoroutinefunction(self.on_window)
         )
 
-    def hooks(self) -> list[tuple[str, Handler | Callable[[Any], Any] | None]]:
+    def hooks(self) -> list[tuple[str, Callable[..., Any] | None]]:
         """The names and methods that are called for events, timers, creation and removal."""
         handlers = [*self.on_event.declared.values(), *self.on_trigger.declared.values()]
         return [
@@ -159,6 +175,8 @@ class Prototype:
             ("on_time", self.on_time),
             ("on_create", self.on_create),
             ("on_remove", self.on_remove),
+            ("on_window", self.on_window),
+            ("on_timer", self.on_timer),
         ]
 
     def event_types(self) -> tuple[type, ...]:
@@ -202,6 +220,41 @@ class Prototype:
             raise GraphError(f"{self.name}: a PE cache needs max_size > 0 or idle_seconds > 0")
         self.cache_size, self.cache_idle = max_size, idle_seconds
 
+    def set_window(self, kind: object, clock: object, grace: object, late: object) -> None:
+        self._check_not_started()
+        if not isinstance(kind, WindowKind):
+            raise GraphError(
+                f"{self.name}: set_window({kind!r}): give tumbling(60), hopping(300, every=60), "
+                f"session(gap=1800), count(100) or day('Europe/Berlin')"
+            )
+        if clock not in ("event", "wall"):
+            raise GraphError(f"{self.name}: set_window(clock={clock!r}): give 'event' or 'wall'")
+        if self.on_window is None:
+            raise GraphError(f"{self.name}: windows are set but there is no on_window method")
+        if (kind.is_hopping or kind.gap) and not callable(getattr(self.cls, "merge", None)):
+            raise GraphError(
+                f"{self.name}: {kind.text} windows are made of parts, so the class needs "
+                f"merge(self, later), which adds another instance's state to its own"
+            )
+        self._check_number("set_window", "grace", grace)
+        if grace > LONGEST:  # type: ignore[operator]
+            raise GraphError(f"{self.name}: a grace of {grace!r} s is more than a year")
+        if late is not None and not isinstance(late, Stream):
+            raise GraphError(
+                f"{self.name}: set_window(late={late!r}): give a stream of this app, from "
+                f"create_stream or create_output_stream"
+            )
+        if (grace or late is not None) and (clock == "wall" or kind.events):
+            raise GraphError(
+                f"{self.name}: only windows by the time of events have late events; leave out "
+                f"grace and late"
+            )
+        if "window" in self.cls._state:
+            raise GraphError(f"{self.name}: the attribute 'window' is taken; give it another name")
+        own = self.cls.__mro__[1]
+        self.cls = self._bound(own, ("_again", "_round", "_span", "_until"))
+        self.windows = WindowOptions(kind, clock == "wall", float(grace), late)  # type: ignore[arg-type]
+
     def freeze(self, element: ProcessingElement) -> None:
         """The app starts: values set on the prototype hold for all its instances."""
         for name, value in vars(element).items():
@@ -221,7 +274,14 @@ class Prototype:
             "    i._mark = None",
         ]
         lines += [f"    i.{n} = {f'copy(_{n})' if n in copied else f'_{n}'}" for n in state]
-        bindings = {"new": self.cls.__new__, "cls": self.cls, "copy": copy.deepcopy}
+        if self.windows is not None:
+            lines += ["    i._again = False", "    i._round = 0", "    i._until = never"]
+        bindings = {
+            "never": -math.inf,
+            "new": self.cls.__new__,
+            "cls": self.cls,
+            "copy": copy.deepcopy,
+        }
         bindings |= {f"_{name}": value for name, value in state.items()}
         self.make = compiled("make", [*lines, "    return i"], bindings)
         self.started = True
@@ -295,6 +355,15 @@ def _plain_hook(cls: type, name: str) -> Callable[[Any], Any] | None:
     parameters = inspect.signature(hook).parameters.values()
     if sum(p.default is p.empty and p.kind not in _VARIABLE for p in parameters) != 1:
         raise GraphError(f"{cls.__name__}.{name} takes {len(parameters)} parameters; write (self)")
+    return hook  # type: ignore[no-any-return]
+
+
+def _timer_hook(cls: type) -> Callable[[Any, str], Any] | None:
+    hook = getattr(cls, "on_timer", None)
+    if hook is None:
+        return None
+    if not callable(hook) or len(inspect.signature(hook).parameters) != 2:
+        raise GraphError(f"{cls.__name__}.on_timer has other parameters; write (self, name)")
     return hook  # type: ignore[no-any-return]
 
 

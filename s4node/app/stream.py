@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar, Token
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from s4node.errors import EventError, GraphError, S4Error
 from s4node.events.event import LIVE, GenericEvent
@@ -52,6 +52,15 @@ class Carrier(Protocol):
         ...
 
 
+class StreamTime(NamedTuple):
+    """Which ``field`` has the time of an event, by how many seconds events may be out of order, and
+    after how many seconds without news a producer is waited for no longer."""
+
+    field: str
+    lateness: float
+    idle: float
+
+
 class Target(Protocol):
     """A PE that a stream leads to."""
 
@@ -84,8 +93,10 @@ class Stream:
         key: KeySpec | None = None,
         types: Sequence[type] = (),
         broadcast: bool = False,
+        time: StreamTime | None = None,
     ) -> None:
         self.name = name
+        self.time = time
         self.targets = tuple(targets)
         self.key = key
         self.broadcast = broadcast

@@ -39,6 +39,7 @@ BENCHMARKS = {
     "async-io": "tasks that await calls of 1-200 ms: 10, 100, 1,000 in flight, in both orders",
     "spark-source": "a stream of the log as a DataFrame, beside the same rows from Parquet",
     "bootstrap": "a keyed count over history on Spark, beside an identity after the same sort",
+    "windows": "a count by key and window, by event time in disorder, beside the count by key",
     "keys": "1,000 to 1,000,000 live keys: time an event and bytes a key",
 }
 

@@ -23,6 +23,7 @@ from s4node.bench import (
     overload,
     state,
     timed,
+    windows,
     word_count,
     workload,
 )
@@ -369,6 +370,8 @@ ROLES: dict[str, Callable[[dict[str, Any]], None]] = {
     "sparking": lambda task: durable_latency.sparking(task, say),
     "hopping": lambda task: durable_latency.hopping(task, say),
     "replaying": lambda task: log_replay.replaying(task, say),
+    "windowed": lambda task: windows.windowed(task, say, listen),
+    "sending_timed": lambda task: windows.sending_timed(task, say),
 }
 
 

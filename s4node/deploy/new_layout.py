@@ -24,6 +24,7 @@ from s4node.events.keys import KEY_GROUPS
 from s4node.net.egress.outbox_rows import data_of, sort_rows, ways_of, weight_of
 from s4node.offsets.checkpoint import JobGuard
 from s4node.offsets.producer_offsets import Closing, Closings, KeptProducer, Producer
+from s4node.runtime.event_time.task_times import EVENT_TIME, lower_times
 from s4node.runtime.inputs.grouper import BY_PARTITION
 from s4node.runtime.outputs.exchange import parts_of
 from s4node.state.job import CUT, DONE, ENDED, EPOCH_OF, LIFE, SENT, WRITTEN
@@ -197,6 +198,8 @@ def _merged(name: str, one: bytes, other: bytes) -> bytes:
         return one if first is True or (second is not True and first >= second) else other
     if name.startswith(_VERSIONS):
         return one if len(first) >= len(second) else other
+    if name == EVENT_TIME:
+        return _encode(lower_times(first, second))
     return one
 
 
@@ -309,7 +312,7 @@ def _different_facts(former: Sequence[FormerTask]) -> list[str]:
     known: dict[str, tuple[str, bytes]] = {}
     for task in former:
         for name, data in task.facts.items():
-            if name in _ANEW or name.startswith((_TABLE, EPOCH_OF, ENDED, _TTL)):
+            if name in {*_ANEW, EVENT_TIME} or name.startswith((_TABLE, EPOCH_OF, ENDED, _TTL)):
                 continue
             first, other = known.setdefault(name, (task.name, data))
             if name.startswith(_VERSIONS):

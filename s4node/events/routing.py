@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter, length_hint
 from typing import Any
 
-from s4node.errors import GraphError, KeyFinderError, described, is_signal
+from s4node.errors import EventTimeError, GraphError, KeyFinderError, described, is_signal
 from s4node.events.event import GenericEvent
 from s4node.events.keys import KeyFinder, KeySpec, Partitioner, check_key
 from s4node.events.schema import GENERIC, TypeDecl
@@ -233,7 +233,7 @@ def failed_at(it: Any, total: int) -> int:
 
 def key_failure(error: BaseException) -> str:
     """Why no key was found, in words, from the KeyFinder's exception."""
-    if isinstance(error, KeyFinderError):
+    if isinstance(error, (KeyFinderError, EventTimeError)):
         return str(error)
     return f"the KeyFinder raised {described(error)}"
 

@@ -41,7 +41,9 @@ class TaskStatistics(msgspec.Struct, frozen=True):
     ``sent`` were put on streams, ``pending`` wait in its stages, ``buffered`` are at the heads of
     them, ``in_flight`` are being processed. ``calls`` and ``seconds`` are by kind of call: commit,
     window, timer, end of stream, process. ``ignored`` counts exceptions by class; ``lagging``
-    counts, by input, the partitions that a bootstrap still has to read.
+    counts, by input, the partitions that a bootstrap still has to read. ``windows`` are open;
+    ``late`` counts late events by PE. ``watermarks`` has the watermark of each stream with time, in
+    seconds since 1970, and the source that holds it back.
     """
 
     name: str
@@ -59,6 +61,9 @@ class TaskStatistics(msgspec.Struct, frozen=True):
     calls: dict[str, int]
     seconds: dict[str, float]
     lagging: dict[str, int]
+    windows: int = 0
+    late: dict[str, int] = {}
+    watermarks: dict[str, tuple[float, str]] = {}
 
 
 class InputStatistics(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ from s4node import clocks
 from s4node.events.keys import Key
 from s4node.state import key_encoding
 from s4node.state.key_value_store import in_time
+from s4node.state.pe_store import place_of
 from s4node.state.rows import PREFIX_BYTES, TASK_GROUP, prefix
 from s4node.state.task_state import TaskState
 
@@ -41,18 +42,27 @@ class StateReader:
                 yield key, _decode(value)
 
     def instances(self, name: str) -> Iterator[tuple[Key | None, dict[str, Any]]]:
-        """The keys of a PE with the attributes of their instances; a singleton's key is None."""
+        """The keys of a PE with the attributes of their instances; a singleton's key is None.
+
+        The key of an instance with a window is a pair of its key and the window's start.
+        """
         versions = self._state.meta(f"versions of {name}") or ()
-        for key, data in self._rows(f"pe {name}"):
+        windowed = self._state.meta(f"windows of {name}") is not None
+        for key, data in self._rows(f"pe {name}", windowed=windowed):
             row = _decode(data)
+            if windowed:
+                row = _decode(row[-1])
             if isinstance(row, dict):  # the instance has counts of triggers beside its state
                 row = _decode(row["state"])
             fields = versions[row[0]]
             yield key, dict(zip((field for field, _ in fields), row[1:], strict=False))
 
-    def _rows(self, table: str) -> Iterator[tuple[Any, bytes]]:
+    def _rows(self, table: str, *, windowed: bool = False) -> Iterator[tuple[Any, bytes]]:
         number = self._state.tables[table].to_bytes(2, "big")
         for row, data in self._state.database.scan(prefix(0, 0), prefix(TASK_GROUP, 0xFFFF)):
-            if row[2:PREFIX_BYTES] == number:
+            if row[2:PREFIX_BYTES] == number and windowed:
+                start, key = place_of(row)
+                yield (key, start), data
+            elif row[2:PREFIX_BYTES] == number:
                 encoded = row[PREFIX_BYTES:]
                 yield (key_encoding.decode(encoded) if encoded else None), data

@@ -11,24 +11,33 @@ Rules
 - Handlers in threads touch instances at the same time. They only append to lists; here only the
   part of a list that was looked at is changed.
 - The instance of a singleton has no key; its row is in the task's own group.
+- A row of an instance with a window has the start of the window, eight bytes, before the key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import struct
+from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 from threading import Lock
 from typing import Any, Protocol
+
+import msgspec
 
 from s4node.errors import NotSaveable
 from s4node.events.keys import KEY_GROUPS, Hasher, Key
 from s4node.state import key_encoding
 from s4node.state.database import Database
-from s4node.state.rows import TASK_GROUP, Changes, prefix, with_text_rows
+from s4node.state.rows import PREFIX_BYTES, TASK_GROUP, Changes, prefix, with_text_rows
 
 _MISSING = object()
 _row_of = attrgetter("_row")
 _MANY = 4096
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(tuple[int, str, float, bool]).decode
+
+_START = struct.Struct(">d")
+_KEY_AT = PREFIX_BYTES + _START.size
 
 
 class Codec(Protocol):
@@ -107,7 +116,7 @@ class SavedInstances:
         try:
             instance._group.append(instance)
         except AttributeError:  # it has never been saved
-            self._place(instance)
+            self._assign(instance)
             instance._group.append(instance)
 
     @property
@@ -194,7 +203,7 @@ class SavedInstances:
         except NotSaveable as error:
             self._changes.spoiled = error
 
-    def _place(self, instance: Any) -> None:
+    def _assign(self, instance: Any) -> None:
         """Note in an instance where it is saved, and in which list it is when it is touched."""
         row = instance._row = self._row(instance.key)
         group = row[:2]
@@ -204,3 +213,89 @@ class SavedInstances:
         if key is None:
             return prefix(TASK_GROUP, self._table)
         return prefix(self._hasher(key) % KEY_GROUPS, self._table) + key_encoding.encode(key)
+
+
+class SavedWindowInstances(SavedInstances):
+    """The saved instances of a prototype with windows."""
+
+    def __init__(
+        self, table: int, codec: Codec, database: Database, changes: Changes, hasher: Hasher
+    ) -> None:
+        super().__init__(table, {}, codec, database, changes, hasher, stored=False)
+
+    def all_rows(self) -> Iterator[tuple[float, Any, bytes]]:
+        """All rows: the start of the window, the key and the value."""
+        number = self._table.to_bytes(2, "big")
+        for row, data in self._database.scan(prefix(0, 0), prefix(TASK_GROUP, 0xFFFF)):
+            if row[2:PREFIX_BYTES] == number:
+                yield *place_of(row), data
+
+    def erase(self, instance: Any) -> None:
+        """Delete the saved state of an instance that is gone."""
+        if instance._mark is self._saving:
+            self._commit(instance)
+        if instance._mark is self.mark:
+            self._leaves(instance)
+        instance._mark = None
+        self._changes.put(self._row_at(instance), None)
+
+    def moved(self, instance: Any) -> None:
+        """Save an instance, which was touched, under the new start of its window."""
+        self._changes.put(instance._row, None)
+        instance._row = self._row_at(instance)
+
+    def _commit(self, instance: Any) -> None:
+        try:
+            self._changes.add(instance._row, self._codec.encode(instance))
+        except NotSaveable as error:
+            self._changes.spoiled = error
+
+    def _assign(self, instance: Any) -> None:
+        row = instance._row = self._row_at(instance)
+        instance._group = self._touched.setdefault(row[:2], [])
+
+    def _row_at(self, instance: Any) -> bytes:
+        key = instance.key
+        group = TASK_GROUP if key is None else self._hasher(key) % KEY_GROUPS
+        encoded = b"" if key is None else key_encoding.encode(key)
+        return prefix(group, self._table) + _START.pack(instance._span[0]) + encoded
+
+
+def place_of(row: bytes) -> tuple[float, Any]:
+    """The start of the window and the key in the key of a row."""
+    encoded = row[_KEY_AT:]
+    start: float = _START.unpack(row[PREFIX_BYTES:_KEY_AT])[0]
+    return start, (key_encoding.decode(encoded) if encoded else None)
+
+
+class SavedTimers:
+    """The saved timers of one prototype in one task: a row for each key and name."""
+
+    def __init__(self, table: int, database: Database, changes: Changes, hasher: Hasher) -> None:
+        self._table = table
+        self._database = database
+        self._changes = changes
+        self._hasher = hasher
+
+    def timers(self) -> Iterator[tuple[Any, str, float, bool]]:
+        """All timers: key, name, time, and whether that is by the clock."""
+        number = self._table.to_bytes(2, "big")
+        for row, data in self._database.scan(prefix(0, 0), prefix(TASK_GROUP, 0xFFFF)):
+            if row[2:PREFIX_BYTES] == number:
+                size, name, time, by_wall = _decode(data)
+                encoded = row[PREFIX_BYTES : PREFIX_BYTES + size]
+                yield (key_encoding.decode(encoded) if size else None), name, time, by_wall
+
+    def set_timer(self, key: Any, name: str, time: float, *, by_wall: bool) -> None:
+        """Save a timer with the next commit."""
+        size = 0 if key is None else len(key_encoding.encode(key))
+        self._changes.put(self._row(key, name), _encode((size, name, time, by_wall)))
+
+    def forget_timer(self, key: Any, name: str) -> None:
+        """Delete a timer with the next commit."""
+        self._changes.put(self._row(key, name), None)
+
+    def _row(self, key: Any, name: str) -> bytes:
+        group = TASK_GROUP if key is None else self._hasher(key) % KEY_GROUPS
+        encoded = b"" if key is None else key_encoding.encode(key)
+        return prefix(group, self._table) + encoded + name.encode()

@@ -30,7 +30,7 @@ from s4node.offsets.producer_offsets import (
 from s4node.state.commit_id import COMMIT_ROW, OWNERS_ROW, SHIPPED_ROW, known_of, owners_of
 from s4node.state.database import Database
 from s4node.state.key_value_store import KeyValueStore
-from s4node.state.pe_store import Codec, SavedInstances
+from s4node.state.pe_store import Codec, SavedInstances, SavedTimers, SavedWindowInstances
 from s4node.state.remote_log import CommitId
 from s4node.state.remote_task import RemoteTask
 from s4node.state.rows import (
@@ -167,6 +167,17 @@ class TaskState:
             stored=stored,
         )
         return saved
+
+    def saved_windows(self, name: str, codec: Codec) -> SavedWindowInstances:
+        """The saved instances of a prototype's windows."""
+        saved = self.instances[name] = SavedWindowInstances(
+            self.table(f"pe {name}"), codec, self.database, self.changes, self._hasher
+        )
+        return saved
+
+    def saved_timers(self, name: str) -> SavedTimers:
+        """The saved timers of a prototype."""
+        return SavedTimers(self.table(f"timers {name}"), self.database, self.changes, self._hasher)
 
     def unused(self) -> list[str]:
         """The PEs that have a table here and that the app no longer has."""

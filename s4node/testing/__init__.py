@@ -14,7 +14,8 @@ It may touch every room below it; tasks keep state in a temporary folder. Begin 
 it, and ``world`` is what it runs in: a clock, calls and a network (``memory_network``).
 """
 
+from s4node.testing.any_order import rows_in_any_order
 from s4node.testing.app_test import AppTest
 from s4node.testing.sender import Refused
 
-__all__ = ["AppTest", "Refused"]
+__all__ = ["AppTest", "Refused", "rows_in_any_order"]

@@ -18,13 +18,14 @@ from typing import Any, Generic, TypeVar, cast, overload
 from s4node.app.app import App
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.prototype import Prototype
+from s4node.app.window_instances import WindowInstances
 from s4node.errors import S4Error
 from s4node.events.keys import Key
 from s4node.runtime.task.pe_processor import PeProcessor
 from s4node.runtime.task.stream_task_processor import StreamTaskProcessor
 from s4node.runtime.task.task import Task
 from s4node.testing.runtime import Runtime
-from s4node.testing.sender import InputSender, Refused, Sender
+from s4node.testing.sender import InputSender, LiveSender, Refused, Sender
 
 A = TypeVar("A", bound=App)
 P = TypeVar("P", bound=ProcessingElement)
@@ -109,6 +110,18 @@ class AppTest(Generic[A]):
         self._running()
         self._sender(stream).send(events, partition)
         self._runtime.wait_idle()
+
+    def advance_watermark(self, stream: str, time: float) -> None:
+        """Say that no event sent to an input from now on is older than ``time``, in seconds.
+
+        Less the lateness of the stream, that is: its watermark is ``time`` minus that at most.
+        """
+        self._running()
+        sender = self._sender(stream)
+        if not isinstance(sender, LiveSender):
+            raise S4Error(f"{stream!r} is not an input to which programs send; send it an event")
+        sender.tell_time(time)
+        self._runtime.advance(0.2)
 
     def end_input(self, stream: str, *, partition: int | None = None) -> None:
         """End an input that is read from a system for good, or one partition of it."""
@@ -217,6 +230,23 @@ class AppTest(Generic[A]):
         known = ", ".join(map(repr, self.keys(pe)[:10])) or "none"
         where = "" if partition is None else f" in partition {partition}"
         raise LookupError(f"{prototype.name} has no instance of key {key!r}{where}; known: {known}")
+
+    def windows(self, pe: str | type[ProcessingElement], key: Key | None = None) -> list[Any]:
+        """The instances of the key's open windows, the oldest window first."""
+        name = self._prototype(pe).name
+        found: list[Any] = []
+        for task in self._runtime.tasks:
+            instances = task.instances[name]
+            if not isinstance(instances, WindowInstances):
+                raise LookupError(f"{name} has no windows; look at its instances with state()")
+            found += instances.of_key(key)
+        return found
+
+    def late(self, pe: str | type[ProcessingElement]) -> int:
+        """The number of events that came too late for their window."""
+        name = self._prototype(pe).name
+        homes = [task.instances[name] for task in self._runtime.tasks]
+        return sum(each.late for each in homes if isinstance(each, WindowInstances))
 
     def task(self, partition: int = 0) -> Any:
         """The task that the factory of a TaskApp has made for a partition."""

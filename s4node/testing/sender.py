@@ -139,10 +139,23 @@ class LiveSender(Sender):
         self._sent: dict[int, list[Any]] = {}
         self._first: dict[int, int] = {}
 
-    async def _hand_over(self, placed: list[tuple[int, Any]]) -> None:
+    def tell_time(self, time: float) -> None:
+        """Tell the app that later events are not older."""
+
+        async def told() -> None:
+            (await self._client_stream()).watermark(time)
+
+        self._runtime.world.run(told)
+
+    async def _client_stream(self) -> ClientStream:
         if self._opened is None:
             client = await self._runtime.client()
             self._opened = await client.stream(self.name)
+        return self._opened
+
+    async def _hand_over(self, placed: list[tuple[int, Any]]) -> None:
+        await self._client_stream()
+        assert self._opened is not None
         outbox = self._opened._outbox
         self._opened._admit([event for _, event in placed])
         for partition, event in placed:

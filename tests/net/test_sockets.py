@@ -353,7 +353,7 @@ async def test_frames_that_were_damaged_at_random_hurt_nobody_else(node: Node, s
     kinds = [
         wire.encode_frame(*data_frame("clicks", "raw", 0, [Click("ann", 5), Click("bob", 6)])),
         wire.encode_frame(wire.Idle("clicks", "raw", wire.ANSWER_NOW)),
-        wire.encode_frame(wire.Watermark("clicks", 0, "raw", 5)),
+        wire.encode_frame(wire.Watermark("clicks", "raw", 5, ((0, 2),))),
         wire.encode_frame(wire.EndOfStream("clicks", "raw")),
         wire.encode_frame(wire.Drain("bye")),
         GOOD,

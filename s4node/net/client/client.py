@@ -259,6 +259,11 @@ class Client:
             credentials=self.credentials,
         )
 
+    def watermark(self, time: float) -> None:
+        """As :meth:`ClientStream.watermark`, for all streams that were opened."""
+        for stream in self._streams.values():
+            stream.watermark(time)
+
     async def flush(self) -> list[Refusal]:
         """Wait until every event has its verdict; return the refused and shed ones.
 
@@ -484,6 +489,16 @@ class ClientStream:
             stuck = self._still_stuck(stuck)
         self._check_open()
         return outbox.refusals.drain() if outbox.refusals.waiting else []
+
+    def watermark(self, time: float) -> None:
+        """Say that no event sent from now on is older than ``time`` (seconds since 1970).
+
+        More than the lateness of the stream, that is. Without this, the nodes are told the latest
+        time of the events sent; with it, a quiet program need not be waited for.
+        """
+        self._check_open()
+        self._outbox.latest.reach(time)
+        self._emitter.wake()
 
     def end(self) -> None:
         """Have the nodes forget this producer's id when the client is left.

@@ -238,6 +238,15 @@ class SyncStream:
         """Send events in order, all or none; see :meth:`s4node.ClientStream.send_many`."""
         self._client.call(self._carry, list(events))
 
+    def watermark(self, time: float) -> None:
+        """Say that no later event is older; see :meth:`s4node.ClientStream.watermark`."""
+
+        async def told() -> None:
+            await self._carry()
+            self._stream.watermark(time)
+
+        self._client.call(told)
+
     def end(self) -> None:
         """Have the nodes forget this producer's id; see :meth:`s4node.ClientStream.end`."""
         self._client.soon(self._stream.end)

@@ -19,6 +19,9 @@ from s4node.net.egress.link import Link
 from s4node.net.egress.routes import NodeRoute, Routes
 from s4node.net.transport.pair_socket import host_and_port
 
+_MOMENT = 0.5
+"""Seconds that connecting to a node may take."""
+
 
 class Emitter:
     """Carries any number of outboxes to the cluster of the nodes at ``seeds``.
@@ -85,6 +88,11 @@ class Emitter:
     def connected(self) -> bool:
         """True if any node is connected now."""
         return any(link.connected for link in self.links.values())
+
+    def is_near(self, route: NodeRoute) -> bool:
+        """Return True if the node of a route may be connected soon."""
+        link = self.links.get(route.address)
+        return link is not None and link.away < _MOMENT
 
     @property
     def stranger(self) -> str:

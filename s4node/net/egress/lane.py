@@ -4,15 +4,21 @@ Rules
 - A lane sends only below its credit limit. It keeps every frame until the node has acknowledged all
   of its events, and resends it, byte for byte, when the node says "expected n" and after a
   reconnect.
+- If events have a time, the owners of lanes are told the latest one: later events are not much
+  older. A lane's owner is told once all earlier events of the lane were sent.
 - From an earlier life of its producer, a lane has the committed frames and their numbers.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from s4node.errors import EventError
+from s4node.events.event_time import TimeRule
+from s4node.events.schema import EventType, JsonType
 from s4node.net.transport.number_ranges import NumberRanges
 from s4node.net.wire import frame as wire
 
@@ -41,6 +47,7 @@ class Lane:
         "pending",
         "released",
         "start",
+        "told_time",
         "upto",
     )
 
@@ -58,6 +65,7 @@ class Lane:
         self.life = 0  # the number of this life, as told by the owner
         self.limit = 0
         self.released = wire.MAX_NUMBER  # frames from here on may not leave yet
+        self.told_time = -math.inf  # the time that its owner was told
 
     def restore(self, kept: Sequence[Kept], next_number: int) -> None:
         """Resume where an earlier life has stopped, with the frames that it has committed."""
@@ -82,6 +90,7 @@ class Lane:
     def rewind(self, number: int) -> None:
         """Resend from the frame that holds ``number``."""
         self.cursor = sum(1 for kept in self.kept if kept.end <= number)
+        self.told_time = -math.inf
 
     def resend(self, budget: int) -> list[bytes]:
         """The kept frames from the cursor on that may be sent now, up to about ``budget`` bytes."""
@@ -141,3 +150,63 @@ class Lane:
         assert not self.kept or self.kept[-1].end == self.next_number
         assert self.start <= self.upto <= self.next_number
         self.excepted.validate()
+
+
+class LatestTime:
+    """The latest time of the events that were sent on ``stream``, or of what was said of them.
+
+    ``field`` is empty if events have no time. ``by_commits``: what is told is what the task that
+    sends was at when its last commit began, and ``coming`` follows with the next commit.
+    """
+
+    def __init__(self, stream: str, *, by_commits: bool) -> None:
+        self.field = ""
+        self.value = self.coming = -math.inf
+        self._stream = stream
+        self._by_commits = by_commits
+        self._rule: TimeRule | None = None
+        self._types = 0  # that the rule knows
+
+    def take_field(self, headers: wire.Headers) -> None:
+        """Learn from a node's answer which field has the time."""
+        field = headers.get(wire.TIME)
+        self.field = field if isinstance(field, str) and field.isidentifier() else ""
+
+    def note(
+        self, types: Mapping[type, EventType | JsonType], events: list[Any], count: int, now_ms: int
+    ) -> None:
+        """Note the first ``count`` events, which leave; 0 for ``now_ms`` if they do not.
+
+        The node refuses what is no time, or is ahead of now.
+        """
+        if not self.field or self._by_commits or not now_ms:
+            return
+        if self._rule is None or len(types) != self._types:
+            typed = [kind for kind in types.values() if isinstance(kind, EventType)]
+            self._types = len(types)
+            self._rule = TimeRule(self._stream, self.field, typed) if typed else None
+        if self._rule is not None:
+            latest = self._rule.latest(events[:count], now_ms / 1000)
+            self.value = max(self.value, latest or -math.inf)
+
+    def reach(self, time: float) -> None:
+        """Note that no event from now on is older; raises EventError for what is no time."""
+        if not 0 < time < math.inf:
+            raise EventError(f"watermark({time!r}) is no time; give seconds since 1970")
+        self.value = max(self.value, time)
+
+    def commit_written(self) -> None:
+        """Note that the commit was written that began at the time ``coming``."""
+        self.value = max(self.value, self.coming)
+
+    def to_tell(self, lanes: Iterable[Lane]) -> list[Lane]:
+        """The lanes whose owners may be told the latest time now."""
+        if not self.field:
+            return []
+        return [
+            lane
+            for lane in lanes
+            if lane.told_time < self.value
+            and lane.open
+            and (self._by_commits or (not lane.pending and lane.cursor >= len(lane.kept)))
+        ]

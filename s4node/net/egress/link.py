@@ -128,7 +128,7 @@ class Link:
         quiet = self._unsent is None and not self._control and not self.held
         if quiet and self.connected and self._coalescer.rested(clocks.steady()):
             self._send()
-            if self._unsent is None and not self.pending:
+            if self._unsent is None and not self.pending and self._time_due() is None:
                 return
         self.wake()
 
@@ -286,13 +286,24 @@ class Link:
         sendable = together(route.sendable for route in self.routes)
         if self._taken_out() > before:
             self.on_news()  # events without a key were refused here, which made room
+        time_due = self._time_due()
         if not sendable.events:
             self._hurry = False
-            return None
+            return time_due
         if self._hurry:
             return 0
         now = clocks.steady()
-        return max(0.0, self._coalescer.due(sendable, now) - now)
+        pause = max(0.0, self._coalescer.due(sendable, now) - now)
+        return pause if time_due is None else min(pause, time_due)
+
+    def _time_due(self) -> float | None:
+        """In how many seconds the node should be told a time; None if it need not."""
+        due = None
+        for route in self.routes:
+            if route.outbox.latest.field and not route.outbox.error:
+                at = route.time_due(int(clocks.wall() * 1000))
+                due = at if due is None or (at is not None and at < due) else due
+        return due
 
     def _send(self) -> None:
         """Make one envelope of the frames that may leave now, and send it if the socket is free."""
@@ -306,6 +317,8 @@ class Link:
             made = route.frames(room, now_ms) if room > 0 else []
             frames += made
             room -= sum(map(len, made))
+            if route.outbox.latest.field and not route.outbox.error:
+                frames += route.time_frames(now_ms)
         for route in self.routes:
             if route.outbox.warning is not None:
                 self._warn_of_one_lane(route.outbox)

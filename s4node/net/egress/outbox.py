@@ -46,7 +46,7 @@ from s4node.net.egress.closed_layouts import (
     unsettled_events,
 )
 from s4node.net.egress.frame_builder import FrameBuilder, NotBuilt
-from s4node.net.egress.lane import Kept, Lane
+from s4node.net.egress.lane import Kept, Lane, LatestTime
 from s4node.net.egress.refusal import Refusal, Refusals
 from s4node.net.egress.stream_types import StreamTypes
 from s4node.net.transport.linger import Sendable
@@ -101,6 +101,7 @@ class Outbox:
         self.repartitioned = False  # the reason of the error
         self.warning: OneLane | None = None
         self.answer: wire.Hello | None = None
+        self.latest = LatestTime(stream, by_commits=self.committed)
         self.routing = ""
         self.layout: int | None = None  # the number of the stream's layout, if it is durable
         self.closed: list[ClosedLayout] = []  # in which an earlier life's events are counted
@@ -116,8 +117,7 @@ class Outbox:
         self._why_only: OneLane | None = None  # until the warning was given
         self._incoming: list[Any] = []
         self._weighed = 0  # of the incoming ones; negative: so many went to lanes unweighed
-        self._ready_events = 0
-        self._turn = 0
+        self._ready_events = self._turn = 0
         self.lanes: list[Lane] = []
 
     # -- for the producer --------------------------------------------------------------------
@@ -289,6 +289,7 @@ class Outbox:
                 f"new producer (in a program, open a new Client or SyncClient)"
             )
         self.answer = answer
+        self.latest.take_field(answer.headers)
         takes_any = answer.headers.get(wire.LOG) or self.committed
         self.types.taken = None if takes_any else answer.types
         self.types.renew_json(answer.types)
@@ -386,9 +387,8 @@ class Outbox:
         if ruling.exceptions or ruling.shed:
             self._take_exceptions(lane, ruling)
         before = lane.upto
-        self._settled(
-            lane, before, lane.acknowledge(min(ruling.upto, lane.next_number, lane.released))
-        )
+        settled = lane.acknowledge(min(ruling.upto, lane.next_number, lane.released))
+        self._settled(lane, before, settled)
         lane.limit = max(lane.limit, ruling.limit)
         if ruling.outcome == wire.EXPECTED:
             lane.rewind(ruling.expected)
@@ -433,9 +433,8 @@ class Outbox:
         hasher, _, named = answer.routing.rpartition(":")
         texts = JsonText in self.types.kinds
         try:
-            rule = (
-                None if texts else producer_rule(self._key, self.types.given, answer.types, named)
-            )
+            given = self.types.given
+            rule = None if texts else producer_rule(self._key, given, answer.types, named)
             if rule is not None:
                 self._rule, self._hasher = rule, hasher or "crc32m"
                 partitioner = Partitioner(len(self.lanes), hasher_named(self._hasher))
@@ -523,6 +522,7 @@ class Outbox:
                 self._drop_first(lane, built.reason)
                 return None
             built = build(lane, built.fewer, routing, now_ms, flags, most_bytes)
+        self.latest.note(self.types.kinds, lane.pending, built.events, now_ms)
         first, end = lane.next_number, lane.next_number + built.events
         del lane.pending[: built.events]
         self._ready_events -= built.events

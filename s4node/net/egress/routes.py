@@ -23,6 +23,7 @@ Rules
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Any
@@ -35,6 +36,9 @@ from s4node.net.wire import frame as wire
 
 _ENVELOPE_BYTES = 131_072
 _NOTHING = Sendable(0, 0, 0)
+
+_TIME_MS = 200
+"""Milliseconds between two reports of the latest time."""
 
 _UNKNOWN = (
     "the node no longer knows this producer: unacknowledged events are sent again, and count twice "
@@ -232,6 +236,7 @@ class NodeRoute:
         "_declared",
         "_first_lane",
         "_frame_bytes",
+        "_told_time_ms",
         "_unasked",
         "_wants_hello",
         "address",
@@ -259,6 +264,7 @@ class NodeRoute:
         self._frame_bytes = 0
         self._unasked = 0  # bytes of frames since the last request for a verdict
         self.budget = _ENVELOPE_BYTES
+        self._told_time_ms = 0  # when it was last told a time
         self._first_lane = 0
 
     # -- out ---------------------------------------------------------------------------------
@@ -339,6 +345,26 @@ class NodeRoute:
         if not self.opened or box.error:
             return _NOTHING
         return box.sendable(self.lanes)
+
+    def time_due(self, now_ms: int) -> float | None:
+        """In how many seconds the node should be told the latest time; None if it knows it."""
+        if not self.opened or not self.outbox.latest.to_tell(self.lanes):
+            return None
+        return min(max(0.0, (self._told_time_ms + _TIME_MS - now_ms) / 1000), _TIME_MS / 1000)
+
+    def time_frames(self, now_ms: int) -> list[bytes]:
+        """The frame that tells the node the latest time, if one is due."""
+        if self.time_due(now_ms) != 0:
+            return []
+        box, positions = self.outbox, []
+        for lane in box.latest.to_tell(self.lanes):
+            lane.told_time = box.latest.value
+            positions.append((lane.partition, min(lane.next_number, lane.released)))
+        self._told_time_ms = now_ms
+        millis = math.floor(box.latest.value * 1000)
+        return [
+            wire.encode_frame(wire.Watermark(box.stream, box.producer, millis, tuple(positions)))
+        ]
 
     def ask(self) -> bytes:
         """A frame that asks for a verdict without delay."""

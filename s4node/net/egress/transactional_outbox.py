@@ -255,6 +255,7 @@ class TransactionalOutbox(Outbox):
             return
         for at, end in leaving.items():
             self.lanes[at].released = end
+        self.latest.commit_written()
 
     def take_refusals(self) -> list[Refusal]:
         """The events that receivers refused since the last call, and unsendable ones to report."""

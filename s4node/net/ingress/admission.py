@@ -65,13 +65,15 @@ class StreamAdmission:
 
     ``stages`` are the stages of the partitions that this node owns; more may come. ``deserializer``
     counts their undecoded frames. ``notify`` is called with each lane whose producer should be told
-    something.
+    something, ``on_time`` with a lane and the time that its producer has reported, once that holds.
     """
 
     stream: str
     stages: Mapping[int, Stage]
     notify: Callable[[ProducerLane], None]
     deserializer: Gauge = field(default_factory=lambda: Gauge(_NO_DESERIALIZER))
+    on_time: Callable[[ProducerLane, float], None] = lambda _, __: None
+    changes: int = 0  # of who is there
     lanes: dict[tuple[str, int], ProducerLane] = field(default_factory=dict)
     frames: int = 0
     admitted: int = 0
@@ -193,6 +195,7 @@ class StreamAdmission:
         starts = {position.partition: position.number for position in hello.positions}
         told = _lives_told(hello)
         self._opened.setdefault(connection, set()).add(hello.peer)
+        self.changes += 1
         positions = []
         for partition in self.stages:
             lane = self.lanes.get((hello.peer, partition))
@@ -374,6 +377,17 @@ class StreamAdmission:
     def _has_room(self, lane: ProducerLane) -> bool:
         return self.stages[lane.partition].roomy
 
+    def reached(self, lane: ProducerLane, time: float) -> None:
+        """Pass on that a lane's producer is at ``time``."""
+        self.on_time(lane, time)
+
+    def take_time(self, report: wire.Watermark, connection: Hashable) -> None:
+        """Take a producer's report of its time."""
+        for partition, number in report.positions:
+            lane = self.lanes.get((report.producer, partition))
+            if lane is not None and lane.connection == connection:
+                lane.mark(number, report.millis / 1000)
+
     def ask(self, producer: str, connection: Hashable) -> None:
         """Take a producer's request for its verdicts."""
         for lane in self._of(producer, connection):
@@ -393,6 +407,7 @@ class StreamAdmission:
 
     def detach(self, producer: str, connection: Hashable, now: float) -> None:
         """Take a producer's lanes from a connection."""
+        self.changes += 1
         for lane in self._of(producer, connection):
             lane.connection, lane.seen = None, now
             self._away[lane] = None
@@ -406,6 +421,7 @@ class StreamAdmission:
         """
         if producer.startswith(wire.TASK):
             return
+        self.changes += 1
         for lane in list(self._of(producer, connection)):
             self._held.pop(lane, None)
             self._ended[producer] = None
@@ -485,6 +501,7 @@ class StreamAdmission:
 
     def _drop(self, lane: ProducerLane) -> None:
         """Forget a lane."""
+        self.changes += 1
         self._away.pop(lane, None)
         self.lanes.pop((lane.producer, lane.partition), None)
 

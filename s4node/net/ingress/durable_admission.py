@@ -88,6 +88,8 @@ class DurableLane(ProducerLane):
     def complete(self, first: int, end: int) -> None:
         """Note that the numbers ``first <= n < end`` are done."""
         if self._low.complete(first, end):
+            if self.marks:
+                self.pass_marks()
             self.admission.moved(self)
             if (
                 (self.safe - self.committed) * 2 >= self.window
@@ -128,6 +130,7 @@ class DurableLane(ProducerLane):
     def roll_back(self) -> None:
         """Expect uncommitted events again, because they were rolled back."""
         self.returns += 1
+        self.marks.clear()
         self._low = LowWatermark(self.committed)
         self.expected = self.committed
         self.asked = -1

@@ -7,6 +7,7 @@ Rules
 - A producer hears of all that was refused or shed: none is passed by the ``upto`` of a verdict that
   does not tell it, and what was told is kept until the producer shows that it heard, for after a
   reconnect.
+- What a producer reports of event time holds once all events before it are processed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from s4node.stages.credit import Credit
 
 MAX_EXCEPTIONS = 256
 """Ranges told in a verdict, refused and shed together; the rest follow in the next."""
+
+MAX_MARKS = 64
+"""Reports of event time that wait for events of a lane; further ones replace the last."""
 
 _REASON = 500
 """Characters of a reason."""
@@ -145,6 +149,10 @@ class LaneOwner(Protocol):
     refused: int
     shed: int
 
+    def reached(self, lane: ProducerLane, time: float) -> None:
+        """Pass on that the lane's producer is at ``time``."""
+        ...
+
     def touched(self, lane: ProducerLane) -> None:
         """Have the lane's producer told something."""
         ...
@@ -181,6 +189,7 @@ class ProducerLane:
         "held",
         "life",
         "limit",
+        "marks",
         "origin",
         "own_id",
         "partition",
@@ -228,6 +237,7 @@ class ProducerLane:
         self.told_limit = start
         self.press_at = start
         self.seen = 0.0
+        self.marks: deque[tuple[int, float]] = deque()  # next numbers, and times before them
 
     @property
     def ssp(self) -> tuple[str, str, int]:
@@ -248,6 +258,20 @@ class ProducerLane:
         """Note that the numbers ``first <= n < end`` are done."""
         if self._low.complete(first, end):
             self.admission.touched(self)
+            if self.marks:
+                self.pass_marks()
+
+    def mark(self, number: int, time: float) -> None:
+        """Note that the producer is at ``time`` before its event of this number."""
+        if len(self.marks) >= MAX_MARKS:
+            number = max(number, self.marks.pop()[0])
+        self.marks.append((number, time))
+        self.pass_marks()
+
+    def pass_marks(self) -> None:
+        """Pass on the times before which all events are done."""
+        while self.marks and self.marks[0][0] <= self.safe:
+            self.admission.reached(self, self.marks.popleft()[1])
 
     def refuse(self, number: int, count: int, reason: str) -> None:
         """Report refused events to the producer."""
@@ -357,6 +381,7 @@ class ProducerLane:
     def skip(self, start: int) -> None:
         """Skip to ``start``: the earlier owner of the partition has done everything below."""
         self._low = LowWatermark(start)
+        self.marks.clear()
         self.expected = self.limit = self.press_at = start
         self.told_upto = self.told_limit = start
 

@@ -145,6 +145,9 @@ CLOSED = "closed"
 """Header of a node's hello to a producer of an earlier layout, or of none: its final numbers in the
 layouts that have ended, from the producer's one on."""
 
+TIME = "time"
+"""Header of a node's hello: the field with the time of an event, if the stream has one."""
+
 FAULT = "fault"
 """Header of a node's hello or answer with an error: the name of the error's class."""
 
@@ -273,13 +276,17 @@ class Verdict(_Header, tag=2, frozen=True):
 
 
 class Watermark(_Header, tag=3, frozen=True):
-    """Event time: no event older than ``millis`` (Unix time) follows in this lane."""
+    """Event time: the producer is at ``millis`` (Unix time) on the stream.
+
+    It holds for each lane of ``positions``, pairs of a partition and the number of its next event:
+    once all events before that number are processed.
+    """
 
     kind: ClassVar[str] = "watermark"
     stream: str
-    partition: int
     producer: str
     millis: int
+    positions: tuple[tuple[int, int], ...] = ()
     headers: Headers = {}
 
 

@@ -231,6 +231,7 @@ class TaskCommits:
             or self._context.producers.moved(self.task.partition)
             or self._context.exchange.changed(self.task)
             or self._has_read
+            or self.task.processor.time_moved
             or (self.task.done and not self.done)
         )
 
@@ -260,6 +261,7 @@ class TaskCommits:
             if self._epochs.get(ssp, 0) != epoch:
                 self._epochs[ssp] = epoch
                 self.state.set_meta(f"{EPOCH_OF}{ssp}", epoch)
+        self.task.processor.save_times(self.state)
         if self.task.done:
             self.state.set_meta(DONE, self._context.run)
         self.cut = self._context.cuts.begin(self.task.partition)

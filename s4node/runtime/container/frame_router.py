@@ -138,6 +138,8 @@ class FrameRouter:
                 connection.answer(self._drain_word)
         elif isinstance(header, wire.Idle):
             self._inputs.on_idle(header, connection)
+        elif isinstance(header, wire.Watermark):
+            self._inputs.on_watermark(header, connection)
         elif isinstance(header, wire.EndOfStream):
             self._inputs.on_end(header, connection)
         elif isinstance(header, wire.Verdict):

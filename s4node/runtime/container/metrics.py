@@ -110,6 +110,10 @@ def _task(
         "messages-in-flight": task.in_flight,
         "outbox-messages": sum(each.depth for each in outboxes if each.task == task.name),
         "keys": sum(task.instances.values()),
+        "open-windows": task.windows,
+        "late-messages": sum(task.late.values()),
+        **{f"{name}-late-messages": count for name, count in task.late.items()},
+        **{f"{name}-watermark": round(at * 1000) for name, (at, _) in task.watermarks.items()},
         **{f"exception-ignored-{name}": count for name, count in task.ignored.items()},
         **{f"{_place(each)}-offset": each.offset for each in progress},
     }

@@ -10,20 +10,23 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import trio
 
+from s4node import clocks
 from s4node.app.app import App
 from s4node.app.stream import OutputStream, Stream
 from s4node.errors import WouldBlock
 from s4node.events.event import EventBatch, footprint
 from s4node.metrics.registry import MetricsRegistry
+from s4node.net.ingress.producer_lane import ProducerLane
 from s4node.net.ingress.unbegun import KeptElsewhere, last_frames
 from s4node.offsets.system import SystemStreamPartition
 from s4node.runtime.container.metrics import source_of
+from s4node.runtime.event_time.task_times import Sources
 from s4node.runtime.inputs.port import FrameBatch, MixedFrameBatch
 from s4node.runtime.loop.pipeline import Pipeline
 from s4node.runtime.loop.run_loop import RunLoop
@@ -64,6 +67,8 @@ class Partitions:
         refusals: Refusals,
     ) -> None:
         self.tasks: dict[int, Task] = {}
+        self.sources: Callable[[str, int], Sources | None]
+        """The sources of a stream in a partition; set when there are inputs."""
         self.turned = trio.lowlevel.ParkingLot()
         self._app = app
         self._pipeline = pipeline
@@ -125,8 +130,13 @@ class Partitions:
             bootstrap=bootstrap,
             commit_budget=self._commit_budget,
             phase=Phase.REPLACING if before else Phase.CREATED,
+            wall=lambda: clocks.wall(),
         )
         task.metrics = metrics
+        for stream in self._app.streams.values():
+            sources = None if stream.time is None else self.sources(stream.name, partition)
+            if sources is not None:
+                task.processor.watch_sources(stream.name, sources)
         for ssp in inputs if before else ():
             self._add_input(task, ssp, before[ssp])
         self._loop.adopt(task)
@@ -144,6 +154,12 @@ class Partitions:
         task.backlog.discard()
         self._pipeline.drop(task.backlog.stages.values())
         del self.tasks[task.partition]
+
+    def on_time(self, lane: ProducerLane, time: float) -> None:
+        """Take what a producer has reported of its time."""
+        task = self.tasks.get(lane.partition)
+        if task is not None:
+            task.processor.take_time(lane.admission.stream, lane.origin, time)
 
     # -- feeding -----------------------------------------------------------------------------
 

@@ -116,7 +116,7 @@ def _read(app: App, elements: PeProcessor | None, state: TaskState) -> None:
             store.get(key)  # raises for a value of another type
     if elements is not None:
         elements.attach_state(state)
-        for name in app.prototypes:
+        for name in [n for n, (p, _) in app.prototypes.items() if p.windows is None]:
             elements.have(name, _keys(state.database, tables.get(f"pe {name}")))
 
 

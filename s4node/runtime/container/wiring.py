@@ -183,7 +183,9 @@ class Parts:
             send=self._send,
             full=self._full,
             cuts=None if replay is None else replay.cuts,
+            on_time=self.partitions.on_time,
         )
+        self.partitions.sources = self.inputs.sources_of
         if replay is not None:
             clock = trio.lowlevel.current_clock().current_time
             producers = Producers(self.inputs.durable, clock, self._committed)

@@ -103,7 +103,15 @@ def durable_of(app: App, config: Config) -> frozenset[str]:
                 f"has: {', '.join(live) or 'none'}"
             )
     kept = bool(replayable(app) or app.stores) or "durable" in grades.values()
+    kept = kept or any(prototype.windows is not None for prototype, _ in app.prototypes.values())
     found = [name for name in live if grades.get(name, "durable" if kept else "fast") == "durable"]
+    if not found and not replayable(app) and config[settings.CLUSTER_PARTITIONS] > 1:
+        problems += [
+            f"stream {name!r} of app {app.name!r} has time=, but fast streams tell no other task "
+            f"of it; set s4.stream.<stream>.grade = durable for an input, or use one partition"
+            for name in inner_of(app)
+            if app.streams[name].time is not None
+        ]
     if problems:
         raise ConfigError("\n".join(problems))
     return frozenset(found)

@@ -315,6 +315,8 @@ class InputPort:
             headers[wire.UNASKED] = True
         if self.durable is not None:
             headers[wire.DURABLE] = True
+        if self.stream.time is not None:
+            headers[wire.TIME] = self.stream.time.field
         return wire.Hello(
             node,
             incarnation,

@@ -30,6 +30,7 @@ from s4node.net.ingress.durable_admission import DurableAdmission
 from s4node.net.ingress.producer_lane import ProducerLane
 from s4node.net.wire import frame as wire
 from s4node.offsets.cuts import Cuts
+from s4node.runtime.inputs.lane_sources import LaneSources
 from s4node.runtime.inputs.port import InputPort
 from s4node.stages.stage import Gauge, Stage
 
@@ -47,6 +48,7 @@ class Ports:
     producers' numbers: ``on_full`` asks the task of a partition for a commit soon, ``on_wait`` for
     one within some seconds, if it has time. ``send`` sends events of one task to another;
     ``full(stream, partition)`` returns True if too many of those wait. ``cuts`` are of the tasks.
+    ``on_time`` is called with a lane and the time that its producer has reported.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Ports:
         send: Send,
         full: Callable[[str, int], bool],
         cuts: Cuts | None,
+        on_time: Callable[[ProducerLane, float], None],
     ) -> None:
         self.ports: dict[str, InputPort] = {}
         self.inner: dict[str, InputPort] = {}
@@ -96,6 +99,7 @@ class Ports:
                 cuts=cuts,
             )
             made.pass_on = partial(send, stream.name)
+            made.admission.on_time = on_time
             return made
 
         for stream in app.streams.values():
@@ -206,6 +210,17 @@ class Ports:
         port = self.port(idle.stream)
         if port is not None and idle.flags & wire.ANSWER_NOW:
             port.admission.ask(idle.producer, connection)
+
+    def on_watermark(self, report: wire.Watermark, connection: Connection) -> None:
+        """Take a producer's report of its time, if the stream has one."""
+        port = self.port(report.stream)
+        if port is not None and port.stream.time is not None:
+            port.admission.take_time(report, connection)
+
+    def sources_of(self, stream: str, partition: int) -> LaneSources | None:
+        """The producers of a stream in a partition; None if the stream has no port."""
+        port = self.port(stream)
+        return None if port is None else LaneSources(port.admission, partition)
 
     def on_end(self, end: wire.EndOfStream, connection: Connection) -> None:
         """Forget a producer that has ended."""

@@ -9,27 +9,36 @@ Rules
 - Durable instances are read from the store before or while their events are processed, all of a
   slice at once; see ``pe_state``.
 - Handlers of a parallel stream overlap, in order for each key; no other stream's run beside them.
+- Event time moves between slices, as a timer: first the watermarks, then the windows that end.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
+import sys
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from s4node.app import graph
 from s4node.app.app import App
 from s4node.app.instances import BoundedInstances, Instances
+from s4node.app.pe_timers import PeTimers
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.stream import OutputStream, begin_put, end_put
+from s4node.app.window_instances import WindowInstances
 from s4node.errors import NotRestorable, ProcessingError, is_signal
 from s4node.events.event import EventBatch, handled
 from s4node.events.routing import failed_at, key_failure
+from s4node.runtime.event_time.task_times import Sources, TaskTimes
 from s4node.runtime.task.gate import Op
 from s4node.runtime.task.pe_state import PeState, State
 from s4node.runtime.task.processor import InFlightEvent, Mode, Processor
+
+Call = tuple[str, Callable[[Any], Any], ProcessingElement, Callable[[], None] | None]
+"""A hook that is due: its name, itself, the instance, and what to do after it."""
 
 
 @dataclass
@@ -46,7 +55,7 @@ class PeProcessor(Processor):
     """Runs the PEs of ``app`` in a partition.
 
     ``parallel`` maps a stream to the number of its handlers that may be in flight. ``name`` is the
-    task's.
+    task's. ``wall`` gives Unix time.
     """
 
     timed = False
@@ -58,6 +67,7 @@ class PeProcessor(Processor):
         clock: Callable[[], float],
         parallel: Mapping[str, int] | None = None,
         name: str = "",
+        wall: Callable[[], float] = lambda: math.inf,
     ) -> None:
         super().__init__(len(app.streams))
         self._name = name or f"Partition {partition}"
@@ -67,7 +77,7 @@ class PeProcessor(Processor):
         self._parallel = dict(parallel or {})
         self._finders = {name: graph.finder_of(app.streams[name]) for name in self._parallel}
         self.instances = {
-            name: graph.make_instances(prototype, partition, clock)
+            name: graph.make_instances(prototype, partition, clock, wall)
             for name, (prototype, _) in app.prototypes.items()
         }
         self._triggers = {
@@ -77,6 +87,11 @@ class PeProcessor(Processor):
         }
         for name, trigger in self._triggers.items():
             self.instances[name].gone = trigger.remove
+        for name, (prototype, _) in app.prototypes.items():
+            if prototype.on_timer is not None:
+                timed = any(prototype in s.targets and s.time for s in app.streams.values())
+                self.instances[name].timers = PeTimers(name, wall, event_time=timed)
+        self.times = TaskTimes(app, self.instances, wall, clock)
         fed = [s for s in app.streams.values() if not isinstance(s, OutputStream)]
         self._plans = {s.name: graph.compile_plan(s, self.instances, self._triggers) for s in fed}
         self._bounded = [i for i in self.instances.values() if isinstance(i, BoundedInstances)]
@@ -90,8 +105,9 @@ class PeProcessor(Processor):
             for name, (p, _) in app.prototypes.items()
             if p.timer_interval and p.on_time is not None
         ]
-        self.timed = bool(self._timers) or any(p.cache_idle for p, _ in app.prototypes.values())
-        self._timing: Iterator[tuple[Timer, ProcessingElement]] | None = None
+        idles = any(p.cache_idle for p, _ in app.prototypes.values())
+        self.timed = bool(self._timers) or idles or self.times.timed
+        self._timing: Iterator[Call] | None = None
         self._slow: dict[str, bool] = {}  # PEs with slow timers, and whether that was reported
         self._timed_for = 0.0  # seconds that earlier steps with timers have taken
         self._step_began = 0.0  # when the current one began
@@ -99,15 +115,45 @@ class PeProcessor(Processor):
         waits = bool(self._leaving) or any(
             inspect.iscoroutinefunction(timer.on_time) for timer in self._timers
         )
+        waits = waits or any(
+            inspect.iscoroutinefunction(hook)
+            for p, _ in app.prototypes.values()
+            for hook in (p.on_window, p.on_timer)
+        )
         self._timer_mode = Mode.AWAIT if waits else Mode.LOOP
 
     def attach_state(self, state: State) -> None:
         """Make the instances durable in ``state`` and restore singletons; call before the start."""
+        self.times.restore(state)
         kept = self._kept = PeState(self._app, self.instances, self._triggers, state)
         for name in self._plans:
             stream = self._app.streams[name]
             savers = kept.savers(stream, parallel=self._parallel.get(name, 1) > 1)
             self._plans[name] = graph.compile_plan(stream, self.instances, self._triggers, savers)
+
+    def attach_queues(self, queues: Mapping[Any, Any]) -> None:
+        self.times.queues = queues
+
+    def watch_sources(self, stream: str, sources: Sources) -> None:
+        self.times.watch(stream, sources)
+
+    def take_time(self, stream: str, source: str, time: float) -> None:
+        self.times.reported(stream, source, time)
+
+    @property
+    def put_times(self) -> Mapping[str, float]:
+        return self.times.put
+
+    @property
+    def time_moved(self) -> bool:
+        return self.times.moved
+
+    def time_statistics(self) -> Mapping[str, Any]:
+        return self.times.statistics_parts()
+
+    def save_times(self, state: State) -> None:
+        """Save the watermarks with the commit that begins now."""
+        self.times.save(state)
 
     def have(self, name: str, keys: Iterable[Any]) -> None:
         """Load the saved instances of a PE for these keys into memory."""
@@ -116,7 +162,10 @@ class PeProcessor(Processor):
 
     def instance_of(self, name: str, key: Any) -> ProcessingElement | None:
         """An instance, for reading only: the one in memory, or a copy of the saved one, or None."""
-        found = dict.get(self.instances[name], key)
+        instances = self.instances[name]
+        if isinstance(instances, WindowInstances):
+            return next(iter(instances.of_key(key)), None)
+        found = dict.get(instances, key)
         if found is None and self._kept is not None:
             found = self._kept.instance_of(name, key)
         return found
@@ -157,6 +206,8 @@ class PeProcessor(Processor):
                         raise
                     self.failed(batch, error, batch.at + failed_at(it, len(events)))
             handled.set(None)
+            if self.times.timed:
+                self.times.events_done(batch, events)
             if waits:
                 await self.tidy()
             else:
@@ -275,36 +326,46 @@ class PeProcessor(Processor):
             return -math.inf
         due = [timer.due for timer in self._timers]
         due += [at for i in self._bounded if (at := i.next_expiry) is not None]
+        if self.times.timed and (at := self.times.next_due) is not None:
+            due.append(at)
         return min(due, default=None)
 
     async def run(self, op: Op, limit: int) -> bool:
-        """Call ``on_time`` of up to ``limit`` instances; True when all have been called.
+        """Call the hooks of up to ``limit`` instances that are due; True when all were called.
 
-        Expired instances are removed at the end of a round.
+        Expired instances are removed at the end of a round. At the end of the inputs, all windows
+        end.
         """
-        if op is not Op.TIMER:
+        if op is Op.END_OF_STREAM and self.times.timed:
+            self.times.finish_inputs()
+            limit = sys.maxsize
+        elif op is not Op.TIMER:
             return True
         waits = self._timer_mode is Mode.AWAIT
         token = begin_put(self.put)
         self._step_began = self._clock()
         try:
-            for timer, instance in self._take_timed(limit):
+            for name, hook, instance, done in self._take_timed(limit):
                 try:
-                    result = timer.on_time(instance)
+                    result = hook(instance)
                     if waits and inspect.isawaitable(result):
                         await result
                 except BaseException as error:
                     if is_signal(error):
                         raise
-                    raise self._hook_failed("on_time", error, instance) from error
+                    raise self._hook_failed(name, error, instance) from error
+                if done is not None:
+                    done()
             if self._timing is None:
                 await self.tidy()
+                if op is Op.END_OF_STREAM:
+                    self.times.inputs_finished()
         finally:
             self._timed_for = self._spent
             end_put(token)
         return self._timing is None
 
-    def _take_timed(self, limit: int) -> Iterator[tuple[Timer, ProcessingElement]]:
+    def _take_timed(self, limit: int) -> Iterator[Call]:
         if self._timing is None:
             self._timing = self._timed()
         for _ in range(limit):
@@ -314,8 +375,10 @@ class PeProcessor(Processor):
                 return
             yield pair
 
-    def _timed(self) -> Iterator[tuple[Timer, ProcessingElement]]:
+    def _timed(self) -> Iterator[Call]:
         now = self._clock()
+        if self.times.timed:
+            yield from self._windows()
         for timer in self._timers:
             if timer.due <= now:
                 missed = int((now - timer.due) // timer.interval)  # ticks coalesce
@@ -325,9 +388,33 @@ class PeProcessor(Processor):
                     if timer.instances.get(instance.key) is instance:  # not removed meanwhile
                         if timer.instances.keeper is not None:
                             timer.instances.keeper.touch((instance.key,))
-                        yield timer, instance
+                        yield "on_time", timer.on_time, instance, None
                 if self._spent - before >= timer.interval:
                     self._slow.setdefault(timer.instances.prototype.cls.__name__, False)
+
+    def _windows(self) -> Iterator[Call]:
+        """The calls of ``on_window`` that are due now."""
+        self.times.step()
+        for windows in self.times.windows():
+            on_window = windows.prototype.on_window
+            assert on_window is not None
+            for instance, done in windows.calls():
+                yield "on_window", on_window, instance, done
+        for name, instances in self.instances.items():
+            if instances.timers is not None:
+                yield from self._fire(name, instances, instances.timers)
+        self.times.windows_ended()
+
+    def _fire(self, name: str, instances: Instances, timers: PeTimers) -> Iterator[Call]:
+        """The calls of ``on_timer`` that are due now, also on instances that are not in memory."""
+        on_timer = instances.prototype.on_timer
+        assert on_timer is not None
+        for key, timer in timers.take_due():
+            if self._kept is not None:
+                self._kept.have(name, [key])
+            instance = dict.get(instances, key)
+            if instance is not None:
+                yield "on_timer", partial(_call_timer, on_timer, timer), instance, None
 
     @property
     def _spent(self) -> float:
@@ -344,6 +431,8 @@ class PeProcessor(Processor):
         self, hook: str, error: BaseException, instance: ProcessingElement | None = None
     ) -> ProcessingError:
         pe = instance if instance is not None else graph.blame(error)
+        window = getattr(pe, "_span", None)
+        hook = hook if window is None else f"{hook} of window {window[0]:.15g} to {window[1]:.15g}"
         return ProcessingError(
             self._app.name,
             type(pe).__name__ if pe is not None else "a PE",
@@ -376,3 +465,7 @@ class PeProcessor(Processor):
                         raise self._hook_failed("on_create", error, singleton) from error
         finally:
             end_put(token)
+
+
+def _call_timer(on_timer: Callable[[Any, str], Any], name: str, instance: Any) -> Any:
+    return on_timer(instance, name)

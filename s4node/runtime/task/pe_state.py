@@ -24,8 +24,10 @@ from s4node.app.instances import Instances, Keeper
 from s4node.app.pe_codec import ElementCodec
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.stream import OutputStream, Stream
+from s4node.app.window_instances import WindowInstances
 from s4node.errors import KeyFinderError, StateError, is_signal
 from s4node.events.keys import check_key
+from s4node.runtime.event_time.window_state import SavedWindows, WindowCodec
 from s4node.store_spec import StoreSpec
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -77,6 +79,14 @@ class State(Protocol):
 
     def saved(self, name: str, live: Mapping[Any, Any], codec: Any, /) -> Saved:
         """The saved instances of a prototype."""
+        ...
+
+    def saved_windows(self, name: str, codec: Any, /) -> SavedWindows:
+        """The saved instances of a prototype's windows."""
+        ...
+
+    def saved_timers(self, name: str, /) -> Any:
+        """The saved timers of a prototype's instances."""
         ...
 
     def store(self, spec: StoreSpec[Any, Any], /) -> Any:
@@ -201,7 +211,18 @@ class PeState:
         self._kept = kept = {
             name: _Prototype(name, each, triggers.get(name), state)
             for name, each in instances.items()
+            if not isinstance(each, WindowInstances)
         }
+        windows = {n: i for n, i in instances.items() if isinstance(i, WindowInstances)}
+        for name, windowed in windows.items():
+            WindowCodec(name, windowed, state)
+        for name, each in kept.items():
+            timers = each.instances.timers
+            if timers is not None:
+                saved = state.saved_timers(name)
+                for key, timer, time, by_wall in saved.timers():
+                    timers.restore(key, timer, time, by_wall=by_wall)
+                timers.keeper = saved
         self.resumed: set[str] = set()
         """Singletons that were created in an earlier run."""
         for name, each in kept.items():
@@ -212,15 +233,22 @@ class PeState:
                     self.resumed.add(name)
         fed = [each for each in app.streams.values() if not isinstance(each, OutputStream)]
         self._before = {
-            stream.name: _Before(stream, [kept[each.name] for each in stream.targets])
+            stream.name: _Before(
+                stream, [kept[each.name] for each in stream.targets if each.name in kept]
+            )
             for stream in fed
         }
         keyed = [each for each in kept.values() if not each.instances.prototype.singleton]
+        self._windows: dict[str, graph.Saver] = {
+            name: each.saver for name, each in windows.items() if each.saver is not None
+        }
         self._savers = {each.instances.prototype.name: each.saved for each in keyed}
 
-    def savers(self, stream: Stream, *, parallel: bool) -> Mapping[str, Saved]:
+    def savers(self, stream: Stream, *, parallel: bool) -> Mapping[str, graph.Saver]:
         """The savers, by prototype, that the dispatch of a stream calls for its instances."""
-        return {} if parallel or stream.key is None else self._savers
+        if parallel or stream.key is None:
+            return self._windows
+        return {**self._savers, **self._windows}
 
     def have(self, name: str, keys: Iterable[Any]) -> None:
         """Load the saved instances of a prototype for these keys."""

@@ -143,6 +143,32 @@ class Processor(ABC):
     def attach_state(self, state: State, /) -> None:
         """Make the processor durable in ``state``; called before ``start``."""
 
+    def attach_queues(self, queues: Mapping[Any, Any], /) -> None:
+        """Take the stages of the task's streams, to see how far they are."""
+
+    def watch_sources(self, stream: str, sources: Any, /) -> None:
+        """Look at the sources of a stream with time."""
+
+    def take_time(self, stream: str, source: str, time: float, /) -> None:
+        """Take the time that a source of a stream has reported."""
+
+    @property
+    def put_times(self) -> Mapping[str, float]:
+        """By stream: what is put on it from now on is not older."""
+        return {}
+
+    @property
+    def time_moved(self) -> bool:
+        """True if a commit would save later times than the last one."""
+        return False
+
+    def time_statistics(self) -> Mapping[str, Any]:
+        """The parts of the task's statistics that concern event time."""
+        return {}
+
+    def save_times(self, state: State, /) -> None:
+        """Save what belongs to the commit that begins now."""
+
     # -- slices, and steps that run alone
 
     def check_saveable(self, stream: str, event: Any, /) -> None:

@@ -13,6 +13,7 @@ Rules
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from itertools import chain
@@ -41,6 +42,9 @@ from s4node.stages.stage import Stage
 
 if TYPE_CHECKING:
     from s4node.state.task_state import TaskState
+
+TIME_PATIENCE = 0.5
+"""Seconds for which receivers of events can wait for the time that a commit tells them."""
 
 _SLICES = (Mode.AWAIT, Mode.THREAD)
 
@@ -73,12 +77,13 @@ class Task:
         bootstrap: Bootstrap | None = None,
         commit_budget: CommitBudget | None = None,
         phase: Phase = Phase.CREATED,
+        wall: Callable[[], float] = lambda: math.inf,
     ) -> None:
         self.app = app
         self.partition = partition
         self.name = name or f"Partition {partition}"
         self.settings = settings = settings or TaskSettings()
-        self.processor = processor or PeProcessor(app, partition, clock, parallel, self.name)
+        self.processor = processor or PeProcessor(app, partition, clock, parallel, self.name, wall)
         self.instances = self.processor.instances
         most = max((settings.concurrency, *(parallel or {}).values()))
         self.gate = Gate(most, async_commit=settings.async_commit, phase=phase)
@@ -93,6 +98,7 @@ class Task:
         self.backlog = Backlog(
             app, stages, clock, held=held, rates=rates or {}, chooser=chooser, bootstrap=bootstrap
         )
+        self.processor.attach_queues(self.backlog.stages)
         self.metrics: MetricsRegistry | None = None  # of the author's task
         self._streams = list(app.streams.values())
         fed = [s.name for s in self._streams if not isinstance(s, OutputStream)]
@@ -340,6 +346,8 @@ class Task:
                 self.timetable.window_ended(self._clock())
             elif op is Op.TIMER:
                 self.timetable.timers_ended(over=bool(result))
+                if self.gate.whole and self.processor.time_moved:
+                    self.await_commit(TIME_PATIENCE)
             elif op is Op.END_OF_STREAM:
                 if failures.undoes:
                     gate.commit_due = True  # before anything that follows can fail
@@ -468,4 +476,5 @@ class Task:
             calls=dict(self._calls) | {Op.PROCESS.value: self.processed},
             seconds=dict(self._seconds) | {Op.PROCESS.value: self.pace.seconds},
             lagging=backlog.lagging,
+            **self.processor.time_statistics(),
         )

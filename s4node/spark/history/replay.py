@@ -452,6 +452,12 @@ class _Rows:
     def store(self, _spec: Any, /) -> Any:
         raise AssertionError("PEs have no stores here")
 
+    def saved_windows(self, _name: str, _codec: Any, /) -> Any:
+        raise AssertionError("windows are refused before")
+
+    def saved_timers(self, _name: str, /) -> Any:
+        raise AssertionError("timers are refused before")
+
     def saved(self, name: str, _live: Mapping[Any, Any], codec: Any, /) -> Any:
         self.codecs[name] = codec
         return SimpleNamespace(

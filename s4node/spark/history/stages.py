@@ -107,6 +107,10 @@ def _refused(app: App, tasks: int, histories: Collection[str]) -> Iterator[str]:
                     f"{target.name!r} that exist when they come"
                 )
     for prototype, _ in app.prototypes.values():
+        if prototype.windows is not None:
+            yield f"PE {prototype.name!r} has windows, which are not made from a history yet"
+        if prototype.on_timer is not None:
+            yield f"PE {prototype.name!r} has on_timer; timers are not set from a history yet"
         for function in _functions(prototype):
             yield from _shared(app, prototype, function)
 

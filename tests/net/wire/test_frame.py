@@ -57,7 +57,9 @@ SAMPLES: dict[str, tuple[wire.Header, bytes]] = {
         ),
         b"",
     ),
-    "watermark": (wire.Watermark("clicks", 1, "spark-1", 1700000000123, HEADERS), b""),
+    "watermark": (
+        wire.Watermark("clicks", "spark-1", 1700000000123, ((1, 40), (3, 7)), HEADERS), b""
+    ),
     "idle": (wire.Idle("clicks", "spark-1", wire.ANSWER_NOW, HEADERS), b""),
     "end of stream": (wire.EndOfStream("clicks", "spark-1", HEADERS), b""),
     "drain": (wire.Drain("node-1 is stopping", HEADERS), b""),

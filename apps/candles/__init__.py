@@ -1,0 +1,1 @@
+"""Candles of trades: windows by the time of events, over two hops."""

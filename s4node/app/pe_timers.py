@@ -1,0 +1,134 @@
+"""The timers of the instances of one prototype, in one task. Pure.
+
+Rules
+- A timer has a key and a name; set again, it is replaced. It fires once, by the time of events or
+  by the clock, also on an instance that is not in memory.
+- Timers fire in the order of their times. One that is set while others fire waits for the next
+  round, so a handler that sets a timer in the past stops nobody.
+- An instance that is removed has no timers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from heapq import heappop, heappush
+from typing import Any, NamedTuple, Protocol
+
+from s4node.errors import S4Error
+
+NEVER = -math.inf
+
+
+class TimerKeeper(Protocol):
+    """Saves the timers of one prototype."""
+
+    def set_timer(self, key: Any, name: str, time: float, /, *, by_wall: bool) -> None:
+        """Save a timer."""
+        ...
+
+    def forget_timer(self, key: Any, name: str, /) -> None:
+        """Delete a saved timer."""
+        ...
+
+
+class _Timer(NamedTuple):
+    time: float
+    number: int
+    by_wall: bool
+
+
+class PeTimers:
+    """The timers of the instances of ``pe``.
+
+    ``watermark`` is the time up to which events have come; its owner moves it. ``now`` gives Unix
+    time. Without ``event_time`` there are timers by the clock only.
+    """
+
+    def __init__(self, pe: str, now: Callable[[], float], *, event_time: bool) -> None:
+        self.watermark = NEVER
+        self.now = now
+        self.keeper: TimerKeeper | None = None
+        self._pe = pe
+        self._event_time = event_time
+        self._timers: dict[Any, dict[str, _Timer]] = {}
+        self._heaps: tuple[list[Any], list[Any]] = ([], [])  # by events, by the clock
+        self._number = 0
+
+    def __len__(self) -> int:
+        """The number of timers that are set."""
+        return sum(map(len, self._timers.values()))
+
+    def set(self, key: Any, name: str, time: Any, *, by_wall: bool) -> None:
+        """Set the timer of this name, in place of an earlier one."""
+        if isinstance(time, datetime) and time.tzinfo is not None:
+            time = time.timestamp()
+        number = isinstance(time, (int, float)) and not isinstance(time, bool)
+        if not number or not math.isfinite(time):
+            raise S4Error(
+                f"a timer of {self._pe} {key!r} at {time!r}: give seconds since 1970, or a "
+                f"datetime with a time zone"
+            )
+        if not by_wall and not self._event_time:
+            raise S4Error(
+                f"a timer of {self._pe} {key!r} by the time of events, but no stream that leads to "
+                f"it has time=; give the stream a time, or use after() or clock='wall'"
+            )
+        self.restore(key, name, float(time), by_wall=by_wall)
+        if self.keeper is not None:
+            self.keeper.set_timer(key, name, float(time), by_wall=by_wall)
+
+    def restore(self, key: Any, name: str, time: float, *, by_wall: bool) -> None:
+        """Take a timer that was saved."""
+        self._number += 1
+        timer = _Timer(time, self._number, by_wall)
+        self._timers.setdefault(key, {})[name] = timer
+        heappush(self._heaps[by_wall], (time, self._number, key, name))
+
+    def cancel(self, key: Any, name: str) -> None:
+        """Remove a timer, if it is set."""
+        names = self._timers.get(key, {})
+        if names.pop(name, None) is not None:
+            if not names:
+                del self._timers[key]
+            if self.keeper is not None:
+                self.keeper.forget_timer(key, name)
+
+    def cancel_all(self, key: Any) -> None:
+        """Remove all timers of a key."""
+        for name in list(self._timers.get(key, ())):
+            self.cancel(key, name)
+
+    def next_at(self, *, by_wall: bool) -> float:
+        """The time of the next timer; infinity if there is none."""
+        heap = self._heaps[by_wall]
+        while heap and not self._is_set(heap[0]):
+            heappop(heap)
+        return heap[0][0] if heap else math.inf
+
+    @property
+    def is_due(self) -> bool:
+        """True if a timer is due by the watermark."""
+        return self.next_at(by_wall=False) <= self.watermark
+
+    def take_due(self) -> Iterator[tuple[Any, str]]:
+        """Take the timers that are due now: their keys and names."""
+        last = self._number
+        for by_wall, now in ((False, self.watermark), (True, self.now())):
+            heap, later = self._heaps[by_wall], []
+            while self.next_at(by_wall=by_wall) <= now:
+                entry = heappop(heap)
+                if entry[1] > last:
+                    later.append(entry)
+                    continue
+                _, _, key, name = entry
+                self.cancel(key, name)
+                yield key, name
+            for entry in later:
+                heappush(heap, entry)
+
+    def _is_set(self, entry: tuple[float, int, Any, str]) -> bool:
+        _, number, key, name = entry
+        timer = self._timers.get(key, {}).get(name)
+        return timer is not None and timer.number == number

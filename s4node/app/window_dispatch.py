@@ -1,0 +1,178 @@
+"""The part of PEs with windows in an app's graph: their mistakes, and their dispatch.
+
+Rules
+- All mistakes about windows and times are found before anything runs.
+- The dispatch loop of a stream asks for the table of a window only when an event's time leaves the
+  last one. Sessions are asked for each event; counts need no time.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from s4node.app.app import App
+from s4node.app.prototype import HandlerTable, Prototype
+from s4node.app.stream import Stream
+from s4node.app.window_instances import (
+    CountWindows,
+    SessionWindows,
+    TableWindows,
+    WindowInstances,
+)
+from s4node.events.event_time import TimeRule
+
+
+def window_problems(app: App, prototype: Prototype) -> Iterable[str]:
+    """The mistakes of a PE with windows."""
+    where, options = f"PE {prototype.name!r}", prototype.windows
+    if options is None:
+        return
+    for hook, why in (
+        (prototype.triggers, "set_trigger"),
+        (prototype.timer_interval, "set_timer_interval"),
+        (prototype.cache_size or prototype.cache_idle, "set_pe_cache"),
+        (prototype.on_remove, "on_remove"),
+        (prototype.on_timer, "on_timer"),
+    ):
+        if hook:
+            yield f"{where} has windows, which end by on_window alone; leave out {why}"
+    if inspect.iscoroutinefunction(prototype.on_create):
+        yield f"{where} has windows, so its on_create cannot be async"
+    by_events = not options.on_wall_clock and not options.kind.events
+    for stream in app.streams.values():
+        if prototype not in stream.targets:
+            continue
+        if by_events and stream.time is None:
+            yield (
+                f"{where} has windows by the time of events, but stream {stream.name!r} does not "
+                f"say which field has it; add time= to the stream, or clock='wall' to the windows"
+            )
+        if stream.parallelism > 1:
+            yield (
+                f"{where} has windows, so stream {stream.name!r}, which leads to it, cannot have "
+                f"a parallelism; handlers of a window run one after the other"
+            )
+        if stream.key is None and not prototype.singleton:
+            yield (
+                f"{where} has windows, and stream {stream.name!r} has no key that finds them; give "
+                f"the stream a key or call set_singleton() on the PE"
+            )
+        if options.late is not None and options.late._declared:
+            taken = options.late._declared
+            for kind in stream.types:
+                if kind.cls not in taken:
+                    yield (
+                        f"{where}: late events of {stream.name!r} go to {options.late.name!r}, "
+                        f"which does not take {kind.name}; add it to its types"
+                    )
+
+
+_TIMES = {"float", "int", "datetime"}
+
+
+def time_problems(stream: Stream, name: str) -> Iterable[str]:
+    """What is wrong with the field that has the time of a stream's events."""
+    for kind in stream.types:
+        fields = {field: words for field, words, _ in kind.declaration.fields}
+        if issubclass(kind.cls, msgspec.Struct) and fields.get(name) not in _TIMES:
+            has = f"is {fields[name]}" if name in fields else "is not there"
+            yield (
+                f"stream {stream.name!r} has the time of its events in {name!r}, but that {has} in "
+                f"{kind.name}; it has to be a float (seconds), an int (ms) or a datetime"
+            )
+
+
+def time_rule(stream: Stream) -> TimeRule | None:
+    """How the events of a stream tell their time; None if they do not."""
+    if stream.time is None:
+        return None
+    return TimeRule(stream.name, stream.time.field, stream.types)
+
+
+def window_lines(
+    stream: Stream,
+    number: int,
+    home: WindowInstances,
+    bindings: dict[str, Any],
+    *,
+    touches: bool,
+) -> tuple[list[str], list[str]]:
+    """Source of the share of a PE with windows: before the loop, and in its body."""
+    target = home.prototype
+    options, begin = target.windows, list[str]()
+    assert options is not None
+    direct = only_handler(stream, target.on_event)
+    bindings[f"_h{number}"] = target.on_event if direct is None else direct
+    handler = f"_h{number}" if direct is not None else f"_h{number}[e.__class__]"
+    call = [f"{handler}(i, e)"]
+    if target.is_async:
+        call = [f"r = {handler}(i, e)", "if _isawaitable(r): await r"]
+    if touches:
+        call.insert(0, f"if i._mark is not _m{number}: _u{number}(i)")
+    key = "None" if target.singleton else "k"
+    at = f"_t{number}"
+    rule = None
+    if options.on_wall_clock:
+        bindings[f"_w{number}"] = home.wall
+        begin.append(f"    {at} = _w{number}()")
+        lines = []
+    elif not options.kind.events:
+        rule = time_rule(stream)
+        assert rule is not None
+        bindings |= rule.bindings
+        lines = [f"{at} = {rule.expression('e')}"]
+    bindings[f"_r{number}"] = rule
+    bindings[f"_l{number}"] = home.come_late
+    if isinstance(home, TableWindows):
+        bindings[f"_f{number}"] = home.table_of
+        table, start, end = f"_d{number}", f"_a{number}", f"_b{number}"
+        found = [f"{table}, {start}, {end} = _f{number}(_r{number}, {at})"]
+        if size := options.kind.whole:
+            bindings[f"_n{number}"] = home.by_number
+            found = [
+                f"{table} = _n{number}.get({at} // {size!r})",
+                f"if {table} is None: {found[0]}",
+                f"else: {start}, {end} = {table}.span",
+            ]
+        begin.append(f"    {table} = None; {start} = {end} = 0.0")
+        lines += [
+            f"if not {start} <= {at} < {end}:",
+            *(f"    {line}" for line in found),
+            f"if {table} is None: _l{number}(e)",
+            "else:",
+            f"    i = {table}[{key}]",
+            *(f"    {line}" for line in call),
+        ]
+    elif isinstance(home, SessionWindows):
+        bindings[f"_f{number}"] = home.session_of
+        lines += [
+            f"i = _f{number}(_r{number}, {key}, {at})",
+            f"if i is None: _l{number}(e)",
+            "else:",
+            *(f"    {line}" for line in call),
+        ]
+    else:
+        assert isinstance(home, CountWindows)
+        bindings |= {f"_f{number}": home, f"_o{number}": target.on_window}
+        bindings[f"_x{number}"] = home.remove
+        over = [f"r = _o{number}(i)"]
+        over += ["if _isawaitable(r): await r"] if target.is_async else []
+        lines = [
+            f"i = _f{number}[{key}]",
+            *call,
+            "i._round += 1",
+            f"if i._round >= {options.kind.events}:",
+            *(f"    {line}" for line in over),
+            f"    _x{number}(i)",
+        ]
+    return begin, lines
+
+
+def only_handler(stream: Stream, table: HandlerTable) -> Any:
+    """The one handler that takes every event of the stream, or None if they differ."""
+    found = {table.find(kind.cls) for kind in stream.types}
+    return found.pop() if len(found) == 1 else None

@@ -1,0 +1,117 @@
+"""The time of an event: how it is found, and what is no time. Pure.
+
+Rules
+- The field of the event that its stream names has it: seconds since 1970 as a float, milliseconds
+  as an int, or a datetime with a time zone. Inside, times are seconds.
+- What is no time, or too far in the future, refuses the event. A whole number so small that it must
+  be seconds is refused, too.
+- Fields whose declared type says what they hold are read by one expression; others are checked one
+  by one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from operator import attrgetter
+from typing import Any
+
+from s4node.errors import EventTimeError
+from s4node.events.event import GenericEvent
+from s4node.events.routing import compiled, is_generic
+from s4node.events.schema import EventType
+
+MOST_AHEAD = 3600.0
+"""Seconds that an event may be ahead of the clock."""
+
+_SECONDS_AT_MOST = 100_000_000_000  # ms: in 1973
+
+
+class TimeRule:
+    """How the events of a stream tell their time: in the field ``name`` of all their types."""
+
+    def __init__(self, stream: str, name: str, types: Sequence[EventType]) -> None:
+        self.name = name
+        self._stream = stream
+        kinds = {_kind_of(kind, name) for kind in types}
+        self.generic = is_generic([kind.cls for kind in types])
+        kind = kinds.pop() if len(kinds) == 1 else ""
+        read = f"{{e}}._attributes.get({name!r})" if self.generic else f"{{e}}.{name}"
+        self.bindings: dict[str, Any] = {"_seconds": self.seconds}
+        if kind == "float":
+            self._expression = read
+        else:
+            self._expression = f"_seconds({read})"
+        if kind == "float":
+            self.find: Callable[[Any], float] = attrgetter(name)
+        else:
+            lines = ["def time_of(e):", f"    return {self.expression('e')}"]
+            self.find = compiled("time_of", lines, self.bindings)
+
+    def expression(self, var: str) -> str:
+        """Source text of the time of the event in the variable ``var``."""
+        return self._expression.replace("{e}", var)
+
+    def seconds(self, value: Any) -> float:
+        """A value of the field as seconds; raises EventTimeError."""
+        kind = value.__class__
+        if kind is float:
+            return value  # type: ignore[no-any-return]
+        if kind is int:
+            if value < _SECONDS_AT_MOST:
+                raise self.refusal(value, "a whole number is milliseconds, and this one is before "
+                                   "1973; give seconds as a float")  # fmt: skip
+            return value / 1000  # type: ignore[no-any-return]
+        if isinstance(value, datetime):
+            if value.tzinfo is None:
+                raise self.refusal(value, "a datetime needs a time zone")
+            return value.timestamp()
+        raise self.refusal(value, "give seconds as a float, ms as an int, or a datetime")
+
+    def check(self, time: Any, now: float) -> float:
+        """A time that was found, if it is one; raises EventTimeError. ``now`` is Unix time."""
+        try:
+            good = 0 < time <= now + MOST_AHEAD
+        except TypeError:
+            return self.check(self.seconds(time), now)
+        if good:
+            return time  # type: ignore[no-any-return]
+        if time > now:
+            raise self.refusal(
+                time,
+                f"it is more than {MOST_AHEAD:g} s ahead of the clock here; are these "
+                f"milliseconds in a field of seconds, or does the sender's clock go wrong?",
+            )
+        raise self.refusal(time, "a time is above 0")
+
+    def refusal(self, value: Any, why: str) -> EventTimeError:
+        """The error for a value that is no time."""
+        return EventTimeError(f"stream {self._stream!r}: {self.name}={value!r} is no time: {why}")
+
+    def latest(self, events: Iterable[Any], now: float) -> float | None:
+        """The latest time of these events, without those that are refused; None if there is none.
+
+        One call in C for a batch of good times.
+        """
+        events = list(events) if not isinstance(events, list) else events
+        try:
+            found = max(map(self.find, events), default=None)
+            if found is None or 0 < found <= now + MOST_AHEAD:
+                return found
+        except (EventTimeError, TypeError):
+            pass
+        latest = -math.inf
+        for event in events:
+            try:
+                latest = max(latest, self.check(self.find(event), now))
+            except EventTimeError:
+                continue
+        return latest if latest > 0 else None
+
+
+def _kind_of(kind: EventType, name: str) -> str:
+    """The declared type of the field, in words; empty if it may be several."""
+    if kind.cls is GenericEvent:
+        return ""
+    return {field: words for field, words, _ in kind.declaration.fields}.get(name, "")

@@ -1,0 +1,113 @@
+"""The watermark of a stream in one task: up to which time its events have come. Pure.
+
+Rules
+- Each source (a producer's lane, a partition of an input, another task) is at a time: the latest of
+  its events, or what it has reported. Its watermark is that less the lateness of the stream.
+- A source is ACTIVE, IDLE or FINISHED. The watermark of the stream is the lowest of the active
+  sources, derived anew at every change. Idle and finished ones are left out; they are never taken
+  for infinity.
+- It never goes back. A source that joins, or comes back, begins at the current watermark.
+- If no source is active, the watermark stays.
+- A source becomes idle after ``idle`` seconds without news, in which it could have sent: time in
+  which it waited for credit, or its events waited here, does not count.
+- While fewer sources are known than there must be, there is no watermark.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+
+NEVER = -math.inf
+"""The watermark before any event."""
+
+
+class _Source:
+    __slots__ = ("idle", "time", "waited")
+
+    def __init__(self, time: float) -> None:
+        self.time = time
+        self.idle = False
+        self.waited = 0.0  # seconds without news in which it could have sent
+
+
+class Watermarks:
+    """The sources of one stream in one task, and its watermark, the ``value``.
+
+    There are at least ``expected`` sources.
+    """
+
+    __slots__ = ("_sources", "expected", "idle", "lateness", "value")
+
+    def __init__(self, lateness: float = 0.0, idle: float = math.inf, expected: int = 0) -> None:
+        self.lateness = lateness
+        self.idle = idle
+        self.expected = expected
+        self.value = NEVER
+        self._sources: dict[str, _Source] = {}
+
+    def __contains__(self, source: str) -> bool:
+        return source in self._sources
+
+    @property
+    def sources(self) -> Collection[str]:
+        """The names of the sources that are not finished."""
+        return self._sources.keys()
+
+    @property
+    def waits(self) -> bool:
+        """True if an active source may become idle."""
+        return self.idle < math.inf and any(not each.idle for each in self._sources.values())
+
+    @property
+    def holding(self) -> str:
+        """The active source that holds the watermark back; empty if there is none."""
+        active = {name: each.time for name, each in self._sources.items() if not each.idle}
+        return min(active, key=active.__getitem__, default="")
+
+    def join(self, source: str) -> None:
+        """Add a source, if it is new, at the current watermark."""
+        if source not in self._sources:
+            self._sources[source] = _Source(self.value + self.lateness)
+
+    def reach(self, source: str, time: float) -> None:
+        """Note that a source is at ``time``: none of its events from now on is much older."""
+        self.join(source)
+        known = self._sources[source]
+        known.idle, known.waited = False, 0.0
+        known.time = max(known.time, time)
+
+    def leave(self, source: str) -> None:
+        """Leave a source out, as nothing more comes from it."""
+        self._sources.pop(source, None)
+
+    def wait(self, seconds: float, blocked: Collection[str] = ()) -> None:
+        """Count seconds that have passed, except for sources that could not send."""
+        for name, source in self._sources.items():
+            if name not in blocked and not source.idle:
+                source.waited += seconds
+                source.idle = source.waited >= self.idle
+
+    def advance(self) -> bool:
+        """Derive the watermark; return True if it has risen."""
+        if len(self._sources) < self.expected:
+            return False
+        active = [each.time for each in self._sources.values() if not each.idle]
+        if not active:
+            return False
+        lowest = min(active) - self.lateness
+        if lowest <= self.value:
+            return False
+        self.value = lowest
+        return True
+
+    def times(self, sources: Iterable[str]) -> dict[str, float]:
+        """The times of those of these sources that are known and have one."""
+        known = {name: self._sources[name].time for name in sources if name in self._sources}
+        return {name: time for name, time in known.items() if time > NEVER}
+
+    def restore(self, value: float, times: Mapping[str, float]) -> None:
+        """Resume where an earlier run has stopped."""
+        self.value = value
+        for name, time in times.items():
+            self.reach(name, time)

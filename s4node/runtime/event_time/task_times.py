@@ -1,0 +1,432 @@
+"""Event time in one task: the watermarks of its streams, its windows, and what it puts. Pure.
+
+Rules
+- A stream with ``time`` has a watermark, from its sources: the producers of its frames, the
+  partitions of an input, the other tasks. A source is at the latest time of its *processed* events,
+  or at what it has reported. One that reports by itself (a task) is only at what it has reported.
+- Windows of a PE end by the lowest watermark of the streams that lead to it.
+- What a task puts on a stream is at the lowest watermark of the streams from which it is put, but
+  not before all windows that end by then have had their turn. In a cycle only the streams from
+  outside count, so events on their way around may be late.
+- Events that a task has put for itself count when they are processed: what it puts on a stream is
+  at a time once the events that waited then are done.
+- The watermarks are part of each commit. After a restart they are not lower.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from s4node.app import dataflow
+from s4node.app.app import App
+from s4node.app.cycles import components
+from s4node.app.instances import Instances
+from s4node.app.stream import InputStream, OutputStream
+from s4node.app.window_dispatch import time_rule
+from s4node.app.window_instances import WindowInstances
+from s4node.events.event import EventBatch
+from s4node.events.event_time import MOST_AHEAD, TimeRule
+from s4node.offsets.watermarks import NEVER, Watermarks
+
+OWN = "own"
+"""The source of what a task has put for itself."""
+
+EVENT_TIME = "event time"
+"""The fact with the watermarks of a task."""
+
+_TICK = 0.2
+
+
+class SourceState(NamedTuple):
+    """A source as its input knows it.
+
+    ``returns``: it is waited for although it is not ``here``. ``blocked``: it cannot send, or its
+    events wait. ``reports``: its events do not tell its time.
+    """
+
+    name: str
+    here: bool = True
+    returns: bool = False
+    blocked: bool = False
+    reports: bool = False
+
+
+class Sources(Protocol):
+    """The sources of one stream in one partition; ``version`` changes when any comes or goes."""
+
+    @property
+    def version(self) -> int:
+        """Changes when any source comes or goes."""
+        ...
+
+    def states(self) -> Iterable[SourceState]:
+        """The sources that are there, or may return."""
+        ...
+
+
+class Depth(Protocol):
+    """The queue of a stream, as far as it is looked at here."""
+
+    admitted: int
+    depth: int
+
+
+class Saving(Protocol):
+    """The durable state of a task."""
+
+    def meta(self, name: str, /) -> Any:
+        """A fact about the task; None if it was never set."""
+        ...
+
+    def set_meta(self, name: str, value: Any, /) -> None:
+        """Save a fact with the next commit."""
+        ...
+
+
+class _Timed:
+    """A stream with time, in one task."""
+
+    def __init__(self, name: str, rule: TimeRule, watermarks: Watermarks) -> None:
+        self.name = name
+        self.rule = rule
+        self.watermarks = watermarks
+        self.sources: Sources | None = None
+        self.version = -1
+        self.reports: set[str] = set()
+        self.returning: set[str] = set()
+        self.feeders: tuple[str, ...] = ()  # the streams whose watermarks are what is put on it
+        self.marks: deque[tuple[int, float]] = deque()  # of own events: admitted before, and time
+        self.marked = NEVER
+
+
+class TaskTimes:
+    """The times of the streams of ``app`` in the task of a partition.
+
+    ``queues`` has the task's queue of each stream; its owner sets it.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        instances: Mapping[str, Instances],
+        wall: Callable[[], float],
+        clock: Callable[[], float],
+    ) -> None:
+        self._wall = wall
+        self._clock = clock
+        self._streams: dict[str, _Timed] = {}
+        self.queues: Mapping[Any, Depth] = {}
+        self.put: dict[str, float] = {}
+        """By stream: what the task puts from now on is not older."""
+        self._edges: dict[str, list[str]] = {}
+        for stream in app.streams.values():
+            rule = time_rule(stream)
+            if rule is not None and stream.time is not None:
+                if isinstance(stream, OutputStream):
+                    continue
+                inner = not isinstance(stream, InputStream)
+                watermarks = Watermarks(stream.time.lateness, stream.time.idle)
+                self._streams[stream.name] = _Timed(stream.name, rule, watermarks)
+                if inner:
+                    watermarks.expected = app.partitions
+        self._feed(app)
+        self._windows = [
+            (each, [s.name for s in app.streams.values() if each.prototype in s.targets])
+            for each in instances.values()
+            if isinstance(each, WindowInstances)
+        ]
+        self._timers = [
+            (each.timers, [s.name for s in app.streams.values() if each.prototype in s.targets])
+            for each in instances.values()
+            if each.timers is not None
+        ]
+        self._by_wall = [each for each, _ in self._windows if _on_wall(each)]
+        self._by_event = [(each, names) for each, names in self._windows if not _on_wall(each)]
+        self._news = bool(self._streams)
+        self._ticked_at = clock()
+        self._saved: Any = None
+        self._put_saved = dict(self.put)
+
+    def _feed(self, app: App) -> None:
+        """Find from which streams with time each stream is put."""
+        if not self._streams:
+            return
+        edges = dataflow.edges(app)
+        group = {name: frozenset(each) for each in components(edges) for name in each}
+        for name in app.streams:
+            ours = group.get(name, frozenset((name,)))
+            feeders = [
+                other
+                for other, to in edges.items()
+                if other not in ours and other in self._streams and to & ours
+            ]
+            if feeders:
+                self.put[name] = NEVER
+                self._edges[name] = feeders
+            if name in self._streams:
+                timed = self._streams[name]
+                timed.feeders = tuple(feeders)
+                if not feeders:
+                    timed.watermarks.expected = 0
+
+    @property
+    def timed(self) -> bool:
+        """True if any stream has time, or any window."""
+        return bool(self._streams or self._windows or self._timers)
+
+    def has_time(self, stream: str) -> bool:
+        """Return True if the events of a stream have a time."""
+        return stream in self._streams
+
+    def watch(self, stream: str, sources: Sources) -> None:
+        """Have the sources of a stream looked at."""
+        if stream in self._streams:
+            self._streams[stream].sources = sources
+            self._news = True
+
+    # -- what comes --------------------------------------------------------------------------
+
+    def events_done(self, batch: EventBatch, events: list[Any]) -> None:
+        """Note that events of a stream were processed."""
+        timed = self._streams.get(batch.stream)
+        if timed is None:
+            return
+        self._news = True
+        if batch.receipt is None:
+            if timed.feeders:
+                return
+            source = OWN
+        else:
+            source = batch.receipt.origin
+        if source not in timed.watermarks:
+            self._look(timed)
+        if source in timed.reports:
+            return
+        latest = timed.rule.latest(events, self._wall())
+        if latest is not None:
+            timed.watermarks.reach(source, latest)
+
+    def reported(self, stream: str, source: str, time: float) -> None:
+        """Note what a source has reported, once its events before that are processed."""
+        timed = self._streams.get(stream)
+        if timed is not None and time <= self._wall() + MOST_AHEAD:
+            timed.watermarks.reach(source, time)
+            self._news = True
+
+    def finish_inputs(self) -> None:
+        """Nothing more comes: all windows end."""
+        for windows, _ in self._by_event:
+            windows.watermark = math.inf
+        for timers, _ in self._timers:
+            timers.watermark = math.inf
+
+    def inputs_finished(self) -> None:
+        """The windows have ended; those of a further run begin where these have stopped."""
+        for windows, names in self._by_event:
+            windows.watermark = self._lowest(names)
+        for timers, names in self._timers:
+            timers.watermark = self._lowest(names)
+
+    # -- what follows ------------------------------------------------------------------------
+
+    @property
+    def next_due(self) -> float | None:
+        """When the next step is due, by the clock of the task; None if none is."""
+        if self._news or self._windows_due:
+            return -math.inf
+        found = [
+            self._clock() + max(0.0, each.next_end - self._wall())
+            for each in self._by_wall
+            if each.next_end < math.inf
+        ]
+        found += [
+            self._clock() + max(0.0, timers.next_at(by_wall=True) - self._wall())
+            for timers, _ in self._timers
+            if timers.next_at(by_wall=True) < math.inf
+        ]
+        if any(each.watermarks.waits for each in self._streams.values()):
+            found.append(self._ticked_at + _TICK)
+        if any(each.marks for each in self._streams.values()):
+            found.append(self._ticked_at + _TICK)
+        return min(found, default=None)
+
+    @property
+    def _windows_due(self) -> bool:
+        return any(each.next_end <= each.watermark for each, _ in self._by_event) or any(
+            timers.is_due for timers, _ in self._timers
+        )
+
+    def step(self) -> None:
+        """Look at the sources, and derive the watermarks."""
+        now = self._clock()
+        passed, self._ticked_at = now - self._ticked_at, now
+        self._news = False
+        for timed in self._streams.values():
+            states = self._look(timed)
+            blocked = {each.name for each in states if each.blocked}
+            blocked |= {str(each) for each in self._inputs(timed) if self.queues[each].depth}
+            timed.watermarks.wait(passed, blocked)
+            self._pass_marks(timed)
+            timed.watermarks.advance()
+        for windows, names in self._by_event:
+            windows.watermark = max(windows.watermark, self._lowest(names))
+        for timers, names in self._timers:
+            timers.watermark = max(timers.watermark, self._lowest(names))
+        wall = self._wall()
+        for windows in self._by_wall:
+            windows.watermark = max(windows.watermark, wall)
+        if not self._windows_due:
+            self._put_on()
+
+    def windows_ended(self) -> None:
+        """All windows that are due have had their turn."""
+        if not self._windows_due:
+            self._news = self._put_on() or self._news
+
+    def _lowest(self, names: Iterable[str]) -> float:
+        found = [self._streams[name].watermarks.value for name in names if name in self._streams]
+        return min(found, default=NEVER)
+
+    def _put_on(self) -> bool:
+        """Raise the times of what is put; return True if another step follows."""
+        follows = False
+        for name, feeders in self._edges.items():
+            time = self._lowest(feeders)
+            if time <= self.put[name]:
+                continue
+            self.put[name] = time
+            timed = self._streams.get(name)
+            if timed is not None:
+                timed.marks.append((self.queues[name].admitted, time))
+                follows = True
+        return follows
+
+    def _pass_marks(self, timed: _Timed) -> None:
+        """Take what the task has put for itself to be at a time once it is processed."""
+        if not timed.marks:
+            return
+        queue = self.queues[timed.name]
+        while timed.marks and timed.marks[0][0] <= queue.admitted - queue.depth:
+            _, time = timed.marks.popleft()
+            timed.watermarks.reach(OWN, time)
+
+    def _inputs(self, timed: _Timed) -> list[Any]:
+        """The partitions of an input that the task reads for a stream."""
+        found = (each for each in self.queues if not isinstance(each, str))
+        return [each for each in found if each.stream == timed.name]
+
+    def _look(self, timed: _Timed) -> list[SourceState]:
+        """Take the sources of a stream as they are now."""
+        read = {str(each) for each in self._inputs(timed)}
+        for name in [*read, *([OWN] if timed.feeders else ())]:
+            timed.watermarks.join(name)
+        if timed.sources is None:
+            return []
+        states = list(timed.sources.states())
+        if timed.version == timed.sources.version:
+            return states
+        timed.version = timed.sources.version
+        known = {OWN, *read}
+        for each in states:
+            if each.here or each.returns:
+                known.add(each.name)
+                timed.watermarks.join(each.name)
+                if each.returns:
+                    timed.returning.add(each.name)
+                if each.reports:
+                    timed.reports.add(each.name)
+        for name in [*timed.watermarks.sources]:
+            if name not in known and name not in timed.returning:
+                timed.watermarks.leave(name)
+        return states
+
+    @property
+    def moved(self) -> bool:
+        """True if receivers may hear of later times after another commit."""
+        return self.put != self._put_saved
+
+    # -- commits -----------------------------------------------------------------------------
+
+    def save(self, state: Saving) -> None:
+        """Save the watermarks with the commit that begins now."""
+        if not self.timed:
+            return
+        streams = {
+            name: (_or_none(each.watermarks.value), each.watermarks.times(each.returning | {OWN}))
+            for name, each in self._streams.items()
+        }
+        windows = {
+            each.prototype.name: (_or_none(each.watermark), each.late) for each, _ in self._windows
+        }
+        put = {name: time for name, time in self.put.items() if time > NEVER}
+        fact = [streams, windows, put]
+        if fact != self._saved:
+            self._saved = fact
+            state.set_meta(EVENT_TIME, fact)
+        self._put_saved = dict(self.put)
+
+    def restore(self, state: Saving) -> None:
+        """Resume where the last commit was."""
+        fact = state.meta(EVENT_TIME)
+        if fact is None:
+            return
+        streams, windows, put = fact
+        for name, (value, times) in streams.items():
+            timed = self._streams.get(name)
+            if timed is not None:
+                timed.watermarks.restore(NEVER if value is None else value, times)
+                timed.returning |= times.keys() - {OWN}
+        for each, _ in self._windows:
+            value, each.late = windows.get(each.prototype.name, (None, 0))
+            each.watermark = NEVER if value is None else value
+        for timers, names in self._timers:
+            timers.watermark = self._lowest(names)
+        self.put |= {name: time for name, time in put.items() if name in self.put}
+
+    # -- looking -----------------------------------------------------------------------------
+
+    def statistics_parts(self) -> dict[str, Any]:
+        """Open windows, late events by PE, and the watermarks with what holds them back."""
+        windows = [each for each, _ in self._windows]
+        return {
+            "windows": sum(each.open_windows for each in windows),
+            "late": {each.prototype.name: each.late for each in windows},
+            "watermarks": {
+                name: (each.watermarks.value, each.watermarks.holding)
+                for name, each in self._streams.items()
+                if each.watermarks.value > NEVER
+            },
+        }
+
+    def windows(self) -> Iterable[WindowInstances]:
+        """The windows of the task's PEs."""
+        return [each for each, _ in self._windows]
+
+
+def lower_times(one: Any, other: Any) -> Any:
+    """The lower watermarks of two tasks, for a task that gets keys of both."""
+    streams: dict[str, tuple[float | None, dict[str, float]]] = {
+        name: (_lower(one[0][name][0], other[0].get(name, (None,))[0]), {}) for name in one[0]
+    }
+    windows = {
+        name: (_lower(one[1][name][0], other[1].get(name, (None,))[0]), one[1][name][1])
+        for name in one[1]
+    }
+    return [streams, windows, {}]
+
+
+def _lower(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else min(one, other)
+
+
+def _on_wall(windows: WindowInstances) -> bool:
+    assert windows.prototype.windows is not None
+    return windows.prototype.windows.on_wall_clock
+
+
+def _or_none(time: float) -> float | None:
+    """A watermark to be saved: there may be none yet."""
+    return time if math.isfinite(time) else None

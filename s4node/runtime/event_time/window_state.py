@@ -1,0 +1,115 @@
+"""The saved instances of the windows of one prototype. Pure.
+
+Rules
+- A row is found by the key group, the start of the window, and the key. It has the end of the
+  window, what was called on it, and the state of the instance.
+- All windows that have not ended are read at the start, as they are in memory until they end.
+- The kind of windows is saved, too. Windows of another kind cannot go on as these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import msgspec
+
+from s4node.app.pe_codec import ElementCodec
+from s4node.app.processing_element import ProcessingElement
+from s4node.app.window_instances import WindowInstances, WindowKeeper
+from s4node.errors import StateError
+
+_encode = msgspec.msgpack.Encoder().encode
+
+KIND = "windows of "
+"""Begins the name of the fact with the kind of windows of a PE."""
+
+
+class _Row(msgspec.Struct, array_like=True, gc=False):
+    """The row of an instance of a window."""
+
+    end: float
+    until: float | None
+    round: int
+    again: bool
+    state: bytes
+
+
+_decode = msgspec.msgpack.Decoder(_Row).decode
+
+
+class SavedWindows(WindowKeeper, Protocol):
+    """The saved instances of one prototype's windows."""
+
+    def all_rows(self) -> Iterable[tuple[float, Any, bytes]]:
+        """All rows: the start of the window, the key and the value."""
+        ...
+
+
+class State(Protocol):
+    """The durable state of a task, as far as windows know it."""
+
+    def meta(self, name: str, /) -> Any:
+        """A fact about the task; None if it was never set."""
+        ...
+
+    def set_meta(self, name: str, value: Any, /) -> None:
+        """Save a fact with the next commit."""
+        ...
+
+    def saved_windows(self, name: str, codec: Any, /) -> SavedWindows:
+        """The saved instances of a prototype's windows."""
+        ...
+
+
+class WindowCodec:
+    """Saves the windows of ``instances`` in ``state``, and restores those that are there."""
+
+    def __init__(self, name: str, instances: WindowInstances, state: State) -> None:
+        fact = f"versions of {name}"
+        versions = [tuple(map(tuple, fields)) for fields in state.meta(fact) or ()]
+        self._codec = ElementCodec(instances.prototype.cls, versions)
+        if len(self._codec.versions) != len(versions):
+            state.set_meta(fact, self._codec.versions)
+        saved = state.saved_windows(name, self)
+        rows = list(saved.all_rows())
+        options = instances.prototype.windows
+        assert options is not None
+        known, kind = state.meta(KIND + name), options.kind.text
+        if rows and known is not None and known != kind:
+            raise StateError(
+                f"PE {name!r} has {len(rows)} saved instances of {known} windows, which cannot go "
+                f"on as {kind}; keep the kind, or give the PE another name (create_pe(..., name=))"
+            )
+        if known != kind:
+            state.set_meta(KIND + name, kind)
+        instances.saver = saved
+        for start, key, data in rows:
+            instances.restore(self._restored(instances, start, key, data))
+
+    def _restored(self, instances: WindowInstances, start: float, key: Any, data: bytes) -> Any:
+        instance: Any = instances.prototype.make(key, instances)
+        try:
+            row = _decode(data)
+        except msgspec.MsgspecError as error:
+            name = instances.prototype.name
+            raise StateError(f"saved state of {name} {key!r} cannot be read: {error}") from error
+        instance._span = start, row.end
+        instance._until = -math.inf if row.until is None else row.until
+        instance._round, instance._again = row.round, row.again
+        self._codec.restore(instance, row.state)
+        return instance
+
+    def encode(self, instance: ProcessingElement) -> bytes:
+        """Encode an instance as a row."""
+        return _row_of(instance, self._codec.encode(instance))
+
+    def encode_all(self, instances: list[ProcessingElement]) -> list[bytes]:
+        """Encode several instances as rows."""
+        return list(map(_row_of, instances, self._codec.encode_all(instances)))
+
+
+def _row_of(instance: ProcessingElement, state: bytes) -> bytes:
+    until = instance._until if instance._until > -math.inf else None
+    return _encode((instance._span[1], until, instance._round, instance._again, state))

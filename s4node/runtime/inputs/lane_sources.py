@@ -1,0 +1,50 @@
+"""The producers of a stream in a partition, as sources of its watermark. Pure.
+
+Rules
+- A producer that is connected is there. One with an id of its own, and a task, may return.
+- A producer cannot send while it has no credit, or while events of it wait here.
+- A task reports its time; its events do not tell it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from s4node.net.ingress.admission import StreamAdmission
+from s4node.net.ingress.producer_lane import ProducerLane
+from s4node.net.wire.frame import TASK
+from s4node.runtime.event_time.task_times import SourceState
+
+
+class LaneSources:
+    """The lanes of an admission in one partition."""
+
+    def __init__(self, admission: StreamAdmission, partition: int) -> None:
+        self._admission = admission
+        self._partition = partition
+        self._lanes: list[ProducerLane] = []
+        self._known = -1
+
+    @property
+    def version(self) -> int:
+        """Changes when a producer comes or goes."""
+        return self._admission.changes
+
+    def states(self) -> Iterable[SourceState]:
+        """The producers that are there, or may return."""
+        if self._known != self.version:
+            self._known = self.version
+            lanes = self._admission.lanes.values()
+            self._lanes = [lane for lane in lanes if lane.partition == self._partition]
+        return [_state_of(lane) for lane in self._lanes]
+
+
+def _state_of(lane: ProducerLane) -> SourceState:
+    is_task = lane.producer.startswith(TASK)
+    return SourceState(
+        lane.origin,
+        here=lane.connection is not None and not lane.ended,
+        returns=(lane.own_id or is_task) and not lane.ended,
+        blocked=lane.safe < lane.expected or lane.limit <= lane.expected,
+        reports=is_task,
+    )

@@ -1,0 +1,147 @@
+"""The promises of a stream's watermark: the lowest of its active sources, and never back."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from s4node.offsets.watermarks import NEVER, Watermarks
+
+CASES: dict[str, tuple[list[tuple[Any, ...]], float]] = {
+    "one source": ([("at", "a", 10)], 10),
+    "the lowest counts": ([("at", "a", 10), ("at", "b", 5)], 5),
+    "a source without events holds the others": ([("join", "b"), ("at", "a", 10)], NEVER),
+    "it does not go back": ([("at", "a", 10), ("end",), ("at", "b", 5)], 10),
+    "a new source begins where the others are": (
+        [("at", "a", 10), ("end",), ("join", "b"), ("at", "a", 20)],
+        10,
+    ),
+    "an idle source is left out": ([("at", "a", 10), ("at", "b", 5), ("wait", 9, "a")], 10),
+    "the lowest is derived anew when a source becomes idle": (
+        [("at", "a", 10), ("at", "b", 5), ("end",), ("wait", 9, "a")],
+        10,
+    ),
+    "if all are idle it stays": ([("at", "a", 10), ("at", "b", 5), ("end",), ("wait", 9)], 5),
+    "an idle source that comes back holds again": (
+        [("at", "a", 10), ("at", "b", 5), ("wait", 9, "a"), ("at", "b", 12), ("at", "a", 20)],
+        12,
+    ),
+    "an idle source that comes back behind does not lower it": (
+        [("at", "a", 10), ("at", "b", 5), ("wait", 9, "a"), ("end",), ("at", "b", 6)],
+        10,
+    ),
+    "one that came back behind holds until it has caught up": (
+        [
+            ("at", "a", 10),
+            ("at", "b", 5),
+            ("wait", 9, "a"),
+            ("end",),
+            ("at", "b", 6),
+            ("at", "a", 30),
+        ],
+        10,
+    ),
+    "a source that could not send does not become idle": (
+        [("at", "a", 10), ("at", "b", 5), ("wait", 9, "b", "a")],
+        5,
+    ),
+    "waiting adds up": (
+        [("at", "a", 10), ("at", "b", 5), ("wait", 3, "a"), ("wait", 3, "a")],
+        10,
+    ),
+    "an event ends the waiting": (
+        [("at", "a", 10), ("at", "b", 5), ("wait", 3, "a"), ("at", "b", 5), ("wait", 3, "a")],
+        5,
+    ),
+    "a finished source is left out, and is not infinity": (
+        [("at", "a", 10), ("at", "b", 5), ("finish", "b")],
+        10,
+    ),
+    "if all are finished it stays": (
+        [("at", "a", 10), ("at", "b", 5), ("end",), ("finish", "a"), ("finish", "b")],
+        5,
+    ),
+    "one finished and one idle: it stays": (
+        [("at", "a", 10), ("at", "b", 5), ("end",), ("finish", "a"), ("wait", 9)],
+        5,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_watermark_of_active_idle_and_finished_sources(case: str) -> None:
+    steps, expected = CASES[case]
+    marks = Watermarks(idle=6)
+    for what, *values in steps:
+        if what == "at":
+            marks.reach(*values)
+        elif what == "join":
+            marks.join(*values)
+        elif what == "wait":
+            marks.wait(values[0], values[1:])
+        elif what == "finish":
+            marks.leave(*values)
+        else:
+            marks.advance()
+    marks.advance()
+    assert marks.value == expected
+
+
+def test_events_may_be_late_by_the_lateness() -> None:
+    marks = Watermarks(lateness=3)
+    marks.reach("a", 10)
+    assert marks.advance() is True
+    assert marks.value == 7
+    assert marks.advance() is False
+
+
+def test_there_is_none_until_as_many_sources_are_known_as_there_must_be() -> None:
+    marks = Watermarks(expected=2)
+    marks.reach("a", 10)
+    assert marks.advance() is False
+    marks.reach("b", 4)
+    assert marks.advance() is True
+    assert marks.value == 4
+
+
+def test_it_goes_on_where_an_earlier_run_has_stopped() -> None:
+    marks = Watermarks(idle=6)
+    marks.restore(7, {"a": 9, "b": 7})
+    marks.reach("a", 20)
+    assert marks.advance() is False  # b is waited for
+    marks.wait(6, ["a"])
+    assert marks.advance() is True
+    assert marks.value == 20
+
+
+def test_what_holds_it_back_has_a_name() -> None:
+    marks = Watermarks()
+    assert marks.holding == ""
+    marks.reach("a", 10)
+    marks.reach("b", 5)
+    assert marks.holding == "b"
+
+
+STEP = st.one_of(
+    st.tuples(st.just("reach"), st.sampled_from("abc"), st.floats(0, 100)),
+    st.tuples(st.just("join"), st.sampled_from("abc")),
+    st.tuples(st.just("leave"), st.sampled_from("abc")),
+    st.tuples(st.just("wait"), st.floats(0, 5)),
+)
+
+
+@given(st.lists(STEP, max_size=30))
+def test_it_never_goes_back_and_never_passes_an_active_source(steps: list[Any]) -> None:
+    marks = Watermarks(lateness=1, idle=6)
+    before, latest = NEVER, -math.inf
+    for what, *values in steps:
+        getattr(marks, what)(*values)
+        if what == "reach":
+            latest = max(latest, values[1])
+        marks.advance()
+        assert before <= marks.value <= latest
+        before = marks.value

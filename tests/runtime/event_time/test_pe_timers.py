@@ -1,0 +1,178 @@
+"""The promises of timers: once, in order, saved with the state, by either clock."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from s4node.app.app import App
+from s4node.app.pe_timers import PeTimers
+from s4node.app.processing_element import ProcessingElement
+from s4node.app.stream import OutputStream
+from s4node.errors import GraphError, ProcessingError
+from s4node.events.event import Event, GenericEvent
+from s4node.testing.app_test import AppTest
+
+
+class Order(Event):
+    user: str
+    what: str
+    at: float
+
+
+class Cart(ProcessingElement):
+    told: OutputStream
+    items: int = 0
+
+    def on_event(self, order: Order) -> None:
+        if order.what == "pay":
+            self.cancel("forgotten")
+            self.after(5, "thanks")
+        elif order.what == "leave":
+            self.remove()
+        else:
+            self.items += 1
+            self.at(order.at + 60, "forgotten")
+
+    def on_timer(self, name: str) -> None:
+        self.told.put(GenericEvent(user=self.key, name=name, items=self.items))
+        if name == "again":
+            self.at(1.0, "again")
+
+
+class Shop(App):
+    cache = 0
+
+    def on_init(self) -> None:
+        cart = self.create_pe(Cart)
+        if self.cache:
+            cart.set_pe_cache(max_size=self.cache)
+        cart.told = self.create_output_stream("told", types=GenericEvent)
+        self.create_input_stream("orders", cart, key="user", time="at")
+
+
+DURABLE = {"s4.stream.orders.grade": "durable"}
+
+
+def told(test: AppTest[Any]) -> list[tuple[str, str, int]]:
+    return [(e["user"], e["name"], e["items"]) for e in test.take_output("told")]
+
+
+def test_a_timer_fires_once_when_the_events_up_to_its_time_have_come() -> None:
+    with AppTest(Shop) as test:
+        test.send("orders", Order("joe", "tea", 10.0), Order("joe", "tea", 20.0))
+        test.send("orders", Order("ann", "tea", 79.0))
+        assert told(test) == []
+        test.send("orders", Order("ann", "tea", 81.0))
+        assert told(test) == [("joe", "forgotten", 2)]  # the later one has replaced the first
+        test.send("orders", Order("bob", "tea", 1000.0))
+        assert told(test) == [("ann", "forgotten", 2)]
+
+
+def test_a_timer_that_is_cancelled_or_whose_instance_is_removed_does_not_fire() -> None:
+    with AppTest(Shop) as test:
+        test.send("orders", Order("joe", "tea", 10.0), Order("ann", "tea", 10.0))
+        test.send("orders", Order("joe", "pay", 11.0), Order("ann", "leave", 11.0))
+        test.send("orders", Order("bob", "tea", 500.0))
+        assert told(test) == []
+        test.advance(seconds=4)
+        assert told(test) == []
+        test.advance(seconds=2)
+        assert told(test) == [("joe", "thanks", 1)]
+
+
+def test_timers_survive_a_crash_and_fire_on_instances_that_are_not_in_memory() -> None:
+    class Small(Shop):
+        cache = 2
+
+    with AppTest(Small, settings=DURABLE) as test:
+        users = [f"user-{n:03}" for n in range(200)]
+        test.send("orders", *(Order(user, "tea", 10.0 + n / 100) for n, user in enumerate(users)))
+        test.send("orders", Order("joe", "pay", 20.0))
+        test.advance(seconds=2)
+        test.crash()
+        assert len(test.keys(Cart)) <= 2
+        test.send("orders", Order("end", "tea", 100.0))
+        test.advance(seconds=4)
+        fired = told(test)
+        assert fired[:200] == [(user, "forgotten", 1) for user in users]
+        assert fired[200:] == [("joe", "thanks", 0)]
+        test.send("orders", Order("end", "pay", 101.0))
+        test.advance(seconds=2)  # a commit
+        test.crash()
+        test.advance(seconds=2)
+        assert told(test) == []  # that they have fired is part of the state
+
+
+def test_a_timer_in_the_past_fires_after_its_handler_and_one_that_sets_itself_stops_nobody() -> (
+    None
+):
+    class Eager(Cart):
+        def on_event(self, order: Order) -> None:
+            self.at(order.at - 5, "again" if order.user == "loop" else "soon")
+
+    app = App("eager")
+    eager = app.create_pe(Eager)
+    eager.told = app.create_output_stream("told", types=GenericEvent)
+    app.create_input_stream("orders", eager, key="user", time="at")
+    timers = PeTimers("Eager", lambda: 0.0, event_time=True)
+    timers.watermark = 10
+    timers.set("a", "again", 1.0, by_wall=False)
+    rounds = timers.take_due()
+    assert next(rounds) == ("a", "again")
+    timers.set("a", "again", 1.0, by_wall=False)
+    assert list(rounds) == []
+    assert timers.is_due
+    with AppTest(app) as test:
+        test.send("orders", Order("joe", "tea", 10.0))
+        assert told(test) == [("joe", "soon", 0)]
+
+
+def test_timers_fire_in_the_order_of_their_times() -> None:
+    timers = PeTimers("Cart", lambda: 100.0, event_time=True)
+    timers.set("a", "x", 5, by_wall=False)
+    timers.set("b", "x", datetime.fromtimestamp(3, UTC), by_wall=False)
+    timers.set("c", "x", 4, by_wall=True)
+    timers.set("a", "x", 9, by_wall=False)
+    timers.watermark = 8
+    assert list(timers.take_due()) == [("b", "x"), ("c", "x")]
+    assert len(timers) == 1
+    assert timers.next_at(by_wall=False) == 9
+
+
+def test_what_is_no_timer_is_an_error_that_names_the_instance() -> None:
+    class Wrong(Cart):
+        def on_event(self, order: Order) -> None:
+            self.at(float("nan") if order.what == "nan" else datetime(2020, 1, 1))  # noqa: DTZ001
+
+    for what in ("nan", "naive"):
+        app = App("wrong")
+        app.create_input_stream("orders", app.create_pe(Wrong), key="user", time="at")
+        with pytest.raises(ProcessingError, match="Wrong 'joe'"), AppTest(app) as test:
+            test.send("orders", Order("joe", what, 1.0))
+
+
+def test_event_timers_need_a_stream_with_time_and_a_class_with_on_timer() -> None:
+    app = App("untimed")
+    app.create_input_stream("orders", app.create_pe(Cart), key="user")
+    with pytest.raises(ProcessingError, match="give the stream a time"), AppTest(app) as test:
+        test.send("orders", Order("joe", "tea", 1.0))
+
+    class Bare(ProcessingElement):
+        def on_event(self, _order: Order) -> None:
+            self.after(1)
+
+    app = App("bare")
+    app.create_input_stream("orders", app.create_pe(Bare), key="user")
+    with pytest.raises(ProcessingError, match="on_timer"), AppTest(app) as test:
+        test.send("orders", Order("joe", "tea", 1.0))
+
+    class Few(ProcessingElement):
+        def on_event(self, _order: Order) -> None: ...
+
+        def on_timer(self) -> None: ...
+
+    with pytest.raises(GraphError, match=r"write \(self, name\)"):
+        App("few").create_pe(Few)

@@ -1,0 +1,144 @@
+"""The promises of watermarks between programs and tasks: nobody waits for a quiet partition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from s4node.app.app import App
+from s4node.app.processing_element import ProcessingElement
+from s4node.app.stream import OutputStream, Stream
+from s4node.app.windows import tumbling
+from s4node.events.event import Event
+from s4node.testing.any_order import rows_in_any_order
+from s4node.testing.app_test import AppTest
+
+
+class Bid(Event):
+    auction: int
+    price: int
+    at: float
+
+
+class Best(Event):
+    auction: int
+    price: int
+    at: float
+
+
+class Auction(ProcessingElement):
+    best: Stream
+    price: int = 0
+
+    def on_event(self, bid: Bid) -> None:
+        self.price = max(self.price, bid.price)
+
+    def on_window(self) -> None:
+        assert isinstance(self.key, int)
+        self.best.put(Best(self.key, self.price, self.window.last))
+
+
+class Highest(ProcessingElement):
+    """The highest of all auctions' bids in each window: another hop, by the same windows."""
+
+    results: OutputStream
+    price: int = 0
+    auctions: int = 0
+
+    def on_event(self, best: Best) -> None:
+        self.price = max(self.price, best.price)
+        self.auctions += 1
+
+    def on_window(self) -> None:
+        self.results.put(Best(self.auctions, self.price, self.window.start))
+
+
+class Auctions(App):
+    def on_init(self) -> None:
+        auction, highest = self.create_pe(Auction), self.create_pe(Highest)
+        for pe in (auction, highest):
+            pe.set_window(tumbling(10))
+        highest.results = self.create_output_stream("results", types=Best)
+        auction.best = self.create_stream("best", highest, key=lambda _: "all", time="at")
+        self.create_input_stream("bids", auction, key="auction", time="at", lateness=1, idle=20)
+
+
+def results(test: AppTest[Any]) -> list[tuple[float, int, int]]:
+    """Start, auctions and price of each window's result."""
+    return sorted((each.at, each.auction, each.price) for each in test.output("results"))
+
+
+BIDS = [Bid(n % 7, n, 100 + n / 10) for n in range(500)]
+EXPECTED = [(100.0 + 10 * n, 7, 99 + 100 * n) for n in range(4)]
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_two_hops_have_the_same_results_for_any_number_of_partitions(partitions: int) -> None:
+    with AppTest(Auctions, partitions=partitions) as test:
+        for at in range(0, len(BIDS), 50):
+            test.send("bids", *BIDS[at : at + 50])
+        test.advance(seconds=5)  # commits, with which watermarks go on
+        assert results(test) == EXPECTED
+        assert test.late("Auction") == test.late("Highest") == 0
+
+
+@pytest.mark.parametrize("at", [0, 130, 260, 499])
+def test_a_kill_at_any_moment_changes_no_result_of_two_hops(at: int) -> None:
+    with AppTest(Auctions, partitions=2) as test:
+        test.send("bids", *BIDS[:at])
+        test.advance(seconds=1.7)
+        test.crash()
+        test.send("bids", *BIDS[at:])
+        test.advance(seconds=10)
+        assert sorted(set(results(test))) == EXPECTED
+        assert test.late("Auction") == test.late("Highest") == 0
+
+
+def test_the_rows_are_the_same_for_every_order_number_of_partitions_and_kill() -> None:
+    rows = rows_in_any_order(Auctions, "bids", BIDS, output="results", until=600.0)
+    assert len(rows) == 5
+    assert repr(Best(7, 99, 100.0)) in rows
+
+
+def test_the_check_of_orders_finds_an_app_that_depends_on_the_order() -> None:
+    class First(Auction):
+        def on_event(self, bid: Bid) -> None:
+            self.price = self.price or bid.price
+
+    class Wrong(App):
+        def on_init(self) -> None:
+            first = self.create_pe(First)
+            first.set_window(tumbling(10))
+            first.best = self.create_output_stream("results", types=Best)
+            self.create_input_stream("bids", first, key="auction", time="at", lateness=5)
+
+    with pytest.raises(AssertionError, match=r"rows are missing \['Best"):
+        rows_in_any_order(Wrong, "bids", BIDS, output="results", until=600.0)
+
+
+def test_a_partition_that_gets_no_events_does_not_hold_the_others() -> None:
+    with AppTest(Auctions, partitions=4) as test:
+        test.send("bids", Bid(3, 7, 100.0), Bid(3, 8, 115.0))  # all of one partition
+        test.advance(seconds=3)
+        assert results(test) == [(100.0, 1, 7)]
+
+
+def test_a_program_without_events_tells_its_time() -> None:
+    with AppTest(Auctions, partitions=2) as test:
+        test.send("bids", Bid(3, 7, 100.0))
+        test.advance(seconds=3)
+        assert results(test) == []
+        test.advance_watermark("bids", 112)
+        test.advance(seconds=3)
+        assert results(test) == [(100.0, 1, 7)]
+
+
+def test_what_is_told_holds_after_a_crash_without_being_told_again() -> None:
+    with AppTest(Auctions) as test:
+        test.send("bids", Bid(3, 7, 100.0))
+        test.advance_watermark("bids", 112)
+        test.advance(seconds=2)
+        test.crash()
+        test.send("bids", Bid(3, 9, 101.0))
+        assert test.late("Auction") == 1

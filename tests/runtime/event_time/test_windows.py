@@ -1,0 +1,397 @@
+"""The promises of windows: an instance for each key and window, and one result at its end."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from s4node.app.app import App
+from s4node.app.processing_element import ProcessingElement
+from s4node.app.stream import OutputStream
+from s4node.app.windows import WindowKind, count, hopping, session, tumbling
+from s4node.errors import GraphError, ProcessingError, S4Error, StateError
+from s4node.events.event import Event, GenericEvent
+from s4node.runtime.container.metrics import _task
+from s4node.testing.app_test import AppTest
+
+
+class Trade(Event):
+    symbol: str
+    price: float
+    at: float
+
+
+class Bar(Event):
+    symbol: str
+    start: float
+    end: float
+    count: int
+    high: float
+    round: int = 0
+
+
+class Candle(ProcessingElement):
+    bars: OutputStream
+    n: int = 0
+    high: float = 0.0
+
+    def on_event(self, trade: Trade) -> None:
+        self.n += 1
+        self.high = max(self.high, trade.price)
+
+    def on_window(self) -> None:
+        if self.high == 666:
+            raise ValueError("beast")
+        start, end, again = self.window
+        self.bars.put(Bar(str(self.key), start, end, self.n, self.high, again))
+
+    def merge(self, later: Candle) -> None:
+        self.n += later.n
+        self.high = max(self.high, later.high)
+
+
+class Market(App):
+    kind: WindowKind
+    options: dict[str, Any]
+
+    def on_init(self) -> None:
+        candle = self.create_pe(Candle)
+        candle.bars = self.create_output_stream("bars", key="symbol", types=Bar)
+        late = self.create_output_stream("late", types=Trade)
+        event_time = self.kind.events == 0 and self.options.get("clock") != "wall"
+        candle.set_window(self.kind, **({"late": late} if event_time else {}), **self.options)
+        self.create_input_stream("trades", candle, key="symbol", time="at", lateness=5)
+
+
+def market(kind: WindowKind, **options: Any) -> type[Market]:
+    return type("Market", (Market,), {"kind": kind, "options": options})
+
+
+def a(*times: float) -> list[Trade]:
+    return [Trade("a", t, t) for t in times]
+
+
+def bars(test: AppTest[Any]) -> list[tuple[Any, ...]]:
+    """Key, start, count and round of the results since the last call."""
+    return [(b.symbol, b.start, b.count, b.round) for b in test.take_output("bars")]
+
+
+# --- the life of a window ------------------------------------------------------------------------
+
+
+def test_each_key_and_window_has_an_instance_with_a_result_at_its_end() -> None:
+    with AppTest(market(tumbling(60))) as test:
+        test.send("trades", *a(10, 59, 60), Trade("b", 1, 30))
+        assert [pe.n for pe in test.windows(Candle, "a")] == [2, 1]
+        assert bars(test) == []
+        test.send("trades", *a(64.9))
+        assert bars(test) == []  # events may be out of order by 5 s
+        test.send("trades", *a(65))
+        assert bars(test) == [("a", 0, 2, 0), ("b", 0, 1, 0)]
+        assert [pe.window.start for pe in test.windows(Candle, "a")] == [60]
+        assert test.keys(Candle) == ["a"]
+
+
+def test_an_event_after_the_end_is_late_counted_and_put_on_the_stream_of_late_events() -> None:
+    with AppTest(market(tumbling(60))) as test:
+        test.send("trades", *a(10, 70))
+        test.send("trades", *a(59, 61))
+        assert test.output("late") == a(59)
+        assert test.late(Candle) == 1
+        assert bars(test) == [("a", 0, 1, 0)]
+
+
+def test_within_the_grace_a_late_event_counts_and_there_is_another_result() -> None:
+    with AppTest(market(tumbling(60), grace=20)) as test:
+        test.send("trades", *a(10, 70))
+        assert bars(test) == [("a", 0, 1, 0)]
+        test.send("trades", *a(59, 58), Trade("b", 1, 59))
+        assert bars(test) == [("a", 0, 3, 1), ("b", 0, 1, 0)]
+        test.send("trades", *a(85))
+        assert bars(test) == []
+        test.send("trades", *a(59))
+        assert test.output("late") == a(59)
+
+
+def test_overlapping_windows_count_each_event_in_all_of_them() -> None:
+    with AppTest(market(hopping(120, every=60))) as test:
+        test.send("trades", *a(10, 70, 130, 135, 200, 400))
+        assert bars(test) == [
+            ("a", -60, 1, 0),
+            ("a", 0, 2, 0),
+            ("a", 60, 3, 0),
+            ("a", 120, 3, 0),
+            ("a", 180, 1, 0),
+        ]
+
+
+def test_a_session_ends_when_nothing_has_come_for_its_gap_and_is_joined_by_events_between() -> None:
+    with AppTest(market(session(gap=30), grace=500)) as test:
+        test.send("trades", *a(10, 100, 105), Trade("b", 1, 40))
+        assert bars(test) == [("a", 10, 1, 0), ("b", 40, 1, 0)]
+        test.send("trades", *a(39))
+        assert [pe.window[:2] for pe in test.windows(Candle, "a")] == [(10, 69), (100, 135)]
+        assert bars(test) == [("a", 10, 2, 1)]
+        test.send("trades", *a(70.5))  # it touches the later session only
+        assert [pe.window[:2] for pe in test.windows(Candle, "a")] == [(10, 69), (70.5, 135)]
+        test.send("trades", *a(68))
+        assert [(pe.window[:2], pe.n) for pe in test.windows(Candle, "a")] == [((10, 135), 6)]
+        test.send("trades", *a(200))
+        assert bars(test) == [("a", 10, 6, 2)]
+
+
+def test_a_count_ends_with_its_last_event() -> None:
+    with AppTest(market(count(3))) as test:
+        test.send("trades", *a(1, 2), Trade("b", 1, 1))
+        assert bars(test) == []
+        test.send("trades", *a(3, 4))
+        assert [row[:3] for row in bars(test)] == [("a", 0, 3)]
+        assert test.windows(Candle, "a")[0].n == 1
+
+
+def test_windows_by_the_wall_clock_end_without_events() -> None:
+    with AppTest(market(tumbling(60), clock="wall")) as test:
+        test.send("trades", *a(10))
+        test.advance(seconds=61)
+        assert [row[2] for row in bars(test)] == [1]
+        assert test.keys(Candle) == []
+
+
+def test_a_singleton_has_a_window_in_each_partition() -> None:
+    app = App("one")
+    candle = app.create_pe(Candle)
+    candle.set_singleton()
+    candle.bars = app.create_output_stream("bars", types=Bar)
+    candle.set_window(tumbling(60))
+    app.create_input_stream("trades", candle, time="at")
+    with AppTest(app) as test:
+        test.send("trades", *a(10, 20, 60))
+        assert bars(test) == [("None", 0, 2, 0)]
+
+
+def test_windows_of_generic_events_and_of_an_async_pe() -> None:
+    class Slow(ProcessingElement):
+        out: OutputStream
+        n: int = 0
+
+        async def on_event(self, _event: GenericEvent) -> None:
+            self.n += 1
+
+        async def on_window(self) -> None:
+            self.out.put(GenericEvent(key=self.key, n=self.n))
+
+    app = App("slow")
+    slow = app.create_pe(Slow)
+    slow.out = app.create_output_stream("out", types=GenericEvent)
+    slow.set_window(tumbling(60))
+    app.create_input_stream("in", slow, key="k", time="at")
+    with AppTest(app) as test:
+        test.send("in", *(GenericEvent(k="a", at=t) for t in (1.0, 2.0, 60.0)), GenericEvent(k="a"))
+        assert test.output("out") == [GenericEvent(key="a", n=2)]
+        assert "at=None is no time" in test.refused[0].reason
+
+
+def test_the_metrics_show_open_windows_late_events_and_the_watermark() -> None:
+    with AppTest(market(tumbling(60))) as test:
+        test.send("trades", *a(10, 70, 130))
+        test.send("trades", *a(59))
+        [task] = test._runtime.tasks
+        found = task.statistics()
+        assert (found.windows, found.late) == (1, {"Candle": 1})
+        assert found.watermarks == {"trades": (125.0, "trades[0]@test")}
+        values = _task(found, (), ())
+        assert values["open-windows"] == values["late-messages"] == 1
+        assert values["Candle-late-messages"] == 1
+        assert values["trades-watermark"] == 125_000
+
+
+# --- times ---------------------------------------------------------------------------------------
+
+
+def test_an_event_in_the_far_future_is_refused_and_ends_no_window() -> None:
+    with AppTest(market(tumbling(60))) as test:
+        test.send("trades", *a(10, 4e9, 20))
+        assert "ahead of the clock" in test.refused[0].reason
+        assert bars(test) == []
+        assert test.windows(Candle, "a")[0].n == 2
+
+
+def test_a_stream_that_has_nothing_for_its_idle_time_is_waited_for_no_longer() -> None:
+    class Both(App):
+        def on_init(self) -> None:
+            candle = self.create_pe(Candle)
+            candle.bars = self.create_output_stream("bars", types=Bar)
+            candle.set_window(tumbling(60))
+            self.create_input_stream("fast", candle, key="symbol", time="at", idle=10)
+            self.create_input_stream("slow", candle, key="symbol", time="at", idle=10)
+
+    with AppTest(Both) as test:
+        test.send("slow", *a(10))
+        test.send("fast", *a(10, 100))
+        test.advance(seconds=9)
+        assert bars(test) == []  # 'slow' holds the window open
+        test.send("slow", *a(59, 61))
+        assert bars(test) == [("a", 0, 3, 0)]
+
+
+# --- state ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [tumbling(60), hopping(120, every=60), session(gap=20), count(3)],
+    ids=lambda kind: kind.text,
+)
+def test_windows_and_watermarks_survive_a_crash_with_the_same_results(kind: WindowKind) -> None:
+    events = [Trade(key, t, float(t)) for t in range(1, 400, 7) for key in "ab"]
+    with AppTest(market(kind)) as test:
+        test.send("trades", *events)
+        expected = sorted(bars(test))
+    for at in (1, 30, 60, 90):
+        with AppTest(market(kind)) as test:
+            test.send("trades", *events[:at])
+            test.advance(seconds=2)  # a commit
+            test.crash()
+            test.send("trades", *events[at:])
+            assert sorted(bars(test)) == expected
+            assert test.output("late") == []
+
+
+def test_what_was_late_before_a_crash_is_late_after_it() -> None:
+    with AppTest(market(tumbling(60))) as test:
+        test.send("trades", *a(10, 70))
+        test.advance(seconds=2)
+        test.crash()
+        test.send("trades", *a(59))
+        assert test.output("late") == a(59)
+        assert test.late(Candle) == 1
+
+
+def test_the_results_are_the_same_for_every_order_within_the_lateness() -> None:
+    order = random.Random(5)
+    events = [Trade(key, t / 10, t / 10) for t in range(10, 3000, 3) for key in "abc"]
+    expected = None
+    for _ in range(5):
+        shuffled = sorted(events, key=lambda trade: trade.at + order.uniform(0, 4.9))
+        with AppTest(market(hopping(30, every=10))) as test:
+            for at in range(0, len(shuffled), 37):
+                test.send("trades", *shuffled[at : at + 37])
+            found = sorted(bars(test))
+            assert test.output("late") == []
+        expected = expected or found
+        assert found == expected
+
+
+def test_windows_of_another_kind_cannot_go_on_as_those_that_are_saved() -> None:
+    market_app = market(tumbling(60))
+    with AppTest(market_app) as test:
+        test.send("trades", *a(10))
+        test.advance(seconds=2)
+        market_app.kind = tumbling(30)
+        with pytest.raises(StateError, match=r"tumbling\(60\) windows, which cannot go on"):
+            test.crash()
+
+
+# --- mistakes ------------------------------------------------------------------------------------
+
+
+def test_an_on_window_that_raises_names_the_key_and_the_window() -> None:
+    with (
+        pytest.raises(ProcessingError, match=r"'a'.*on_window of window 0 to 60"),
+        AppTest(market(tumbling(60))) as test,
+    ):
+        test.send("trades", Trade("a", 666, 10), *a(70))
+
+
+class Plain(ProcessingElement):
+    def on_event(self, _trade: Trade) -> None: ...
+
+
+class Ends(Plain):
+    def on_window(self) -> None: ...
+
+
+class Named(Ends):
+    window: int = 0  # type: ignore[assignment]
+
+
+def graph_error(prepare: Any, **stream: Any) -> str:
+    class Wrong(App):
+        def on_init(self) -> None:
+            prepare(self, stream)
+
+    with pytest.raises(GraphError) as raised, AppTest(Wrong):
+        pass
+    return str(raised.value)
+
+
+def windowed(cls: type[ProcessingElement], *more: Any, **options: Any) -> Any:
+    def prepare(app: App, stream: dict[str, Any]) -> None:
+        pe = app.create_pe(cls)
+        pe.set_window(*(more or (tumbling(60),)), **options)
+        app.create_input_stream("trades", pe, **{"key": "symbol", "time": "at", **stream})
+
+    return prepare
+
+
+@pytest.mark.parametrize(
+    ("prepare", "stream", "words"),
+    [
+        (windowed(Plain), {}, "no on_window method"),
+        (windowed(Ends, hopping(60, every=30)), {}, "merge(self, later)"),
+        (windowed(Ends, session(gap=30)), {}, "merge(self, later)"),
+        (windowed(Ends, 60), {}, "give tumbling(60)"),
+        (windowed(Ends, clock="sun"), {}, "'event' or 'wall'"),
+        (windowed(Ends, grace=-1), {}, "grace=-1"),
+        (windowed(Ends, grace=float("inf")), {}, "grace=inf"),
+        (windowed(Ends, grace=1e9), {}, "more than a year"),
+        (windowed(Ends, grace=1, clock="wall"), {}, "only windows by the time of events"),
+        (windowed(Ends, late="trades"), {}, "give a stream of this app"),
+        (windowed(Named), {}, "'window' is taken"),
+        (windowed(Ends), {"time": ""}, "does not say which field"),
+        (windowed(Ends), {"time": "when"}, "is not there in Trade"),
+        (windowed(Ends), {"time": "symbol"}, "is str in Trade"),
+        (windowed(Ends), {"time": "a b"}, "not the name of a field"),
+        (windowed(Ends), {"key": None}, "has no key that finds them"),
+        (windowed(Ends), {"lateness": -1}, "lateness=-1"),
+        (windowed(Ends), {"idle": 0}, "idle=0"),
+        (windowed(Ends, clock="wall"), {"time": "", "lateness": 3}, "a lateness but no time"),
+    ],
+)
+def test_a_mistake_about_windows_is_an_error_before_anything_runs(
+    prepare: Any, stream: dict[str, Any], words: str
+) -> None:
+    assert words in graph_error(prepare, **stream)
+
+
+def test_what_does_not_go_with_windows_is_named() -> None:
+    class Much(Ends):
+        def on_time(self) -> None: ...
+
+        def on_remove(self) -> None: ...
+
+    def prepare(app: App, _stream: Any) -> None:
+        pe = app.create_pe(Much)
+        pe.set_window(tumbling(60))
+        pe.set_timer_interval(1)
+        pe.set_pe_cache(max_size=5)
+        app.create_input_stream("trades", pe, key="symbol", time="at").set_parallelism(2)
+
+    text = graph_error(prepare)
+    for words in ("set_timer_interval", "set_pe_cache", "on_remove", "cannot have a parallelism"):
+        assert words in text
+
+
+def test_an_instance_without_windows_has_no_window() -> None:
+    class Curious(ProcessingElement):
+        def on_event(self, _trade: Trade) -> None:
+            assert self.window is None
+
+    app = App("curious")
+    app.create_input_stream("trades", app.create_pe(Curious), key="symbol")
+    with pytest.raises(ProcessingError) as raised, AppTest(app) as test:
+        test.send("trades", *a(1))
+    assert isinstance(raised.value.__cause__, S4Error)
+    assert "call set_window" in str(raised.value.__cause__)
