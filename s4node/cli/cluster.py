@@ -56,6 +56,7 @@ from s4node.deploy.cluster_snapshot import (
     restoring_of,
     rows_of,
     state_of,
+    watermarks_of,
     with_rates,
 )
 from s4node.deploy.pack import pack
@@ -442,6 +443,7 @@ def _snapshot(
         bottleneck_of(rows),
         outboxes_of(told),
         restoring_of(told),
+        watermarks_of(told),
     )
 
 

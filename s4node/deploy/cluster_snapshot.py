@@ -94,6 +94,18 @@ class RestoringRow(msgspec.Struct, frozen=True):
     wanted: int
 
 
+class WatermarkRow(msgspec.Struct, frozen=True, order=True):
+    """The watermark of a stream, in seconds since 1970: the lowest of all tasks that have one.
+
+    ``holding`` is the source that holds it back.
+    """
+
+    app: str
+    stream: str
+    at: float
+    holding: str = ""
+
+
 class NodeRow(msgspec.Struct, frozen=True):
     """A living node; ``problem`` is why it does not answer, or empty."""
 
@@ -133,6 +145,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     bottleneck: str = ""
     outboxes: list[OutboxRow] = []
     restoring: list[RestoringRow] = []
+    watermarks: list[WatermarkRow] = []
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -217,6 +230,18 @@ def restoring_of(reports: Iterable[ContainerStatistics]) -> list[RestoringRow]:
         for report in reports
         for task, progress in sorted(report.replay.restoring.items())
     ]
+
+
+def watermarks_of(reports: Iterable[ContainerStatistics]) -> list[WatermarkRow]:
+    """The watermark of each stream that has one."""
+    lowest: dict[tuple[str, str], WatermarkRow] = {}
+    for report in reports:
+        for task in report.tasks:
+            for stream, (at, holding) in task.watermarks.items():
+                row = WatermarkRow(report.app, stream, at, holding)
+                known = lowest.setdefault((report.app, stream), row)
+                lowest[report.app, stream] = min(row, known)
+    return sorted(lowest.values())
 
 
 def _rank(row: Row) -> tuple[int, int]:

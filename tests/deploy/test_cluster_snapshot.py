@@ -11,12 +11,14 @@ from s4node.deploy.cluster_snapshot import (
     RestoringRow,
     Row,
     Snapshot,
+    WatermarkRow,
     bottleneck_of,
     outboxes_of,
     ranges,
     restoring_of,
     rows_of,
     state_of,
+    watermarks_of,
     with_rates,
 )
 from s4node.metrics.statistics import (
@@ -25,6 +27,7 @@ from s4node.metrics.statistics import (
     OutboxStatistics,
     ReplayStatistics,
     StageStatistics,
+    TaskStatistics,
 )
 
 
@@ -93,6 +96,21 @@ def test_tasks_that_are_being_restored_are_those_of_all_containers() -> None:
         RestoringRow("a", "Partition 0", 0, 5),
         RestoringRow("a", "Partition 1", 32, 900),
     ]
+
+
+def test_the_watermark_of_a_stream_is_the_lowest_of_all_tasks() -> None:
+    def report(*tasks: dict[str, tuple[float, str]]) -> ContainerStatistics:
+        made = [
+            TaskStatistics("t", 0, 0, 0, 0, 0, 0, 0, 0, {}, {}, {}, {}, {}, {}, watermarks=each)
+            for each in tasks
+        ]
+        return ContainerStatistics("a", tasks=made)
+
+    reports = [
+        report({"s": (5.0, "x")}, {"s": (3.0, "y"), "r": (9.0, "")}),
+        report({"s": (4, "z")}),
+    ]
+    assert watermarks_of(reports) == [WatermarkRow("a", "r", 9.0), WatermarkRow("a", "s", 3.0, "y")]
 
 
 def test_outboxes_of_all_tasks_are_one_row_for_each_receiver_that_something_waits_for() -> None:

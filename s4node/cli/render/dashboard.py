@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from s4node.deploy.cluster_snapshot import AppRow, Row, Snapshot, ranges
@@ -122,6 +123,10 @@ def _rendered(snapshot: Snapshot, width: int, *, live: bool) -> RenderableType:
         f"{one.wanted:,} objects"
         for one in snapshot.restoring
     ]
+    texts += [
+        f"stream {one.stream} of {one.app} is at {_moment(one.at)}, held back by {one.holding}"
+        for one in snapshot.watermarks
+    ]
     for text in map(on_one_line, texts):
         if live:
             parts.append(Text(text, no_wrap=True, overflow="ellipsis"))
@@ -218,3 +223,11 @@ def _table(
     for texts in zip(*columns.values(), strict=True):
         table.add_row(*map(escape, texts))
     return table
+
+
+def _moment(seconds: float) -> str:
+    """A time of events, to the second."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).isoformat(sep=" ", timespec="seconds")
+    except (ValueError, OverflowError, OSError):
+        return f"{seconds:g}"

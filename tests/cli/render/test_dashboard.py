@@ -12,7 +12,14 @@ from rich.console import Console
 
 from s4node.cli.render.dashboard import rendered
 from s4node.cluster.node.container_status import ContainerStatus
-from s4node.deploy.cluster_snapshot import AppRow, NodeRow, RestoringRow, Row, Snapshot
+from s4node.deploy.cluster_snapshot import (
+    AppRow,
+    NodeRow,
+    RestoringRow,
+    Row,
+    Snapshot,
+    WatermarkRow,
+)
 
 
 @pytest.mark.parametrize("width", [50, 60, 80, 120])
@@ -52,6 +59,16 @@ def test_a_task_whose_state_is_being_fetched_says_how_far_it_is() -> None:
     console.print(rendered([shown], 120, live=False))
     assert isinstance(console.file, io.StringIO)
     text = "task Partition 3 of counter fetches its state: 320 of at most 1,007 objects"
+    assert text in console.file.getvalue()
+
+
+def test_the_time_of_a_stream_is_shown_with_what_holds_it_back() -> None:
+    console = Console(width=120, file=io.StringIO(), highlight=False)
+    row = WatermarkRow("market", "trades", 1_700_000_000.5, "trades[3]@spark")
+    shown = msgspec.structs.replace(snapshot(), watermarks=[row])
+    console.print(rendered([shown], 120, live=False))
+    assert isinstance(console.file, io.StringIO)
+    text = "stream trades of market is at 2023-11-14 22:13:20+00:00, held back by trades[3]@spark"
     assert text in console.file.getvalue()
 
 
