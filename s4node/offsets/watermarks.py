@@ -54,6 +54,10 @@ class Watermarks:
         """The names of the sources that are not finished."""
         return self._sources.keys()
 
+    def is_idle(self, source: str) -> bool:
+        """Return True if a source is not waited for."""
+        return source in self._sources and self._sources[source].idle
+
     @property
     def waits(self) -> bool:
         """True if an active source may become idle."""

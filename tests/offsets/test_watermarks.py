@@ -118,6 +118,15 @@ def test_it_goes_on_where_an_earlier_run_has_stopped() -> None:
     assert marks.value == 20
 
 
+def test_a_source_is_idle_when_it_is_not_waited_for() -> None:
+    marks = Watermarks(idle=6)
+    marks.reach("a", 10)
+    assert not marks.is_idle("a")
+    marks.wait(6)
+    assert marks.is_idle("a")
+    assert not marks.is_idle("b")
+
+
 def test_what_holds_it_back_has_a_name() -> None:
     marks = Watermarks()
     assert marks.holding == ""

@@ -339,8 +339,10 @@ class TaskTimes:
                 if each.reports:
                     timed.reports.add(each.name)
         for name in [*timed.watermarks.sources]:
-            if name not in known and name not in timed.returning:
-                timed.watermarks.leave(name)
+            if name in known or (name in timed.returning and not timed.watermarks.is_idle(name)):
+                continue
+            timed.watermarks.leave(name)
+            timed.returning.discard(name)
         return states
 
     @property
