@@ -60,7 +60,7 @@ class PeTimers:
         """The number of timers that are set."""
         return sum(map(len, self._timers.values()))
 
-    def set(self, key: Any, name: str, time: Any, *, by_wall: bool) -> None:
+    def set_timer(self, key: Any, name: str, time: Any, *, by_wall: bool) -> None:
         """Set the timer of this name, in place of an earlier one."""
         if isinstance(time, datetime) and time.tzinfo is not None:
             time = time.timestamp()

@@ -264,12 +264,12 @@ class ProcessingElement(metaclass=ElementType):
         """
         if clock not in ("event", "wall"):
             raise S4Error(f"at(clock={clock!r}): give 'event' or 'wall'")
-        self._timers().set(self.key, name, time, by_wall=clock == "wall")
+        self._timers().set_timer(self.key, name, time, by_wall=clock == "wall")
 
     def after(self, seconds: float, name: str = "") -> None:
         """Have ``on_timer(name)`` called in ``seconds`` seconds, by the clock; see :meth:`at`."""
         timers = self._timers()
-        timers.set(self.key, name, timers.now() + seconds, by_wall=True)
+        timers.set_timer(self.key, name, timers.now() + seconds, by_wall=True)
 
     def cancel(self, name: str = "") -> None:
         """Remove the timer of this name, if it is set."""

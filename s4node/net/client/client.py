@@ -259,11 +259,6 @@ class Client:
             credentials=self.credentials,
         )
 
-    def watermark(self, time: float) -> None:
-        """As :meth:`ClientStream.watermark`, for all streams that were opened."""
-        for stream in self._streams.values():
-            stream.watermark(time)
-
     async def flush(self) -> list[Refusal]:
         """Wait until every event has its verdict; return the refused and shed ones.
 

@@ -89,9 +89,9 @@ class Emitter:
         """True if any node is connected now."""
         return any(link.connected for link in self.links.values())
 
-    def is_near(self, route: NodeRoute) -> bool:
+    def is_near(self, route: NodeRoute | None) -> bool:
         """Return True if the node of a route may be connected soon."""
-        link = self.links.get(route.address)
+        link = None if route is None else self.links.get(route.address)
         return link is not None and link.away < _MOMENT
 
     @property

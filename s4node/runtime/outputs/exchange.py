@@ -470,7 +470,12 @@ class Exchange:
             own[stream] = [*events, *own.get(stream, ())]
         for stream in own.keys() - side.ways.keys():
             self._way(side, stream)
-        self._take_times(side)
+        for stream, time in task.processor.put_times.items():  # also if it has put nothing
+            sender = self._outputs.senders.get(stream)
+            names = [way_name(stream, each) for each in sender.consumers] if sender else [stream]
+            for name in names if sender or self._partitions > 1 else ():
+                way = side.ways.get(name) or self._way(side, name)
+                way.outbox.latest.coming = time
         for stream, way in side.ways.items():
             if way.emitter is self.emitter:
                 way.outbox.cut = self._cuts.made(task.partition)
@@ -478,18 +483,6 @@ class Exchange:
         side.committing = True
         side.own_rows = bool(own)
         side.moved = _moved(task)
-
-    def _take_times(self, side: _Side) -> None:
-        """Take the times of what the task puts from now on; its receivers are told after a commit.
-
-        A task that has put nothing tells them, too.
-        """
-        for stream, time in side.task.processor.put_times.items():
-            sender = self._outputs.senders.get(stream)
-            names = [way_name(stream, each) for each in sender.consumers] if sender else [stream]
-            for name in names if sender or self._partitions > 1 else ():
-                way = side.ways.get(name) or self._way(side, name)
-                way.outbox.latest.coming = time
 
     def encode(self, task: Task) -> bool:
         """Encode a part of the events of the commit; return False if none are left."""
@@ -516,9 +509,8 @@ class Exchange:
             way.outbox.end_commit(written=written)
             way.replaces = way.replaces and not written
             self._tell(way)  # no answer will come if nothing is left to send
-        for way in side.ways.values():
-            if way in leaving or way.outbox.latest.to_tell(way.outbox.lanes):
-                way.emitter.wake()
+        for way in side.ways.values() if written else ():
+            way.emitter.wake()  # also to tell a time
         if leaving:
             passing("outbox.released")
 
@@ -551,5 +543,4 @@ def _moved(task: Task) -> int:
 
 def _is_near(way: Way, lane: Lane) -> bool:
     """Return True if the owner of a lane is connected, or may connect soon."""
-    route = way.routes.route_of(lane)
-    return lane.open or (route is not None and way.emitter.is_near(route))
+    return lane.open or way.emitter.is_near(way.routes.route_of(lane))

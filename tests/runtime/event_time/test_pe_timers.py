@@ -119,10 +119,10 @@ def test_a_timer_in_the_past_fires_after_its_handler_and_one_that_sets_itself_st
     app.create_input_stream("orders", eager, key="user", time="at")
     timers = PeTimers("Eager", lambda: 0.0, event_time=True)
     timers.watermark = 10
-    timers.set("a", "again", 1.0, by_wall=False)
+    timers.set_timer("a", "again", 1.0, by_wall=False)
     rounds = timers.take_due()
     assert next(rounds) == ("a", "again")
-    timers.set("a", "again", 1.0, by_wall=False)
+    timers.set_timer("a", "again", 1.0, by_wall=False)
     assert list(rounds) == []
     assert timers.is_due
     with AppTest(app) as test:
@@ -132,10 +132,10 @@ def test_a_timer_in_the_past_fires_after_its_handler_and_one_that_sets_itself_st
 
 def test_timers_fire_in_the_order_of_their_times() -> None:
     timers = PeTimers("Cart", lambda: 100.0, event_time=True)
-    timers.set("a", "x", 5, by_wall=False)
-    timers.set("b", "x", datetime.fromtimestamp(3, UTC), by_wall=False)
-    timers.set("c", "x", 4, by_wall=True)
-    timers.set("a", "x", 9, by_wall=False)
+    timers.set_timer("a", "x", 5, by_wall=False)
+    timers.set_timer("b", "x", datetime.fromtimestamp(3, UTC), by_wall=False)
+    timers.set_timer("c", "x", 4, by_wall=True)
+    timers.set_timer("a", "x", 9, by_wall=False)
     timers.watermark = 8
     assert list(timers.take_due()) == [("b", "x"), ("c", "x")]
     assert len(timers) == 1
