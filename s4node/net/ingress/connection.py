@@ -21,7 +21,7 @@ from s4node import clocks
 from s4node.errors import ConnectionRefused, StageBroken
 from s4node.events.schema import size_of
 from s4node.net.certificates.identity import Holder
-from s4node.net.ingress.peer_limits import Budget, PeerLimits, Rate
+from s4node.net.ingress.peer_limits import LITTLE, Budget, PeerLimits, Rate
 from s4node.net.ingress.producer_lane import LaneOwner, ProducerLane
 from s4node.net.transport.network import AcceptedPipe
 from s4node.net.wire import frame as wire
@@ -41,6 +41,7 @@ class Peers(Protocol):
     unfinished: Budget[Connection]
     lanes: Budget[Connection]
     types: Budget[Connection]
+    hellos: Rate
 
     def unwelcome(self, peer: Holder) -> str:
         """Why a peer is not served; empty if it is."""
@@ -257,9 +258,10 @@ class Connection:
         """Note a hello, a query or a bad frame."""
         now = trio.current_time()
         self._hellos.count(now)
-        if self._hellos.seconds_until_next(now):
+        self._listener.hellos.count(now)
+        if self._waits(now):
             self.congested = True
-            if not self._told_rate:
+            if not self._told_rate and self._hellos.seconds_until_next(now):
                 self._told_rate = True
                 reason = self._limited(
                     f"hellos, queries and bad frames beyond "
@@ -271,12 +273,17 @@ class Connection:
     async def wait_clear(self) -> None:
         """Wait until more may be read."""
         while self.congested:
-            await trio.sleep(
-                max(_RETRY_SECONDS, self._hellos.seconds_until_next(trio.current_time()))
-            )
+            await trio.sleep(max(_RETRY_SECONDS, self._waits(trio.current_time())))
             self._count_unread()
             if self._answer_bytes <= self._listener.limits.own_unread_bytes:
-                self.congested = bool(self._hellos.seconds_until_next(trio.current_time()))
+                self.congested = bool(self._waits(trio.current_time()))
+
+    def _waits(self, now: float) -> float:
+        """The seconds until a hello may be read again."""
+        own = self._hellos.seconds_until_next(now)
+        if self._hellos.spent <= LITTLE:
+            return own
+        return max(own, self._listener.hellos.seconds_until_next(now))
 
     def refusal(self, hello: wire.Hello, partitions: int) -> str:
         """Why a peer may not open a stream of so many partitions on top of others, or empty."""

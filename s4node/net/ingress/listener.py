@@ -142,6 +142,7 @@ class Listener:
         self.unread: Budget[Connection] = node_totals.budget(0, limits.unread_bytes)
         self.lanes: Budget[Connection] = node_totals.budget(1, limits.lanes)
         self.unfinished: Budget[Connection] = node_totals.budget(2, limits.unfinished_bytes)
+        self.hellos = limits.rate_of_all()
         self.types: Budget[Connection] = node_totals.budget(3, limits.type_bytes)
         self._hosts: Counter[str] = Counter()
         self._handshake = handshake_seconds

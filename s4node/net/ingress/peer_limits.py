@@ -6,7 +6,8 @@ Rules
   of it is the one to end: a peer that takes its fair share is never that one.
 - Several processes of a node share a budget: what each takes up is in a row of a file. The process
   that takes up most ends a connection.
-- What a connection asks for beyond its rate is not refused, but read later.
+- What a connection asks for beyond its rate is not refused, but read later. Beyond the rate of all
+  together, those wait that have asked for more than a little lately.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from s4node.config import settings
 from s4node.config.config import Config
 
 _BURST_SECONDS = 4
+LITTLE = 64
+"""The hellos of a connection that never wait for those of others."""
 
 
 class PeerLimits(NamedTuple):
@@ -47,6 +50,10 @@ class PeerLimits(NamedTuple):
             config[settings.LISTENER_TYPE_BYTES],
             config[settings.LISTENER_HELLOS_PER_SECOND],
         )
+
+    def rate_of_all(self) -> Rate:
+        """The rate of hellos of all connections together, in short bursts."""
+        return Rate(8 * self.hellos_per_second, 0.25)
 
     @property
     def own_unread_bytes(self) -> int:
@@ -101,18 +108,22 @@ class Budget(Generic[Owner]):
 class Rate:
     """Counts what may happen ``per_second``; a few seconds' worth may come at once."""
 
-    __slots__ = ("_left", "_per_second", "_since")
+    __slots__ = ("_left", "_most", "_per_second", "_since")
 
-    def __init__(self, per_second: float) -> None:
+    def __init__(self, per_second: float, burst_seconds: float = _BURST_SECONDS) -> None:
         self._per_second = per_second
-        self._left = per_second * _BURST_SECONDS
+        self._most = self._left = per_second * burst_seconds
         self._since = 0.0
 
     def count(self, now: float) -> None:
         """Note that it has happened."""
-        most = self._per_second * _BURST_SECONDS
-        self._left = min(most, self._left + (now - self._since) * self._per_second) - 1
+        self._left = min(self._most, self._left + (now - self._since) * self._per_second) - 1
         self._since = now
+
+    @property
+    def spent(self) -> float:
+        """What has happened lately, as of the last count."""
+        return self._most - self._left
 
     def seconds_until_next(self, now: float) -> float:
         """The seconds until it may happen again."""

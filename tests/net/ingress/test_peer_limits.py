@@ -51,3 +51,12 @@ def test_what_is_beyond_a_rate_waits() -> None:
     rate.count(100.0)
     assert rate.seconds_until_next(100.0) == pytest.approx(0.1)
     assert rate.seconds_until_next(101.0) == 0
+
+
+def test_what_has_happened_lately_is_known_as_of_the_last_count() -> None:
+    rate = Rate(10, 0.5)
+    for _ in range(3):
+        rate.count(100.0)
+    assert rate.spent == 3
+    rate.count(200.0)
+    assert rate.spent == 1
