@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -162,22 +163,25 @@ async def test_a_write_whose_answer_is_lost_happens_once_and_is_known_as_ours(
             await one.create("/number", b"0")
             await one.create("/old")
 
-            async def lose_answer(path: str) -> None:
-                """Cut the connection once the write has happened and its answer is on its way."""
-                seen = await two.change(path)
-                between.stall("verdicts")
+            async def cut_after_change(path: str, seen: int) -> None:
                 await two.wait_change(path, seen)
                 between.cut()
                 between.go_on()
 
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(lose_answer, "/mine")
+            @asynccontextmanager
+            async def answer_lost(path: str) -> AsyncIterator[None]:
+                """The connection breaks once ``path`` is written and the answer is on its way."""
+                seen = await two.change(path)
+                between.stall("verdicts")
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(cut_after_change, path, seen)
+                    yield
+
+            async with answer_lost("/mine"):
                 await one.create("/mine", b"x", ephemeral=True)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(lose_answer, "/number")
+            async with answer_lost("/number"):
                 assert await one.set("/number", b"1", version=0) == 1
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(lose_answer, "/old")
+            async with answer_lost("/old"):
                 await one.delete("/old", version=0)
             with pytest.raises(EntryExists):
                 await one.create("/mine", b"x", ephemeral=True)
