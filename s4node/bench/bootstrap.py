@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 from s4node.app.app import App
@@ -35,18 +36,23 @@ class Counting(App):
 
 
 def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
-    """One row."""
-    runs, events = (1, 20_000) if quick else (5, 1_000_000)
+    """A row for each number of events."""
+    sizes = [(20_000, 1)] if quick else [(1_000_000, 5), (10_000_000, 3)]
+    with spark_session("bootstrap") as spark:
+        return [_measured(spark, *size, say, warm=not quick) for size in sizes]
+
+
+def _measured(
+    spark: SparkSession, events: int, runs: int, say: Callable[[str], None], *, warm: bool
+) -> Result:
+    """A row; with ``warm`` there is one more run before."""
     seconds: dict[str, list[float]] = {"limit": [], "bootstrap": []}
     keys = 0
-    with (
-        tempfile.TemporaryDirectory(prefix="s4-bench-") as folder,
-        spark_session("bootstrap") as spark,
-    ):
+    with tempfile.TemporaryDirectory(prefix="s4-bench-") as folder:
         spark.range(0, events, 1, 2).selectExpr(*_COLUMNS).write.parquet(f"{folder}/history")
         history = spark.read.parquet(f"{folder}/history")
         same = history.repartition("key").sortWithinPartitions("ts")
-        for number in range(runs + (not quick)):  # the first one warms up
+        for number in range(1 - warm, runs + 1):
             say(f"run {number} of {runs}: {events} events")
             began = time.perf_counter()
             same.mapInArrow(_identity, history.schema).write.format("noop").mode("overwrite").save()
@@ -63,18 +69,16 @@ def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
             keys = found.rows.where(f.col("kind") == STATE).count()
             found.close()
     limit, ours = seconds["limit"][-runs:], seconds["bootstrap"][-runs:]
-    return [
-        Result(
-            "bootstrap",
-            events=events,
-            seconds=middle(ours),
-            events_per_s=events / middle(ours),
-            limit_events_per_s=events / middle(limit),
-            ratio=middle([a / b for a, b in zip(limit, ours, strict=True)]),
-            checked=keys == min(events, 10_000),
-            notes={"keys": keys},
-        )
-    ]
+    return Result(
+        "bootstrap",
+        events=events,
+        seconds=middle(ours),
+        events_per_s=events / middle(ours),
+        limit_events_per_s=events / middle(limit),
+        ratio=middle([a / b for a, b in zip(limit, ours, strict=True)]),
+        checked=keys == min(events, 10_000),
+        notes={"rows": events, "keys": keys},
+    )
 
 
 def _identity(batches: Any) -> Any:

@@ -66,47 +66,21 @@ class _Discarding(Sink):
 
 
 def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
-    """A row for each way, for micro-batches, and for publishing."""
-    runs, events, batches = (1, 20_000, 3) if quick else (5, 1_000_000, 12)
-    seconds: dict[str, list[float]] = {"discard": [], "save": [], "counted": [], "fast": []}
-    right = []
+    """A row for each way and number of rows, for micro-batches, and for publishing."""
+    sizes = [(20_000, 1)] if quick else [(1_000_000, 5), (5_000_000, 3)]
+    batches = 3 if quick else 12
+    results = []
     with spark_session("spark-sink") as spark:
         spark.dataSource.register(Discard)
-        rows = spark.range(0, events, 1, 2).selectExpr(*_COLUMNS)
-        for number in range(runs + (not quick)):  # the first one warms up
-            say(f"run {number} of {runs}: {events} rows discarded, staged, sent")
-            began = time.perf_counter()
-            rows.write.format("Discard").mode("append").save()
-            seconds["discard"].append(time.perf_counter() - began)
-            for name, value in {**_staged(rows, events), **_fast(rows, events)}.items():
-                if name in seconds:
-                    seconds[name].append(value)
-                else:
-                    right.append(bool(value))
+        for events, runs in sizes:
+            results += _ways(spark, events, runs, say, warm=not quick)
         say(f"{batches} micro-batches of 1,000 rows")
         micro = _micro_batches(spark, batches)
+    events = sizes[0][0]
     say(f"publish {events} staged rows")
     published, first, again, wait = _publish(events)
-    best = {name: found[-runs:] for name, found in seconds.items()}
-    limit = middle([events / each for each in best["discard"]])
     return [
-        *(
-            Result(
-                "spark-sink",
-                events=events,
-                seconds=middle(best[name]),
-                events_per_s=middle([events / each for each in best[name]]),
-                limit_events_per_s=limit,
-                ratio=middle([a / b for a, b in zip(best["discard"], best[name], strict=True)]),
-                checked=all(right),
-                notes={"until": until},
-            )
-            for name, until in (
-                ("save", "save() returns"),
-                ("counted", "the app has counted"),
-                ("fast", "save() returns, at least once"),
-            )
-        ),
+        *results,
         Result(
             "spark-sink",
             events=1000,
@@ -123,6 +97,44 @@ def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
             checked=published == [(True, events), (False, events)],
             notes={"until": "published", "again_ms": again * 1e3, "live_p99_ms": wait * 1e3},
         ),
+    ]
+
+
+def _ways(
+    spark: Any, events: int, runs: int, say: Callable[[str], None], *, warm: bool
+) -> list[Result]:
+    """A row for each way; with ``warm`` one more run before."""
+    seconds: dict[str, list[float]] = {"discard": [], "save": [], "counted": [], "fast": []}
+    right = []
+    rows = spark.range(0, events, 1, 2).selectExpr(*_COLUMNS)
+    for number in range(1 - warm, runs + 1):
+        say(f"run {number} of {runs}: {events} rows discarded, staged, sent")
+        began = time.perf_counter()
+        rows.write.format("Discard").mode("append").save()
+        seconds["discard"].append(time.perf_counter() - began)
+        for name, value in {**_staged(rows, events), **_fast(rows, events)}.items():
+            if name in seconds:
+                seconds[name].append(value)
+            else:
+                right.append(bool(value))
+    best = {name: found[-runs:] for name, found in seconds.items()}
+    limit = middle([events / each for each in best["discard"]])
+    return [
+        Result(
+            "spark-sink",
+            events=events,
+            seconds=middle(best[name]),
+            events_per_s=middle([events / each for each in best[name]]),
+            limit_events_per_s=limit,
+            ratio=middle([a / b for a, b in zip(best["discard"], best[name], strict=True)]),
+            checked=all(right),
+            notes={"until": until, "rows": events},
+        )
+        for name, until in (
+            ("save", "save() returns"),
+            ("counted", "the app has counted"),
+            ("fast", "save() returns, at least once"),
+        )
     ]
 
 
