@@ -12,7 +12,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime
 from itertools import islice
 from pathlib import Path
@@ -42,13 +42,15 @@ from s4node.savepoints.manifest import Manifest
 from s4node.savepoints.place import SavepointPlace
 from s4node.savepoints.shipped import savepoints_of
 from s4node.spark.columns import kind_of
+from s4node.spark.shipped import Shipped
 from s4node.state import epochs
 from s4node.state.browse import StateReader
 from s4node.state.database import Database
 from s4node.state.job import named_folder
+from s4node.state.remote_job import depot_of
 from s4node.state.task_state import TaskState
 
-_KNOWN = {"state", "savepoint", "folder", "cluster", "path"}
+_KNOWN = {"state", "savepoint", "folder", "url", "cluster", "path"}
 _ROWS = 16_384
 _KEYS: dict[type, DataType] = {str: StringType(), int: LongType(), bytes: BinaryType()}
 
@@ -57,9 +59,10 @@ _json = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True)
 class Wanted:
-    """The PE or store ``name`` of the savepoint of a job in a folder."""
+    """The PE or store ``name`` of a savepoint of ``app``, with the settings of its job."""
 
-    job: str
+    app: str
+    settings: Mapping[str, str]
     savepoint: str
     name: str
 
@@ -70,7 +73,7 @@ class Wanted:
         if unknown:
             raise ConfigError(
                 f"format('s4') does not know the option {unknown[0]!r} for reading state; it knows "
-                f"state, savepoint, folder and cluster"
+                f"state, savepoint, folder, url and cluster"
             )
         app, slash, name = options["state"].partition("/")
         if not (app and slash and name):
@@ -78,22 +81,30 @@ class Wanted:
                 f"option state={options['state']!r} is not APP/PE or APP/STORE, such as "
                 f"flights/carrier"
             )
-        config = Config.from_values({})
-        root = options.get("folder") or config[settings.STATE_FOLDER]
-        job = folder_of(root, options.get("cluster") or config[settings.CLUSTER_NAME], app)
-        savepoint = options.get("savepoint", "")
-        if not savepoint:
-            found, _ = savepoints_of(job, None).look()
-            if not found:
-                raise CheckpointError(
-                    f"app {app!r} has no savepoint in {job}; take one: s4 savepoint {app}"
-                )
-            savepoint = found[-1].name
-        return cls(str(job), savepoint, name)
+        places = {
+            settings.STATE_FOLDER.name: options.get("folder"),
+            settings.STATE_URL.name: options.get("url"),
+            settings.CLUSTER_NAME.name: options.get("cluster"),
+        }
+        given = {key: value for key, value in places.items() if value}
+        found = cls(app, given, options.get("savepoint", ""), name)
+        return found if found.savepoint else replace(found, savepoint=found._newest())
+
+    def _newest(self) -> str:
+        place = self.place
+        found, _ = place.look()
+        if not found:
+            raise CheckpointError(
+                f"app {self.app!r} has no savepoint in {place.name}; take one: "
+                f"s4 savepoint {self.app}"
+            )
+        return found[-1].name
 
     @property
     def place(self) -> SavepointPlace:
-        return savepoints_of(Path(self.job), None)
+        config = Config.from_values(self.settings)
+        job = folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], self.app)
+        return savepoints_of(job, depot_of(config, job))
 
     @property
     def manifest(self) -> Manifest:
@@ -163,7 +174,7 @@ def _rows(reader: StateReader, name: str) -> Iterator[tuple[Any, Any]]:
     return reader.store(name) if name in reader.stores else iter(())
 
 
-class SavepointReader(DataSourceReader):
+class SavepointReader(Shipped, DataSourceReader):
     """Reads a PE or a store of all tasks."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from s4node import App, Event, ProcessingElement, Stream
+from s4node import (
+    App,
+    Collector,
+    Coordinator,
+    Envelope,
+    Event,
+    OutputStream,
+    ProcessingElement,
+    Stream,
+    TaskApp,
+    TaskContext,
+)
 
 
 class Payment(Event):
@@ -70,6 +81,51 @@ class Replayed(App):
         )
         account.larges = self.create_stream("larges", both, key="account", types=Large)
         self.create_input_stream("payments", account, both, key="account", types=Payment)
+
+
+class Sums(Event):
+    account: str
+    cents: list[int]
+    shop: int | None = None
+
+
+class Told(ProcessingElement):
+    """Puts what it has seen so far on an output stream."""
+
+    sums: OutputStream
+    cents: list[int] = []  # noqa: RUF012 - a copy for each key
+
+    def on_event(self, payment: Payment) -> None:
+        self.cents = [*self.cents, payment.cents]
+        shop = payment.shop or None
+        self.sums.put(Sums(payment.account, self.cents, shop))  # type: ignore[arg-type]
+
+
+class Telling(App):
+    def on_init(self) -> None:
+        told = self.create_pe(Told)
+        told.sums = self.create_output_stream("sums", types=Sums)
+        self.create_input_stream("payments", told, key="account", types=Payment)
+
+
+class Tally:
+    """A task that keeps what each account has paid in each shop."""
+
+    def init(self, context: TaskContext) -> None:
+        self.tallies = context.store("tallies")
+
+    def process(self, envelope: Envelope, _: Collector, __: Coordinator) -> None:
+        payment = envelope.message
+        key = payment.account, payment.shop
+        self.tallies.put(key, [*(self.tallies.get(key) or []), payment.cents])
+
+
+class Tallies(TaskApp):
+    def __init__(self) -> None:
+        super().__init__("Tallies", Tally, inputs=["log.payments"])
+
+    def on_init(self) -> None:
+        self.create_store("tallies", key=tuple, value=list[int])
 
 
 class Shared(App):

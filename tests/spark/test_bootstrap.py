@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import msgspec
 import pytest
 from pyspark.sql import SparkSession
 from spark_nodes import ROOT, Node, running_node
@@ -20,7 +23,7 @@ from s4node.errors import GraphError, StateError
 from s4node.events.keys import crc32m
 from s4node.runtime.commit.committer import folder_of
 from s4node.savepoints.shipped import savepoints_of
-from s4node.spark.history.bootstrap import bootstrap
+from s4node.spark.history.bootstrap import Bootstrapped, bootstrap
 from s4node.spark.history.savepoint import write_savepoint
 from s4node.state import epochs
 from s4node.state.browse import StateReader
@@ -169,6 +172,79 @@ def test_nodes_go_on_from_a_history_with_the_event_after_its_last_one(
         run_to_the_end(node, TARGET, whole, len(events))
         s4("savepoint", "Replayed", "--name", "end", **whole)
         assert states(tmp_path / "mixed", "end") == states(tmp_path / "whole", "end")
+
+
+def test_what_pes_put_on_an_output_stream_is_dropped_or_kept_in_order_or_sent(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    events = payments(3, 400)
+    rows = [(*msgspec.structs.astuple(event), n) for n, event in enumerate(events)]
+    df = spark.createDataFrame(rows, "account string, shop int, cents int, at int")
+
+    def run(*keep: str) -> Bootstrapped:
+        app = "tests.spark.replayed_app:Telling"
+        return bootstrap(spark, app, {"payments": df}, order=["at"], keep=keep)
+
+    dropped = run()
+    assert dropped.rows.where("kind = 'event'").count() == 0
+    dropped.close()
+    kept = run("sums")
+    by_account: dict[str, list[list[int]]] = {}
+    for row in kept.output("sums").collect():
+        by_account.setdefault(row["account"], []).append(row["cents"])
+    cents = {name: [e.cents for e in events if e.account == name] for name in by_account}
+    assert sum(map(len, by_account.values())) == len(events)
+    assert by_account == {
+        name: [paid[: n + 1] for n in range(len(paid))] for name, paid in cents.items()
+    }
+    with running_node(tmp_path / "log") as node:
+        node.create("sums", 2)
+        options = {"address": node.address, "stream": "sums"}
+        kept.output("sums").write.format("s4").mode("append").options(
+            **options, type="tests.spark.replayed_app:Sums"
+        ).save()
+        assert spark.read.format("s4").options(**options).load().count() == len(events)
+    kept.close()
+    with pytest.raises(GraphError, match="it has no output stream 'totals'; it has sums"):
+        run("totals")
+
+
+def test_the_command_makes_a_savepoint_of_files_and_a_store_is_read_from_one(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    events = payments(4, 500)
+    rows = [(*msgspec.structs.astuple(event), n) for n, event in enumerate(events)]
+    df = spark.createDataFrame(rows, "account string, shop long, cents long, at long")
+    df.write.parquet(str(tmp_path / "payments"))
+    with running_node(tmp_path / "log") as node:
+        node.create("payments", 2, key="account")
+        on_spark = settings(node, tmp_path / "spark")
+        history = ["--history", f"payments={tmp_path / 'payments'}", "--order", "at"]
+        printed = s4("bootstrap", TARGET, *history, "--name", "files", **on_spark)
+        assert printed.startswith("savepoint files of Replayed: 2 tasks, ")
+        counts = {
+            key: row["count"] for key, row in states(tmp_path / "spark", "files")["Account"].items()
+        }
+        removed = {e.account for e in events if e.cents == 13}
+        paid = Counter(event.account for event in events)
+        assert {key: n for key, n in counts.items() if key not in removed} == {
+            key: n for key, n in paid.items() if key not in removed
+        }
+
+        node.append("payments", events, key="account")
+        of_tasks = settings(node, tmp_path / "tasks")
+        run_to_the_end(node, "tests.spark.replayed_app:Tallies", of_tasks, len(events))
+        s4("savepoint", "Tallies", "--name", "end", **of_tasks)
+        reader = spark.read.format("s4").option("state", "Tallies/tallies")
+        tallies: dict[tuple[str, int], list[int]] = {}
+        for event in events:
+            tallies.setdefault((event.account, event.shop), []).append(event.cents)
+        assert {
+            tuple(row["key"]): json.loads(row["value"])
+            for row in reader.option("folder", str(tmp_path / "tasks")).load().collect()
+        } == tallies
+        with pytest.raises(Exception, match="has no PE or store 'sums'; it has tallies"):
+            reader.options(state="Tallies/sums", folder=str(tmp_path / "tasks")).load()
 
 
 def test_parts_of_an_app_that_do_not_fit_are_reported_before_anything_runs(
