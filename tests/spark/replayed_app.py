@@ -111,7 +111,7 @@ class Telling(App):
 class Tally:
     """A task that keeps what each account has paid in each shop."""
 
-    def init(self, context: TaskContext) -> None:
+    def init(self, _: object, context: TaskContext) -> None:
         self.tallies = context.store("tallies")
 
     def process(self, envelope: Envelope, _: Collector, __: Coordinator) -> None:

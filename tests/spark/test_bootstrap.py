@@ -23,6 +23,7 @@ from s4node.errors import GraphError, StateError
 from s4node.events.keys import crc32m
 from s4node.runtime.commit.committer import folder_of
 from s4node.savepoints.shipped import savepoints_of
+from s4node.spark import state_source
 from s4node.spark.history.bootstrap import Bootstrapped, bootstrap
 from s4node.spark.history.savepoint import write_savepoint
 from s4node.state import epochs
@@ -245,6 +246,30 @@ def test_the_command_makes_a_savepoint_of_files_and_a_store_is_read_from_one(
         } == tallies
         with pytest.raises(Exception, match="has no PE or store 'sums'; it has tallies"):
             reader.options(state="Tallies/sums", folder=str(tmp_path / "tasks")).load()
+
+
+def test_a_store_is_read_from_a_savepoint_at_a_url_without_the_folder(tmp_path: Path) -> None:
+    events = payments(4, 100)
+    url = f"file://{tmp_path}/url"
+    with running_node(tmp_path / "log") as node:
+        node.create("payments", 2, key="account")
+        node.append("payments", events, key="account")
+        values = settings(node, tmp_path / "tasks", f"s4.state.url={url}")
+        run_to_the_end(node, "tests.spark.replayed_app:Tallies", values, len(events))
+        s4("savepoint", "Tallies", "--name", "end", **values)
+    options = {"state": "Tallies/tallies", "url": url, "folder": str(tmp_path / "elsewhere")}
+    reader = state_source.SavepointReader(options, state_source.schema(options))
+    rows = [
+        (tuple(row["key"].values()), json.loads(row["value"]))
+        for part in reader.partitions()
+        for batch in reader.read(part)
+        for row in batch.to_pylist()
+    ]
+    tallies: dict[tuple[Any, ...], list[int]] = {}
+    for event in events:
+        tallies.setdefault((event.account, event.shop), []).append(event.cents)
+    assert len(rows) == len(tallies)
+    assert dict(rows) == tallies
 
 
 def test_parts_of_an_app_that_do_not_fit_are_reported_before_anything_runs(
