@@ -22,7 +22,8 @@ BESIDE := -n $(JOBS) --dist loadfile
 
 # what has a target of its own, for it takes long: processes that are killed, deploying
 CRASHES := tests/test_failpoints.py tests/deploy/test_deploy.py tests/deploy/test_savepoints.py \
-	tests/deploy/test_savepoint_parts.py tests/deploy/test_rollback.py tests/deploy/test_many_machines.py tests/deploy/test_repartition.py \
+	tests/deploy/test_savepoint_parts.py tests/deploy/test_rollback.py tests/deploy/test_many_machines.py \
+	tests/deploy/test_repartition.py tests/deploy/test_deployed_layout.py \
 	tests/process/test_launch.py \
 	tests/runtime/container/test_durable_crashes.py tests/runtime/container/test_moving.py \
 	tests/runtime/inputs/test_input_crashes.py tests/runtime/inputs/test_startpoints.py \

@@ -73,6 +73,7 @@ POINTS = {
     "repartition.removed": "the former ones are out of the way, and nothing is in their place",
     "repartition.replaced": "the new ones are in their place, and the job does not know of them",
     "repartition.claimed": "it does, and what is left of the former ones is not removed",
+    "deploy.repartitioned": "a deployed app has its new tasks, and its nodes do not know of them",
     "checkpoint.made": "a checkpoint is copied, and not marked as complete",
     "checkpoint.kept": "the checkpoint counts, and older ones are not removed",
     "ship.files": "the files of a checkpoint are shipped, and no entry of the log names them",

@@ -11,6 +11,7 @@ import pytest
 from torture.exact_run import torture_exact
 from torture.log_run import torture_log
 from torture.power_run import torture_power
+from torture.repartition_run import torture_repartitions
 from torture.run import torture
 from torture.savepoint_run import torture_savepoints
 
@@ -62,4 +63,11 @@ async def test_savepoints_amid_deaths_are_gone_back_to_exactly(tmp_path: Path) -
     run = await torture_savepoints(tmp_path, 3, rounds=2, say=print)
     assert run.complaints == []
     assert run.done["restored"] == 2
+    assert run.total > 300
+
+
+async def test_partitions_amid_deaths_and_programs_that_go_on_count_exactly(tmp_path: Path) -> None:
+    run = await torture_repartitions(tmp_path, 3, rounds=3, say=print)
+    assert run.complaints == []
+    assert all(run.done[f"{partitions} partitions"] == 1 for partitions in (6, 3, 4))
     assert run.total > 300

@@ -31,6 +31,7 @@ BENCHMARKS = {
     "spark-sink": "a DataFrame into the log, staged and published, beside a writer that discards",
     "commit": "a keyed count with a commit every second, beside the same without state",
     "savepoint": "savepoints amid a keyed count: how long they take, and the pauses meanwhile",
+    "repartition": "another number of partitions, beside plain reading and writing of the rows",
     "recovery": "from the start of a process to its former rate, with 1,000 and 1,000,000 keys",
     "failover": "kill -9 a node: until each partition commits again, with state at a URL",
     "state": "stores beside bare rocksdict, and a count of 10,000,000 keys in 512 MB",

@@ -41,11 +41,10 @@ from s4node.events.event import LIVE
 from s4node.offsets.checkpoint import Checkpoint, JobGuard
 from s4node.offsets.job_lock import gate, runs
 from s4node.offsets.startpoint_fan_out import Place, Requests
-from s4node.offsets.task_claims import FILE, TaskClaims
 from s4node.runtime.commit.committer import folder_of
 from s4node.runtime.container.hooks import declare
 from s4node.runtime.inputs.binding import replayable
-from s4node.state.job import Progress, elsewhere, identity_of, kept_by, safe_name, task_of
+from s4node.state.job import Progress, elsewhere, identity_of, kept_by, known_job, safe_name
 from s4node.state.remote_job import RemoteJob, depot_of
 from s4node.state.task_state import TaskState
 
@@ -161,8 +160,9 @@ class Job:
             return True
         return False
 
-    def while_stopped(self, work: Callable[[str], None]) -> None:
-        """Call ``work`` while no container of the job runs, with the identity of the job's state.
+    def while_stopped(self, work: Callable[[str], R]) -> R:
+        """The result of ``work``, called while no container of the job runs, with the identity of
+        the job's state.
 
         The identity is empty if no coordination knows it. Raises JobRuns if a container runs, on a
         node of the coordination or below ``s4 run --nodes`` on this machine.
@@ -174,7 +174,7 @@ class Job:
             places.add(place)
         app = AppId(self.config[settings.CLUSTER_NAME], self.name)
 
-        async def run() -> None:
+        async def run() -> R:
             known = ""
             async with AsyncExitStack() as held:
                 for each in sorted(places):
@@ -185,9 +185,9 @@ class Job:
                     state = await held.enter_async_context(presence.stopped())
                     if each == place:
                         known = state
-                await threads.run_sync(work, known)
+                return await threads.run_sync(work, known)
 
-        trio.run(run)
+        return trio.run(run)
 
     @cached_property
     def _startpoints(self) -> StartpointStore:
@@ -347,22 +347,9 @@ def _job(
     depot: RemoteJob | None,
     app: App | None = None,
 ) -> Job:
-    guard = None
-    tasks: set[str] = set()
     with looking(folder, _FIX):
-        store = TaskClaims(folder) if is_file(folder / FILE, _FIX) else None
-        if store is not None:
-            try:
-                guard = store.job()
-                tasks.update(store.tasks())
-            finally:
-                store.close()
-    if depot is not None:
-        there = depot.job()
-        guard = there if guard is None or there is None else there.over(guard)
-        here = {safe_name(task) for task in tasks}
-        tasks.update(task_of(each) for each in depot.tasks() if each not in here)
-    return Job(name, folder, config, guard, sorted(tasks), read, depot, app)
+        guard, tasks = known_job(folder, depot)
+    return Job(name, folder, config, guard, tasks, read, depot, app)
 
 
 def where_of(text: str, *, all_partitions: bool = False) -> Where:

@@ -51,10 +51,8 @@ def take(target: str, config: Config, *, name: str, timeout: float, as_json: boo
     if job.running:
         manifest = trio.run(of.take, name, "", timeout)
     else:
-        made: list[Manifest] = []
         with stopped(job.folder):
-            job.while_stopped(lambda _: made.append(of.take_stopped(name)))
-        manifest = made[0]
+            manifest = job.while_stopped(lambda _: of.take_stopped(name))
     show(manifest, of.place, as_json=as_json)
     return 0
 

@@ -308,7 +308,8 @@ class _Deployment:
             except S4Error:
                 with trio.move_on_after(drain + start):
                     await self._take_back(info, old, change, taken)
-                    await self._wait_back(old, len(nodes))
+                    if old is not None:
+                        await wait_running(self._registry, old, len(nodes))
                 raise
             except BaseException:  # interrupted: the nodes bring the old version back
                 with trio.move_on_after(_LEAVING_SECONDS, shield=True):
@@ -354,7 +355,9 @@ class _Deployment:
         if before is not None and asked not in (None, before.partitions):
             raise DeployFailed(
                 f"app {before.name!r} has {before.partitions} partitions, which cannot become "
-                f"{asked} while it is deployed; undeploy it first: s4 undeploy {before.name}"
+                f"{asked} by a deployment; give an app with state another number with s4 "
+                f"repartition {before.name} {asked}, or undeploy it first: s4 undeploy "
+                f"{before.name}"
             )
         if before is not None:
             return before.partitions
@@ -404,15 +407,18 @@ class _Deployment:
             await self._registry.set_app(before)
             await change.undo(self._registry, taken, self._config[settings.TASK_SHUTDOWN_MS])
 
-    async def _wait_back(self, before: AppInfo | None, nodes: int) -> None:
-        """Wait until the old version runs again on all nodes."""
-        path = Registry.path_of_app(self._id)
-        while before is not None:
-            seen = await self._registry.session.change(path)
-            members = (await self._registry.members(self._id)).values()
-            if [member.value.version for member in members] == [before.version] * nodes:
-                return
-            await self._registry.session.wait_change(path, seen)
+
+async def wait_running(registry: Registry, info: AppInfo, nodes: int) -> None:
+    """Wait until this version of an app, with its partitions, runs on so many nodes."""
+    app = AppId(info.cluster, info.name)
+    path = Registry.path_of_app(app)
+    while True:
+        seen = await registry.session.change(path)
+        members = [each.value for each in (await registry.members(app)).values()]
+        found = [(each.version, each.partitions) for each in members]
+        if found == [(info.version, info.partitions)] * nodes:
+            return
+        await registry.session.wait_change(path, seen)
 
 
 # -- removing -------------------------------------------------------------------------------------

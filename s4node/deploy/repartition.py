@@ -2,19 +2,23 @@
 
 Rules
 - The tasks of the new layout are made from the last commits of the former ones, and replace all of
-  them at once (``savepoints.replacement``). Until then the job is unchanged.
+  them at once (``savepoints.replacement``; ``shipped_layout`` for state at a URL). Until then the
+  job is unchanged.
 - The rows of a key move with its key group; ``new_layout`` decides what becomes of the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
 from s4node import disk
+from s4node.config import settings
+from s4node.config.config import Config
 from s4node.deploy.new_layout import (
     FormerTask,
     NewLayout,
@@ -22,17 +26,21 @@ from s4node.deploy.new_layout import (
     groups_of,
     new_layout,
 )
+from s4node.deploy.shipped_layout import ShippedLayout
 from s4node.errors import CheckpointError
-from s4node.events.keys import KEY_GROUPS, Hasher
+from s4node.events.keys import KEY_GROUPS, Hasher, hasher_named
 from s4node.failpoints import passing
+from s4node.net.wire.frame import TASK
 from s4node.offsets.checkpoint import JobGuard
 from s4node.offsets.producer_offsets import row_of
 from s4node.offsets.task_claims import TaskClaims, now_ms
 from s4node.savepoints import replacement
 from s4node.savepoints.replacement import Decided
+from s4node.savepoints.shipped import savepoints_of
 from s4node.state import epochs
 from s4node.state.database import Database
-from s4node.state.job import CUT, DONE, WRITTEN, task_folder
+from s4node.state.job import CUT, DONE, WRITTEN, kept_by, task_folder
+from s4node.state.remote_job import RemoteJob
 from s4node.state.rows import (
     CLOSINGS,
     FIRST_TABLE,
@@ -45,7 +53,7 @@ from s4node.state.rows import (
 )
 from s4node.state.task_state import TaskState
 
-_ROWS = 4096
+ROWS = 4096
 """Rows that are copied at a time."""
 
 _END_OF_KEYS = prefix(KEY_GROUPS, 0)
@@ -54,19 +62,38 @@ _encode = msgspec.msgpack.Encoder().encode
 
 @dataclass(frozen=True)
 class Repartition:
-    """Gives the job in ``folder`` another number of ``partitions``.
+    """Gives the job of ``app`` in ``folder`` another number of ``partitions``.
 
-    ``own`` is the prefix of its tasks' producer ids. ``tell(made, tasks)`` is called with the
+    ``depot`` is where its state is shipped, if it is. ``tell(made, tasks)`` is called with the
     progress.
     """
 
+    app: str
     folder: Path
+    config: Config
     guard: JobGuard
-    hasher: Hasher
-    own: str
     partitions: int
+    depot: RemoteJob | None = None
     stores_by_key: bool = False
     tell: Callable[[int, int], None] = lambda _, __: None
+
+    @property
+    def cut_short(self) -> bool:
+        """True if a change was decided on and not completed."""
+        mark = savepoints_of(self.folder, self.depot).restoring()
+        of_url = mark is not None and mark.partitions > 0
+        return of_url or replacement.decided(self.folder) is not None
+
+    def check(self) -> None:
+        """Raise CheckpointError where the job cannot have so many partitions at all."""
+        place = savepoints_of(self.folder, self.depot)
+        mark, decided = place.restoring(), replacement.decided(self.folder)
+        if mark is not None and mark.partitions != self.partitions:
+            place.check_restored()
+        if decided is not None and decided.partitions != self.partitions:
+            replacement.check_complete(self.folder)
+        if not self.cut_short:
+            check_number(self.guard, self.partitions)
 
     def run(self) -> int:
         """Repartition, or complete a repartition that was cut short; return the rows moved.
@@ -74,13 +101,10 @@ class Repartition:
         Raises CheckpointError if something prevents it, StateError or ProgressUnwritten if the disk
         fails; the job is unchanged then.
         """
-        moved = 0
-        if (cut_short := replacement.decided(self.folder)) is not None:
-            if cut_short.partitions != self.partitions:
-                replacement.check_complete(self.folder)
-        else:
-            check_number(self.guard, self.partitions)
-            moved = self._make()
+        self.check()
+        if self.depot is not None:
+            return self._run_shipped(self.depot)
+        moved = self._make() if replacement.decided(self.folder) is None else 0
         store = TaskClaims(self.folder)
         try:
             replacement.complete(self.folder, store)
@@ -88,11 +112,41 @@ class Repartition:
             store.close()
         return moved
 
+    @property
+    def _new_guard(self) -> JobGuard:
+        """The job with the new layout."""
+        return replace(self.guard, tasks=self.partitions, layout=(self.guard.layout or 0) + 1)
+
     def _make(self) -> int:
         """Make the tasks of the new layout, and decide on them."""
+        try:
+            tasks, moved = self._make_tasks(replacement.begin(self.folder))
+            replacement.decide(self.folder, Decided(self._new_guard.to_row(), tasks))
+        except BaseException:
+            if replacement.decided(self.folder) is None:
+                replacement.discard(self.folder)
+            raise
+        return moved
+
+    def _run_shipped(self, depot: RemoteJob) -> int:
+        layout, moved = ShippedLayout(self.app, self.folder, self.config, depot), 0
+        if not layout.decided:
+            try:
+                place = replacement.begin(self.folder)
+                tasks, moved = self._make_tasks(place)
+                layout.decide(self._new_guard, tasks, place)
+            finally:
+                replacement.discard(self.folder)
+        layout.complete()
+        return moved
+
+    def _make_tasks(self, place: Path) -> tuple[dict[str, tuple[int, int]], int]:
+        """Make the tasks of the new layout in ``place``; returns the fence and commit of each, and
+        how many rows have moved."""
         former = [task for p in range(self.guard.tasks) if (task := self._former(p)) is not None]
+        own = f"{TASK}{self.config[settings.CLUSTER_NAME]}/{self.app}/"
         layout = new_layout(
-            former, self.guard, self.partitions, self.own, stores_by_key=self.stores_by_key
+            former, self.guard, self.partitions, own, stores_by_key=self.stores_by_key
         )
         store = TaskClaims(self.folder)
         try:
@@ -101,40 +155,34 @@ class Repartition:
             store.close()
         moved = 0
         tasks = {}
-        try:
-            place = replacement.begin(self.folder)
-            for partition in range(self.partitions):
-                self.tell(partition, self.partitions)
-                name = _name(partition)
-                above = max(epochs.highest(task_folder(self.folder, name)), fences.get(name, 0))
-                tasks[name] = above + 1, 1
-                moved += self._make_task(place, partition, above + 1, layout)
-                passing("repartition.moved")
-            job = {
-                **self.guard.to_row(),
-                "tasks": self.partitions,
-                "layout": (self.guard.layout or 0) + 1,
-            }
-            replacement.decide(self.folder, Decided(job, tasks))
-        except BaseException:
-            if replacement.decided(self.folder) is None:
-                replacement.discard(self.folder)
-            raise
+        for partition in range(self.partitions):
+            self.tell(partition, self.partitions)
+            name = _name(partition)
+            above = max(epochs.highest(task_folder(self.folder, name)), fences.get(name, 0))
+            tasks[name] = above + 1, 1
+            moved += self._make_task(place, partition, above + 1, layout)
+            passing("repartition.moved")
         self.tell(self.partitions, self.partitions)
-        return moved
+        return tasks, moved
+
+    @contextmanager
+    def _kept(self, partition: int) -> Iterator[TaskState | None]:
+        with kept_by(self.folder, _name(partition), self.depot) as state:
+            yield None if state is None else TaskState(state.database, self._hasher)
+
+    @property
+    def _hasher(self) -> Hasher:
+        return hasher_named(self.guard.hasher)
 
     def _former(self, partition: int) -> FormerTask | None:
         """What belongs to a task and to no key; None if the task has never run."""
-        name = _name(partition)
-        folder = task_folder(self.folder, name)
-        if not epochs.epochs_of(folder):
-            return None
-        with epochs.copied(folder) as database:
-            state = TaskState(database, self.hasher)
+        with self._kept(partition) as state:
+            if state is None:
+                return None
             first, end = prefix(TASK_GROUP, FIRST_TABLE), prefix(TASK_GROUP, 0xFFFF)
-            tables = {_table_of(row) for row, _ in database.scan(first, end)}
+            tables = {_table_of(row) for row, _ in state.database.scan(first, end)}
             former = FormerTask(
-                name,
+                _name(partition),
                 partition,
                 {row.decode(): data for row, data in state.rows(META)},
                 state.positions(),
@@ -144,7 +192,7 @@ class Repartition:
                 state.rows(OUTBOX),
                 frozenset(tables),
             )
-            self._check_groups(former, database)
+            self._check_groups(former, state.database)
             return former
 
     def _check_groups(self, task: FormerTask, database: Database) -> None:
@@ -167,11 +215,11 @@ class Repartition:
         database = epochs.claim(folder, fence, Database)
         try:
             for former in range(*_touching(groups, self.guard.tasks)):
-                before = task_folder(self.folder, _name(former))
-                if epochs.epochs_of(before):
-                    with epochs.copied(before) as source:
-                        moved += _move(source, database, groups, layout.renumbered[former])
-            _write_rest(TaskState(database, self.hasher, fence=fence), layout, partition)
+                with self._kept(former) as before:
+                    if before is not None:
+                        numbers = layout.renumbered[former]
+                        moved += _move(before.database, database, groups, numbers)
+            _write_rest(TaskState(database, self._hasher, fence=fence), layout, partition)
             database.write_tables()
         finally:
             database.close()
@@ -198,7 +246,7 @@ def _move(source: Database, database: Database, groups: range, numbers: Mapping[
     """Copy the rows of these key groups, with new ``numbers`` of tables; return how many."""
     start, end, moved = prefix(groups.start, 0), prefix(groups.stop, 0), 0
     while True:
-        rows = source.chunk(start, end, _ROWS)
+        rows = source.chunk(start, end, ROWS)
         if not rows:
             return moved
         start, moved = rows[-1][0] + b"\x00", moved + len(rows)

@@ -29,14 +29,14 @@ from s4node.failpoints import passing
 from s4node.offsets.checkpoint import JobGuard
 from s4node.offsets.cuts import CutReport
 from s4node.offsets.startpoint_fan_out import Requests
-from s4node.offsets.task_claims import FILE, TaskClaims
-from s4node.runtime.commit.committer import folder_of, job_before
+from s4node.offsets.task_claims import TaskClaims
+from s4node.runtime.commit.committer import folder_of
 from s4node.savepoints import writer
 from s4node.savepoints.manifest import Manifest, Upgrade
 from s4node.savepoints.place import SavepointPlace
 from s4node.savepoints.shipped import savepoints_of
 from s4node.state.database import Database
-from s4node.state.job import identity_of, kept_by, safe_name, task_of
+from s4node.state.job import identity_of, kept_by, known_job, safe_name
 from s4node.state.remote_job import RemoteJob, depot_of
 
 TIMEOUT = 60.0
@@ -174,20 +174,10 @@ def savepoint_of(app: str, config: Config) -> SavepointOf | None:
     """The job of ``app`` with these settings; None if it has no saved state."""
     folder = folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], app)
     depot = depot_of(config, folder)
-    guard = job_before(folder, depot)
-    if guard is None:
+    guard, tasks = known_job(folder, depot)
+    if guard is None or not tasks:
         return None
-    tasks: set[str] = set()
-    if (folder / FILE).is_file():
-        store = TaskClaims(folder)
-        try:
-            tasks.update(store.tasks())
-        finally:
-            store.close()
-    if depot is not None:
-        here = {safe_name(task) for task in tasks}
-        tasks.update(task_of(each) for each in depot.tasks() if each not in here)
-    return SavepointOf(app, folder, config, guard, sorted(tasks), depot) if tasks else None
+    return SavepointOf(app, folder, config, guard, tasks, depot)
 
 
 class _CutsError(CheckpointError):

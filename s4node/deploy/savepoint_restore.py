@@ -174,7 +174,10 @@ class SavepointRestore:
 
     def _newest(self) -> Mapping[str, Facts | None]:
         """The facts of each task from before the restore."""
-        mark = savepoints_of(self.folder, self.depot).restoring()
+        place = savepoints_of(self.folder, self.depot)
+        mark = place.restoring()
+        if mark is not None and mark.partitions:
+            place.check_restored()
         newest = {} if mark is None else dict(mark.newest)
         for task in self.manifest.tasks:
             if task not in newest:
@@ -208,7 +211,7 @@ class SavepointRestore:
                 tell(done, len(tasks))
                 passing("restore.task")
                 again = outputs_again or accept_loss
-                self._restore(store, task, newest[task], again=again, accept_loss=accept_loss)
+                self.restore_task(store, task, newest[task], again=again, accept_loss=accept_loss)
                 passing("restore.written")
             if not self._anew:
                 trio.run(self._put_startpoints)
@@ -218,14 +221,14 @@ class SavepointRestore:
         finally:
             store.close()
 
-    def _restore(
+    def restore_task(
         self,
         store: TaskClaims,
         task: str,
-        newest: Facts | None,
+        newest: Facts | None = None,
         *,
-        again: bool,
-        accept_loss: bool,
+        again: bool = False,
+        accept_loss: bool = False,
     ) -> None:
         """Restore a task; ``newest`` are its facts from before the restore."""
         saved, place = self.manifest.tasks[task], task_folder(self.folder, task)

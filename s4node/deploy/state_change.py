@@ -124,11 +124,11 @@ class StateChange:
     async def make(self, registry: Registry, seconds: float) -> Manifest | None:
         """Take the savepoint and go back, once nothing of the job runs, which takes at most so many
         ``seconds``. Returns the savepoint."""
-        async with self._ended(registry, seconds):
+        async with self.ended(registry, seconds):
             return await threads.run_sync(self._change)
 
     @asynccontextmanager
-    async def _ended(self, registry: Registry, seconds: float) -> AsyncIterator[None]:
+    async def ended(self, registry: Registry, seconds: float) -> AsyncIterator[None]:
         """Wait until nothing of the job runs, and keep it from starting."""
         with trio.move_on_after(seconds) as limit:
             await self._wait_ended(registry)
@@ -188,7 +188,7 @@ class StateChange:
 
         if self._restore is None:
             return
-        async with self._ended(registry, seconds):
+        async with self.ended(registry, seconds):
             await threads.run_sync(restore)
 
     def sweep(self, packages: Store, needed: str) -> None:

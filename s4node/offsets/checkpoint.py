@@ -160,12 +160,22 @@ class JobGuard:
         """This job, plus the inputs that only ``before`` has."""
         counts = {**before.counts, **self.counts}
         grown = before.grown_to(self.counts)
-        return replace(self, counts=counts, grown=grown, layout=before.layout or 0)
+        layout = max(self.layout or 0, before.layout or 0)
+        return replace(self, counts=counts, grown=grown, layout=layout)
+
+    def follows(self, before: JobGuard | None) -> bool:
+        """Return True if the number of partitions was changed since ``before``."""
+        return (self.layout or 0) > (0 if before is None else before.layout or 0)
 
     def grown_to(self, counts: Mapping[str, int]) -> dict[str, int]:
         """The inputs that have grown if they have these ``counts``, with their former numbers."""
         now = {name: had for name, had in self.counts.items() if counts.get(name, had) > had}
         return {**now, **self.grown}
+
+    def has(self, task: str) -> bool:
+        """Return False for a task that only a former layout has."""
+        number = task.rpartition(" ")[2]
+        return not self.layout or not number.isdigit() or int(number) < self.tasks
 
     def to_row(self) -> dict[str, Any]:
         """The saved form."""

@@ -35,16 +35,24 @@ class Cuts:
         self._on_due = on_due
         self._made: dict[int, int] = {}
         self._due: dict[int, int] = {}
+        self._inherited: dict[int, int] = {}  # made by earlier owners
 
     def restore(self, partition: int, number: int) -> None:
         """The last cut of a task that is ours now has this number."""
-        self._made[partition] = number
+        self._made[partition] = self._inherited[partition] = number
         self._due.pop(partition, None)
+
+    def take_inherited(self, number: int) -> list[int]:
+        """The tasks whose cut of this number was an earlier owner's, each once."""
+        found = [partition for partition, made in self._inherited.items() if made == number]
+        for partition in found:
+            del self._inherited[partition]
+        return found
 
     def remove(self, partition: int) -> None:
         """The task is another container's, and nothing more is asked of ours."""
-        self._made.pop(partition, None)
-        self._due.pop(partition, None)
+        for numbers in (self._made, self._due, self._inherited):
+            numbers.pop(partition, None)
 
     def request_all(self, number: int) -> None:
         """Ask all tasks for the cut of this number; 0 is none."""

@@ -15,7 +15,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -116,6 +116,26 @@ class TaskClaims(SqliteFile):
         with self.transaction(write=False):
             row = self.execute("SELECT guard FROM job").fetchone()
         return None if row is None else JobGuard.from_row(self._parsed(row[0]))
+
+    def begin_layout(
+        self, job: JobGuard, keep: Collection[str] = (), forget: Callable[[], None] = lambda: None
+    ) -> None:
+        """Go on with the tasks to ``keep`` only, unless this layout of ``job`` has begun already;
+        calls ``forget`` before that is known."""
+        with self.transaction():
+            row = self.execute("SELECT guard FROM job").fetchone()
+            if not job.follows(None if row is None else JobGuard.from_row(self._parsed(row[0]))):
+                return
+            forget()
+            gone = [name for (name,) in self.execute("SELECT name FROM task") if name not in keep]
+            for name in gone:
+                self.execute("DELETE FROM task WHERE name = ?", (name,))
+            text = msgspec.json.encode(job.to_row()).decode()
+            self.execute(
+                "INSERT INTO job VALUES (1, ?, 1) ON CONFLICT (one) DO UPDATE "
+                "SET guard = excluded.guard",
+                (text,),
+            )
 
     def set_tasks(
         self, job: JobGuard, tasks: Mapping[str, tuple[int, int]], written_ms: int

@@ -107,10 +107,12 @@ class Restoring(msgspec.Struct, frozen=True):
     """The mark of a job whose tasks are being restored from the savepoint ``name``.
 
     ``newest`` has the facts of each task from before the restore, None if it had no state here.
+    With ``partitions`` they are the tasks of another layout, which has so many.
     """
 
     name: str
     newest: dict[str, Facts | None]
+    partitions: int = 0
 
 
 class _Format(msgspec.Struct):

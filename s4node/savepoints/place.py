@@ -172,11 +172,16 @@ class SavepointPlace(ABC):
         """Raise CheckpointError if only some tasks of a job are restored."""
         mark = self.restoring()
         if mark is not None:
-            raise CheckpointError(f"{cut_short(self.name, mark)}")
+            raise CheckpointError(cut_short(self.name, self.folder.name, mark))
 
 
-def cut_short(place: str, mark: Restoring) -> str:
+def cut_short(place: str, app: str, mark: Restoring) -> str:
     """A message that says how to complete a restore that was cut short."""
+    if mark.partitions:
+        return (
+            f"the job in {place} was getting {mark.partitions} partitions, and that was cut short; "
+            f"complete it: s4 repartition {app} {mark.partitions}"
+        )
     if not mark.name:
         return (
             f"only some of the tasks in {place} were emptied, for s4 reset was cut short; run it "

@@ -20,6 +20,8 @@ from s4node.failpoints import passing
 from s4node.offsets.checkpoint import JobGuard
 from s4node.offsets.task_claims import TaskClaims, now_ms
 from s4node.savepoints.folders import told
+from s4node.savepoints.manifest import Restoring
+from s4node.savepoints.place import cut_short
 
 _FOLDER = ".repartition"
 _DECIDED = "decided.json"
@@ -46,10 +48,8 @@ def check_complete(job: Path) -> None:
     """Raise CheckpointError if only some of a job's tasks may have been replaced."""
     found = decided(job)
     if found is not None:
-        raise CheckpointError(
-            f"the job in {job} was getting {found.partitions} partitions, and that was cut short; "
-            f"complete it: s4 repartition {job.name} {found.partitions}"
-        )
+        mark = Restoring("", {}, found.partitions)
+        raise CheckpointError(cut_short(str(job), job.name, mark))
 
 
 def begin(job: Path) -> Path:

@@ -20,9 +20,9 @@ from s4node import disk, tokens
 from s4node.config import kinds
 from s4node.errors import ConfigError, ProgressUnwritten
 from s4node.events.keys import crc32m
-from s4node.offsets.checkpoint import Checkpoint
+from s4node.offsets.checkpoint import Checkpoint, JobGuard
 from s4node.offsets.producer_offsets import KeptProducer, Producer
-from s4node.offsets.task_claims import TaskClaims
+from s4node.offsets.task_claims import FILE, TaskClaims
 from s4node.state import epochs
 from s4node.state.checkpoint_policy import CheckpointRetention, Policy
 from s4node.state.commit_id import shipped_of
@@ -86,6 +86,27 @@ def task_of(name: str) -> str:
 def task_folder(folder: Path, task: str) -> Path:
     """The folder of a task's state; raises as :func:`named_folder` does."""
     return named_folder(folder / "tasks", task)
+
+
+def known_job(folder: Path, depot: RemoteJob | None) -> tuple[JobGuard | None, list[str]]:
+    """The job with progress in ``folder`` or ``depot``, None if there is none, and its tasks."""
+    guard, tasks = None, set[str]()
+    if (folder / FILE).is_file():
+        store = TaskClaims(folder)
+        try:
+            guard = store.job()
+            tasks.update(store.tasks())
+        finally:
+            store.close()
+    if depot is not None:
+        there = depot.job()
+        if there is not None:
+            if there.follows(guard):  # the tasks here are those of a former layout
+                tasks.clear()
+            guard = there if guard is None else there.over(guard)
+        here = {safe_name(task) for task in tasks}
+        tasks.update(task_of(each) for each in depot.tasks() if each not in here)
+    return guard, sorted(task for task in tasks if guard is None or guard.has(task))
 
 
 def identity_of(folder: Path, depot: RemoteJob | None, *, new: bool = True) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -51,9 +52,21 @@ class RemoteJob:
                     "Or remove it, to start without any progress.",
                 )
             if before is None or job.over(before) != before:
-                over = job if before is None else job.over(before)
-                name = f"{number + 1:016d}-{tokens.fresh(8)}"
-                self.files.put(f"{self._guards}/{name}", msgspec.json.encode(over.to_row()))
+                self._record(number + 1, job if before is None else job.over(before))
+
+    def begin_layout(self, job: JobGuard, keep: Collection[str]) -> None:
+        """Record a job with another number of partitions, whose tasks are those to ``keep``, by the
+        names of their folders; owners of the others are fenced."""
+        for name in set(self.tasks()).difference(keep):
+            self.task(name).retire()
+        with self.files.told():
+            number, before = self._last()
+            if job.follows(before):
+                self._record(number + 1, job)
+
+    def _record(self, number: int, job: JobGuard) -> None:
+        name = f"{number:016d}-{tokens.fresh(8)}"
+        self.files.put(f"{self._guards}/{name}", msgspec.json.encode(job.to_row()))
 
     def job(self) -> JobGuard | None:
         """The job that last shipped here, if any."""
@@ -116,7 +129,7 @@ class RemoteJob:
         return self._folders(self.files.root.rpartition("/")[0])
 
     def tasks(self) -> list[str]:
-        """The folder names of all tasks in the copy."""
+        """The folder names of all tasks in the copy, also of former layouts."""
         return self._folders(f"{self.files.root}/tasks")
 
     def _folders(self, place: str) -> list[str]:

@@ -122,6 +122,14 @@ class RemoteTask:
         passing("ship.claimed")
         self._appender, self._at = appender, appender.number
 
+    def retire(self) -> None:
+        """Fence all owners and remove the files of checkpoints, as the job has no such task any
+        more. The log stays, so that no owner can append to it."""
+        self.claim(self.highest() + 1, "", 0)
+        names = self._names("files")
+        with self._files.told():
+            self._files.remove(f"{self._root}/files/{name}" for name in names)
+
     # -- taking over -------------------------------------------------------------------------
 
     def restored(self, own: Path, local: Source, make: Callable[[Path], Database]) -> Database:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ from harness import NodeProcess, filled, free_port, node_process, s4_process, un
 
 from s4node import Client, Event, SyncClient
 from s4node.errors import EventError
-from s4node.events.keys import crc32m
-from s4node.state import epochs
 from s4node.state.browse import StateReader
+from s4node.state.job import kept_by, known_job
+from s4node.state.remote_job import RemoteJob
 from s4node.state.task_state import TaskState
 
 pytestmark = pytest.mark.slow
@@ -150,6 +150,65 @@ async def test_a_repartition_that_is_killed_is_undone_or_completed(it: Shop, ste
         await send(client, "a", range(end, 600))
         await send(client, "b", range(100))
     assert it.counts() == counts(a=600, b=100)
+
+
+async def test_state_at_a_url_gets_other_partitions_on_any_machine(it: Shop) -> None:
+    it.url = f"file://{it.folder}/shipped"
+    async with Client(it.address, producer="goes on") as goes_on:
+        async with it.app("counter.py", 6):
+            await send(goes_on, "a", range(1000))
+        await it.repartition(3)
+        it.state = it.folder / "another-machine"
+        async with it.app("counter.py", 3):
+            await send(goes_on, "a", range(1000, 1500))
+        await it.repartition(6)
+        it.state = it.folder / "state"  # where the six tasks of the beginning still are
+        async with it.app("counter.py", 6):
+            await send(goes_on, "a", range(1500, 1600))
+            async with Client(it.address, producer="sends again") as again:
+                await send(again, "b", range(300), again=True)
+    assert it.counts() == counts(a=1600, b=300)
+    listed = await it.s4("savepoints", "list", "counter", "--json")
+    assert json.loads(listed.stdout[-1]) == []
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        *("repartition.moved:3", "repartition.made", "repartition.decided"),
+        *("restore.claimed:2", "restore.commit:5", "repartition.replaced"),
+        *("repartition.removed", "repartition.claimed"),
+    ],
+)
+@pytest.mark.parametrize("partitions", [6, 3])
+async def test_a_repartition_of_state_at_a_url_is_completed_by_another_machine(
+    it: Shop, step: str, partitions: int
+) -> None:
+    if (step, partitions) == ("restore.commit:5", 3):
+        step = "restore.commit:3"
+    it.url = f"file://{it.folder}/shipped"
+    async with it.app("counter.py", 4), Client(it.address, producer="p") as client:
+        await send(client, "a", range(300))
+    await it.s4("repartition", "counter", str(partitions), ends=-9, fault=step)
+    it.state = it.folder / "another-machine"
+    end = 300
+    if step in ("repartition.moved:3", "repartition.made"):
+        async with it.app("counter.py", 4), Client(it.address, producer="p") as client:
+            await send(client, "a", range(300, 500))
+            end = 500
+    else:
+        more = ("--partitions", "4", "-p", "s4.stream.clicks.grade=durable")
+        refused = await it.s4("run", "counter.py", *more, *it.place, ends=1)
+        assert f"complete it: s4 repartition counter {partitions}" in refused.errors
+        back = await it.s4("run", "counter.py", *more, *it.place, "--from", "x", ends=1)
+        assert "no savepoint 'x'" in back.errors
+    await it.repartition(partitions)
+    for machine in ("state", "another-machine"):
+        it.state = it.folder / machine
+        async with it.app("counter.py", partitions), Client(it.address, producer="p") as client:
+            await send(client, "a", range(end, end + 100))
+            end += 100
+    assert it.counts() == counts(a=end)
 
 
 async def test_events_between_tasks_and_for_a_consumer_that_is_away_are_named(it: Shop) -> None:
@@ -330,18 +389,24 @@ class Shop:
         (folder / "feeder.py").write_text(FEEDER)
         (folder / "stores.py").write_text(STORES)
         self.state = folder / "state"
+        self.url = ""
         self.of_feeder = ("--cluster", "feeding", "-p", "s4.state.folder=feeder")
 
     @property
     def job(self) -> Path:
         return self.state / "default" / "counter"
 
+    @property
+    def place(self) -> tuple[str, ...]:
+        url = ("-p", f"s4.state.url={self.url}") if self.url else ()
+        return ("-p", f"s4.state.folder={self.state}", *url)
+
     @asynccontextmanager
     async def app(
         self, file: str, partitions: int, *more: str, fault: str = ""
     ) -> AsyncIterator[NodeProcess]:
         """An app that runs, and is stopped in order."""
-        settings = ("-p", "s4.stream.clicks.grade=durable", "-p", f"s4.state.folder={self.state}")
+        settings = ("-p", "s4.stream.clicks.grade=durable", *self.place)
         place = ("--listen", self.address, "--partitions", str(partitions))
         command = ("run", file, *place, *settings, *more)
         async with s4_process(*command, cwd=self.folder, fault=fault) as node:
@@ -373,9 +438,7 @@ class Shop:
 
     async def s4(self, *words: str, ends: int = 0, fault: str = "") -> NodeProcess:
         """A command, whose exit status has to be this one."""
-        place = (
-            () if "-p" in words and words[0] != "run" else ("-p", f"s4.state.folder={self.state}")
-        )
+        place = () if "-p" in words and words[0] != "run" else self.place
         async with s4_process(*words, *place, cwd=self.folder, ready=False, fault=fault) as command:
             with trio.fail_after(60):
                 status = await command.wait()
@@ -396,21 +459,28 @@ class Shop:
     def counts(self) -> Counter[str]:
         """What has been counted, as of the last commits."""
         found: Counter[str] = Counter()
-        for task in sorted(self.job.glob("tasks/*")):
-            with epochs.copied(task) as database:
-                reader = StateReader(TaskState(database, crc32m))
-                for key, state in reader.instances("Count") if "Count" in reader.elements else ():
-                    found[str(key)] += state["n"]
+        for state in self.tasks():
+            reader = StateReader(state)
+            for key, saved in reader.instances("Count") if "Count" in reader.elements else ():
+                found[str(key)] += saved["n"]
         return found
 
     def stored(self) -> dict[str, int]:
         """What is in the store of the tasks."""
         found: Counter[str] = Counter()
-        for task in sorted(self.job.glob("tasks/*")):
-            with epochs.copied(task) as database:
-                for key, value in StateReader(TaskState(database, crc32m)).store("counts"):
-                    found[str(key)] += value
+        for state in self.tasks():
+            for key, value in StateReader(state).store("counts"):
+                found[str(key)] += value
         return dict(found)
+
+    def tasks(self) -> Iterator[TaskState]:
+        """The state of each task that the job has."""
+        depot = RemoteJob(self.url, Path("default", "counter")) if self.url else None
+        _, tasks = known_job(self.job, depot)
+        for task in tasks:
+            with kept_by(self.job, task, depot) as state:
+                if state is not None:
+                    yield state
 
 
 @pytest.fixture

@@ -66,6 +66,47 @@ async def test_several_containers_make_one_savepoint_and_go_on_from_it(tmp_path:
         await until(lambda: last(app) == dict.fromkeys(USERS, 3))
 
 
+async def test_a_savepoint_has_of_a_fast_stream_what_is_processed_and_waits_for_none(
+    tmp_path: Path,
+) -> None:
+    it = Counts(tmp_path, ("-p", "s4.state.folder=state"))
+    slow = CLICKS.replace("self.n += 1", "time.sleep(0.002); self.n += 1")
+    both = slow.replace("app.create_pe(Count)", "(count := app.create_pe(Count))")
+    visits = 'app.create_input_stream("visits", count, key="user")'
+    (tmp_path / "clicks.py").write_text(f"import time\n{both}{visits}\n")
+    async with it.running() as app:
+        await it.count(app, 1)
+        async with Client(app.address) as client:
+            visits = await client.stream("visits")
+            await visits.send_many(Click("guest") for _ in range(2000))
+            await until(lambda: last(app).get("guest", 0) > 100)
+            await it.s4("savepoint", "clicks", "--name", "amid")
+            processed = last(app)["guest"]
+            await visits.flush()
+        await until(lambda: last(app)["guest"] == 2000)
+    async with it.running("--from", "amid", *BACK) as app, Client(app.address) as client:
+        visits = await client.stream("visits")
+        await visits.send(Click("guest"))
+        await until(lambda: "guest" in last(app))
+        assert 100 < last(app)["guest"] <= processed + 1
+
+
+@pytest.mark.parametrize("step", ["savepoint.due", "savepoint.cut", "savepoint.kept"])
+async def test_a_savepoint_amid_which_a_container_dies_is_taken_again(
+    tmp_path: Path, step: str
+) -> None:
+    it = Counts(tmp_path, ("-p", "s4.state.folder=state"))
+    several = ("--nodes", "3", "--partitions", "6")
+    async with it.running(*several, fault=f"{step}@{tmp_path / 'died'}") as app:
+        await it.count(app, 2)
+        await it.s4("savepoint", "clicks", "--name", "two", "--timeout", "50")
+        assert (tmp_path / "died").exists()
+        await it.count(app, 1)
+    async with it.running("--partitions", "6", "--from", "two", *BACK) as app:
+        await it.count(app, 1)
+        await until(lambda: last(app) == dict.fromkeys(USERS, 3))
+
+
 async def test_several_containers_with_state_at_a_url_make_one_savepoint(tmp_path: Path) -> None:
     url = ("-p", f"s4.state.url=file://{tmp_path}/shipped")
     it = Counts(tmp_path, ("-p", "s4.state.folder=state", *url))
@@ -211,10 +252,10 @@ class Counts:
         (folder / "clicks.py").write_text(CLICKS)
 
     @asynccontextmanager
-    async def running(self, *more: str) -> AsyncIterator[NodeProcess]:
+    async def running(self, *more: str, fault: str = "") -> AsyncIterator[NodeProcess]:
         durable = ("-p", "s4.stream.clicks.grade=durable")
         command = ("run", "clicks.py", "--listen", ANY_PORT, *durable, *self.place, *more)
-        async with s4_process(*command, cwd=self.folder) as app:
+        async with s4_process(*command, cwd=self.folder, fault=fault) as app:
             yield app
             app.process.terminate()
             assert await app.wait() == 0, app.errors

@@ -83,6 +83,11 @@ class Program:
 class SavepointTorture:
     """One run; ``complaints`` should be empty."""
 
+    faults: Sequence[str] = OF_CONTAINER
+    """The points at which ``circle`` may die."""
+    partitions = PARTITIONS
+    """How many ``circle`` has."""
+
     def __init__(self, folder: Path, seed: int, rounds: int, *, say: Callable[[str], None]) -> None:
         self.folder = folder
         self.rounds = rounds
@@ -121,7 +126,7 @@ class SavepointTorture:
         } | {
             "circle": {
                 "s4.state.folder": "state",
-                "s4.cluster.partitions": str(PARTITIONS),
+                "s4.cluster.partitions": str(self.partitions),
                 "s4.stream.clicks.grade": "durable",
                 "s4.stream.done.consumers": "end",
                 "s4.cluster.end.address": self._addresses["ends"],
@@ -389,7 +394,7 @@ class SavepointTorture:
                 await trio.sleep(self._chance.uniform(0.2, 2.5))
                 self._resume(app)
             else:
-                self._kill_one(app)
+                await self._kill_one(app)
 
     # -- programs --------------------------------------------------------------------------------
 
@@ -472,7 +477,7 @@ class SavepointTorture:
         fault = ""
         if app == "circle" and self._chance.random() < 0.5:
             mark = self.folder / f"died-{self.done['start']}"
-            fault = f"{self._chance.choice(OF_CONTAINER)}:{self._chance.randint(1, 4)}@{mark}"
+            fault = f"{self._chance.choice(self.faults)}:{self._chance.randint(1, 4)}@{mark}"
         self.done["start"] += 1
         nodes = ["--nodes", str(self._nodes)] if self._nodes and app == "circle" else []
         command = s4("run", f"torture.circle:{app}", "--listen", self._addresses[app], *nodes)
@@ -513,13 +518,16 @@ class SavepointTorture:
                 self.done[f"{app} died"] += 1
                 await self._start(app, self._wanted[app])
 
-    def _kill_one(self, app: str) -> None:
-        """Kill an app, or one of its containers."""
+    async def _kill_one(self, app: str) -> None:
+        """Kill an app, or one of its containers, and wait until it is gone."""
         process = self._processes[app]
         below = children(process.pid)
         victim = self._chance.choice(below) if below else process.pid
         with suppress(ProcessLookupError):
             os.kill(victim, signal.SIGKILL)
+        with trio.CancelScope(shield=True):
+            while process.returncode is None and victim in (process.pid, *children(process.pid)):
+                await trio.sleep(0.01)
 
     async def _kill_for_good(self, app: str) -> None:
         await self._not_wanted(app)

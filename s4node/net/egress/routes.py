@@ -136,7 +136,8 @@ class Routes:
     @property
     def all_is_new(self) -> bool:
         """True if everything is sent again, and no node knows an earlier life."""
-        lanes = () if self.outbox.closed else self.outbox.lanes
+        box = self.outbox
+        lanes = () if box.closed or box.counted_before else box.lanes
         return self.again and bool(lanes) and all(one.open and not one.known for one in lanes)
 
     @property
@@ -396,8 +397,8 @@ class NodeRoute:
             return
         self._learn(answer)
         durable, layout = wire.DURABLE in answer.headers, told_layout(answer.headers)
-        has_none = durable and layout is None and wire.NODES in answer.headers
-        if (not answer.partitions or (has_none and not box.lanes)) and routes.nodes:
+        has_none = durable and layout is None and len(box.lanes) != answer.partitions
+        if has_none or (not answer.partitions and routes.nodes):
             self._wants_hello = not asked  # it may have partitions now
             for node in routes.nodes:
                 routes.to(node)

@@ -12,6 +12,7 @@ Rules
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from s4node.failpoints import passing
 from s4node.logger import get_logger
 from s4node.offsets.checkpoint import Checkpoint, JobGuard
 from s4node.offsets.cuts import CutReport
-from s4node.offsets.task_claims import FILE, TaskClaims
+from s4node.offsets.task_claims import TaskClaims
 from s4node.runtime.commit.task_commit import CommitContext, TaskCommits, TaskProgress
 from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.task.actions import HandOn
@@ -75,15 +76,24 @@ class Committer:
         """Open the store for a job; raises CheckpointError if its progress is of another job."""
         context = self._context
         await context.in_thread(check_complete, self._folder)
+        await context.in_thread(self._savepoints.check_restored)
         open_claims = partial(TaskClaims, self._folder, sync=self._sync)
         context.store = await context.claims(open_claims)
+        if self._depot is not None:
+            await context.claims(self._follow_layout, context.store, self._depot)
         context.run = await context.claims(context.store.admit, job)
         known = await context.claims(context.store.job)
         assert known is not None
         self._producers.begin_layout(known.layout or 0)
-        await context.in_thread(self._savepoints.check_restored)
         if self._depot is not None:
             await context.claims(self._depot.admit, job)
+
+    def _follow_layout(self, store: TaskClaims, depot: RemoteJob) -> None:
+        """Forget the tasks in this folder if the job was given other partitions elsewhere."""
+        there = depot.job()
+        if there is not None:
+            forget = partial(shutil.rmtree, self._folder / "tasks", ignore_errors=True)
+            store.begin_layout(there, forget=forget)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Write commits until cancelled; raises errors that stop the container."""
@@ -301,16 +311,3 @@ async def _report_to_nobody(number: int, report: CutReport) -> None:
 def folder_of(root: str, cluster: str, app: str) -> Path:
     """The folder with the state of an app on a cluster; raises ConfigError for a bad name."""
     return named_folder(named_folder(full_path(root, STATE_FOLDER.name), cluster), app)
-
-
-def job_before(folder: Path, depot: RemoteJob | None) -> JobGuard | None:
-    """The facts of the job with progress in ``folder`` or ``depot``; None if there is none."""
-    guard = None
-    if (folder / FILE).is_file():
-        store = TaskClaims(folder)
-        try:
-            guard = store.job()
-        finally:
-            store.close()
-    there = None if depot is None else depot.job()
-    return guard if there is None else there if guard is None else there.over(guard)

@@ -5,12 +5,13 @@ Rules
   of a container are asked for their cuts when it appears, and so is a task that comes later.
 - A cut is reported when it is kept, and its owner still has the right to write the task. So is one
   that could not be kept: the savepoint fails, and the job goes on.
-- A task whose last cut is of this number, and that was reported by an earlier owner or never will
-  be, makes no other.
+- A task whose last cut of this number was made by an earlier owner makes no other: that is
+  reported, so that the savepoint is taken again under another number.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import trio
@@ -34,12 +35,20 @@ _LOOK_SECONDS = 1.0
 
 
 class SavepointRequests:
-    """Those of the job in ``folder``; ``cuts`` are those of the container's tasks."""
+    """Those of the job in ``folder``; ``names`` are its tasks', ``cuts`` the container's."""
 
-    def __init__(self, folder: Path, depot: RemoteJob | None, config: Config, cuts: Cuts) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        depot: RemoteJob | None,
+        config: Config,
+        names: Mapping[int, str],
+        cuts: Cuts,
+    ) -> None:
         self._folder = folder
         self._depot = depot
         self._coordination = StateCoordination(folder, config)
+        self._names = names
         self._cuts = cuts
         self._state = ""
         self._registry: Registry | None = None
@@ -67,6 +76,9 @@ class SavepointRequests:
         self._cuts.request_all(number)
         if number:
             passing("savepoint.due")
+            for partition in self._cuts.take_inherited(number):
+                gone = CutReport(self._names[partition], 0, 0, "taken over after its cut")
+                await self.report_cut(number, gone)
         with trio.move_on_after(_LOOK_SECONDS):  # a task may come to us meanwhile
             await self._registry.session.wait_change(path, seen)
 

@@ -38,7 +38,7 @@ from s4node.offsets.cuts import Cuts
 from s4node.offsets.job_lock import JobLock
 from s4node.offsets.startpoint import Oldest
 from s4node.offsets.system import SystemStreamPartition
-from s4node.runtime.commit.committer import Committer, folder_of, job_before
+from s4node.runtime.commit.committer import Committer, folder_of
 from s4node.runtime.commit.dead_letter_queue import DeadLetterQueue
 from s4node.runtime.commit.producers import Producers
 from s4node.runtime.commit.recovery import Recovery
@@ -58,7 +58,7 @@ from s4node.runtime.outputs.output_streams import OutputStreams
 from s4node.runtime.task.gate import Phase
 from s4node.runtime.task.task import Task
 from s4node.savepoints.place import manifest_in, opened_task
-from s4node.state.job import elsewhere, identity_of, kept_by
+from s4node.state.job import elsewhere, identity_of, kept_by, known_job
 from s4node.state.remote_job import depot_of
 from s4node.systems.embedded_log import EmbeddedLog
 from s4node.systems.live import LiveSource
@@ -191,7 +191,8 @@ class DurableParts:
     async def before(self, name: str) -> JobGuard | None:
         """The facts of the job that is resumed under ``name``; None for a new one."""
         folder, config = self._folder(name), self._config
-        return await threads.run_sync(job_before, folder, depot_of(config, folder))
+        guard, _ = await threads.run_sync(known_job, folder, depot_of(config, folder))
+        return guard
 
     def _dead_letters(self) -> tuple[str, str] | None:
         """The system's stream for dead letters, or None; raises ConfigError for a bad setting."""
@@ -266,7 +267,8 @@ class DurableParts:
         self.committer = Committer(
             folder, context, loop, depot, sync=config[settings.STATE_SYNC] == "full"
         )
-        self._savepoints = SavepointRequests(folder, depot, config, self.cuts)
+        names = {task.index: task.name for task in model.tasks}
+        self._savepoints = SavepointRequests(folder, depot, config, names, self.cuts)
         self.committer.report_cut = self._savepoints.report_cut
         self.recovery = Recovery(self._app, config, self.dead_letters, loop, self.committer)
         self.restore = Restore(

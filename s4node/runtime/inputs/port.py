@@ -285,7 +285,7 @@ class InputPort:
             if self.durable.unsettled(hello, now):
                 return None
             unknown = self.durable.unknown(hello)
-            if hello is not before and not closings:
+            if hello is not before and self._stages and not closings:
                 unknown = [each.partition for each in before.positions if each.number > 0]
             if unknown:
                 headers = {**headers, wire.UNKNOWN: unknown}

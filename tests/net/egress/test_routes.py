@@ -297,6 +297,28 @@ def test_the_later_of_two_deployments_is_believed_although_its_epochs_begin_anew
     assert spans(second.frames(1000)) == [(0, 3, 5)]
 
 
+def test_a_node_without_partitions_of_a_new_layout_leads_to_those_that_know_it() -> None:
+    outbox = Outbox("ticks", "p", types=[Tick])
+    first = route_of(outbox)
+    first.hello_frame()
+    durable = {wire.DURABLE: True}
+    at = wire.Position(0, 0, 9)
+    first.on_hello(word(1, 0, positions=(at,), more={**durable, wire.LAYOUT: 0}))
+    outbox.extend(ticks(3))
+    drained(first)
+    first.disconnected()
+    first.hello_frame()
+    first.on_hello(word(2, 1, 1, more=durable))
+    assert not outbox.error
+    second = first.routes.by_address["tcp://node:2"]
+    second.hello_frame()
+    anew = tuple(wire.Position(partition, 0, 9) for partition in range(2))
+    ended = {wire.LAYOUT: 1, wire.CLOSED: [((2,), (), False)]}
+    second.on_hello(word(2, 1, 1, positions=anew, more={**durable, **ended}))
+    assert not outbox.error
+    assert sum(last - first for _, first, last in spans(second.frames(1000))) == 1
+
+
 def test_each_node_that_turns_down_a_class_of_events_hears_hello_without_it() -> None:
     outbox = Outbox("ticks", "p")
     routes = route_of(outbox).routes
