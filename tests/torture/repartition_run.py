@@ -49,11 +49,11 @@ class RepartitionTorture(SavepointTorture):
             nursery.start_soon(self._send, sending)
             async with trio.open_nursery() as work:
                 work.start_soon(self._torment)
-                if self._chance.random() < 0.4:
-                    await self._come_back()
                 await trio.sleep(self._chance.uniform(0.2, 2.0))
                 work.cancel_scope.cancel()
             self._resume("ends")
+            if self._chance.random() < 0.4:
+                await self._come_back()
             if self._chance.random() < 0.5:  # else it sends on over the change
                 sending.cancel()
             flushed = trio.Event()
