@@ -41,6 +41,7 @@ from s4node.events.event import LIVE
 from s4node.offsets.checkpoint import Checkpoint, JobGuard
 from s4node.offsets.job_lock import gate, runs
 from s4node.offsets.startpoint_fan_out import Place, Requests
+from s4node.offsets.task_claims import FILE
 from s4node.runtime.commit.committer import folder_of
 from s4node.runtime.container.hooks import declare
 from s4node.runtime.inputs.binding import replayable
@@ -348,6 +349,7 @@ def _job(
     app: App | None = None,
 ) -> Job:
     with looking(folder, _FIX):
+        is_file(folder / FILE, _FIX)  # raises if that cannot be known
         guard, tasks = known_job(folder, depot)
     return Job(name, folder, config, guard, tasks, read, depot, app)
 
