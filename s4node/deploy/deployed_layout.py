@@ -15,7 +15,8 @@ import msgspec
 import trio
 
 from s4node import threads
-from s4node.cluster.coordination.registry import AppId, AppInfo, Found, Registry
+from s4node.cluster.coordination.entries import AppId, AppInfo, Found
+from s4node.cluster.coordination.registry import Registry
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.deploy.answers import tell
