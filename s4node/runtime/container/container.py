@@ -122,7 +122,7 @@ class Container:
             node=self.node,
             incarnation=self.incarnation,
             taken=self._has_stream,
-            held=self._in_doubt,
+            held=None if enrolment is None else self._in_doubt,
         )
         self.listener = self.front.listener
         self.log = self.front.log

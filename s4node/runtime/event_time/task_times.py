@@ -143,6 +143,8 @@ class TaskTimes:
             for each in instances.values()
             if each.timers is not None
         ]
+        self.timed = bool(self._streams or self._windows or self._timers)
+        """True if any stream has time, or any window."""
         self._by_wall = [each for each, _ in self._windows if _on_wall(each)]
         self._by_event = [(each, names) for each, names in self._windows if not _on_wall(each)]
         self._news = bool(self._streams)
@@ -171,11 +173,6 @@ class TaskTimes:
                 timed.feeders = tuple(feeders)
                 if not feeders:
                     timed.watermarks.expected = 0
-
-    @property
-    def timed(self) -> bool:
-        """True if any stream has time, or any window."""
-        return bool(self._streams or self._windows or self._timers)
 
     def has_time(self, stream: str) -> bool:
         """Return True if the events of a stream have a time."""
@@ -354,8 +351,6 @@ class TaskTimes:
 
     def save(self, state: Saving) -> None:
         """Save the watermarks with the commit that begins now."""
-        if not self.timed:
-            return
         streams = {
             name: (_or_none(each.watermarks.value), each.watermarks.times(each.returning | {OWN}))
             for name, each in self._streams.items()

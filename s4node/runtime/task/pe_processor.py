@@ -153,7 +153,8 @@ class PeProcessor(Processor):
 
     def save_times(self, state: State) -> None:
         """Save the watermarks with the commit that begins now."""
-        self.times.save(state)
+        if self.times.timed:
+            self.times.save(state)
 
     def have(self, name: str, keys: Iterable[Any]) -> None:
         """Load the saved instances of a PE for these keys into memory."""
