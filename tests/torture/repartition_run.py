@@ -35,7 +35,7 @@ UNDONE = ("repartition.moved", "repartition.made")
 class RepartitionTorture(SavepointTorture):
     """One run; ``complaints`` should be empty."""
 
-    faults = ("claim.copied", "commit.written", "outbox.release", "outbox.settled")
+    faults = ("commit.written", "outbox.release", "outbox.settled")
 
     def __init__(self, folder: Path, seed: int, rounds: int, *, say: Callable[[str], None]) -> None:
         super().__init__(folder, seed, rounds, say=say)
