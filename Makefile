@@ -3,6 +3,9 @@
 
 PYTHON_OF_VENV := .venv/bin/python
 
+# Without files of bytecode, each of the thousands of processes that tests start would compile the package.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help install install-spark test test-long test-crashes test-spark test-measured test-fast torture attacks fuzz lint types demo demo-live bench docker-test clean

@@ -239,17 +239,19 @@ class Registry:
             for each in before
             if each.value.name in names and (each.session, each.value.name) in owners
         }
-        read = names - members.keys()
-        unread = read
-        while unread:
+        read: set[str] = set()
+        unread = names - members.keys()
+        while True:
             for name in unread:
                 members.pop(name, None)
                 found = await self._get(_below(path, name), MemberInfo)
                 if found is not None:
                     members[name] = found
-            read = read | unread
+            read |= unread
             oldest = min(members.values(), key=lambda each: each.created, default=None)
-            unread = {oldest.value.name} - read if oldest is not None else set()
+            if oldest is None or oldest.value.name in read:
+                break
+            unread = {oldest.value.name}
         by_age = sorted(members.values(), key=lambda member: member.created)
         drained = frozenset(await self._names(_app(app) + "/drained"))
         return Group(tuple(by_age), assignment, await self.state(app), drained)

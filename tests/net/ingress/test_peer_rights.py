@@ -13,7 +13,7 @@ FRAMES: dict[str, wire.Header] = {
     "hello of a part": wire.Hello("me/3", "1", "s"),
     "data": wire.Data("s", 0, "me", 0, 1, ()),
     "idle": wire.Idle("s", "me"),
-    "watermark": wire.Watermark("s", 0, "me", 1),
+    "watermark": wire.Watermark("s", "me", 1),
     "append": wire.Query(1, "append", {"producer": "me"}),
     "publish": wire.Query(1, "sink.publish", {"sink": "me/job"}),
     "subscribe": wire.Hello("x", "1", "s", headers={wire.SUBSCRIBE: True}),

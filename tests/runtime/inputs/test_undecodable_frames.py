@@ -70,6 +70,7 @@ KIND = EventType(Click)
 
 ROOM = {
     "s4.listener.maxFrameBytes": "16777216",
+    "s4.listener.maxFrameEvents": "1000000",
     "s4.stream.workQueueSize": "1000000",  # or others wait, as for any stage that is full
     "s4.deserializer.workQueueSize": "1000000",
 }
