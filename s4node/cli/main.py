@@ -217,7 +217,10 @@ def _done(arguments: Sequence[str] | None, closed: bool) -> int:
         if closed and parsed.command in _SERVING:
             stdio.discard()
         _allow_files()
-        os.umask(os.umask(_PRIVATE) | _PRIVATE)
+        if (
+            parsed.command != "new-app"
+        ):  # a project's sources are no secrets: others build and run it
+            os.umask(os.umask(_PRIVATE) | _PRIVATE)
         return _call(parsed)
     except (S4Error, BaseExceptionGroup) as error:
         return _failed(error)

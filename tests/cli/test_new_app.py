@@ -97,6 +97,13 @@ async def test_a_new_app_s_files_are_well_kept(tmp_path: Path) -> None:
         assert checked.returncode == 0, checked.stdout.decode()
 
 
+async def test_a_container_of_another_user_can_read_a_new_app(tmp_path: Path) -> None:
+    assert (await run_s4("new-app", "shop", cwd=tmp_path)).returncode == 0
+
+    modes = {path.name: path.stat().st_mode & 0o007 for path in (tmp_path / "shop").iterdir()}
+    assert set(modes.values()) == {0o004}, modes
+
+
 @pytest.mark.parametrize("name", ["", "Clicks", "2fast", "../up", "a b", "class", "-x", "naïve"])
 async def test_a_name_that_is_no_app_s_is_refused(name: str, tmp_path: Path) -> None:
     refused = await run_s4("new-app", "--", name, cwd=tmp_path)
