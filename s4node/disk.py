@@ -39,6 +39,21 @@ def make_folders(folder: Path) -> None:
         sync(*(each.parent for each in missing))
 
 
+def create(path: Path, data: bytes) -> bool:
+    """Write a file as a whole, unless there is one; returns False if another process was first."""
+    new = path.with_name(f"{path.name}.{os.getpid()}.new")
+    new.write_bytes(data)
+    try:
+        sync(new)
+        os.link(new, path)
+    except FileExistsError:
+        return False
+    finally:
+        new.unlink()
+    sync(path.parent)
+    return True
+
+
 def write(path: Path, data: bytes) -> None:
     """Write a file and wait until it is on disk; after a crash it is the new or the old one."""
     new = path.with_name(f"{path.name}.new")

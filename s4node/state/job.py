@@ -113,8 +113,8 @@ def identity_of(folder: Path, depot: RemoteJob | None, *, new: bool = True) -> s
     """The identity of the state of the job in ``folder``, which all its copies share.
 
     A folder without one gets that of ``depot``, or a new one; without ``new`` nothing is written,
-    and the result may be empty. Two callers must take turns. Raises ProgressUnwritten if the folder
-    cannot be written, or the depot cannot be reached.
+    and the result may be empty. Of several callers the first one decides. Raises ProgressUnwritten
+    if the folder cannot be written, or the depot cannot be reached.
     """
     place = folder / "identity"
     try:
@@ -124,7 +124,10 @@ def identity_of(folder: Path, depot: RemoteJob | None, *, new: bool = True) -> s
             there = depot.identity(there)
         if there != own and new:
             disk.make_folders(folder)
-            disk.write(place, there.encode())
+            if own:
+                disk.write(place, there.encode())
+            elif not disk.create(place, there.encode()):
+                there = place.read_text()
     except OSError as error:
         raise ProgressUnwritten(
             f"{place} cannot be written ({error}); fix its permissions, or set s4.state.folder to "

@@ -174,7 +174,10 @@ async def test_a_savepoint_of_state_at_a_url_is_gone_back_to_on_another_machine(
         it.state = (
             "state"  # here is what the first machine had, which is older than what is shipped
         )
-        async with it.counter(totals) as counter:
+        async with (
+            it.counter(totals) as counter,
+            Client(counter.address, producer="p") as client,
+        ):
             await it.send(client, 0, 1300, again=True)
             await it.until_total(1000 + 700)
         assert it.counts("counter") == counts(range(1300))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Protocol
 
 import trio
@@ -81,8 +81,10 @@ class Deployments:
             raise failure
 
     async def _serve(self, registry: Registry) -> None:
-        with suppress(SessionLost):  # the node notices it, too
+        try:
             await answer_requests(registry, self._node.cluster, self._node.name, self._answer)
+        except* SessionLost:  # it comes out of a nursery; the node notices it, too
+            pass
 
     async def _answer(self, data: bytes, conversation: Conversation) -> None:
         try:
