@@ -201,6 +201,8 @@ class ReaderLink:
         elif isinstance(header, wire.Idle):
             for reading in self._of(header.stream, header.producer):
                 reading.on_idle(header)
+        elif isinstance(header, wire.Answer) and header.id == wire.NOTICE:
+            log.warning("the node reads more slowly", address=self.address, reason=header.error)
         elif isinstance(header, wire.Answer):
             self._unanswered.discard(header.id)
             if self._unsent:

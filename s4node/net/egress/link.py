@@ -229,6 +229,8 @@ class Link:
                     address=self.address,
                     reason=self.draining,
                 )
+        elif isinstance(header, wire.Answer):  # a notice: this side asks nothing
+            log.warning("the node reads more slowly", address=self.address, reason=header.error)
         elif isinstance(header, (wire.Hello, wire.Verdict)):
             if isinstance(header, wire.Verdict) and not header.stream:
                 log.error("the node refused a frame", address=self.address, reason=header.error)

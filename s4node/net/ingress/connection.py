@@ -268,7 +268,7 @@ class Connection:
                     f"{self._listener.limits.hellos_per_second:g} a second wait "
                     f"(s4.listener.hellosPerSecond)"
                 )
-                self.answer(wire.encode_frame(wire.Verdict("", "", error=reason)))
+                self.answer(wire.encode_frame(wire.Answer(wire.NOTICE, error=reason)))
 
     async def wait_clear(self) -> None:
         """Wait until more may be read."""

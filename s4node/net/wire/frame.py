@@ -330,6 +330,10 @@ class Query(_Header, tag=7, frozen=True):
     headers: Headers = {}
 
 
+NOTICE = 0
+"""The id of an answer to no query: a node says why it reads a connection more slowly."""
+
+
 class Answer(_Header, tag=8, frozen=True):
     """A node's answer to the query with this ``id``: values by name, or an error."""
 
