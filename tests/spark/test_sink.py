@@ -168,7 +168,7 @@ def test_nulls_are_refused_unless_the_class_takes_them_and_never_as_a_key(
 
 def test_a_key_that_is_too_long_is_named(spark: Any, node: Node, stream: str) -> None:
     rows = spark.sql("select repeat('x', 2000000) as user, 1L as n")
-    with pytest.raises(Exception, match="a row has no key for user: .* 2000000 characters"):
+    with pytest.raises(Exception, match=r"a row has no key for user: .* 2000000 characters"):
         written(rows, node, stream).save()
     assert node.count(stream) == 0
 
