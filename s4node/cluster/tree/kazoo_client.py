@@ -51,7 +51,7 @@ _quiet.propagate = False
 
 
 class Listener(Protocol):
-    """What is told of a client, in kazoo's threads."""
+    """What a client calls, in kazoo's threads, when something has happened to its session."""
 
     def granted(self, id_: int, password: bytes, seconds: float) -> None:
         """Note the session and the timeout that a server has granted."""
