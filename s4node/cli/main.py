@@ -197,6 +197,8 @@ _OURS = ("command", "action", "function")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     closed = stdio.provide()
+    before = os.umask(_PRIVATE)
+    os.umask(before | _PRIVATE)
     try:
         try:
             return _done(arguments, closed)
@@ -204,6 +206,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
     except OSError as error:  # perhaps of that output
         return _failed(error)
+    finally:
+        os.umask(before)
 
 
 def _done(arguments: Sequence[str] | None, closed: bool) -> int:
@@ -217,10 +221,6 @@ def _done(arguments: Sequence[str] | None, closed: bool) -> int:
         if closed and parsed.command in _SERVING:
             stdio.discard()
         _allow_files()
-        if (
-            parsed.command != "new-app"
-        ):  # a project's sources are no secrets: others build and run it
-            os.umask(os.umask(_PRIVATE) | _PRIVATE)
         return _call(parsed)
     except (S4Error, BaseExceptionGroup) as error:
         return _failed(error)

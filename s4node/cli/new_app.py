@@ -255,8 +255,10 @@ def new_app(name: str, folder: str | None) -> int:
     try:
         path.mkdir(parents=True)
         try:
+            path.chmod(0o755)  # whatever the umask: the image's user reads them
             for file, text in _FILES.items():
                 (path / file).write_text(Template(text).substitute(values), encoding="utf-8")
+                (path / file).chmod(0o644)
         except BaseException:
             shutil.rmtree(path, ignore_errors=True)
             raise

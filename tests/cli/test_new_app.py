@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 import tomllib
@@ -98,10 +99,16 @@ async def test_a_new_app_s_files_are_well_kept(tmp_path: Path) -> None:
 
 
 async def test_a_container_of_another_user_can_read_a_new_app(tmp_path: Path) -> None:
-    assert (await run_s4("new-app", "shop", cwd=tmp_path)).returncode == 0
+    before = os.umask(0o077)  # as careful administrators set it
+    try:
+        assert (await run_s4("new-app", "shop", cwd=tmp_path)).returncode == 0
+    finally:
+        os.umask(before)
 
-    modes = {path.name: path.stat().st_mode & 0o007 for path in (tmp_path / "shop").iterdir()}
-    assert set(modes.values()) == {0o004}, modes
+    shop = tmp_path / "shop"
+    assert shop.stat().st_mode & 0o777 == 0o755
+    modes = {path.name: path.stat().st_mode & 0o777 for path in shop.iterdir()}
+    assert set(modes.values()) == {0o644}, modes
 
 
 @pytest.mark.parametrize("name", ["", "Clicks", "2fast", "../up", "a b", "class", "-x", "naïve"])

@@ -144,8 +144,8 @@ async def main(address):
         print("sent", flush=True)
         while not os.path.exists("go"):
             await trio.sleep(0.01)
-        await clicks.send_many([Click("old", n) for n in range(10, 60)])
         try:
+            await clicks.send_many([Click("old", n) for n in range(10, 60)])
             print("flushed", await clicks.flush(), flush=True)
         except Exception as error:
             print(error, flush=True)
