@@ -5,8 +5,9 @@ ends with status 0 only if every figure equals Spark's own. Ctrl-C stops all of 
 process that ends before its time. What the processes print on standard error goes to ours, above
 the live table; their temporary files are in one folder that goes with the demo.
 
-With ``--adapter ADDRESS`` the node and the adapter run elsewhere, with nothing counted yet, and the
-node sends its reports to ``--listen ADDRESS``; only Spark and the board are run here.
+With ``--adapter ADDRESS`` the node and the adapter run elsewhere, with nothing counted yet; only
+Spark and the board are run here. The settings in ``--config FILE`` say where the board listens for
+the node's reports, and which certificate both have.
 """
 
 from __future__ import annotations
@@ -86,17 +87,17 @@ class Job:
         return picture(self.board, self.stage, self.sent, self.rows, self.rate)
 
 
-async def main(adapter: str = "", listen: str = ANY_PORT) -> int:
+async def main(adapter: str = "", config: str = "") -> int:
     """Run the demo, with processes of its own unless there is an adapter; returns the exit status.
 
-    ``listen`` is where the board listens for the node's reports.
+    ``config`` is the name of a property file for the board and for Spark.
     """
     console = Console()
     status = 1
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(_watch_signals)
-            status = await _demo(console, adapter, listen)
+            status = await _demo(console, adapter, config)
             nursery.cancel_scope.cancel()
     except* Failed as group:
         failure: BaseException = group
@@ -107,7 +108,7 @@ async def main(adapter: str = "", listen: str = ANY_PORT) -> int:
     return status
 
 
-async def _demo(console: Console, adapter: str, listen: str) -> int:
+async def _demo(console: Console, adapter: str, config: str) -> int:
     console.print("Flights that left New York City in 2013: Spark → adapter → node → PEs → board")
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(WARNING),
@@ -116,16 +117,18 @@ async def _demo(console: Console, adapter: str, listen: str) -> int:
     job = Job()
     if adapter:
         job.stage = "starting Spark"
-    # in Compose the nodes reach it, and whatever else is in that network
-    own = {"s4.listener.address": listen, "s4.access": "open"}
-    board = Container(job.board, Config.from_values(own))
+    given = [Path(config)] if config else []
+    own = {"s4.cluster.name": "board", "s4.cluster.partitions": "1"}
+    if not config:
+        own["s4.listener.address"] = ANY_PORT
+    board = Container(job.board, Config.load(given, own))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(board.run)
         await board.ready.wait()
         with _temporary_folder(), _shown(console, job) as update:
             nursery.start_soon(_refresh, update)
             async with _adapter(adapter, board.address) as rows:
-                await _run(job, rows)
+                await _run(job, rows, config)
         nursery.cancel_scope.cancel()
     settings = "the adapter's and the node's own"
     if not adapter:
@@ -151,9 +154,9 @@ async def _adapter(address: str, board: str) -> AsyncIterator[str]:
             yield rows
 
 
-async def _run(job: Job, rows: str) -> None:
+async def _run(job: Job, rows: str, config: str) -> None:
     """Let Spark send to the adapter at ``rows``, and wait until every flight has been counted."""
-    async with _process(sys.executable, "-m", "apps.flights.spark_main", rows) as spark:
+    async with _process(sys.executable, "-m", "apps.flights.spark_main", rows, config) as spark:
         assert spark.stdout is not None
         async for line in _lines(spark.stdout):
             job.hear(json.loads(line))
@@ -358,14 +361,14 @@ def _arguments() -> argparse.Namespace:
         "--adapter", default="", metavar="ADDRESS", help="of an adapter that runs already"
     )
     parser.add_argument(
-        "--listen",
-        default=ANY_PORT,
-        metavar="ADDRESS",
-        help="for the node's reports (default %(default)s)",
+        "--config",
+        default="",
+        metavar="FILE",
+        help="where the board listens for the node's reports, and its certificate",
     )
     return parser.parse_args()
 
 
 if __name__ == "__main__":
     given = _arguments()
-    raise SystemExit(trio.run(main, given.adapter, given.listen))
+    raise SystemExit(trio.run(main, given.adapter, given.config))

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from apps.flights.events import KINDS, LATE_MINUTES, Figures, Row
-from s4node import SyncClient
+from s4node import Credentials, SyncClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -100,13 +100,14 @@ def send(
     address: str,
     partitions: int = PARTITIONS,
     progress: Callable[[int], None] | None = None,
+    credentials: Credentials | None = None,
 ) -> int:
     """Send all rows to the stream "rows" of the adapter at ``address``; returns how many.
 
     Returns when the adapter has processed every row. ``progress`` is called from another thread
     with the number of rows sent so far, each time that a partition is finished. Raises
     RuntimeError if the adapter refused rows; what fails in a worker, such as that nobody listens
-    at ``address``, is raised by Spark.
+    at ``address``, is raised by Spark. ``credentials`` are for an address with TLS.
     """
     rows = df.select(*Row.__struct_fields__)
     present = rows.rdd.getNumPartitions()
@@ -116,7 +117,7 @@ def send(
         rows = rows.repartition(partitions)
     counter = df.sparkSession.sparkContext.accumulator(0)
     with _watched(counter, progress):
-        sent = rows.rdd.mapPartitions(partial(_ship, address, counter)).collect()
+        sent = rows.rdd.mapPartitions(partial(_ship, address, credentials, counter)).collect()
     total = sum(part.rows for part in sent)
     refused = sum(part.refused for part in sent)
     if refused:
@@ -135,12 +136,20 @@ class _Sent(NamedTuple):
     """The first refusal in words; empty if there is none."""
 
 
-def _ship(address: str, counter: Accumulator[int], rows: Iterator[Any]) -> Iterator[_Sent]:
+def _ship(
+    address: str,
+    credentials: Credentials | None,
+    counter: Accumulator[int],
+    rows: Iterator[Any],
+) -> Iterator[_Sent]:
     """Send one partition; runs in an executor's Python worker."""
     context = TaskContext.get()
     assert context is not None
     count = 0
-    with SyncClient(address, producer=f"spark-{context.partitionId()}", timeout=10) as client:
+    producer = f"spark-{context.partitionId()}"
+    if credentials is not None:
+        producer = credentials.holder.own_id(producer)
+    with SyncClient(address, producer=producer, timeout=10, credentials=credentials) as client:
         stream = client.stream(STREAM)
         while chunk := list(starmap(Row, islice(rows, _CHUNK))):
             stream.send_many(chunk)

@@ -1,6 +1,7 @@
 """The Spark program: clean the flights, send them to the adapter, print Spark's own figures.
 
-Run as ``python -m apps.flights.spark_main ADDRESS``. Writes JSON lines to standard output: what it
+Run as ``python -m apps.flights.spark_main ADDRESS [FILE]``; the property file names a certificate,
+for an address with TLS. Writes JSON lines to standard output: what it
 is doing, how many rows were sent, and at last the figures. What Java writes there goes to standard
 error.
 """
@@ -16,11 +17,13 @@ from typing import Any
 
 from apps.flights.data import flights_csv
 from apps.flights.spark_job import batch_aggregates, read_flights, send
+from s4node import Config, Credentials
 from s4node.spark.java import spark_session
 
 
-def main(address: str) -> None:
+def main(address: str, config: str = "") -> None:
     """Do all of it; raises what goes wrong."""
+    credentials = Credentials.configured(Config.load([Path(config)])) if config else None
     _say(stage="starting Spark")
     spark = spark_session("flights")
     try:
@@ -29,11 +32,16 @@ def main(address: str) -> None:
             flights = read_flights(spark, flights_csv(Path(folder)))
             _say(rows=flights.count())
             _say(stage="sending")
-            _say(sent=send(flights, address, progress=lambda sent: _say(progress=sent)))
+            sent = send(flights, address, progress=_say_sent, credentials=credentials)
+            _say(sent=sent)
             _say(stage="counting in one batch")
             _say(figures=batch_aggregates(flights))
     finally:
         spark.stop()
+
+
+def _say_sent(rows: int) -> None:
+    _say(progress=rows)
 
 
 def _say(**message: Any) -> None:
@@ -49,4 +57,4 @@ def _keep_stdout() -> None:
 
 if __name__ == "__main__":
     _keep_stdout()
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -140,24 +140,58 @@ x-s4: &s4
   stop_grace_period: 40s # the app has task.shutdown.ms, 30 s, to stop in order
 
 services:
+  # Makes an authority, and a certificate for each of the others, which mounts only its own.
+  certs:
+    <<: *s4
+    user: root # to give each certificate to the image's user
+    restart: "no"
+    entrypoint: [sh, -ec]
+    command:
+      - |
+        s4 certs /certs s4://logs/node/log s4://logs/operator/totals \\
+          s4://default/node/app,s4://logs/producer/app
+        chown -R s4:s4 /certs/*/
+    healthcheck:
+      disable: true
+    volumes:
+      - authority:/certs
+      - log-certs:/certs/log
+      - totals-certs:/certs/totals
+      - app-certs:/certs/app
+
   log:
     <<: *s4
     command:
       - node
       - logs
       - --name=log
-      - -ps4.listener.address=tcp://0.0.0.0:12000
-      - -ps4.access=open # only this network reaches it; certificates: docs/security.md
+      - --config=/certs/log/tls.properties
+      - -ps4.listener.address=tls+tcp://0.0.0.0:12000
       - -ps4.listener.advertise=log
       - -ps4.log.folder=/var/lib/s4/.s4node/log
+    healthcheck:
+      test: [CMD, s4, health, "tls+tcp://127.0.0.1:12000", --config=/certs/log/tls.properties]
     volumes:
+      - log-certs:/certs/log:ro
       - log:/var/lib/s4/.s4node
+    depends_on:
+      certs:
+        condition: service_completed_successfully
 
   # Creates the stream and ends; does nothing if the stream exists.
   totals:
     <<: *s4
     restart: on-failure
-    command: [log, create, totals, --partitions=4, --key=user, --to=tcp://log:12000]
+    command:
+      - log
+      - create
+      - totals
+      - --partitions=4
+      - --key=user
+      - --to=tls+tcp://log:12000
+      - --config=/certs/totals/tls.properties
+    volumes:
+      - totals-certs:/certs/totals:ro
     depends_on:
       log:
         condition: service_healthy
@@ -168,11 +202,14 @@ services:
       - run
       - /srv/app/app.py
       - --config=/srv/app/app.properties
-      - -ps4.listener.address=tcp://0.0.0.0:12000
-      - -ps4.access=open # only this network reaches it; certificates: docs/security.md
+      - --config=/certs/app/tls.properties
+      - -ps4.listener.address=tls+tcp://0.0.0.0:12000
       - -ps4.listener.advertise=app
-      - -ps4.cluster.log.address=tcp://log:12000
+      - -ps4.cluster.log.address=tls+tcp://log:12000
+    healthcheck:
+      test: [CMD, s4, health, "tls+tcp://127.0.0.1:12000", --config=/certs/app/tls.properties]
     volumes:
+      - app-certs:/certs/app:ro
       - state:/var/lib/s4/.s4node
       - .:/srv/app:ro
     depends_on:
@@ -180,6 +217,10 @@ services:
         condition: service_completed_successfully
 
 volumes:
+  authority:
+  log-certs:
+  totals-certs:
+  app-certs:
   log:
   state:
 """
@@ -209,8 +250,8 @@ $$ s4 log tail totals --from oldest
 `docker compose up` starts the same in containers; `compose.yaml` says how to build the image.
 
 ```console
-$$ echo '{"user": "joe"}' | docker compose exec -T app s4 send clicks --to tcp://app:12000
-$$ docker compose exec log s4 log tail totals --from oldest --to tcp://log:12000
+$$ echo '{"user": "joe"}' | docker compose exec -T app s4 send clicks
+$$ docker compose exec log s4 log tail totals --from oldest
 ```
 """
 

@@ -105,6 +105,7 @@ class _Launcher:
                         place=str(self._folder),
                         address=redirector.address,
                         log=bool(self._config[settings.LOG_FOLDER]),
+                        settings=handed_on(self._config, redirector.address),
                     )
                 )
                 async with supervising(limits_of(self._config)) as self._supervisor:

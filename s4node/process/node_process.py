@@ -9,6 +9,7 @@ import trio
 
 from s4node.cluster.node.node import Node
 from s4node.cluster.node.running import Running, running_entry
+from s4node.cluster.node.supervisor_protocol import handed_on
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.process import log_setup
@@ -42,6 +43,7 @@ async def _run(config: Config, name: str, on_ready: Callable[[Node], None]) -> i
                     place=node.place,
                     address=node.address,
                     log=bool(config[settings.LOG_FOLDER]),
+                    settings=handed_on(config, node.address),
                 )
             )
             on_ready(node)
