@@ -139,8 +139,9 @@ async def test_a_repartition_that_is_killed_is_undone_or_completed(it: Shop, ste
             await send(client, "a", range(300, 500))
     else:
         more = ("--partitions", "4", "-p", "s4.stream.clicks.grade=durable")
-        refused = await it.s4("run", "counter.py", *more, ends=1)
-        assert "complete it: s4 repartition counter 6" in refused.errors
+        for nodes in ((), ("--nodes", "2")):
+            refused = await it.s4("run", "counter.py", *more, *nodes, ends=1)
+            assert "complete it: s4 repartition counter 6" in refused.errors
         other = await it.s4("repartition", "counter", "3", ends=1)
         assert "complete it: s4 repartition counter 6" in other.errors
     await it.repartition(6)

@@ -58,6 +58,7 @@ from s4node.runtime.outputs.output_streams import OutputStreams
 from s4node.runtime.task.gate import Phase
 from s4node.runtime.task.task import Task
 from s4node.savepoints.place import manifest_in, opened_task
+from s4node.savepoints.replacement import check_complete
 from s4node.state.job import elsewhere, identity_of, kept_by, known_job
 from s4node.state.remote_job import depot_of
 from s4node.systems.embedded_log import EmbeddedLog
@@ -160,11 +161,13 @@ class DurableParts:
         return folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], name)
 
     async def check_kept(self, name: str, model: JobModel, before: JobGuard | None) -> None:
-        """Raise StateError or CheckpointError if the app cannot read a sample of its saved state.
+        """Raise StateError or CheckpointError if the app cannot read a sample of its saved state, or
+        if only some of its tasks may have been replaced.
 
         ``before`` are the facts of the job ``name`` that runs.
         """
         folder = self._folder(name)
+        await threads.run_sync(check_complete, folder)  # first: the facts may be of the new tasks
         if before is not None:
             self._guard(model).check(
                 before,
