@@ -61,7 +61,7 @@ COMMON_NAMES = 17
 PURE_MODULES = {
     "": "errors packaged store_spec version",
     "config": "config key kinds plugins properties render settings",
-    "metrics": "registry snapshot statistics",
+    "metrics": "listening registry snapshot statistics",
     "events": (
         "event event_time json_objects keepable key_crowding keys plain_values routing schema "
         "type_words"

@@ -647,8 +647,9 @@ _METRICS = "Metrics"
 
 METRICS_REPORTERS = Setting(
     _METRICS, "metrics.reporters", "", kinds.each(kinds.own("console", "jsonl")),
-    "The reporters that get the metrics of a container: console prints a table, jsonl writes one "
-    "JSON object per line for the container and each of its tasks. Empty means none.",
+    "The reporters that get the metrics of a container, or of a node with a log: console prints a "
+    "table, jsonl writes one JSON object per line for the container and each of its tasks. Empty "
+    "means none.",
 )
 METRICS_INTERVAL = Setting(
     _METRICS, "metrics.reporter.interval", "60000", kinds.milliseconds(1),

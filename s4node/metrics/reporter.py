@@ -100,7 +100,7 @@ def table(report: MetricsReport) -> str:
     at = datetime.fromtimestamp(report.time_ms / 1000, UTC).strftime("%H:%M:%S")
     seconds = (report.time_ms - report.since_ms) / 1000
     lines = [
-        f"-- metrics of {report.container}, app {report.job}, at {at} UTC after {seconds:.0f} s"
+        f"-- metrics of {report.container}, job {report.job}, at {at} UTC after {seconds:.0f} s"
     ]
     tasks = [s for s in report.snapshots if s.source != report.container]
     lines += _block([s for s in report.snapshots if s.source == report.container])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import resource
 from collections.abc import Iterator
 from contextlib import closing
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import ROOT
 from log_nodes import log_at, log_node
 from spark_rows import PATIENCE, Node, Row, check_exact, node_in, send_numbered, until
 
@@ -347,6 +350,20 @@ def test_publishing_is_in_the_node_s_log(node: Node) -> None:
     text = (node.folder / "stderr").read_text()
     assert '"events": 100' in text
     assert "a batch of a sink is published" in text
+
+
+def test_the_metrics_of_the_log_s_node_count_what_is_published(tmp_path: Path) -> None:
+    file = tmp_path / "metrics"
+    reports = {"metrics.reporters": "jsonl", "metrics.reporter.jsonl.file": str(file)}
+    with node_in(tmp_path, **reports) as node:
+        node.create("clicks")
+        publish(node, "q", 0, stage(node, "q", "0/0", 0, 100))
+    last = json.loads(file.read_text().splitlines()[-1])
+    assert last["header"]["job-name"] == "demo"
+    found = last["metrics"]["NodeMetrics"]
+    assert (found["sink-batches"], found["sink-events"]) == (1, 100)
+    section = (ROOT / "docs" / "metrics.md").read_text().partition("\n## Nodes\n")[2]
+    assert found.keys() == set(re.findall(r"`([a-z-]+)`", section))
 
 
 async def test_the_metrics_of_the_log_s_container_count_what_is_published(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ REPORT = MetricsReport(
 
 def test_the_console_s_table_can_be_read() -> None:
     assert table(REPORT) == (
-        "-- metrics of node-1, app clicks, at 00:01:01 UTC after 60 s\n"
+        "-- metrics of node-1, job clicks, at 00:01:01 UTC after 60 s\n"
         "                 node-1\n"
         "Container\n"
         "  process-calls  12,345\n"

@@ -5,7 +5,8 @@ Rules
   the app; the peer says hello there.
 - It reports changes of these containers to a client for as long as the client stays connected. So a
   producer finds the next containers when all that it knew have ended.
-- If the node has a log, the redirector serves its streams, and a stop waits for its files.
+- If the node has a log, the redirector serves its streams, reports its metrics, and a stop waits
+  for its files.
 """
 
 from __future__ import annotations
@@ -19,6 +20,11 @@ from s4node.config import settings
 from s4node.config.config import Config
 from s4node.log.host import LogHost
 from s4node.logger import get_logger
+from s4node.metrics.listening import listening
+from s4node.metrics.process import ProcessUse
+from s4node.metrics.reporter import reporters_of
+from s4node.metrics.reporting import Reporting
+from s4node.metrics.snapshot import MetricsSnapshot
 from s4node.net.ingress.connection import Connection
 from s4node.net.ingress.listener import Listener, check_reachable, no_log
 from s4node.net.wire import frame as wire
@@ -29,6 +35,8 @@ Lookup = Callable[[str, bool], Sequence[str] | str]
 """The addresses of the containers whose app takes a stream, or why there are none. With True, of
 those whose app puts events on it."""
 
+NODE = "NodeMetrics"
+"""The group of the metrics of a node with a log."""
 
 _FAREWELL_SECONDS = 1.0
 
@@ -51,6 +59,14 @@ class Redirector:
         self._work = trio.lowlevel.ParkingLot()
         check_reachable(config)
         self._listener = Listener.configured(config, self, self._wake)
+        self._use = ProcessUse()
+        self._reporting = Reporting(
+            reporters_of(config) if self._log is not None else (),
+            self._metrics,
+            interval=config[settings.METRICS_INTERVAL],
+            job=config[settings.CLUSTER_NAME],
+            container=node,
+        )
 
     @property
     def address(self) -> str:
@@ -63,6 +79,7 @@ class Redirector:
             if self._log is not None:
                 await nursery.start(self._log.run)
             await nursery.start(self._listener.serve)
+            await nursery.start(self._reporting.run)
             self._headers[wire.ADDRESS] = self.address
             self._open = True
             task_status.started()
@@ -98,6 +115,11 @@ class Redirector:
             )
         with trio.move_on_after(_FAREWELL_SECONDS):
             await self._listener.shut_down()
+
+    def _metrics(self) -> list[MetricsSnapshot]:
+        published = {} if self._log is None else self._log.published
+        values = {**listening(self._listener.counts, published), **self._use.sample()}
+        return [MetricsSnapshot(self._node, {NODE: values})]
 
     def _taken(self, stream: str) -> str:
         """Who takes a stream if an app of the node does; else, and before ``run``, empty."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
+from s4node.metrics.listening import listening
 from s4node.metrics.snapshot import MetricsSnapshot, Value
 from s4node.metrics.statistics import (
     ContainerStatistics,
@@ -78,13 +79,7 @@ def _container(statistics: ContainerStatistics) -> dict[str, Value]:
         "container-startup-time": round(statistics.started_after * 1000),
         "container-thread-pool-size": statistics.threads,
         "tasks": len(statistics.tasks),
-        "connections": statistics.peers.get("connections", 0),
-        "bad-frames": statistics.peers.get("bad frames", 0),
-        "connections-refused": statistics.peers.get("connections refused", 0),
-        "connections-ended": statistics.peers.get("connections ended", 0),
-        "limits-reached": statistics.peers.get("limits reached", 0),
-        "sink-batches": statistics.published.get("batches", 0),
-        "sink-events": statistics.published.get("events", 0),
+        **listening(statistics.peers, statistics.published),
     }
 
 
