@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from s4node import Event, SyncClient
-from s4node.spark.log_reader import ask
+from s4node.spark.connection import ask
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -51,7 +51,7 @@ class Node:
 
     def create(self, stream: str, partitions: int = 1, key: str = "", **more: Any) -> None:
         """Create a stream."""
-        ask(self.address, 10, lambda log: log.create(stream, partitions, key=key, **more))
+        ask([self.address], 10, "create", stream=stream, partitions=partitions, key=key, **more)
 
     def append(self, stream: str, events: Iterable[Any], key: str | None = None) -> None:
         """Append events, and wait until they are on disk."""

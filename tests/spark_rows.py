@@ -31,6 +31,11 @@ class Row(Event):
     n: int
 
 
+class Wide(Event):
+    user: str
+    text: str
+
+
 class Maybe(Event):
     user: str
     n: int | None = None
@@ -217,6 +222,16 @@ def killing(batches: Iterator[Any], marker: str) -> Iterator[Any]:
                 pass
             else:
                 os.kill(_jvm(), signal.SIGKILL)
+        yield batch
+
+
+def holding(batches: Iterator[Any], marker: str) -> Iterator[Any]:
+    """The first attempt that comes here stops after some rows, until it is killed."""
+    for number, batch in enumerate(batches):
+        if number == 3:
+            with suppress(FileExistsError):
+                os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
+                signal.pause()
         yield batch
 
 

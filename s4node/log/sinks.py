@@ -2,13 +2,13 @@
 
 Rules
 - A sink has a spool: a stream of its own with the partitions and the key of its target. Producers
-  append to it as to any stream, and nobody is told of it.
-- ``publish`` counts, decides (:mod:`s4node.log.sink.decision`), carries, and answers then. At a
-  start every decided batch that was not carried whole is carried on.
+  append to it as to any stream; lists of streams do not have it.
+- ``publish`` counts, decides (:mod:`s4node.log.sink.decision`), carries, and then answers. At a
+  start, every batch that is decided and not carried to its end is carried on.
 - A batch is carried partition by partition, in pieces: while one is on its way to disk, others who
   append wait for that piece at most.
-- The spool of a sink that ends is dropped; of others the decided part is deleted. A spool to which
-  nobody has appended for ``s4.log.staged.expiry`` is dropped too, unless its batch is decided.
+- After a batch, the decided part of the spool is deleted; the spool of a sink that ends is dropped.
+  So is one that got nothing for ``s4.log.staged.expiry``, unless its batch is being carried.
 - Of one sink, one request is handled at a time.
 """
 

@@ -18,10 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, assert_never
 
+from s4node.errors import StartpointError
 from s4node.events.event import EventBatch
-from s4node.offsets.startpoint import Startpoint
+from s4node.offsets.startpoint import Oldest, Specific, Startpoint, Upcoming
 
 
 class SystemStreamPartition(NamedTuple):
@@ -60,6 +61,22 @@ class Bounds:
     def end_of(self, epoch: int) -> int:
         """The offset after the last event that is left of an epoch."""
         return next((first for each, first in self.epochs if each > epoch), self.upcoming)
+
+    def offset_of(self, ssp: SystemStreamPartition, place: Oldest | Upcoming | Specific) -> int:
+        """The offset that ``place`` means; raises StartpointError if there is no such offset."""
+        match place:
+            case Oldest():
+                return self.oldest
+            case Upcoming():
+                return self.upcoming
+            case Specific(offset):
+                if not self.oldest <= offset <= self.upcoming:
+                    raise StartpointError(
+                        f"{ssp} has no offset {offset}: it has {self.oldest} to {self.upcoming}; "
+                        f"start at one of these"
+                    )
+                return offset
+        assert_never(place)
 
 
 class EndOfStream:

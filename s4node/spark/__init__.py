@@ -3,8 +3,8 @@
 ``data_source`` is the format ``s4``: ``sink`` writes streams, ``source`` reads them. Importing this
 package imports no Spark; its functions ask for the extra ``s4node[spark]`` when they need it.
 
-It may touch ``runtime``, ``cluster``, ``systems``, ``net``, ``savepoints``, ``state``, ``offsets``,
-``events``, ``config``, ``logger`` and ``errors``. It starts processes, opens sockets and makes
+It may touch ``runtime``, ``cluster``, ``net``, ``savepoints``, ``state``, ``offsets``, ``events``,
+``config``, ``logger`` and ``errors``. It starts processes, opens sockets and makes
 temporary folders.
 
 Begin with ``data_source`` to follow rows, or with ``java`` for a session.
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format ``s4`` known to a session where Spark does not find it by itself."""
+    """Make the format ``s4`` known to a session, with all files that were shipped so far.
+
+    A format that Spark has found by itself runs without shipped files on executors.
+    """
     from s4node.spark.data_source import S4DataSource
 
     spark.dataSource.register(S4DataSource)

@@ -1,16 +1,15 @@
 """The addresses of the nodes that the options of a read or write name.
 
 Rules
-- Option ``address`` has them as they are, several with commas. The driver and each executor take
-  the first that they reach, so they may reach a node by different addresses.
-- Option ``cluster`` is looked up by the driver, in the coordination of the nodes: it means the node
-  whose log has the stream. Executors get its address.
+- Option ``address`` has one address, or several with commas between them. The driver and each
+  executor take the first one that they reach, so they may reach a node by different addresses.
+- Option ``cluster`` stands for the node of the cluster whose log has the stream. The driver finds
+  its address in the coordination of the nodes, and executors get it from the driver.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
 import trio
 
@@ -19,11 +18,10 @@ from s4node.cluster.tree.coordinations import coordination_at, is_zookeeper, pla
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.config.paths import full_path, is_folder
-from s4node.errors import ConfigError, S4Error
+from s4node.errors import ConfigError, S4Error, leaves
 from s4node.net.certificates.credentials import Credentials
 from s4node.net.transport.pair_socket import host_and_port
 from s4node.spark.connection import ask, connect
-from s4node.spark.log_reader import in_trio
 
 ADDRESS, CLUSTER, COORDINATION = "address", "cluster", "coordination"
 
@@ -31,7 +29,7 @@ _LOOK_SECONDS = 5.0
 
 
 def problems_of(options: Mapping[str, str]) -> list[str]:
-    """What is wrong with these options, in words."""
+    """The mistakes in these options, in words."""
     given, cluster = options.get(ADDRESS, ""), options.get(CLUSTER, "")
     if given and cluster:
         return ["options address and cluster say the same; leave one out"]
@@ -63,7 +61,7 @@ def listed(text: str) -> tuple[str, ...]:
 
 
 def reachable(addresses: tuple[str, ...], patience: float, credentials: Credentials | None) -> str:
-    """The address that this process reaches; raises SinkError if it reaches none in time."""
+    """The first address that this process reaches; raises NoAnswerError if there is none."""
     if len(addresses) == 1:
         return addresses[0]
     connection = connect(addresses, patience, credentials)
@@ -75,7 +73,11 @@ def _of_cluster(
     config: Config, place: str, stream: str, credentials: Credentials | None
 ) -> tuple[str, ...]:
     cluster = config[settings.CLUSTER_NAME]
-    nodes = in_trio(partial(_nodes, config, place))
+    try:
+        nodes = trio.run(_nodes, config, place)
+    except BaseExceptionGroup as group:
+        ours = [error for error in leaves(group) if isinstance(error, S4Error)]
+        raise (ours[0] if ours else group) from None
     if not nodes:
         raise ConfigError(
             f"no node of cluster {cluster!r} lives in {place}; start one with: s4 node {cluster}, "
@@ -86,7 +88,7 @@ def _of_cluster(
     for address in nodes:
         try:
             streams = ask([address], _LOOK_SECONDS, "list", credentials=credentials)["streams"]
-        except S4Error:  # it has no log, or does not answer
+        except S4Error:  # the node has no log, or does not answer
             continue
         logs.append(address)
         if stream in [each["stream"] for each in streams]:

@@ -1,10 +1,10 @@
 """The columns of an event type, and frames of a log as Arrow batches of these columns.
 
 Rules
-- An event type is known by its declaration, so a log is read without the event class. Types that
-  Spark has no equal for come as JSON text: unions of several types, structs, any.
+- The log has the declarations of event types, so reading does not need the event class. Values of
+  types without an equal in Spark come as JSON text: unions of several types, structs, any.
 - A column may be null only if its type says so, or if an older version of the type lacks it.
-- A frame takes one decode call, which also checks the types, and a column one call of Arrow.
+- One call decodes a frame and checks its types; one call of Arrow makes a column.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ _json = msgspec.json.Encoder().encode
 
 
 class Kind(NamedTuple):
-    """The type of a column: in Spark, as it is decoded, and whether it may be null. ``as_json`` is
-    true if values come as JSON text."""
+    """The type of a column: Spark's, Python's when a frame is decoded, and whether it may be null.
+    ``as_json`` is true if values come as JSON text."""
 
     spark: DataType
     decoded: Any
@@ -152,7 +152,8 @@ class Batches:
         self._times: list[tuple[int, int]] = []  # a time, and how many events have it
 
     def _decoder(self, version: TypeDecl) -> Callable[[Any, int], list[Any]] | None:
-        """What makes rows of a section, which is msgpack or JSON; None for another type's."""
+        """The function that makes rows of a section, which is msgpack or JSON; None if the version
+        is of another type."""
         if version.name not in (self._type, GENERIC):
             return None
         wanted = self._names
@@ -196,7 +197,7 @@ class Batches:
 
     @property
     def full(self) -> bool:
-        """True if there are rows for a batch."""
+        """Return True if there are rows for a batch."""
         return len(self._rows) >= _BATCH_ROWS
 
     def take(self, partition: int, end: int) -> pa.RecordBatch | None:
@@ -239,7 +240,10 @@ class Batches:
                 f"{field.type}: {error}; read it with another schema"
             ) from error
         if not field.nullable and column.null_count:
-            raise EventError(f"{self._type}.{field.name} is not to be null, and is; allow null")
+            raise EventError(
+                f"{column.null_count} values of {self._type}.{field.name} are null, and the column "
+                f"may not be; allow null in the schema"
+            )
         return column
 
 

@@ -1,9 +1,10 @@
 """A connection to a node for a thread that may block: frames out and in, and questions.
 
 Rules
-- It speaks nng's Pair0 over TCP itself, as docs/wire-protocol.md says. A Python worker of Spark has
-  one thread and no event loop, and this takes a third less time than a client in another thread.
-- What the peer does wrong, or does not do in time, is raised as OSError: connect again.
+- The connection speaks nng's Pair0 over TCP itself, as docs/wire-protocol.md says. A Python worker
+  of Spark has one thread and no event loop; a client in another thread would take half as long
+  again.
+- A peer that breaks the protocol, or does not answer in time, is an OSError: connect again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from contextlib import suppress
 from typing import Any
 
 from s4node import errors
-from s4node.errors import RemoteFrameError, S4Error, SinkError
+from s4node.errors import ConnectionRefused, RemoteFrameError, S4Error, SinkError
 from s4node.net.certificates.credentials import Credentials, is_tls, missing, tls_problem
 from s4node.net.transport.pair_socket import host_and_port
 from s4node.net.wire import frame as wire
@@ -32,8 +33,8 @@ _NEXT_SECONDS = 1.0  # for each of several addresses: those that are not for us 
 _PAUSE_SECONDS = 0.1
 
 
-class NoAnswerError(SinkError):
-    """No node has answered in time, so what was asked may have happened, or not."""
+class NoAnswerError(ConnectionRefused):
+    """No node has answered in time. It may have done what it was asked for, or not."""
 
 
 class Connection:
@@ -55,7 +56,7 @@ class Connection:
         self._buffer = bytearray()
         self._asked = 0
         self.progressed = 0.0
-        """When a question made progress last, by the monotonic clock."""
+        """The time of the last progress of a question, by the monotonic clock."""
         self._socket = socket.create_connection(
             host_and_port(address), timeout=min(patience, opening)
         )
@@ -82,7 +83,7 @@ class Connection:
         self._socket.sendall(_LENGTH.pack(len(data)) + data)
 
     def arrived(self, seconds: float) -> Iterator[wire.Header]:
-        """The headers that have arrived, after waiting so long for the first ones."""
+        """The headers that have arrived; waits at most so many ``seconds`` for the first one."""
         if not self._message() and select.select([self._socket], [], [], seconds)[0]:
             self._receive()
         while size := self._message():
@@ -101,10 +102,10 @@ class Connection:
         arguments: Mapping[str, Any],
         meanwhile: tuple[str, Mapping[str, Any]] | None = None,
     ) -> dict[str, Any]:
-        """The answer of the node's log; raises the error that it answers.
+        """The answer of the node's log; raises the error in the answer.
 
-        ``meanwhile`` is a question about the progress: it is asked until the first one is answered,
-        and whenever its answer changes, the patience begins anew.
+        ``meanwhile`` is a question about the progress of the first one, and is asked until that is
+        answered. Whenever its answer changes, the patience begins anew.
         """
         wanted, asked = self._ask(question, arguments), 0
         until, pause = time.monotonic() + self._patience, self._patience / 4
@@ -176,7 +177,7 @@ def connect(
         if time.monotonic() > until:
             raise NoAnswerError(
                 f"no node answers within {round(patience, 1):g} s ({'; '.join(why)}); start it, "
-                f"check option address, or raise option patience"
+                f"check its address, or raise option patience"
             )
         time.sleep(_PAUSE_SECONDS)
 
@@ -190,9 +191,10 @@ def ask(
     credentials: Credentials | None = None,
     **arguments: Any,
 ) -> dict[str, Any]:
-    """Ask the log of a node, again while connections are lost; raises the error that it answers.
+    """Ask the log of the first of these nodes that answers; asks again if a connection is lost.
 
-    ``meanwhile`` is as for :meth:`Connection.query`."""
+    ``meanwhile`` is as for :meth:`Connection.query`. Raises the error in the answer, and
+    NoAnswerError after ``patience`` seconds without one."""
     until = time.monotonic() + patience
     while True:
         connection = connect(addresses, max(0.1, until - time.monotonic()), credentials)

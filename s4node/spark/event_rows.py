@@ -1,12 +1,12 @@
-"""Rows of a DataFrame as events: compares their types when a query starts, and encodes batches.
+"""Rows of a DataFrame as events: checks their types when a query starts, and encodes batches.
 
 Rules
-- The event class decides: a column is taken for a field if each of its values is one of the field's
-  type, and all columns that are not are reported together.
-- A null is taken only for a field that may be None. Spark cannot say whether there are any before
-  it has the rows, so that is looked at batch by batch.
-- Rows are sorted by partition and encoded column by column. No event object is made, unless the
-  class checks more than types: then each frame is decoded once.
+- The event class decides: a column fits a field if each value of the column's type is one of the
+  field's type. All columns that do not fit are reported together.
+- A null fits only a field that may be None. Spark knows of nulls only once it has the rows, so each
+  batch is checked for them.
+- Rows are sorted by partition and encoded column by column, without event objects. Only if the
+  class checks more than types, each frame is decoded once for that check.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ from s4node.net.wire import frame as wire
 if TYPE_CHECKING:
     from s4node.spark.upload import Upload
 
-ON_SPARK = "and ship its module to Spark's driver and executors (--py-files, or install a wheel)"
-"""What a message says where a class of the user's cannot be imported."""
+ON_SPARK = (
+    "and ship its module to Spark's driver and executors (install a wheel, or ship it with "
+    "--py-files and call s4node.spark.register(spark))"
+)
+"""The fix in a message about a class of the user's that cannot be imported."""
 
 FRAME_EVENTS = 4096
 FRAME_BYTES = 262_144
@@ -123,7 +126,7 @@ class EventRows:
             )
 
     def check_key(self, hello: wire.Hello, staged: bool) -> None:
-        """Raise ConfigError unless rows can be routed by the key of a stream."""
+        """Raise ConfigError unless this side can route rows by the key of a stream."""
         key = _key_of(hello)
         if key is None and staged:
             raise ConfigError(
@@ -143,7 +146,8 @@ class EventRows:
     def frames(
         self, batch: pa.RecordBatch, upload: Upload
     ) -> Iterator[tuple[int, int, bytes, bool]]:
-        """Partition, count and body of frames with all rows, and whether the key has chosen it."""
+        """All rows as frames: partition, count and body of each, and whether the partition is that
+        of the key."""
         key = _key_of(upload.hello)
         self._check_nulls(batch, key)
         if not key or upload.partitions == 1:

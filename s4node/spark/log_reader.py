@@ -1,65 +1,31 @@
-"""A node's log for a thread without trio: questions, and the frames of one partition.
+"""The frames of one partition of a node's log, for a thread without trio.
 
 Rules
-- The wire is that of every other reader: ``net.client.reading`` decides, and ``reader_link``
-  carries. Only the thread is of this module.
-- Frames are fetched a window ahead while the caller decodes. A lost connection is made again, and
-  reading continues where it was.
-- A node that says nothing for ``patience`` seconds is an error that tells why.
+- Frames are fetched as by every other reader (``net.client.reading``), but in a thread of their
+  own: a window ahead, while the caller decodes. After a lost connection reading resumes.
+- A node that sends nothing for ``patience`` seconds is an error that says why.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TypeVar
 
 import trio
 
 from s4node import tokens
-from s4node.errors import ConnectionRefused, S4Error, leaves
+from s4node.errors import ConnectionRefused
 from s4node.events.event import GenericEvent
 from s4node.net.certificates.credentials import Credentials
 from s4node.net.client.reader_link import ReaderLink
 from s4node.net.client.reading import Arrived, Lost, Reading
 from s4node.net.transport.why_silent import why_silent
-from s4node.systems.embedded_log import EmbeddedLog
-
-R = TypeVar("R")
 
 _WINDOW = 131_072
 _WINDOW_BYTES = 16 << 20
 _ACKNOWLEDGE = 8  # frames
-
-
-def ask(
-    address: str,
-    patience: float,
-    question: Callable[[EmbeddedLog], Awaitable[R]],
-    credentials: Credentials | None = None,
-) -> R:
-    """Ask the log at an address; raises ConnectionRefused if it does not answer in time."""
-
-    async def asked() -> R:
-        log = EmbeddedLog("log", address, timeout=patience, credentials=credentials)
-        async with trio.open_nursery() as nursery:
-            await nursery.start(log.run)
-            found = await question(log)
-            nursery.cancel_scope.cancel()
-        return found
-
-    return in_trio(asked)
-
-
-def in_trio(function: Callable[[], Awaitable[R]]) -> R:
-    """The result of an async function; raises the error of ours that it ended with."""
-    try:
-        return trio.run(function)
-    except BaseExceptionGroup as group:
-        ours = [error for error in leaves(group) if isinstance(error, S4Error)]
-        raise (ours[0] if ours else group) from None
 
 
 class PartitionFrames:

@@ -1,10 +1,10 @@
 """Positions in the partitions of a log's stream, as Spark's checkpoint has them. Pure.
 
 Rules
-- A position is an offset with the epoch that it belongs to: after a power cut a log may give an
-  offset again to another event, and the epoch tells them apart.
-- A position whose event is gone, by a power cut or by retention, is an error that says so.
-- A limit on a micro-batch is shared by the partitions, first by those that have little.
+- A position is an offset with the epoch that it belongs to. After a power cut a log may give an
+  offset to another event; the two have different epochs.
+- If the event at a position was lost in a power cut or deleted by retention, that is an error.
+- Partitions share the limit of a micro-batch equally; what one does not need goes to the others.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """The options of ``spark.read.format("s4")``: which stream, which columns, from where to where.
 
 Rules
-- An option that is not known is refused, for a misspelled one would have no effect.
-- Places in a stream are the words of startpoints, or offsets by partition.
+- An unknown option is refused: a misspelled one would have no effect.
+- A place in a stream is a startpoint in words, or an offset for each partition.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -33,11 +33,9 @@ from s4node.spark.addresses import (
     problems_of,
     reachable,
 )
-from s4node.spark.log_reader import ask
-from s4node.systems.embedded_log import EmbeddedLog
+from s4node.spark.connection import ask
 
 Options = Mapping[str, str]
-R = TypeVar("R")
 
 _FORMS = (
     "write oldest, upcoming, 'timestamp 2026-01-31T08:00:00Z' (or ms since 1970), 'offset 42', or "
@@ -54,7 +52,7 @@ _STREAMING = {"maxeventspertrigger"}
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the options of a query ask for."""
+    """The options of a read."""
 
     addresses: tuple[str, ...]
     stream: str
@@ -66,9 +64,16 @@ class Wanted:
     patience: float = 30.0
     credentials: Credentials | None = None
 
-    def answer_to(self, question: Callable[[EmbeddedLog], Awaitable[R]]) -> R:
-        """Ask the log; raises ConnectionRefused if it does not answer in time."""
-        return ask(self.address, self.patience, question, self.credentials)
+    def question(self, question: str, **arguments: Any) -> dict[str, Any]:
+        """The answer of the log; raises NoAnswerError if there is none in time."""
+        return ask(
+            self.addresses,
+            self.patience,
+            question,
+            credentials=self.credentials,
+            stream=self.stream,
+            **arguments,
+        )
 
     @property
     def address(self) -> str:
@@ -77,7 +82,7 @@ class Wanted:
 
     @classmethod
     def of(cls, options: Options) -> Wanted:
-        """What ``options`` ask for; raises ConfigError."""
+        """The values of ``options``; raises ConfigError."""
         unknown = sorted(options.keys() - _KNOWN - _STREAMING)
         if unknown:
             raise ConfigError(

@@ -1,9 +1,10 @@
 """Writers and readers that Spark ships to executors, which may lack the package.
 
 Rules
-- Spark pickles an object with the name of its class, and an executor that cannot import the class
-  shows a traceback that says little. So these objects are pickled within a function that goes along
-  whole: it imports nothing of ours before it can say what is missing, and where.
+- Spark pickles an object with the name of its class. An executor that cannot import the class
+  fails with a traceback that does not say what to do.
+- So these objects are pickled together with a function that unpickles them. It needs nothing of
+  this package to report what is missing, and where.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def _unpacked(data: bytes) -> Any:
         os.environ["SPARK_HIDE_TRACEBACK"] = "1"  # as short_errors, which cannot be imported either
         raise ImportError(
             f"{error} for {sys.executable} of Spark's executor on {socket.gethostname()}; install "
-            f"s4node[spark] there, as a wheel, or ship it with --py-files"
+            f"s4node[spark] there, as a wheel, or ship it with --py-files, and call "
+            f"s4node.spark.register(spark)"
         ) from None
     found = object.__new__(cls)
     found.__dict__.update(attributes)

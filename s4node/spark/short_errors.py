@@ -2,8 +2,8 @@
 
 Rules
 - Only errors that s4node raises on purpose are shortened; their messages say what to do.
-- Spark looks at a variable of the worker's own environment. A worker ends with the error that it
-  reports, so nobody else's traceback is hidden.
+- Spark looks at a variable of the worker's own environment. A worker ends after it has reported an
+  error, so tracebacks of other tasks are not hidden.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
 Rules
 - A task attempt appends its rows to the sink's spool on the log's node, as a producer of its own.
-  Spark's commit names the attempts that count, and the node publishes those
-  (``s4node.log.sink.decision``). So it does not matter what is run again, and with which rows.
-- The id of a sink is Spark's id of the query, the job that the option names, or a new one for each
-  batch write. A batch that was published once is never published again.
-- Into the stream of an app the rows are sent as they come, and again if a task is run again. That
-  has to be asked for.
+  Spark's commit names the attempts that count, and the node publishes these
+  (``s4node.log.sink.decision``). So attempts may run again, with the same rows or with others.
+- The id of a sink is Spark's id of the query, the name in option ``job``, or a new one for each
+  batch write. A batch is published only once, ever.
+- Rows for an app's own stream are sent at once, and sent again if a task runs again. The user has
+  to accept that in option ``delivery``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 
 @dataclass(frozen=True)
 class Target:
-    """What the options of a write ask for."""
+    """The options of a write."""
 
     addresses: tuple[str, ...]
     stream: str
@@ -71,8 +71,8 @@ class Target:
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> Target:
-        """The options' values, with the addresses of a cluster; raises ConfigError, which lists all
-        mistakes."""
+        """The values of options, with the addresses of a cluster; raises ConfigError, which lists
+        all mistakes."""
         given = {name.lower(): value for name, value in options.items()}
         problems = [f"there is no option {name}" for name in given if name not in _OPTIONS]
         problems += problems_of(given)
@@ -138,7 +138,8 @@ class Target:
         )
 
     def prepare(self, rows: EventRows) -> None:
-        """Create the stream if the options say how, and check that it takes the rows."""
+        """Create the stream if the options say how; raises ConfigError if it does not take the
+        rows."""
         if self.partitions is not None:
             self.question("create", stream=self.stream, partitions=self.partitions, key=self.key)
         declared = rows.type.declaration
@@ -181,7 +182,8 @@ class Target:
 
 @dataclass
 class Staged(WriterCommitMessage):
-    """What one attempt has staged, by partition; ``batch`` is -1 for rows that were just sent."""
+    """An attempt, and how many rows it has staged in each partition; ``batch`` is -1 if the rows
+    were sent without staging."""
 
     sink: str
     batch: int
@@ -259,8 +261,8 @@ class Sink:
         )
 
     def drop_staged(self, messages: Sequence[WriterCommitMessage | None], sink: str = "") -> None:
-        """Drop what was staged. It raises nothing: Spark would hide why the write has failed, and
-        the node drops by itself what nobody publishes."""
+        """Have the node drop what was staged. Failures are only logged: an error here would hide
+        why the write has failed, and the node drops unpublished attempts by itself."""
         for message in messages:
             if isinstance(message, Staged) and message.batch >= 0:
                 sink = message.sink
@@ -279,8 +281,8 @@ class Sink:
 
 
 class _Attempts(Shipped):
-    """A writer whose attempts are written by ``sink``; ``_place`` says which sink and batch it
-    is, ``_last`` whether the sink has only this batch."""
+    """A writer whose attempts ``sink`` writes. ``_place`` has the id of the sink and the number of
+    the batch; ``_last`` is true if the sink has only this batch."""
 
     _last = False
 
@@ -342,7 +344,7 @@ class StreamWriter(_Attempts, DataSourceStreamArrowWriter):
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
-    """The writer of ``df.write``; raises what keeps these rows from being written."""
+    """The writer of ``df.write``; raises an error unless the stream takes these rows."""
     if overwrite:
         raise ConfigError(
             "format('s4') does not overwrite: a stream only grows. Use mode('append'); "
@@ -355,7 +357,7 @@ def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
-    """The writer of ``df.writeStream``; raises what keeps these rows from being written."""
+    """The writer of ``df.writeStream``; raises an error unless the stream takes these rows."""
     if overwrite:
         raise ConfigError("format('s4') only appends; use outputMode('append') or 'update'")
     target = Target.from_options(options)

@@ -1,11 +1,11 @@
 """Reads streams of a node's log, and the state in savepoints, into DataFrames.
 
 Rules
-- The planner asks the node for bounds; the read tasks fetch frames from it. Neither keeps anything:
-  Spark's checkpoint has all progress, and what it names is read again after a restart.
-- The columns are those of one event type, then the partition, the offset and the time at which the
+- The planner asks the node for bounds, and read tasks fetch frames from it. All progress is in
+  Spark's checkpoint: a restarted query reads again what its checkpoint names.
+- The columns are those of one event type, then the partition, the offset, and the time at which the
   event was appended.
-- A batch reads up to the end of the stream as it was when the query was planned.
+- A batch query reads up to the end that the stream had when the query was planned.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pyspark.sql.types import StructType
 from s4node.config import plugins
 from s4node.errors import ConfigError, StoreCorrupt
 from s4node.events.schema import GENERIC, EventType, TypeDecl, refusal_of
-from s4node.offsets.startpoint import Startpoint, Upcoming
+from s4node.offsets.startpoint import Startpoint, Timestamp, Upcoming
 from s4node.offsets.system import Bounds, SystemStreamPartition
 from s4node.spark import columns, positions
 from s4node.spark.event_rows import ON_SPARK
@@ -37,7 +37,6 @@ from s4node.spark.log_reader import PartitionFrames
 from s4node.spark.positions import Position, Positions, Range
 from s4node.spark.read_options import Options, Wanted, parse_start
 from s4node.spark.shipped import Shipped
-from s4node.systems.embedded_log import EmbeddedLog
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -106,8 +105,8 @@ class _Stream:
 
     @classmethod
     def described(cls, wanted: Wanted) -> _Stream:
-        """The stream now; raises UnknownStream, or ConnectionRefused if its node is down."""
-        return cls(wanted, wanted.answer_to(lambda log: log.describe(wanted.stream)))
+        """The stream now; raises UnknownStream, or NoAnswerError if its node is down."""
+        return cls(wanted, wanted.question("describe"))
 
     def _chosen(self) -> tuple[str, list[TypeDecl]]:
         """The name of the event type to read, and the versions of it; raises ConfigError."""
@@ -139,19 +138,18 @@ class _Stream:
             whole = {number: each.upcoming for number, each in self.bounds.items()}
             offsets = {**whole, **place}
         else:
-            offsets = self.wanted.answer_to(lambda log: self._resolved(log, place))
+            offsets = {number: self._offset(number, place) for number in self.bounds}
         return {
             number: Position(offset, self.bounds[number].epoch if number in self.bounds else 0)
             for number, offset in offsets.items()
         }
 
-    async def _resolved(self, log: EmbeddedLog, place: Startpoint) -> dict[int, int]:
-        return {
-            number: await log.resolve(
-                SystemStreamPartition("log", self.wanted.stream, number), place
-            )
-            for number in self.bounds
-        }
+    def _offset(self, number: int, place: Startpoint) -> int:
+        if isinstance(place, Timestamp):
+            found = self.wanted.question("offset", partition=number, millis=place.millis)
+            return int(found["offset"])
+        ssp = SystemStreamPartition("log", self.wanted.stream, number)
+        return self.bounds[number].offset_of(ssp, place)
 
     @property
     def newest(self) -> Positions:

@@ -1,10 +1,10 @@
 """Reads the state of PEs and stores in a savepoint into a DataFrame: option ``state``.
 
 Rules
-- A savepoint never changes, so tasks of Spark that run again read the same. Each task of the app is
-  one read task, which has to see the app's state folder.
-- PEs have a column for each attribute, of the class that wrote the newest instance, beside ``key``.
-  A store has ``key`` and ``value``, which is JSON text. Keys of several parts are structs.
+- A savepoint never changes, so a task of Spark that runs again reads the same. There is a read task
+  for each task of the app, and the savepoint's folder or URL has to be reachable from it.
+- A PE has the column ``key`` and one for each attribute, as of the class that wrote the newest
+  instance. A store has ``key`` and ``value``, as JSON text. Keys of several parts are structs.
 """
 
 from __future__ import annotations

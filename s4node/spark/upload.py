@@ -1,11 +1,11 @@
 """Appends the rows of a task to a stream: a producer for a thread that may block.
 
 Rules
-- It follows section 5 of docs/wire-protocol.md: frames are kept until their verdict, sent below the
-  credit, and sent again after a lost connection.
-- Several nodes: each lane is sent to the owner of its partition. When owners change, or a
-  connection is lost, everything is opened again.
-- An event that the node refuses or sheds is an error, and so is a node that is silent for
+- The upload follows section 5 of docs/wire-protocol.md: it keeps frames until their verdict, sends
+  no more than the credit allows, and resends after a lost connection.
+- A partition has a lane, whose frames go to the node that owns the partition. If an owner changes,
+  or a connection is lost, all lanes are opened again.
+- An event that a node refuses or sheds is an error. So is a node that takes nothing for
   ``patience`` seconds.
 """
 
@@ -94,7 +94,7 @@ class Upload:
 
     @property
     def own_lane(self) -> int:
-        """The lane of events that this side cannot route."""
+        """The lane of events that this side cannot route, another one for each producer."""
         return zlib.crc32(self.producer.encode()) % self.partitions
 
     def send(self, partition: int, count: int, body: bytes, *, routed: bool) -> None:

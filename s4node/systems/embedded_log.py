@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, assert_never
+from typing import Any
 
 import trio
 
@@ -35,7 +35,7 @@ from s4node.net.client.reading import Arrived, Lost, Reading
 from s4node.net.transport.pair_socket import host_and_port
 from s4node.net.wire.decoder import raws_of
 from s4node.net.wire.encoder import encoded
-from s4node.offsets.startpoint import Oldest, Specific, Startpoint, Timestamp, Upcoming
+from s4node.offsets.startpoint import Startpoint, Timestamp
 from s4node.offsets.system import (
     Bounds,
     EndOfStream,
@@ -119,22 +119,10 @@ class EmbeddedLog:
 
     async def resolve(self, ssp: SystemStreamPartition, startpoint: Startpoint) -> int:
         bounds = await self.bounds(ssp)
-        match startpoint:
-            case Oldest():
-                return bounds.oldest
-            case Timestamp(millis):
-                asked = {"stream": ssp.stream, "partition": ssp.partition, "millis": millis}
-                return int((await self.ask("offset", asked))["offset"])
-            case Specific(offset):
-                if not bounds.oldest <= offset <= bounds.upcoming:
-                    raise StartpointError(
-                        f"{ssp} has no offset {offset}: it has {bounds.oldest} to "
-                        f"{bounds.upcoming}; start at one of these"
-                    )
-                return offset
-            case Upcoming():
-                return bounds.upcoming
-        assert_never(startpoint)
+        if not isinstance(startpoint, Timestamp):
+            return bounds.offset_of(ssp, startpoint)
+        asked = {"stream": ssp.stream, "partition": ssp.partition, "millis": startpoint.millis}
+        return int((await self.ask("offset", asked))["offset"])
 
     async def open(
         self, ssp: SystemStreamPartition, offset: int, types: Sequence[type]

@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 from spark_nodes import ROOT, Node, running_node
 
-from s4node.spark.log_reader import ask
+from s4node.spark.connection import ask
 from tests.spark.replayed_app import Payment
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -65,7 +65,7 @@ def wait_for_totals(node: Node, count: int) -> None:
 
 
 def upcoming(node: Node) -> int:
-    described = ask(node.address, 10, lambda log: log.describe("totals"))
+    described = ask([node.address], 10, "describe", stream="totals")
     return sum(each["upcoming"] for each in described["partitions"])
 
 

@@ -43,7 +43,8 @@ def test_a_writer_arrives_as_it_was_and_an_executor_without_the_package_says_so(
     )
     assert done.stdout.startswith("No module named 's4node' for "), done.stderr
     assert "of Spark's executor on " in done.stdout
-    assert "install s4node[spark] there, as a wheel, or ship it with --py-files" in done.stdout
+    fix = "install s4node[spark] there, as a wheel, or ship it with --py-files, and call "
+    assert f"{fix}s4node.spark.register(spark)" in done.stdout
     assert "hidden 1" in done.stdout
 
 

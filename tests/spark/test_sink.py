@@ -173,6 +173,18 @@ def test_a_key_that_is_too_long_is_named(spark: Any, node: Node, stream: str) ->
     assert node.count(stream) == 0
 
 
+def test_an_event_that_is_too_large_for_a_frame_is_named(
+    spark: Any, node: Node, stream: str
+) -> None:
+    rows = spark.sql("select concat('u', id) as user, repeat('x', 2000000) as text from range(3)")
+    with pytest.raises(Exception, match=r"a row takes 2000\d\d\d bytes as a Wide") as error:
+        written(rows, node, stream, type="tests.spark_rows:Wide").save()
+    assert "write smaller rows, or raise s4.listener.maxFrameBytes of the node" in said(error)
+    assert "Traceback" not in said(error)
+    assert node.count(stream) == 0
+    assert node.staged == []
+
+
 def test_a_stream_that_is_missing_is_created_if_the_options_say_how(spark: Any, node: Node) -> None:
     rows = shuffled(spark, 100)
     with pytest.raises(Exception, match="s4 log create absent --partitions 4") as error:
@@ -187,7 +199,7 @@ def test_a_node_that_is_down_is_named_after_the_patience(
     spark: Any, node: Node, tmp_path: Path
 ) -> None:
     absent = Node(tmp_path)
-    with pytest.raises(Exception, match=r"no node answers within 1 s .*start it, check option"):
+    with pytest.raises(Exception, match=r"no node answers within 1 s .*start it, check its"):
         written(shuffled(spark, 10), absent, "x", patience=1).save()
 
 

@@ -200,7 +200,7 @@ def test_the_first_address_that_is_reached_is_read_from(spark: SparkSession, nod
         ({"columns": "user,nonsense"}, "option columns names nonsense, and the stream has user"),
         ({"strat": "oldest"}, "does not know the option 'strat'"),
         ({"type": "no.such:Class"}, "cannot be imported"),
-        ({"address": "tcp://127.0.0.1:1", "patience": "0.5"}, "is the node running"),
+        ({"address": "tcp://127.0.0.1:1", "patience": "0.5"}, "no node answers within 0.5 s"),
         ({"address": "here", "stream": ""}, "'here' is not an address; .* stream is missing"),
         ({"end": "offset 5000"}, "offset"),
     ],

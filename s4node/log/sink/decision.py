@@ -1,13 +1,13 @@
 """The decision about a batch of a sink: which staged attempts count, and their numbers. Pure.
 
 Rules
-- A batch consists of attempts, each a producer of its own in the sink's spool. Only those that the
-  batch names count, and only if all of their events are in the rows of the spool.
+- An attempt is a producer of its own in the sink's spool. Only attempts that the batch names count,
+  and only if all of their events are in the rows of the spool.
 - One row per sink has its last decided batch. That batch and earlier ones are done for ever,
-  whatever they name. Writing the row is the point after which the batch will be visible.
-- The winners' frames are carried in the order of the spool, under one producer per sink, whose
-  numbers go on from those that the decision has recorded for each partition. So carrying them again
-  appends nothing twice.
+  whichever attempts they name. Once the row is written, the batch will become visible.
+- The frames of attempts that count are carried in the order of the spool, under one producer per
+  sink. The decision has the first number in each partition, so nothing is appended twice if they
+  are carried again.
 - While a batch is being carried, no other of its sink is decided.
 """
 
@@ -77,7 +77,7 @@ F = TypeVar("F", bound=StagedFrame)
 
 
 def is_done(sink: Sink, batch: int) -> bool:
-    """Return True if the batch was decided before. Raises SinkError for what is no batch."""
+    """Return True if the batch was decided before. Raises SinkError for a negative number."""
     if batch < 0:
         raise SinkError(f"{batch} is not the number of a batch; count from 0")
     return batch <= sink.batch
@@ -161,9 +161,9 @@ class Carrying:
         return self._next == self._end
 
     def carry(self, frames: Iterable[F]) -> Iterator[tuple[F, int]]:
-        """The winners among these frames, each with the number of its first event.
+        """The frames of attempts that count, each with the number of its first event.
 
-        Repeated events have the numbers before those that are next, so they are appended once.
+        Repeated events keep their numbers, so they are appended once.
         """
         for frame in frames:
             at = self._at.get(frame.producer)

@@ -1,9 +1,9 @@
 """The file of sinks in a log's folder: one row per sink, which nothing but a command removes.
 
 Rules
-- A write is on disk when it returns, whatever ``s4.log.sync`` says: rows of the log may be lost in
-  a power cut, a decision may not.
-- Calls block. Any failure raises SinkError; a row is then as before, or as written.
+- A write is on disk when it returns, whatever ``s4.log.sync`` says: a power cut may lose rows of
+  the log, but no decision.
+- Calls block. A failure raises SinkError, and leaves the row as before or as written.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Runs an app's PEs over history on Spark; the result is a savepoint from which nodes go on.
 
 Rules
-- Each level of the app's graph is one stage: the history is put where its keys are, sorted, and
-  handled by the app's own classes. What a level makes is written once, so a stage of Spark that
-  runs again never differs from what the next level has read.
+- Each level of the app's graph is one stage: events are shuffled by key, sorted, and handled by the
+  app's own classes. The rows of a level are written once, and all later levels read the same rows,
+  even if Spark runs one of its stages again.
 - The history of an input that is read from a log is the log itself, up to offsets that are noted
   before anything is read. Nodes go on at these offsets: no event is missed or counted twice.
-- Everything that does not fit is told before the first stage.
+- All parts of the app that do not fit are reported before the first stage.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from s4node.errors import ConfigError, GraphError
 from s4node.events.schema import EventType
 from s4node.net.certificates.credentials import OPTIONS, Credentials
 from s4node.runtime.inputs.binding import replayable
-from s4node.spark.addresses import listed, reachable
+from s4node.spark.addresses import listed
 from s4node.spark.columns import OFFSET, PARTITION, TIME, kind_of
+from s4node.spark.connection import ask
 from s4node.spark.history import stages as app_stages
 from s4node.spark.history.event_batches import unpacked
 from s4node.spark.history.replay import (
@@ -45,9 +46,7 @@ from s4node.spark.history.replay import (
     rows_of,
 )
 from s4node.spark.history.stages import Stage
-from s4node.spark.log_reader import ask
 from s4node.spark.positions import Position, Positions
-from s4node.systems.embedded_log import EmbeddedLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,12 +99,9 @@ def history_of_log(
     spark: SparkSession, address: str, stream: str, kind: EventType, config: Config
 ) -> tuple[DataFrame, Positions]:
     """All that a log has of a stream now, and the positions at which that ends."""
-    credentials = Credentials.configured(config)
-    place = reachable(listed(address), _PATIENCE, credentials)
-    described = ask(place, _PATIENCE, lambda log: log.describe(stream), credentials)
     end = {
         number: Position(each["upcoming"], each["epochs"][-1][0] if each["epochs"] else 0)
-        for number, each in enumerate(described["partitions"])
+        for number, each in enumerate(_partitions(address, stream, config))
     }
     offsets = msgspec.json.encode({str(number): at.offset for number, at in end.items()}).decode()
     cls = kind.cls
@@ -189,7 +185,6 @@ def _check(app: App, tasks: int, histories: Mapping[str, Any], keep: Sequence[st
 def _counts(app: App, config: Config, known: Mapping[str, Positions]) -> dict[str, int]:
     """The number of partitions of each input that is read from a system."""
     addresses = config.matching(settings.SYSTEM_ADDRESS)
-    credentials = Credentials.configured(config)
     found = {name: len(each) for name, each in known.items()}
     for stream in replayable(app):
         if stream.name in found:
@@ -199,14 +194,16 @@ def _counts(app: App, config: Config, known: Mapping[str, Positions]) -> dict[st
                 f"{stream.system}.{stream.name} has no address, so its partitions are not known; "
                 f"set systems.{stream.system}.address"
             )
-        address, name = addresses[stream.system], stream.name
-        question = partial(_described, name)
-        found[name] = len(ask(address, _PATIENCE, question, credentials)["partitions"])
+        found[stream.name] = len(_partitions(addresses[stream.system], stream.name, config))
     return found
 
 
-async def _described(stream: str, log: EmbeddedLog) -> dict[str, Any]:
-    return await log.describe(stream)
+def _partitions(address: str, stream: str, config: Config) -> list[dict[str, Any]]:
+    """The partitions of a stream, as its log describes them."""
+    credentials = Credentials.configured(config)
+    found = ask(listed(address), _PATIENCE, "describe", credentials=credentials, stream=stream)
+    partitions: list[dict[str, Any]] = found["partitions"]
+    return partitions
 
 
 def _order(frames: Mapping[str, DataFrame], order: Sequence[str]) -> StructType:

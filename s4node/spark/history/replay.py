@@ -1,11 +1,11 @@
 """Runs PEs over a sorted history, in a task of Spark.
 
 Rules
-- The app's own classes and its compiled dispatch run, as on a node. Only what surrounds them is of
-  this module: where events come from, and where what they put goes.
-- An event that is put gets the order of the event that led to it, and its place among what that
+- The app's own classes and its compiled dispatch run, as on a node. This module only brings events
+  to them, and takes the events that they put.
+- An event that is put gets the order of the event that led to it, and a number among all that this
   event led to. So the next level can be sorted in turn.
-- Nothing is kept between tasks of Spark: one that runs again has the same rows.
+- A task of Spark keeps nothing for the next one: a task that runs again makes the same rows.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from s4node.state import key_encoding
 from s4node.state.rows import TASK_GROUP
 
 STATE, EVENT, REFUSED = "state", "event", "refused"
-"""The kinds of rows that a stage makes: of an instance, of an event that was put, and of how many
-events had no key."""
+"""The kinds of rows that a stage makes: an instance, an event that was put, and the number of
+events without a key."""
 
 PATH = "path"
 _INSTANCES = 8_192
@@ -120,7 +120,7 @@ class _Put:
 
 
 class _Dropped:
-    """Takes events of a stream that nobody wants."""
+    """Drops the events of a stream that is not kept."""
 
     def append(self, event: Any) -> None:
         """Drop it."""
@@ -447,7 +447,7 @@ class _Rows:
         return None
 
     def set_meta(self, _name: str, _value: Any, /) -> None:
-        """Forget it; the driver writes it."""
+        """Do nothing: the driver writes these values."""
 
     def store(self, _spec: Any, /) -> Any:
         raise AssertionError("PEs have no stores here")

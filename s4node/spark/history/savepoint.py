@@ -1,9 +1,9 @@
 """Writes the state of a bootstrap as a savepoint of its job.
 
 Rules
-- The rows are those that a commit of a node writes, in the database of the task of their key.
-- The positions are in the same commit as the rows, and the savepoint exists when all tasks are
-  there: nodes have all of the history, or none.
+- The rows are those that a node's commit writes, in the database of the task that owns their key.
+- The last commit of a task has its positions, and the savepoint exists only once all tasks are
+  written. So nodes have all of the history, or none of it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The stages in which an app's PEs run over history, and what of an app does not fit. Pure.
 
 Rules
-- A stage has the PEs of one level: those whose streams are put on by lower levels only. So all
-  events of a key are there, from all streams, before its PE gets the first one.
-- What would make the result differ from that of a node is refused before anything runs. What only
-  does not happen (timers, triggers by seconds, expiry) is told, and happens later on the nodes.
+- A stage has the PEs of one level: all events on their streams come from lower levels. So all
+  events of a key, from all streams, are there before its PE gets the first one.
+- A part of the app that would make the state differ from a node's is refused before anything runs.
+  A part that the run skips (timers, triggers by seconds, expiry) is reported; nodes do it later.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _refused(app: App, tasks: int, histories: Collection[str]) -> Iterator[str]:
 
 
 def left_out(app: App, histories: Collection[str]) -> list[str]:
-    """What does not happen while the app runs over history, in words."""
+    """The parts of the app that the run over history skips, in words."""
     found = []
     for name, (prototype, _) in app.prototypes.items():
         if prototype.timer_interval:
@@ -145,7 +145,8 @@ def _functions(prototype: Prototype) -> Iterator[FunctionType]:
 
 
 def _shared(app: App, prototype: Prototype, function: FunctionType) -> Iterator[str]:
-    """What a handler shares with other keys, or depends on that only a node has."""
+    """The attributes that a handler shares with other keys, and what it needs that only a node
+    has."""
     place = f"{prototype.cls.__name__}.{function.__name__}"
     code = list(dis.get_instructions(function))
     names = set(function.__code__.co_names)
