@@ -35,7 +35,7 @@ CRASHES := tests/test_failpoints.py tests/deploy/test_deploy.py tests/deploy/tes
 	tests/state/test_damage.py tests/state/test_database.py \
 	tests/state/test_remote_task_crashes.py
 # what Spark runs, its clusters and drivers that are killed, and the demos of flights
-SPARK := tests/spark tests/example_apps/test_flights.py
+SPARK := tests/spark tests/docs/test_spark_doc.py tests/example_apps/test_flights.py
 # and what has the machine for itself, for it measures
 MEASURED := tests/process/test_prompt.py tests/bench/test_bench.py tests/test_torture.py tests/test_attacks.py
 

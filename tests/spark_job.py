@@ -2,8 +2,10 @@
 
 ``python -m tests.spark_job MASTER KIND ADDRESS STREAM FOLDER``: writes the numbers below TOTAL to a
 stream, each with a user that every computation draws anew, behind a shuffle. KIND is ``batch``, or
-``stream`` (with FOLDER for source and checkpoint), or ``killing``: the first task takes its
-executor down. With ``-numbered`` behind it the sink recognises rows by their numbers.
+``stream`` (with FOLDER for source and checkpoint), or ``copying``: a batch, which a query then
+copies to the stream ``copy``. ``killing`` is a batch whose first task takes its executor down,
+``holding`` a stream whose first task stops midway. With ``-numbered`` behind it the sink recognises
+rows by their numbers.
 """
 
 from __future__ import annotations
@@ -50,16 +52,23 @@ def drawn(rows: Any) -> Any:
     return rows.selectExpr("id as n").repartition(4, "n").mapInArrow(drawn_anew, SCHEMA)
 
 
+def query(rows: Any, sink: str, options: dict[str, str], folder: str) -> None:
+    """Have a query write what there is now."""
+    writer = rows.writeStream.format(sink).options(**options)
+    writer = writer.option("checkpointLocation", f"{folder}/checkpoint")
+    writer.trigger(availableNow=True).start().awaitTermination()
+
+
 def main(master: str, kind: str, address: str, stream: str, folder: str) -> None:
     spark = session(master)
     options = {"address": address, "stream": stream, "type": "tests.spark_rows:Row"}
     kind, _, numbered = kind.partition("-")
     sink = "Numbered" if numbered else "s4"
-    if kind == "killing":
-        options["fault"], sink = f"killing:{folder}/killed", sink.replace("s4", "Staged")
+    if kind in ("killing", "holding"):
+        options["fault"], sink = f"{kind}:{folder}/{kind}", sink.replace("s4", "Staged")
     if sink != "s4":
         spark.dataSource.register(getattr(spark_sinks, sink))
-    if kind == "stream":
+    if kind in ("stream", "holding"):
         source = Path(folder) / "source"
         if not source.exists():
             for number in range(FILES):
@@ -67,22 +76,15 @@ def main(master: str, kind: str, address: str, stream: str, folder: str) -> None
                 spark.range(number * share, number * share + share, 1, 1).write.parquet(
                     str(source / str(number))
                 )
-        query = (
-            drawn(
-                spark.readStream.schema("id long")
-                .option("maxFilesPerTrigger", 1)
-                .parquet(f"{source}/*")
-            )
-            .writeStream.format(sink)
-            .options(**options)
-            .option("checkpointLocation", f"{folder}/checkpoint")
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination()
+        files = spark.readStream.schema("id long").option("maxFilesPerTrigger", 1)
+        query(drawn(files.parquet(f"{source}/*")), sink, options, folder)
     else:
         rows = drawn(spark.range(TOTAL))
         rows.write.format(sink).mode("append").options(**options).save()
+    if kind == "copying":
+        read = spark.readStream.format("s4").options(**options, columns="user,n")
+        rows = read.option("maxEventsPerTrigger", TOTAL // 2).load()
+        query(rows, sink, {**options, "stream": "copy"}, folder)
     print("done", flush=True)
     spark.stop()
 

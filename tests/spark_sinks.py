@@ -1,6 +1,7 @@
 """Sinks for tests whose tasks fail amid their rows: ours, and one that numbers rows.
 
-The option ``fault`` is a function of tests/spark_rows.py, or ``killing:FILE``. ``Staged`` is ours.
+The option ``fault`` is a function of tests/spark_rows.py, or ``killing:FILE`` or ``holding:FILE``.
+``Staged`` is ours.
 ``Numbered`` recognises rows by their numbers, as a sink without staging would: a task sends them as
 the producer of its batch and partition, and if it runs again, it skips as many as were sent before.
 """

@@ -45,6 +45,22 @@ def start(node: Node, folder: Path, kind: str, master: str) -> subprocess.Popen[
         )
 
 
+def check(node: Node, kind: str) -> None:
+    """Each row is there once, unless they are recognised by their numbers."""
+    if kind.endswith("-numbered"):
+        with pytest.raises(AssertionError, match="rows doubled"):
+            check_exact(node.rows("clicks"), TOTAL)
+    else:
+        check_exact(node.rows("clicks"), TOTAL)
+
+
+def kill(job: subprocess.Popen[str]) -> None:
+    """Kill a driver with all of its processes."""
+    if job.poll() is None:
+        job.send_signal(signal.SIGKILL)
+        subprocess.run(["pkill", "-KILL", "-s", str(job.pid)], check=False)
+
+
 def run(node: Node, folder: Path, kind: str, master: str = "local[2,4]") -> None:
     with start(node, folder, kind, master) as job:
         out, _ = job.communicate(timeout=SECONDS)
@@ -53,13 +69,17 @@ def run(node: Node, folder: Path, kind: str, master: str = "local[2,4]") -> None
 
 def test_an_executor_that_is_killed_midway_leaves_each_row_once(node: Node, tmp_path: Path) -> None:
     run(node, tmp_path, "killing", "local-cluster[2,1,1024]")
-    assert (tmp_path / "killed").exists()
+    assert (tmp_path / "killing").exists()
     check_exact(node.rows("clicks"), TOTAL)
 
 
-def test_a_job_of_spark_connect_writes_each_row_once(node: Node, tmp_path: Path) -> None:
-    run(node, tmp_path, "batch", "connect:local[2]")
-    check_exact(node.rows("clicks"), TOTAL)
+def test_spark_connect_writes_and_reads_each_row_once_in_batches_and_streaming(
+    node: Node, tmp_path: Path
+) -> None:
+    node.create("copy")
+    run(node, tmp_path, "copying", "connect:local[2]")
+    for stream in ("clicks", "copy"):
+        check_exact(node.rows(stream), TOTAL)
 
 
 def test_a_driver_that_is_killed_between_decision_and_commit_log_writes_each_row_once(
@@ -82,6 +102,17 @@ def test_a_driver_that_is_killed_between_decision_and_commit_log_writes_each_row
     assert killed
     run(node, tmp_path, "stream", "local[3]")
     check_exact(node.rows("clicks"), TOTAL)
+
+
+def test_a_driver_that_is_killed_before_the_commit_log_doubles_and_loses_rows_that_are_numbered(
+    node: Node, tmp_path: Path
+) -> None:
+    kind = "holding-numbered"
+    with start(node, tmp_path, kind, "local[2]") as job:
+        until(lambda: (tmp_path / "holding").exists() or job.poll() is not None, "rows are sent")
+        kill(job)
+    run(node, tmp_path, kind, "local[3]")
+    check(node, kind)
 
 
 def test_a_node_that_is_killed_at_every_step_during_a_query_gets_each_row_once(
