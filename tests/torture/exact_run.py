@@ -232,8 +232,8 @@ class ExactTorture(LogTorture):
 
     def _settings_of(self, name: str) -> dict[str, str]:
         """With an address that nobody has any more."""
-        ended = {m.name for m in self.members.values() if m.process.returncode is not None} | {""}
-        free = [place for place, holder in self.addresses.items() if holder in ended]
+        living = self._living()
+        free = [place for place, holder in self.addresses.items() if holder not in living]
         self.addresses[free[0]] = name
         folder = self.machine / "elsewhere" if name.startswith(STRANGER) else self.state
         return self.settings | {"s4.listener.address": free[0], "s4.state.folder": str(folder)}
@@ -331,7 +331,9 @@ class ExactTorture(LogTorture):
                 under_way.start_soon(self._freeze, victim)
 
     def _living(self) -> list[str]:
-        return [m.name for m in self.members.values() if m.state not in ("over", "dead")]
+        """The containers that have an address, also while they are about to start."""
+        ended = {m.name for m in self.members.values() if m.process.returncode is not None} | {""}
+        return [name for name in self.addresses.values() if name not in ended]
 
     async def _send_stranger(self) -> None:
         """Have a container come for a while that has not the state of the app."""
