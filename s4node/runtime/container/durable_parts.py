@@ -161,8 +161,8 @@ class DurableParts:
         return folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], name)
 
     async def check_kept(self, name: str, model: JobModel, before: JobGuard | None) -> None:
-        """Raise StateError or CheckpointError if the app cannot read a sample of its saved state, or
-        if only some of its tasks may have been replaced.
+        """Raise StateError or CheckpointError if the app cannot read a sample of its saved state,
+        or if only some of its tasks may have been replaced.
 
         ``before`` are the facts of the job ``name`` that runs.
         """
