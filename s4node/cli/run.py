@@ -27,6 +27,7 @@ from s4node.config.settings import (
     CLUSTER_PARTITIONS,
     CONTAINER_COUNT,
     COORDINATION_FOLDER,
+    HTTP_ADDRESS,
 )
 from s4node.errors import ConfigError
 
@@ -105,6 +106,7 @@ def run(
     containers = nodes or config[CONTAINER_COUNT]
     if not containers:
         return _serve(target, config, as_json=as_json)
+    _check_unmonitored(config)
     from s4node.process.launch import launch
 
     def announce(done: Launched) -> None:
@@ -166,6 +168,7 @@ def adapter(app: str, config: Config, *, as_json: bool) -> int:
 def _serve(
     target: str, config: Config, *, as_json: bool, adapter: bool = False, node: str = ""
 ) -> int:
+    _check_unmonitored(config)
     from s4node.app.app import AdapterApp
     from s4node.deploy.load_app import load_app
     from s4node.process.serve import serve
@@ -181,6 +184,16 @@ def _serve(
         _tell_running(app.name, container.address, container.ports)
 
     return serve(app, config, announce, node)
+
+
+def _check_unmonitored(config: Config) -> None:
+    """Raise ConfigError if monitoring is asked for where no node serves it."""
+    if config[HTTP_ADDRESS]:
+        raise ConfigError(
+            f"{HTTP_ADDRESS.name} = {config[HTTP_ADDRESS]} is for nodes that apps are deployed to "
+            f"(s4 node CLUSTER), and this process runs one app; leave it out, or set "
+            f"metrics.reporters"
+        )
 
 
 def _tell_running(app: str, address: str, streams: Iterable[str]) -> None:

@@ -660,6 +660,13 @@ METRICS_FILE = Setting(
     "The file that jsonl appends to; containers may share it. Empty means stderr.",
 )
 
+HTTP_ADDRESS = Setting(
+    _METRICS, "s4.http.address", "", kinds.optional(kinds.address(0)),
+    "The address at which s4 node answers HTTP for monitoring: /livez, /readyz, /metrics for "
+    "Prometheus, and /status; empty means none. With tls+tcp://host:port it has "
+    "s4.tls.certificate; without TLS, an address that other machines reach needs s4.access = open.",
+)
+
 _LOGGER = "Logging"
 
 LOGGER_MAX_RATE = Setting(

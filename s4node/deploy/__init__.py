@@ -3,7 +3,8 @@
 ``load_app`` finds the app that a command names. ``pack`` makes a package of it and loads a package;
 ``pickling`` pickles what an app's file defines. ``deploy`` gives a package to the nodes, and
 ``state_change`` does what that needs with the app's state. ``savepoint`` takes savepoints, and
-``savepoint_restore`` goes back to one. ``cluster_snapshot`` combines what the nodes report.
+``savepoint_restore`` goes back to one. ``cluster_look`` asks the nodes how they are, and
+``cluster_snapshot`` combines what they report.
 
 It may touch ``app``, ``packaged``, ``cluster``, ``savepoints``, ``state``, ``runtime``, ``config``,
 ``version`` and ``errors``, and the world: files, a node's admin socket and trio. It runs the code

@@ -143,7 +143,7 @@ def _state_of(app: App) -> Any:
         streams.append(
             packaged.StreamState(stream, stream.name, stream._index, stream.targets, named, rest)
         )
-    others = {n: v for n, v in vars(app).items() if n not in ("streams", "prototypes")}
+    others = {n: v for n, v in vars(app).items() if n not in ("streams", "prototypes", "metrics")}
     return others, prototypes, streams
 
 

@@ -1,4 +1,4 @@
-"""The memory and CPU time of this process."""
+"""What processes of this machine use, as the kernel counts it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,26 @@ from pathlib import Path
 
 from s4node import clocks
 from s4node.metrics.snapshot import Value
+from s4node.metrics.statistics import ProcessStatistics
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def process_statistics(pid: int) -> ProcessStatistics | None:
+    """What a process uses; None if it has ended, or if this is not Linux."""
+    folder = Path("/proc") / str(pid)
+    try:
+        fields = (folder / "stat").read_text().rpartition(")")[2].split()  # a name may have blanks
+        files = sum(1 for _ in (folder / "fd").iterdir())
+    except OSError:
+        return None
+    return ProcessStatistics(
+        cpu_seconds=(int(fields[11]) + int(fields[12])) / _TICKS,
+        resident_bytes=int(fields[21]) * _PAGE,
+        open_files=files,
+        threads=int(fields[17]),
+    )
 
 
 class ProcessUse:
@@ -24,14 +42,8 @@ class ProcessUse:
         now, cpu = clocks.steady(), time.process_time()
         percent = (cpu - self._cpu) / max(now - self._at, 1e-3) * 100
         self._at, self._cpu = now, cpu
+        found = process_statistics(os.getpid())
         return {
-            "physical-memory-mb": round(_resident() / 2**20, 1),
+            "physical-memory-mb": round(found.resident_bytes / 2**20, 1) if found else 0,
             "total-process-cpu-usage": round(percent, 1),
         }
-
-
-def _resident() -> int:
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
-    except OSError:  # not on Linux
-        return 0

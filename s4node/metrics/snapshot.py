@@ -7,7 +7,8 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 Value = int | float | str
@@ -39,6 +40,44 @@ class MetricsReport:
     since_ms: int
     time_ms: int
     snapshots: Sequence[MetricsSnapshot] = field(default_factory=tuple)
+
+
+def numbers_of(snapshots: Iterable[MetricsSnapshot], most: int) -> list[MetricsSnapshot]:
+    """The values that are finite numbers, at most ``most``, as plain data whatever was set.
+
+    Snapshots without any are left out.
+    """
+    found: dict[str, dict[str, dict[str, Value]]] = {}
+    values = (
+        (snapshot.source, group, name, value)
+        for snapshot in snapshots
+        for group, named in snapshot.groups.items()
+        for name, value in named.items()
+    )
+    for source, group, name, value in values:
+        number = _number(value)
+        if number is None:
+            continue
+        if most <= 0:
+            break
+        most -= 1
+        found.setdefault(source, {}).setdefault(_plain(group), {})[_plain(name)] = number
+    return [MetricsSnapshot(source, groups) for source, groups in found.items()]
+
+
+def _number(value: object) -> float | None:
+    """The finite number that is ``value``, or None."""
+    if not isinstance(value, (int, float)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _plain(name: object) -> str:
+    return str(name).encode("utf-8", "replace").decode()
 
 
 def merged(snapshots: Sequence[MetricsSnapshot]) -> tuple[MetricsSnapshot, ...]:

@@ -135,6 +135,15 @@ class ReplayStatistics(msgspec.Struct, frozen=True):
     restoring: dict[str, tuple[int, int]] = {}
 
 
+class ProcessStatistics(msgspec.Struct, frozen=True):
+    """What a process uses: seconds of CPU since its start, and the other values now."""
+
+    cpu_seconds: float
+    resident_bytes: int
+    open_files: int
+    threads: int
+
+
 class ContainerStatistics(msgspec.Struct, frozen=True):
     """The counts of a container of ``app`` since its start.
 
@@ -144,7 +153,9 @@ class ContainerStatistics(msgspec.Struct, frozen=True):
     dropped. ``unsendable`` counts events that could not be sent, by stage and stream.
     ``utilization`` is the part of the time in which its loop was busy, from 0 to 1.
     ``published`` counts the batches of sinks in its log, and their events.
-    ``started_after`` is how many seconds the start took, 0 until it ends.
+    ``started_after`` is how many seconds the start took, 0 until it ends. ``gains`` counts the
+    times that it was given partitions, ``gain_seconds`` is the time until these took events.
+    ``recoveries`` counts the tasks that were rolled back after a failure.
     """
 
     app: str
@@ -163,6 +174,10 @@ class ContainerStatistics(msgspec.Struct, frozen=True):
     turns: int = 0
     utilization: float = 0.0
     started_after: float = 0.0
+    gains: int = 0
+    gain_seconds: float = 0.0
+    recoveries: int = 0
+    recovery_seconds: float = 0.0
     threads: int = 0
 
     @property

@@ -41,6 +41,7 @@ from s4node.deploy import pack
 from s4node.deploy.load_app import load_app
 from s4node.deploy.tracebacks import cause_trace, others_trace
 from s4node.errors import ConfigError, EventsLost, GraphError, S4Error, described, leaves
+from s4node.metrics.snapshot import MetricsSnapshot, numbers_of
 from s4node.metrics.statistics import ContainerStatistics
 from s4node.net.ingress import node_totals
 from s4node.process import log_setup, stdio
@@ -50,6 +51,8 @@ from s4node.runtime.container.container import Container
 
 _FLUSH_SECONDS = 5.0
 _FRAMES = 6
+_MOST_OWN = 1000
+"""How many values of the author's metrics the node is told."""
 
 
 class Line:
@@ -94,12 +97,14 @@ class Line:
         self._unsent += supervisor_protocol.encode(message)
         self._send()
 
-    def pulse(self, statistics: ContainerStatistics | None) -> None:
+    def pulse(
+        self, statistics: ContainerStatistics | None, own: list[MetricsSnapshot] | None = None
+    ) -> None:
         """Send a pulse, unless the last one is still unsent. Statistics that are too large for a
         line are left out."""
         if self._unsent:
             return
-        line = supervisor_protocol.encode(supervisor_protocol.Pulse(statistics))
+        line = supervisor_protocol.encode(supervisor_protocol.Pulse(statistics, own or []))
         if len(line) > supervisor_protocol.MAX_LINE_BYTES:
             line = supervisor_protocol.encode(supervisor_protocol.Pulse())
         self._unsent = line
@@ -323,8 +328,13 @@ async def _announce(line: Line, container: Container) -> None:
 
 
 async def _pulses(line: Line, container: Container, seconds: float) -> None:
+    is_monitored = bool(container.config[settings.HTTP_ADDRESS])
     while True:
-        line.pulse(container.statistics() if container.ready.is_set() else None)
+        if container.ready.is_set():
+            own = numbers_of(container.own_metrics(), _MOST_OWN) if is_monitored else []
+            line.pulse(container.statistics(), own)
+        else:
+            line.pulse(None)
         await trio.sleep(seconds)
 
 

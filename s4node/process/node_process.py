@@ -12,9 +12,13 @@ from s4node.cluster.node.running import Running, running_entry
 from s4node.cluster.node.supervisor_protocol import handed_on
 from s4node.config import settings
 from s4node.config.config import Config
+from s4node.logger import get_logger
+from s4node.monitoring.monitor import server_of
 from s4node.process import log_setup
 from s4node.process.exit_status import exit_status
 from s4node.process.serve import run_until_signal
+
+log = get_logger("s4node.cluster")
 
 
 def run_node(config: Config, name: str, on_ready: Callable[[Node], None]) -> int:
@@ -32,6 +36,9 @@ def run_node(config: Config, name: str, on_ready: Callable[[Node], None]) -> int
 
 async def _run(config: Config, name: str, on_ready: Callable[[Node], None]) -> int:
     node = Node(config, name)
+    server = server_of(node, config) if config[settings.HTTP_ADDRESS] else None
+    if server is not None:
+        await server.listen()
     with running_entry() as entry:
 
         def ready() -> None:
@@ -48,4 +55,10 @@ async def _run(config: Config, name: str, on_ready: Callable[[Node], None]) -> i
             )
             on_ready(node)
 
-        return await run_until_signal(node, ready)
+        async with trio.open_nursery() as nursery:
+            if server is not None:
+                nursery.start_soon(server.run)
+                log.info("monitoring is served", node=node.name, address=server.address)
+            status = await run_until_signal(node, ready)
+            nursery.cancel_scope.cancel()
+        return status

@@ -112,6 +112,7 @@ def test_the_list_has_these_keys_and_defaults() -> None:
         ("metrics.reporters", ""),
         ("metrics.reporter.interval", "60000"),
         ("metrics.reporter.jsonl.file", ""),
+        ("s4.http.address", ""),
         ("s4.logger_maxRate", "50"),
         ("s4.logger_level", "info"),
         ("s4.logger_format", "auto"),

@@ -236,6 +236,7 @@ GROUPS = {
     "sink": 5,
     "part": 5,
     "peer": 7,
+    "http": 5,
     "time": 7,
 }
 """How many sentences each of the five documents has at least, and the project's own groups."""

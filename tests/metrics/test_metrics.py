@@ -25,7 +25,7 @@ from s4node.errors import ConfigError, MetricError
 from s4node.metrics.registry import MetricsRegistry
 from s4node.metrics.reporter import JsonLines, MetricsReporter, reporters_of, table
 from s4node.metrics.reporting import Reporting
-from s4node.metrics.snapshot import Groups, MetricsReport, MetricsSnapshot, merged
+from s4node.metrics.snapshot import Groups, MetricsReport, MetricsSnapshot, merged, numbers_of
 from s4node.metrics.statistics import OutboxStatistics
 from s4node.runtime.container.container import Container
 
@@ -99,6 +99,24 @@ def test_no_count_is_lost_between_threads() -> None:
     for thread in threads:
         thread.join()
     assert metrics.counter("n").value == 80_000
+
+
+def test_what_an_author_sets_is_cut_down_to_finite_numbers() -> None:
+    values: Any = {
+        "n": 1,
+        "b": True,
+        "huge": 10**400,
+        "none": None,
+        "nan": float("nan"),
+        "text": "broken",
+        "\ud800": 2.5,
+        "last": 3,
+        "left out": 4,
+    }
+    snapshots = [MetricsSnapshot("one", {"app": values}), MetricsSnapshot("two", {"app": values})]
+    assert numbers_of(snapshots, 4) == [
+        MetricsSnapshot("one", {"app": {"n": 1.0, "b": 1.0, "?": 2.5, "last": 3.0}})
+    ]
 
 
 def test_snapshots_of_one_source_are_one() -> None:

@@ -162,6 +162,29 @@ class Node:
         """The address where outside programs ask for an app's containers."""
         return self._redirector.address
 
+    @property
+    def registry(self) -> Registry | None:
+        """The registry, while the node has joined it."""
+        return self._registry
+
+    def lacking(self) -> list[str]:
+        """What the node lacks to be ready; empty once it has joined and its apps run, restored."""
+        found = []
+        if self._stopping.is_set():
+            found.append("the node is stopping")
+        if self._registry is None or not self.ready.is_set():
+            found.append("the node has not joined its cluster")
+        for post in self._posts.values():
+            process = post.process
+            if post.wanted is None or (process is not None and process.is_done):
+                continue
+            if process is None or post.running != post.wanted or not process.address:
+                reason = post.failure or (process.ended_because if process is not None else "")
+                found.append(f"app {post.app!r} is starting{reason and f': {reason}'}")
+            elif process.statistics is not None and process.statistics.replay.restoring:
+                found.append(f"app {post.app!r} is restoring state")
+        return found
+
     def stop(self) -> None:
         """Begin an orderly stop: the containers drain and end; then ``run`` returns."""
         self._stopping.set()

@@ -37,6 +37,7 @@ from s4node.config.config import Config
 from s4node.errors import ContainerFailed, CoordinationError
 from s4node.events.schema import UNREADABLE
 from s4node.logger import get_logger
+from s4node.metrics.snapshot import MetricsSnapshot
 from s4node.metrics.statistics import ContainerStatistics
 from s4node.net.ingress import node_totals
 
@@ -80,6 +81,7 @@ class ContainerProcess:
         """The address on which it listens; empty while it is not ready."""
         self.prepared: supervisor_protocol.Prepared | None = None
         self.statistics: ContainerStatistics | None = None
+        self.own_metrics: list[MetricsSnapshot] = []
         self.failure: supervisor_protocol.Failed | None = None
         self.ended_because = ""
         """The reason of its last failure."""
@@ -104,6 +106,11 @@ class ContainerProcess:
     def phase(self) -> Phase:
         """The phase of its life."""
         return self._life.phase
+
+    @property
+    def is_done(self) -> bool:
+        """Return True if it has ended because the app's tasks are finished."""
+        return self.ended.is_set() and not self.ended_because
 
     @property
     def starts(self) -> int:
@@ -203,6 +210,7 @@ class ContainerProcess:
                 self.address = ""
                 self.prepared = None
                 self.statistics = None
+                self.own_metrics = []
         node_totals.clear(self.begin.place)
         self._exited(process.returncode)
 
@@ -262,7 +270,7 @@ class ContainerProcess:
         match message:
             case supervisor_protocol.Pulse():
                 self._life.pulse(now)
-                self.statistics = message.statistics
+                self.statistics, self.own_metrics = message.statistics, message.own
                 return
             case supervisor_protocol.Prepared():
                 self.prepared = message

@@ -13,6 +13,7 @@ import msgspec
 
 from s4node.config import settings
 from s4node.config.config import Config
+from s4node.metrics.snapshot import MetricsSnapshot
 from s4node.metrics.statistics import ContainerStatistics
 
 MAX_LINE_BYTES = 8 << 20
@@ -125,9 +126,13 @@ class Done(Message, tag="done", frozen=True):
 
 
 class Pulse(Message, tag="pulse", frozen=True):
-    """From a container, regularly: it lives, and has these statistics once it is ready."""
+    """From a container, regularly: it lives, and has these statistics once it is ready.
+
+    ``own`` are the metrics of the app's author, if the node serves monitoring.
+    """
 
     statistics: ContainerStatistics | None = None
+    own: list[MetricsSnapshot] = []
 
 
 FromContainer = Prepared | Enrolled | Ready | Failed | Done | Pulse

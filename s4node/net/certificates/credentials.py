@@ -56,6 +56,7 @@ class _Loaded(NamedTuple):
     holder: Holder
     dialling: ssl.SSLContext
     serving: ssl.SSLContext
+    monitored: ssl.SSLContext
     revoked: frozenset[int]
 
 
@@ -111,6 +112,11 @@ class Credentials:
             raw, server_side=True, do_handshake_on_connect=False
         )
 
+    def monitored(self) -> ssl.SSLContext:
+        """For connections of monitoring, whose peers may have no certificate."""
+        self.refresh()
+        return self._loaded.monitored
+
     def dialling(self, raw: stdlib.socket) -> ssl.SSLSocket:
         """Our end of a dialled connection, before its handshake; ``check_node`` has to follow."""
         self.refresh()
@@ -141,7 +147,10 @@ class Credentials:
 
     def peer_of(self, secured: ssl.SSLSocket) -> Holder:
         """The peer of a connection after its handshake; raises ValueError if it has no identity."""
-        certificate: dict[str, Any] = secured.getpeercert() or {}
+        return self.holder_of(secured.getpeercert() or {})
+
+    def holder_of(self, certificate: Mapping[str, Any]) -> Holder:
+        """The holder of a certificate that ssl has decoded; raises ValueError as above."""
         return Holder.of(
             (text for kind, text in certificate.get("subjectAltName", ()) if kind == "URI"),
             int(certificate["serialNumber"], 16),
@@ -226,15 +235,20 @@ def _load(files: _Files) -> _Loaded:
         certificate = x509.load_pem_x509_certificates(text)[0]
         revoked = _serials(Path(files.revoked)) if files.revoked else frozenset()
         contexts = []
-        for protocol in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER):
+        for protocol, mode in (
+            (ssl.PROTOCOL_TLS_CLIENT, ssl.CERT_REQUIRED),
+            (ssl.PROTOCOL_TLS_SERVER, ssl.CERT_REQUIRED),
+            (ssl.PROTOCOL_TLS_SERVER, ssl.CERT_OPTIONAL),
+        ):
             context = ssl.SSLContext(protocol)
             context.minimum_version = ssl.TLSVersion.TLSv1_3
             context.check_hostname = False  # identities count instead
-            context.verify_mode = ssl.CERT_REQUIRED
+            context.verify_mode = mode
             context.load_verify_locations(files.authority)
             context.load_cert_chain(files.certificate, files.key, password=_no_password)
             contexts.append(context)
-        contexts[1].num_tickets = 0
+        for context in contexts[1:]:
+            context.num_tickets = 0
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         holder = Holder.of(
             names.get_values_for_type(x509.UniformResourceIdentifier),
@@ -248,7 +262,7 @@ def _load(files: _Files) -> _Loaded:
     except ValueError as error:
         problem = str(error)
     else:
-        return _Loaded(holder, contexts[0], contexts[1], revoked)
+        return _Loaded(holder, contexts[0], contexts[1], contexts[2], revoked)
     named = ", ".join(f"{key} = {value}" for key, value in files._asdict().items() if value)
     raise ConfigError(
         f"the certificates ({named}) cannot be used: {problem}; s4.tls.certificate, s4.tls.key and "

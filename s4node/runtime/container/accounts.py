@@ -77,6 +77,7 @@ class Accounts:
         """Counts since the start."""
         parts, replay = self._parts, self._replay
         members, senders = parts.members, parts.outputs.senders
+        gaining, recovering = parts.ownership.gaining, parts.ownership.recovering
         return ContainerStatistics(
             app=self._job,
             levels=self._levels,
@@ -94,14 +95,24 @@ class Accounts:
             turns=parts.loop.turns,
             utilization=parts.loop.utilization,
             started_after=self._started_after,
+            gains=gaining.count,
+            gain_seconds=gaining.seconds,
+            recoveries=recovering.count,
+            recovery_seconds=recovering.seconds,
             threads=self._config[settings.THREAD_POOL_SIZE],
         )
 
     def metrics(self) -> list[MetricsSnapshot]:
         """The metrics of the container and its tasks, and those that tasks define themselves."""
+        process = self._process.sample()
+        return [*snapshots_of(self._node, self.statistics(), process), *self.own_metrics()]
+
+    def own_metrics(self) -> list[MetricsSnapshot]:
+        """The metrics that the app's author has defined."""
         tasks = self._parts.partitions.tasks.values()
-        own = [task.metrics.snapshot() for task in tasks if task.metrics is not None]
-        return [*snapshots_of(self._node, self.statistics(), self._process.sample()), *own]
+        of_tasks = [task.metrics.snapshot() for task in tasks if task.metrics is not None]
+        groups = self._app.metrics.snapshot().groups
+        return [MetricsSnapshot(self._node, groups), *of_tasks] if groups else of_tasks
 
     def _stages(self) -> Iterator[StageStatistics]:
         yield from self._parts.inputs.stages()

@@ -153,6 +153,10 @@ class Container:
         """The metrics of the container and its tasks, and those that tasks define themselves."""
         return self.accounts.metrics()
 
+    def own_metrics(self) -> list[MetricsSnapshot]:
+        """The metrics that the app's author has defined."""
+        return self.accounts.own_metrics()
+
     def stop(self) -> None:
         """Begin an orderly stop; ``run`` returns once it is done."""
         self._stopping.set()

@@ -18,12 +18,14 @@ from functools import partial
 
 import trio
 
+from s4node import clocks
 from s4node.app.app import App
 from s4node.cluster.coordination.enrolment import Enrolment
 from s4node.cluster.coordination.membership import Membership
 from s4node.cluster.coordination.view import View
 from s4node.errors import S4Error
 from s4node.logger import get_logger
+from s4node.metrics.registry import Timer
 from s4node.runtime.container.durable_parts import DurableParts
 from s4node.runtime.container.frame_router import FrameRouter
 from s4node.runtime.container.lifecycle import Closing, Lifecycle, Step
@@ -47,7 +49,8 @@ class Ownership:
     """The partitions of ``app`` that ``node`` owns, and their tasks.
 
     ``report`` is awaited before the first tasks start. ``view`` has the owners of all partitions;
-    ``closings`` are for the tasks, in the order of their start.
+    ``closings`` are for the tasks, in the order of their start. ``gaining`` measures from the view
+    that gives us partitions until they take events, ``recovering`` the replacement of failed tasks.
     """
 
     def __init__(
@@ -69,6 +72,8 @@ class Ownership:
     ) -> None:
         self.view = View.alone(app.partitions)
         self.closings: dict[Task, Closing] = {}
+        self.gaining = Timer()
+        self.recovering = Timer()
         self._app = app
         self._node = node
         self._incarnation = incarnation
@@ -173,6 +178,7 @@ class Ownership:
         self._loop.nudge()
 
     async def _gain(self, view: View, partitions: list[int]) -> None:
+        began = clocks.steady()
         models = [self._model.tasks[each] for each in partitions]
         gained = [self._partitions.make(one.index, one.name, one.ssps) for one in models]
         if self._replay is not None:
@@ -193,6 +199,8 @@ class Ownership:
         if self._replay is not None:
             await self._replay.restore.start_reading(gained)
         await self._lifecycle.reached(Step.LOOP)
+        if gained:
+            self.gaining.update(clocks.steady() - began)
         if gained and self._members is not None:
             log.info(
                 "owns partitions",
@@ -212,11 +220,13 @@ class Ownership:
     async def replace(self, old: Task) -> None:
         """Replace a failed task by a new one, restored from the last commit."""
         assert self._replay is not None
+        began = clocks.steady()
         await self._close(old)
         new = await self._replay.restore.restore_failed(old)
         self._inputs.roll_back(new.partition)
         await self._start(new)
         self._replay.exchange.return_own_events(new)
+        self.recovering.update(clocks.steady() - began)
         self._loop.wake(new)
 
     async def _hand_over(self, partition: int) -> None:

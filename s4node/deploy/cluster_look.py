@@ -1,0 +1,146 @@
+"""A look at a cluster: asks the nodes how they are, for ``s4 status`` and for monitoring.
+
+Rules
+- Membership and ownership are read from the registry, everything else from the nodes, which are
+  asked through it, wherever they run. A process without a registry is asked directly.
+- A process that does not answer in time is shown as such, and does not delay the others.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from s4node.cluster.coordination.entries import AppId, NodeInfo
+from s4node.cluster.coordination.node_requests import requesting
+from s4node.cluster.coordination.registry import Registry
+from s4node.cluster.node import admin
+from s4node.cluster.node.running import Running
+from s4node.deploy.cluster_snapshot import (
+    AppRow,
+    NodeRow,
+    Snapshot,
+    bottleneck_of,
+    outboxes_of,
+    restoring_of,
+    rows_of,
+    state_of,
+    watermarks_of,
+)
+from s4node.errors import S4Error
+
+_ANSWER_SECONDS = 2.0
+
+
+async def of_cluster(registry: Registry, cluster: str, place: str) -> Snapshot:
+    """The snapshot of a cluster whose coordination is at ``place``."""
+    nodes = await registry.nodes(cluster)
+    answers: dict[str, admin.NodeStatus | str] = {}
+    if nodes:
+        async with requesting(
+            registry, cluster, nodes, admin.AskStatus(), admin.decode_answer
+        ) as request:
+
+            async def ask(name: str) -> admin.NodeStatus:
+                return admin.of_kind(name, await request.wait_answer(name, 0), admin.NodeStatus)
+
+            async with trio.open_nursery() as nursery:
+                for name in nodes:
+                    nursery.start_soon(_answer, name, ask, answers)
+    containers = [
+        container
+        for answer in answers.values()
+        if isinstance(answer, admin.NodeStatus)
+        for container in answer.containers
+    ]
+    apps = []
+    for name, found in sorted((await registry.apps(cluster)).items()):
+        group = await registry.group(AppId(cluster, name))
+        living = {member.key: member.name for member in group.candidates}
+        phases = {each.phase for each in containers if each.app == name}
+        owners = group.assignment.value.owners if group.assignment else ()
+        info = found.value
+        apps.append(
+            AppRow(
+                name,
+                info.version,
+                state_of(info.state, phases, living.values()),
+                info.partitions,
+                [living.get(owner.key, "") for owner in owners],
+                sorted(living.values()),
+                {member.value.node: member.value.address for member in group.members},
+            )
+        )
+    return _snapshot(cluster, place, nodes, answers, apps)
+
+
+def _snapshot(
+    cluster: str,
+    folder: str,
+    nodes: dict[str, NodeInfo],
+    answers: dict[str, admin.NodeStatus | str],
+    apps: list[AppRow],
+) -> Snapshot:
+    told = [
+        each
+        for answer in answers.values()
+        if isinstance(answer, admin.NodeStatus)
+        for each in answer.statistics
+    ]
+    rows = rows_of(told)
+    return Snapshot(
+        cluster,
+        folder,
+        trio.current_time(),
+        [_node(node, answers[name]) for name, node in sorted(nodes.items())],
+        apps,
+        rows,
+        bottleneck_of(rows),
+        outboxes_of(told),
+        restoring_of(told),
+        watermarks_of(told),
+    )
+
+
+async def _answer(
+    name: str,
+    ask: Callable[[str], Awaitable[admin.NodeStatus]],
+    answers: dict[str, admin.NodeStatus | str],
+) -> None:
+    answers[name] = f"did not answer within {_ANSWER_SECONDS:g} s; it may be stopped"
+    with trio.move_on_after(_ANSWER_SECONDS):
+        try:
+            answers[name] = await ask(name)
+        except S4Error as error:
+            answers[name] = str(error)
+
+
+def _node(node: NodeInfo, answer: admin.NodeStatus | str) -> NodeRow:
+    told = (answer, []) if isinstance(answer, str) else ("", answer.containers)
+    problem, containers = told
+    return NodeRow(node.name, node.address, node.pid, node.host, containers, problem)
+
+
+async def of_process(running: Running) -> Snapshot:
+    """The snapshot of a process without a registry."""
+    node = NodeInfo(running.node, socket.gethostname(), running.pid, "", running.address)
+
+    async def ask(name: str) -> admin.NodeStatus:
+        async with admin.asking(name, running.admin, admin.AskStatus()) as caller:
+            return await caller.answer(admin.NodeStatus)
+
+    answers: dict[str, admin.NodeStatus | str] = {}
+    await _answer(node.name, ask, answers)
+    members = [node.name] if running.address else []
+    app = AppRow(
+        running.app,
+        "",
+        "running" if running.address else "starting",
+        running.partitions,
+        members * running.partitions,
+        members,
+        {node.name: running.address} if running.address else {},
+    )
+    return _snapshot(running.cluster, "", {node.name: node}, answers, [app])

@@ -1,0 +1,175 @@
+"""The text for Prometheus, read by Prometheus's own parser."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from s4node.cluster.node.container_status import ContainerStatus
+from s4node.metrics.snapshot import MetricsSnapshot
+from s4node.metrics.statistics import (
+    ContainerStatistics,
+    OutboxStatistics,
+    ProcessStatistics,
+    ProgressStatistics,
+    ReplayStatistics,
+    StageStatistics,
+    TaskStatistics,
+)
+from s4node.monitoring.exposition import FAMILIES, ContainerReport, NodeReport, exposition
+from s4node.monitoring.totals import Totals
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "monitoring.md"
+PROCESS = ProcessStatistics(1.25, 4096, 7, 3)
+
+
+def task(partition: int) -> TaskStatistics:
+    return TaskStatistics(
+        name=f"Partition {partition}",
+        partition=partition,
+        processed=10,
+        refused=1,
+        sent=4,
+        pending=2,
+        in_flight=1,
+        buffered=1,
+        batch_resets=0,
+        instances={"Count": 3},
+        unhandled={},
+        ignored={},
+        calls={"commit": 2, "process": 10},
+        seconds={"commit": 0.5, "process": 0.25},
+        lagging={},
+        late={"Hourly": 1},
+        watermarks={"clicks": (1000.0 + partition, "joe")},
+    )
+
+
+def container(partitions: int, app: str = "shop") -> ContainerReport:
+    some = range(partitions)
+    replay = ReplayStatistics(
+        progress=tuple(
+            ProgressStatistics(f"Partition {p}", "log", "orders", p, 5, 5, 3) for p in some
+        ),
+        commits=4,
+        failures=1,
+        rejected={"log.orders": 1},
+        lost={"log.orders": 2},
+        left_out={"clicks": 1},
+        restoring={"Partition 0": (3, 9)},
+    )
+    counts = ContainerStatistics(
+        app,
+        tasks=tuple(map(task, some)),
+        stages=tuple(
+            StageStatistics(
+                "stream", "clicks", p, depth=2, capacity=100, shed={"full": 1}, waited_last=p / 10
+            )
+            for p in some
+        ),
+        replay=replay,
+        outboxes=(OutboxStatistics("Partition 0", "bills", "bank", 6, 600),),
+        sent={"bills": 8},
+        dropped={"bills": 1},
+        unsendable={"sender": {"bills": 1}},
+        peers={"connections": 2},
+        gains=2,
+        gain_seconds=0.5,
+        started_after=1.5,
+        utilization=0.25,
+    )
+    status = ContainerStatus(app, "one", "v1", "running", 4711, "tcp://x:1", 3)
+    return ContainerReport(1, status, counts, [], PROCESS)
+
+
+def text(*containers: ContainerReport, totals: Totals | None = None) -> str:
+    node = NodeReport("one", "shop", "0.1.0", True, PROCESS, containers)
+    return exposition(node, totals or Totals())
+
+
+def values(page: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    found = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            key = sample.name, tuple(sorted(sample.labels.items()))
+            assert key not in found
+            found[key] = sample.value
+    return found
+
+
+def test_tasks_are_added_up_and_the_longest_wait_and_the_lowest_watermark_count() -> None:
+    found = values(text(container(3)))
+
+    def one(name: str, **labels: str) -> float:
+        return found[name, tuple(sorted(labels.items()))]
+
+    stage = {"app": "shop", "stage": "stream", "stream": "clicks"}
+    assert one("s4_processed_events_total", app="shop") == 30
+    assert one("s4_stage_events", **stage) == 6
+    assert one("s4_stage_wait_seconds", **stage) == 0.2
+    assert one("s4_stage_shed_events_total", **stage, reason="full") == 3
+    assert one("s4_input_lag_events", app="shop", system="log", stream="orders") == 9
+    assert one("s4_call_seconds_count", app="shop", call="commit") == 6
+    assert one("s4_call_seconds_sum", app="shop", call="commit") == 1.5
+    assert one("s4_gain_seconds_sum", app="shop") == 0.5
+    assert one("s4_watermark_seconds", app="shop", stream="clicks") == 1000
+    assert one("s4_restore_objects", app="shop") == 9
+    assert one("s4_process_cpu_seconds_total", app="shop") == 1.25
+    assert one("s4_node_ready") == 1
+
+
+def test_partitions_add_no_series() -> None:
+    assert values(text(container(1))).keys() == values(text(container(64))).keys()
+
+
+def test_names_with_quotes_backslashes_and_lines_come_back_as_they_are() -> None:
+    name = 'a "b"\\n\nc'
+    own = [MetricsSnapshot("TaskName-Partition 0", {"app": {name: 2.5, "size": 7}})]
+    shop = container(1)
+    page = text(ContainerReport(1, shop.status, shop.statistics, own, None))
+    found = {
+        dict(labels)["name"]: value
+        for (family, labels), value in values(page).items()
+        if family == "s4_app_metric"
+    }
+    assert found == {name: 2.5, "size": 7}
+
+
+def test_numbers_that_are_not_finite_are_read_as_such() -> None:
+    shop = container(1)
+    own = [MetricsSnapshot("one", {"app": {"up": float("inf"), "down": float("-inf")}})]
+    page = text(ContainerReport(1, shop.status, shop.statistics, own, None))
+    assert sorted(v for (n, _), v in values(page).items() if n == "s4_app_metric") == [
+        float("-inf"),
+        float("inf"),
+    ]
+
+
+def test_a_counter_stays_when_its_partitions_have_moved_away() -> None:
+    totals = Totals()
+    key = "s4_processed_events_total", (("app", "shop"),)
+    assert values(text(container(3), totals=totals))[key] == 30
+    assert values(text(container(1), totals=totals))[key] == 30
+
+
+def test_a_container_that_is_not_ready_is_not_running() -> None:
+    status = ContainerStatus("shop", "one", "v1", "starting", None, "", 1)
+    found = values(text(ContainerReport(1, status, None, [], None)))
+    assert found["s4_container_running", (("app", "shop"), ("version", "v1"))] == 0
+
+
+def test_every_family_has_its_kind_and_its_row_in_the_documentation() -> None:
+    shop = container(1)
+    own: list[Any] = [MetricsSnapshot("one", {"app": {"n": 1}})]
+    page = text(ContainerReport(1, shop.status, shop.statistics, own, PROCESS))
+    kinds = dict(re.findall(r"# TYPE (\S+) (\S+)", page))
+    told = {
+        f"{name}_total" if kind == "counter" else name: (kind, meaning)
+        for name, (kind, meaning) in FAMILIES.items()
+    }
+    assert kinds == {name: kind for name, (kind, _) in told.items()}
+    rows = re.findall(r"^\| `(s4_\w+)` \| (\w+) \| (.+) \|$", PAGE.read_text(), re.MULTILINE)
+    assert {name: (kind, meaning) for name, kind, meaning in rows} == told

@@ -1,0 +1,234 @@
+"""The HTTP server for monitoring: real sockets, and peers that behave badly."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+from certificates import Issuer
+from harness import DEADLINE, until
+
+from s4node import Config, Credentials
+from s4node.errors import ConfigError
+from s4node.monitoring.http_server import Answer, HttpServer, Page
+
+LOCAL = "tcp://127.0.0.1:0"
+GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def alive() -> Answer:
+    return Answer(200, "alive\n")
+
+
+async def secret() -> Answer:
+    return Answer(200, "secret\n")
+
+
+async def broken() -> Answer:
+    raise ZeroDivisionError
+
+
+PAGES = {
+    "/livez": Page(alive, is_public=True),
+    "/status": Page(secret),
+    "/broken": Page(broken),
+}
+
+
+@asynccontextmanager
+async def serving(address: str = LOCAL, **settings: str) -> AsyncIterator[HttpServer]:
+    values = {"s4.http.address": address, **settings}
+    server = HttpServer(Config.from_values(values), PAGES)
+    await server.listen()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(server.run)
+        with trio.fail_after(2 * DEADLINE):
+            yield server
+        nursery.cancel_scope.cancel()
+
+
+async def connected(server: HttpServer) -> trio.SocketStream:
+    host, _, port = server.address.rpartition("/")[2].rpartition(":")
+    return await trio.open_tcp_stream(host, int(port))
+
+
+async def rest_of(stream: trio.abc.ReceiveStream) -> bytes:
+    data = b""
+    try:
+        async for chunk in stream:
+            data += chunk
+    except trio.BrokenResourceError:
+        pass
+    return data
+
+
+async def said(server: HttpServer, request: bytes) -> bytes:
+    """What the server says to a request, until it closes."""
+    async with await connected(server) as stream:
+        await stream.send_all(request)
+        return await rest_of(stream)
+
+
+def status_of(answer: bytes) -> int:
+    return int(answer.split(b" ", 2)[1])
+
+
+async def test_a_get_is_answered_and_the_connection_closed() -> None:
+    async with serving() as server:
+        answer = await said(server, GET)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert b"Connection: close" in head
+    assert body == b"alive\n"
+
+
+async def test_a_query_is_ignored_and_an_unknown_path_names_those_that_there_are() -> None:
+    async with serving() as server:
+        assert status_of(await said(server, b"GET /livez?x=1 HTTP/1.1\r\nHost: x\r\n\r\n")) == 200
+        answer = await said(server, b"GET /admin HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert status_of(answer) == 404
+    assert b"/livez, /status, /broken" in answer
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"\x00\x01\x02\x03 hello\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),  # the hello of TLS
+        (b"GET /livez HTTP/1.1\r\n\r\n", 400),  # without a host
+        (b"GET /livez HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n", 400),
+        (b"GET /livez HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 10_000, 431),
+        (b"GET /" + b"x" * 10_000, 431),
+        (b"POST /livez HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc", 405),
+        (b"HEAD /livez HTTP/1.1\r\nHost: x\r\n\r\n", 405),
+        (b"DELETE /status HTTP/1.1\r\nHost: x\r\n\r\n", 405),
+        (b"GET /livez HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", 400),
+        (b"GET /broken HTTP/1.1\r\nHost: x\r\n\r\n", 500),
+    ],
+)
+async def test_garbage_and_what_is_no_get_is_refused_and_the_next_is_answered(
+    request_: bytes, status: int
+) -> None:
+    async with serving() as server:
+        assert status_of(await said(server, request_)) == status
+        assert status_of(await said(server, GET)) == 200
+
+
+async def test_a_peer_that_closes_amid_its_request_ends_alone() -> None:
+    async with serving() as server:
+        for part in (b"", b"GET /liv", GET[:-2]):
+            stream = await connected(server)
+            await stream.send_all(part)
+            await stream.aclose()
+        assert status_of(await said(server, GET)) == 200
+
+
+async def test_a_body_without_end_is_not_read() -> None:
+    async with serving() as server, await connected(server) as stream:
+        await stream.send_all(GET[:-2] + b"Transfer-Encoding: chunked\r\n\r\n")
+        answer = await rest_of(stream)
+    assert status_of(answer) == 200
+
+
+async def test_silent_connections_make_room() -> None:
+    async with serving() as server:
+        silent = [await connected(server) for _ in range(100)]
+        for stream in silent[::2]:
+            await stream.send_all(b"GET /livez HTTP/1.1\r\n")
+        assert status_of(await said(server, GET)) == 200
+        assert await rest_of(silent[0]) == b""  # the oldest has ended
+        for stream in silent:
+            await stream.aclose()
+
+
+async def test_a_head_that_comes_byte_by_byte_ends_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("s4node.monitoring.http_server._REQUEST_SECONDS", 0.2)
+    async with serving() as server, await connected(server) as stream:
+
+        async def drip() -> None:
+            for byte in b"GET /livez HTTP/1.1\r\nX: " + b"y" * 8000:
+                await stream.send_all(bytes([byte]))
+                await trio.sleep(0.01)
+
+        with pytest.raises(trio.BrokenResourceError):
+            await drip()
+
+
+async def test_an_answer_that_nobody_takes_ends_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("s4node.monitoring.http_server._ANSWER_SECONDS", 0.2)
+
+    async def large() -> Answer:
+        return Answer(200, "x" * 50_000_000)
+
+    server = HttpServer(Config.from_values({"s4.http.address": LOCAL}), {"/": Page(large)})
+    await server.listen()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(server.run)
+        async with await connected(server) as stream:
+            await stream.send_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            await until(lambda: server._open == 1)
+            await until(lambda: server._open == 0)
+            assert len(await rest_of(stream)) < 50_000_000
+        nursery.cancel_scope.cancel()
+
+
+# -- who may ask ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("address", ["tcp://0.0.0.0:0", "tcp://[::]:0", "tcp://node.example:0"])
+def test_an_address_for_others_needs_certificates(address: str) -> None:
+    config = Config.from_values({"s4.http.address": address})
+    with pytest.raises(ConfigError, match=r"other machines reach s4\.http\.address"):
+        HttpServer(config, PAGES)
+    config = Config.from_values({"s4.http.address": "tls+tcp://127.0.0.1:0"})
+    with pytest.raises(ConfigError, match=r"no certificate is given; set s4\.tls\.certificate"):
+        HttpServer(config, PAGES)
+
+
+async def test_an_open_node_answers_anybody() -> None:
+    async with serving("tcp://0.0.0.0:0", **{"s4.access": "open"}) as server:
+        assert status_of(await said(server, b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n")) == 200
+
+
+async def test_a_taken_address_is_named() -> None:
+    async with serving() as server:
+        other = HttpServer(Config.from_values({"s4.http.address": server.address}), PAGES)
+        with pytest.raises(ConfigError, match=rf"{server.address}.*choose another"):
+            await other.listen()
+
+
+async def asked(server: HttpServer, files: Mapping[str, str] | None, issuer: Issuer) -> bytes:
+    """What the server says to a peer with these certificates, or none, about its status."""
+    context = ssl.create_default_context(cafile=str(issuer.folder / "authority.pem"))
+    context.check_hostname = False
+    if files is not None:
+        context.load_cert_chain(files["s4.tls.certificate"], files["s4.tls.key"])
+    stream = trio.SSLStream(await connected(server), context, https_compatible=True)
+    async with stream:
+        await stream.send_all(b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n")
+        return await rest_of(stream)
+
+
+async def test_without_a_certificate_a_peer_learns_only_whether_the_node_lives(
+    tmp_path: Path,
+) -> None:
+    issuer = Issuer(tmp_path)
+    node = issuer.node()
+    del node["s4.listener.address"]
+    async with serving("tls+tcp://127.0.0.1:0", **node) as server:
+        reader = issuer.files("s4://default/reader/prometheus")
+        assert (await asked(server, reader, issuer)).endswith(b"secret\n")
+        assert status_of(await asked(server, None, issuer)) == 403
+        stranger = issuer.files("s4://elsewhere/reader/stranger")
+        answer = await asked(server, stranger, issuer)
+        assert status_of(answer) == 403
+        assert b"names nobody in cluster 'default'" in answer
+        assert isinstance(Credentials.configured(Config.from_values(node)), Credentials)
