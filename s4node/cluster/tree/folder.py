@@ -37,6 +37,7 @@ import trio
 from s4node import clocks, threads, tokens
 from s4node.cluster.tree.contract import Entry, check_data, check_path
 from s4node.cluster.tree.session_file import SeenFile, SessionFile
+from s4node.cluster.tree.session_life import living
 from s4node.cluster.tree.tree_database import (
     ENDED,
     DamagedTreeError,
@@ -60,7 +61,6 @@ LOOK_SECONDS = 0.05
 _BEATS = 5
 """The heartbeats of a session during its timeout."""
 
-_CLOSING_SECONDS = 2.0
 _SESSIONS = "sessions"
 
 
@@ -94,21 +94,8 @@ class FolderCoordination:
     async def session(self, name: str) -> AsyncIterator[FolderSession]:
         """See :meth:`coordination.Coordination.session`."""
         session = await self._open(name)
-        failure: Exception | None = None
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(session.beat)
-                nursery.start_soon(session.look)
-                try:
-                    yield session
-                except Exception as error:  # raised below as it is, not in a group
-                    failure = error
-                nursery.cancel_scope.cancel()
-        finally:
-            with trio.move_on_after(_CLOSING_SECONDS, shield=True):
-                await session.close()
-        if failure is not None:
-            raise failure
+        async with living(session.close, session.beat, session.look):
+            yield session
 
     async def end_session(self, key: str) -> None:
         """Do nothing: the others notice at once that the process has died."""

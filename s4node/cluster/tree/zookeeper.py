@@ -34,6 +34,7 @@ from s4node.cluster.tree.contract import (
     parent_of,
 )
 from s4node.cluster.tree.kazoo_client import OneSessionClient, credentials_of
+from s4node.cluster.tree.session_life import living
 from s4node.config.kinds import ZOOKEEPER_SCHEME
 from s4node.errors import (
     BadVersion,
@@ -53,7 +54,6 @@ TREE = b"s4node tree 1"
 _BEATS = 5
 """The heartbeats of a session during its timeout."""
 
-_CLOSING_SECONDS = 2.0
 _OF_ENTRIES = (
     refused.BadVersionError,
     refused.NoChildrenForEphemeralsError,
@@ -83,27 +83,15 @@ class ZooKeeperCoordination:
         """See :meth:`coordination.Coordination.session`."""
         session = ZooKeeperSession(name, self.url, self._root)
         session.connect(self._hosts, self._session_timeout, self._options)
-        failure: Exception | None = None
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(session.stay)
-                try:
-                    with trio.move_on_after(self._session_timeout) as patience:
-                        await session.wait_open()
-                    if patience.cancelled_caught:
-                        raise CoordinationError(
-                            f"no ZooKeeper answers at {self.url} within "
-                            f"{self._session_timeout:g} s; start it, or correct s4.coordination"
-                        )
-                    yield session
-                except Exception as error:  # raised below as it is, not in a group
-                    failure = error
-                nursery.cancel_scope.cancel()
-        finally:
-            with trio.move_on_after(_CLOSING_SECONDS, shield=True):
-                await session.close()
-        if failure is not None:
-            raise failure
+        async with living(session.close, session.stay):
+            with trio.move_on_after(self._session_timeout) as patience:
+                await session.wait_open()
+            if patience.cancelled_caught:
+                raise CoordinationError(
+                    f"no ZooKeeper answers at {self.url} within {self._session_timeout:g} s; start "
+                    f"it, or correct s4.coordination"
+                )
+            yield session
 
     async def end_session(self, key: str) -> None:
         """See :meth:`coordination.Coordination.end_session`."""
@@ -111,12 +99,9 @@ class ZooKeeperCoordination:
         session = ZooKeeperSession("end", self.url, self._root)
         known = (int(id_), bytes.fromhex(password))
         session.connect(self._hosts, self._session_timeout, self._options | {"client_id": known})
-        try:
+        async with living(session.close):
             with trio.move_on_after(self._session_timeout), suppress(SessionLost):
                 await session.wait_connected()
-        finally:
-            with trio.move_on_after(_CLOSING_SECONDS, shield=True):
-                await session.close()
 
 
 class ZooKeeperSession:

@@ -89,9 +89,10 @@ async def test_clusters_with_other_roots_do_not_see_each_other(url: str) -> None
         assert await two.children("/") == []
 
 
-async def test_a_root_with_other_entries_is_refused(url: str) -> None:
+@pytest.mark.parametrize("data", [b"else's data", b"s4node tree 2"])
+async def test_a_root_of_another_program_or_version_is_refused(url: str, data: bytes) -> None:
     async with at(url).session("one") as session:
-        await session.create("/somebody", b"else's data")
+        await session.create("/somebody", data)
     text = await refusal(at(f"{url}/somebody"))
     assert "entries of another program, or of another version of s4node" in text
     assert "another root" in text
