@@ -11,12 +11,13 @@ import kubernetes_validate
 import pytest
 import yaml
 from certificates import Issuer
-from harness import ROOT
+from harness import ANY_PORT, ROOT
 
 from s4node import Config
 from s4node.cli import drain
 from s4node.cluster.node.node import Node
 from s4node.config import settings
+from s4node.monitoring.http_server import HttpServer
 from s4node.monitoring.monitor import Monitor
 
 DOCUMENTS: list[dict[str, Any]] = list(
@@ -55,7 +56,9 @@ async def test_a_node_takes_its_settings_and_serves_what_the_probes_ask_for(
     ports = {each["name"]: each["containerPort"] for each in NODE["ports"]}
     for name, setting in (("http", settings.HTTP_ADDRESS), ("node", settings.LISTENER_ADDRESS)):
         assert config[setting].endswith(f":{ports[name]}")
-    pages = Monitor(Node(config, "s4-0")).pages
+    plain = {"s4.coordination.folder": str(tmp_path / "s4"), "s4.listener.address": ANY_PORT}
+    pages = Monitor(Node(Config.from_values(plain), "s4-0")).pages
+    HttpServer(config, pages)  # raises unless it may serve there
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         assert pages[NODE[probe]["httpGet"]["path"]].is_public  # Kubernetes has no certificate
 
