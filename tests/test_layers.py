@@ -67,8 +67,8 @@ PURE_MODULES = {
         "type_words"
     ),
     "app": (
-        "app cycles dataflow graph instances pe_codec pe_timers processing_element prototype "
-        "stream stream_task window_dispatch window_instances windows"
+        "app cycles dataflow graph instances key_windows pe_codec pe_timers processing_element "
+        "prototype stream stream_task table_windows window_dispatch window_instances windows"
     ),
     "stages": "backpressure credit executors key_order stage",
     "offsets": (
@@ -96,10 +96,12 @@ PURE_MODULES = {
     "cluster.coordination": "assignment entries view",
     "cluster.node": "container_status restart_policy supervisor_protocol",
     "runtime.event_time": "task_times window_state",
-    "runtime.task.poison": "dead_letter isolation poison_events suspects unsaveable_search",
+    "runtime.task.poison": (
+        "dead_letter failed_hooks isolation poison_events suspects unsaveable_search"
+    ),
     "runtime.task": (
         "actions backlog chooser failures gate in_flight pace pe_processor "
-        "pe_state processor settings stream_task_processor task task_context timers"
+        "pe_state processor settings stream_task_processor task task_context timed_calls timers"
     ),
     "runtime.loop": "coordinator_requests",
     "runtime.outputs": "dispatch",

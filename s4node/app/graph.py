@@ -26,12 +26,13 @@ from s4node.app.processing_element import ProcessingElement
 from s4node.app.prototype import Prototype, shared_containers
 from s4node.app.stream import OutputStream, Stream
 from s4node.app.window_dispatch import (
+    make_windows,
     only_handler,
     time_problems,
     window_lines,
     window_problems,
 )
-from s4node.app.window_instances import WindowInstances, make_windows
+from s4node.app.window_instances import WindowInstances
 from s4node.errors import EventTimeError, GraphError, KeyFinderError
 from s4node.events.routing import KeyRule, compiled, holds_keys, is_generic
 from s4node.store_spec import StoreSpec

@@ -9,20 +9,17 @@ Rules
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 
 from s4node.app.app import App
+from s4node.app.key_windows import CountWindows, SessionWindows
 from s4node.app.prototype import HandlerTable, Prototype
 from s4node.app.stream import Stream
-from s4node.app.window_instances import (
-    CountWindows,
-    SessionWindows,
-    TableWindows,
-    WindowInstances,
-)
+from s4node.app.table_windows import TableWindows
+from s4node.app.window_instances import WindowInstances
 from s4node.events.event_time import TimeRule
 
 
@@ -176,3 +173,13 @@ def only_handler(stream: Stream, table: HandlerTable) -> Any:
     """The one handler that takes every event of the stream, or None if they differ."""
     found = {table.find(kind.cls) for kind in stream.types}
     return found.pop() if len(found) == 1 else None
+
+
+def make_windows(
+    prototype: Prototype, partition: int, wall: Callable[[], float]
+) -> WindowInstances:
+    """The windows that a prototype is configured for."""
+    assert prototype.windows is not None
+    kind = prototype.windows.kind
+    made = SessionWindows if kind.gap else CountWindows if kind.events else TableWindows
+    return made(prototype, partition, wall)

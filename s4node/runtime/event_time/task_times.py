@@ -252,6 +252,8 @@ class TaskTimes:
 
     @property
     def _windows_due(self) -> bool:
+        if any(each.failed.is_due for each, _ in self._windows):
+            return True
         return any(each.next_end <= each.watermark for each, _ in self._by_event) or any(
             timers.is_due for timers, _ in self._timers
         )

@@ -27,7 +27,7 @@ from s4node.app.stream import OutputStream, Stream
 from s4node.app.window_instances import WindowInstances
 from s4node.errors import KeyFinderError, StateError, is_signal
 from s4node.events.keys import check_key
-from s4node.runtime.event_time.window_state import SavedWindows, WindowCodec
+from s4node.runtime.event_time.window_state import FAILED, SavedWindows, WindowCodec
 from s4node.store_spec import StoreSpec
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -216,6 +216,7 @@ class PeState:
         windows = {n: i for n, i in instances.items() if isinstance(i, WindowInstances)}
         for name, windowed in windows.items():
             WindowCodec(name, windowed, state)
+            WindowCodec(f"{name}{FAILED}", windowed.failed, state)
         for name, each in kept.items():
             timers = each.instances.timers
             if timers is not None:
