@@ -28,7 +28,7 @@ from s4node.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from s4node.app.app import AdapterApp, App
-    from s4node.app.processing_element import ProcessingElement
+    from s4node.app.processing_element import OfKey, ProcessingElement
     from s4node.app.stream import InputStream, OutputStream, Stream
     from s4node.app.stream_task import (
         AsyncStreamTask,
@@ -63,6 +63,7 @@ __all__ = [
     "App",
     "AdapterApp",
     "ProcessingElement",
+    "OfKey",
     "Window",
     "tumbling",
     "hopping",
@@ -112,6 +113,7 @@ _HOMES = {
     "App": "app.app",
     "AdapterApp": "app.app",
     "ProcessingElement": "app.processing_element",
+    "OfKey": "app.processing_element",
     "Window": "app.windows",
     "tumbling": "app.windows",
     "hopping": "app.windows",

@@ -33,6 +33,9 @@ from s4node.errors import GraphError
 from s4node.events.event import Event, GenericEvent
 from s4node.events.routing import compiled
 
+OF_KEY = " (key)"
+"""Ends the name of a PE with the state of keys beside their windows."""
+
 Handler: TypeAlias = Callable[[Any, Any], Any]
 P = TypeVar("P", bound=ProcessingElement)
 
@@ -104,6 +107,8 @@ class Prototype:
         self.timer_interval: float | None = None  # until it is set, be it to 0 for never
         self.cache_size = 0
         self.cache_idle = 0.0
+        self.ttl = 0.0
+        self.own: Prototype | None = None  # of the keys, beside their windows
         self.triggers: list[Trigger] = []
         self.windows: WindowOptions | None = None
         self.started = False
@@ -220,6 +225,15 @@ class Prototype:
             raise GraphError(f"{self.name}: a PE cache needs max_size > 0 or idle_seconds > 0")
         self.cache_size, self.cache_idle = max_size, idle_seconds
 
+    def set_ttl(self, seconds: float) -> None:
+        self._check_not_started()
+        self._check_number("set_ttl", "seconds", seconds)
+        if not 0 < seconds <= 100 * LONGEST:
+            raise GraphError(
+                f"{self.name}: set_ttl(seconds={seconds!r}); give more than 0, at most 100 years"
+            )
+        self.ttl = float(seconds)
+
     def set_window(self, kind: object, clock: object, grace: object, late: object) -> None:
         self._check_not_started()
         if not isinstance(kind, WindowKind):
@@ -251,9 +265,13 @@ class Prototype:
             )
         if "window" in self.cls._state:
             raise GraphError(f"{self.name}: the attribute 'window' is taken; give it another name")
+        self.give_windows(WindowOptions(kind, clock == "wall", float(grace), late))  # type: ignore[arg-type]
+
+    def give_windows(self, options: WindowOptions) -> None:
+        """Have instances with a window, which have further slots."""
         own = self.cls.__mro__[1]
         self.cls = self._bound(own, ("_again", "_round", "_span", "_until"))
-        self.windows = WindowOptions(kind, clock == "wall", float(grace), late)  # type: ignore[arg-type]
+        self.windows = options
 
     def freeze(self, element: ProcessingElement) -> None:
         """The app starts: values set on the prototype hold for all its instances."""
@@ -300,6 +318,20 @@ class Prototype:
             raise GraphError(
                 f"{self.name} is configured after the app has started; do it in on_init"
             )
+
+
+def key_class(cls: ElementType) -> type[ProcessingElement]:
+    """The class of the state of keys, of the attributes of ``cls`` annotated with OfKey."""
+    author = cls.__mro__[1]
+    body = {name: default for name, (_, default) in cls._of_key.items()}
+    kinds = {name: _within(kind) for name, (kind, _) in cls._of_key.items()}
+    named = {"__module__": author.__module__, "__annotations__": kinds}
+    return ElementType(author.__name__, (ProcessingElement,), {**body, **named})  # type: ignore[return-value]
+
+
+def _within(kind: Any) -> Any:
+    """What an annotation with OfKey holds: of ``OfKey[int]`` it is ``int``."""
+    return kind[kind.index("[") + 1 : -1] if isinstance(kind, str) else typing.get_args(kind)[0]
 
 
 def _is_fixed(value: Any) -> bool:

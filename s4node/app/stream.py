@@ -102,6 +102,8 @@ class Stream:
         self.broadcast = broadcast
         self.carrier: Carrier | None = None
         self.parallelism = 1
+        self.in_order_of = ""
+        """The stream whose events this one has, in the order of their times."""
         self._index = index
         named = types or dict.fromkeys(t for p in self.targets for t in p.event_types())
         self._declared = tuple(named) or self._default_types()

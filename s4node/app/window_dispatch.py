@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from s4node.app.app import App
+from s4node.app.in_order import InOrder
 from s4node.app.key_windows import CountWindows, SessionWindows
 from s4node.app.prototype import HandlerTable, Prototype
 from s4node.app.stream import Stream
@@ -26,7 +27,13 @@ from s4node.events.event_time import TimeRule
 def window_problems(app: App, prototype: Prototype) -> Iterable[str]:
     """The mistakes of a PE with windows."""
     where, options = f"PE {prototype.name!r}", prototype.windows
+    _, element = app.prototypes[prototype.name]
     if options is None:
+        for name in prototype.cls._of_key:
+            yield (
+                f"{where} has no windows, so all its state is of its key; leave OfKey out of the "
+                f"annotation of {name!r}, or call set_window"
+            )
         return
     for hook, why in (
         (prototype.triggers, "set_trigger"),
@@ -48,7 +55,7 @@ def window_problems(app: App, prototype: Prototype) -> Iterable[str]:
                 f"{where} has windows by the time of events, but stream {stream.name!r} does not "
                 f"say which field has it; add time= to the stream, or clock='wall' to the windows"
             )
-        if stream.parallelism > 1:
+        if stream.parallelism > 1 and not isinstance(element, InOrder):
             yield (
                 f"{where} has windows, so stream {stream.name!r}, which leads to it, cannot have "
                 f"a parallelism; handlers of a window run one after the other"

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -65,10 +65,15 @@ class WindowInstances(Instances):
     """The windows of ``prototype`` in a partition.
 
     ``watermark`` is the time up to which events have come. ``late`` counts late events. ``failed``
-    has the instances whose ``on_window`` has failed. ``wall`` gives Unix time.
+    has the instances whose ``on_window`` has failed, ``own`` those of the keys beside their
+    windows, if the class has any; ``have(keys)`` loads these. ``held`` counts the events that a
+    stream in order holds back here, -1 if that is not known. ``wall`` gives Unix time.
     """
 
-    __slots__ = ("_grace", "_kind", "_options", "failed", "late", "saver", "wall", "watermark")
+    __slots__ = (
+        "_grace", "_kind", "_options", "failed", "have", "held", "late", "own", "saver", "wall",
+        "watermark",
+    )  # fmt: skip
 
     def __init__(self, prototype: Prototype, partition: int, wall: Callable[[], float]) -> None:
         super().__init__(prototype, partition)
@@ -80,7 +85,10 @@ class WindowInstances(Instances):
         self.watermark = NEVER
         self.late = 0
         self.saver: WindowKeeper | None = None
-        self.failed = FailedWindows(prototype, partition)
+        self.failed = FailedWindows(self)
+        self.own: Instances | None = None
+        self.have: Callable[[Iterable[Any]], None] | None = None
+        self.held = -1
 
     # -- what is there -----------------------------------------------------------------------
 
@@ -98,6 +106,25 @@ class WindowInstances(Instances):
         """The instances of a key, the oldest window first."""
         found = [instance for instance in self.all() if instance.key == key]
         return sorted(found, key=lambda each: each._span)
+
+    @property
+    def owner(self) -> WindowInstances:
+        """Itself, as the home of instances."""
+        return self
+
+    def state_of_key(self, key: Any) -> PE:
+        """The instance of a key beside its windows, marked as changing."""
+        own = self.own
+        assert own is not None
+        if own.prototype.singleton:
+            instance = own.singleton()
+        else:
+            if self.have is not None and key not in own:
+                self.have([key])
+            instance = own[key]
+        if own.keeper is not None:
+            own.keeper.touch((key,))
+        return instance
 
     @property
     def open_windows(self) -> int:
@@ -157,15 +184,16 @@ class WindowInstances(Instances):
 
 
 class FailedWindows(Instances):
-    """The instances of ``prototype`` whose ``on_window`` has failed; each key may have several.
+    """The instances of ``owner`` whose ``on_window`` has failed; each key may have several.
 
     Those that were restored are called again.
     """
 
-    __slots__ = ("_again", "_by_key", "saver")
+    __slots__ = ("_again", "_by_key", "owner", "saver")
 
-    def __init__(self, prototype: Prototype, partition: int) -> None:
-        super().__init__(prototype, partition)
+    def __init__(self, owner: WindowInstances) -> None:
+        super().__init__(owner.prototype, owner.partition)
+        self.owner = owner
         self.saver: WindowKeeper | None = None
         self._by_key: dict[Any, list[PE]] = {}
         self._again: list[PE] = []

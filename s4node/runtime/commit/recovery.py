@@ -61,6 +61,7 @@ class Recovery:
         committer: Committer,
     ) -> None:
         self.counts: Counter[str] = Counter()
+        self._app = app
         self._failing: set[str] = set()  # streams whose first failure was logged
         self._killers: set[tuple[int, Place]] = set()  # by task; each was logged
         self._turn: Task | None = None
@@ -68,14 +69,14 @@ class Recovery:
         self._dead_letter_queue = dead_letters
         self._loop = loop
         self._committer = committer
-        self._app = app
         self._said = config.matching(settings.ON_ERROR)
         stream = app.streams.get(config[settings.DEAD_LETTERS])
         self._dead_letters = stream if isinstance(stream, OutputStream) else None
 
     def said(self, stream: str) -> str:
-        """The setting ``onError`` of a stream."""
-        return self._said.get(stream, FAIL)
+        """The setting ``onError`` of a stream, or of the one whose events it has in order."""
+        known = self._app.streams.get(stream)
+        return self._said.get((known and known.in_order_of) or stream, FAIL)
 
     @property
     def undoes(self) -> bool:

@@ -106,6 +106,7 @@ def _task(
         "outbox-messages": sum(each.depth for each in outboxes if each.task == task.name),
         "keys": sum(task.instances.values()),
         "open-windows": task.windows,
+        "held-back-messages": task.held_back,
         "late-messages": sum(task.late.values()),
         **{f"{name}-late-messages": count for name, count in task.late.items()},
         **{f"{name}-watermark": round(at * 1000) for name, (at, _) in task.watermarks.items()},

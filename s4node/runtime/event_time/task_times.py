@@ -8,6 +8,7 @@ Rules
 - What a task puts on a stream is at the lowest watermark of the streams from which it is put, but
   not before all windows that end by then have had their turn. In a cycle only the streams from
   outside count, so events on their way around may be late.
+- What a stream with ``order="time"`` hands on comes from this task alone.
 - Events that a task has put for itself count when they are processed: what it puts on a stream is
   at a time once the events that waited then are done.
 - The watermarks are part of each commit. After a restart they are not lower.
@@ -127,11 +128,12 @@ class TaskTimes:
             if rule is not None and stream.time is not None:
                 if isinstance(stream, OutputStream):
                     continue
-                inner = not isinstance(stream, InputStream)
+                inner = not isinstance(stream, InputStream) and not stream.in_order_of
                 watermarks = Watermarks(stream.time.lateness, stream.time.idle)
                 self._streams[stream.name] = _Timed(stream.name, rule, watermarks)
                 if inner:
                     watermarks.expected = app.partitions
+        self._in_order = {s.name for s in app.streams.values() if s.in_order_of}
         self._feed(app)
         self._windows = [
             (each, [s.name for s in app.streams.values() if each.prototype in s.targets])
@@ -180,7 +182,7 @@ class TaskTimes:
 
     def watch(self, stream: str, sources: Sources) -> None:
         """Have the sources of a stream looked at."""
-        if stream in self._streams:
+        if stream in self._streams and stream not in self._in_order:
             self._streams[stream].sources = sources
             self._news = True
 
@@ -209,7 +211,8 @@ class TaskTimes:
     def reported(self, stream: str, source: str, time: float) -> None:
         """Note what a source has reported, once its events before that are processed."""
         timed = self._streams.get(stream)
-        if timed is not None and time <= self._wall() + MOST_AHEAD:
+        mine = stream not in self._in_order
+        if timed is not None and mine and time <= self._wall() + MOST_AHEAD:
             timed.watermarks.reach(source, time)
             self._news = True
 
@@ -392,6 +395,7 @@ class TaskTimes:
         windows = [each for each, _ in self._windows]
         return {
             "windows": sum(each.open_windows for each in windows),
+            "held_back": sum(max(0, each.held) for each in windows),
             "late": {each.prototype.name: each.late for each in windows},
             "watermarks": {
                 name: (each.watermarks.value, each.watermarks.holding)

@@ -18,6 +18,7 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from s4node.app import graph
@@ -67,6 +68,9 @@ class PeProcessor(Processor):
             name: graph.make_instances(prototype, partition, clock, wall)
             for name, (prototype, _) in app.prototypes.items()
         }
+        for windows in self._windowed():
+            if windows.prototype.own is not None:
+                windows.own = self.instances[windows.prototype.own.name]
         self._triggers = {
             name: graph.TriggerState(prototype, clock)
             for name, (prototype, _) in app.prototypes.items()
@@ -88,7 +92,7 @@ class PeProcessor(Processor):
         awaited = set(map(id, self._leaving))  # trimmed in steps that can wait
         self._trimmed = [i for i in self._bounded if id(i) not in awaited]
         self._calls = TimedCalls(app, partition, self.instances, self.times, clock)
-        idles = any(p.cache_idle for p, _ in app.prototypes.values())
+        idles = any(p.cache_idle or p.ttl for p, _ in app.prototypes.values())
         self.timed = bool(self._calls.intervals) or idles or self.times.timed
         self._kept: PeState | None = None
         waits = bool(self._leaving) or any(
@@ -105,11 +109,17 @@ class PeProcessor(Processor):
         """Make the instances durable in ``state`` and restore singletons; call before the start."""
         self.times.restore(state)
         self._calls.have = self.have
+        for windows in self._windowed():
+            if windows.own is not None:
+                windows.have = partial(self.have, windows.own.prototype.name)
         kept = self._kept = PeState(self._app, self.instances, self._triggers, state)
         for name in self._plans:
             stream = self._app.streams[name]
             savers = kept.savers(stream, parallel=self._parallel.get(name, 1) > 1)
             self._plans[name] = graph.compile_plan(stream, self.instances, self._triggers, savers)
+
+    def _windowed(self) -> list[WindowInstances]:
+        return [each for each in self.instances.values() if isinstance(each, WindowInstances)]
 
     def leave_out(self, failed: FailedHooks) -> None:
         self._calls.failed = failed

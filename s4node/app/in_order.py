@@ -1,0 +1,101 @@
+"""``order="time"``: a PE that holds a key's events back and hands them on in time order. Pure.
+
+Rules
+- A stream with ``order="time"`` leads to this PE only, which puts the events on an inner stream to
+  the author's PEs. What it holds back is the state of windows, one for each key and short span. So
+  held-back events are rows of each commit; positions and producers' numbers pass them; they take no
+  credit and no place in a stage.
+- A span is handed on once the watermark has passed it: sorted by time, events of one time by their
+  bytes. So the order of a key's events does not depend on the order in which they have come.
+- An event that comes after its span was handed on is late. It is handed on at once, out of order,
+  and counted.
+- A task holds back at most ``most`` events. Beyond that the app stops, or, if it ``passes`` them,
+  further events are handed on at once and count as late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from s4node.app.processing_element import ProcessingElement
+from s4node.app.prototype import Prototype
+from s4node.app.stream import Stream, StreamTime
+from s4node.errors import S4Error
+from s4node.events.event_time import TimeRule
+from s4node.events.schema import EventType
+
+BY_TIME = "-by-time"
+"""Ends the name of the inner stream."""
+
+IN_ORDER = "-in-order"
+"""Ends the name of the PE."""
+
+_LONGEST, _SHORTEST = 0.25, 2.0**-6
+_OF_LATENESS = 8
+
+
+def span_of(lateness: float) -> float:
+    """The seconds of a span: a power of two, about an eighth of the lateness."""
+    span = _LONGEST
+    while span > _SHORTEST and span * _OF_LATENESS > lateness:
+        span /= 2
+    return span
+
+
+class InOrder(ProcessingElement):
+    """Holds the events of a key and span back. ``out`` is the inner stream."""
+
+    out: Stream
+    time_of: ClassVar[Callable[[Any], float]]
+    kinds: ClassVar[dict[type, EventType]] = {}
+    names: ClassVar[dict[str, EventType]] = {}
+    most: ClassVar[int] = 1_000_000
+    passes: ClassVar[bool] = False
+    held: list[tuple[float, str, bytes]] = []  # noqa: RUF012 - each instance has its own
+
+    def on_event(self, event: Any) -> None:
+        windows: Any = self._home.owner  # type: ignore[attr-defined]
+        if windows.held < 0:
+            windows.held = sum(len(each.held) for each in windows.all())
+        if windows.held >= self.most:
+            self._beyond(windows, event)
+            return
+        windows.held += 1
+        kind = self.kinds[event.__class__]
+        self.held.append((self.time_of(event), kind.name, kind.encode([event])))
+
+    def _beyond(self, windows: Any, event: Any) -> None:
+        stream = self.out.in_order_of
+        if not self.passes:
+            raise S4Error(
+                f"stream {stream!r} with order='time' holds back {self.most} events in this task, "
+                f"which is its limit, as the watermark is {windows.watermark:.15g}; see what holds "
+                f"it back in s4 status, give the stream a shorter lateness or idle, or raise "
+                f"s4.stream.{stream}.heldBack"
+            )
+        windows.late += 1
+        self.out.put(event)
+
+    def on_window(self) -> None:
+        windows: Any = self._home.owner  # type: ignore[attr-defined]
+        if windows.held > 0:
+            windows.held -= len(self.held)
+        self.held.sort()
+        put, names = self.out.put, self.names
+        for _, name, raw in self.held:
+            put(names[name].decode(raw)[0])
+
+
+def complete(prototype: Prototype, inner: Stream) -> None:
+    """Give the prototype of an InOrder what it needs to know of its inner stream."""
+    assert inner.time is not None
+    cls: Any = prototype.cls
+    cls.kinds = {kind.cls: kind for kind in inner.types}
+    cls.names = {kind.name: kind for kind in inner.types}
+    cls.time_of = staticmethod(TimeRule(inner.name, inner.time.field, inner.types).find)
+
+
+def time_in_order(told: StreamTime) -> StreamTime:
+    """The time of the inner stream; its events come from this task alone."""
+    return StreamTime(told.field, span_of(told.lateness), float("inf"))
