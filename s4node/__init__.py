@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from s4node.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from s4node.app.aggregates import Aggregates, Count, Fold, Max, Mean, Min, Sum, Top
     from s4node.app.app import AdapterApp, App
     from s4node.app.processing_element import OfKey, ProcessingElement
     from s4node.app.stream import InputStream, OutputStream, Stream
@@ -70,6 +71,14 @@ __all__ = [
     "session",
     "count",
     "day",
+    "Aggregates",
+    "Count",
+    "Sum",
+    "Min",
+    "Max",
+    "Mean",
+    "Top",
+    "Fold",
     "Event",
     "GenericEvent",
     "created_ms",
@@ -120,6 +129,14 @@ _HOMES = {
     "session": "app.windows",
     "count": "app.windows",
     "day": "app.windows",
+    "Aggregates": "app.aggregates",
+    "Count": "app.aggregates",
+    "Sum": "app.aggregates",
+    "Min": "app.aggregates",
+    "Max": "app.aggregates",
+    "Mean": "app.aggregates",
+    "Top": "app.aggregates",
+    "Fold": "app.aggregates",
     "Event": "events.event",
     "GenericEvent": "events.event",
     "created_ms": "events.event",

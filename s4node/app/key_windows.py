@@ -37,6 +37,14 @@ class SessionWindows(WindowInstances):
 
     def session_of(self, rule: TimeRule | None, key: Any, t: Any) -> PE | None:
         """The instance of the session that an event belongs to; None if the event is late."""
+        if self._early:
+            instance = self._found(rule, key, t)
+            if instance is not None:
+                self.change(instance)
+            return instance
+        return self._found(rule, key, t)
+
+    def _found(self, rule: TimeRule | None, key: Any, t: Any) -> PE | None:
         if rule is not None:
             t = rule.check(t, self.wall())
         sessions = self._by_key.get(key)
@@ -102,6 +110,7 @@ class SessionWindows(WindowInstances):
             if not sessions:
                 del self._by_key[instance.key]
             self._again.pop(instance, None)
+            self.changed.pop(instance, None)
             self._forget(instance)
 
     @property

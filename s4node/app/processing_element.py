@@ -24,7 +24,7 @@ from typing import Annotated, Any, ClassVar, Protocol, TypeVar, get_args
 
 from s4node.app.pe_timers import PeTimers
 from s4node.app.stream import Stream, Target
-from s4node.app.windows import Window, WindowKind
+from s4node.app.windows import EarlyWindow, Window, WindowKind
 from s4node.errors import GraphError, S4Error
 from s4node.events.keys import Key
 
@@ -171,7 +171,9 @@ class PrototypeOptions(Target, Protocol):
     def set_singleton(self, singleton: bool) -> None: ...
     def set_cache(self, max_size: int, idle_seconds: float) -> None: ...
     def set_ttl(self, seconds: float) -> None: ...
-    def set_window(self, kind: object, clock: object, grace: object, late: object) -> None: ...
+    def set_window(
+        self, kind: object, clock: object, grace: object, late: object, early: object
+    ) -> None: ...
 
 
 class Home(Protocol):
@@ -181,6 +183,10 @@ class Home(Protocol):
     timers: PeTimers | None
 
     def get(self, key: Any, /) -> ProcessingElement | None: ...
+
+    def is_open(self, end: float, /) -> bool:
+        """Return True if a window that ends then has not ended."""
+        ...
 
     def remove(self, instance: ProcessingElement) -> None:
         """Drop the instance and call its ``on_remove``; no effect if it is gone already."""
@@ -244,6 +250,8 @@ class ProcessingElement(metaclass=ElementType):
         """The window of this instance; in ``on_event`` of overlapping windows the pane."""
         if not hasattr(self, "_span"):
             raise S4Error(f"{self!r} has no window; call set_window on its prototype")
+        if self._home.is_open(self._span[1]):
+            return EarlyWindow(*self._span, self._round)
         return Window(*self._span, self._round)
 
     # -- for the prototype, before the app starts --------------------------------------------
@@ -291,6 +299,7 @@ class ProcessingElement(metaclass=ElementType):
         clock: str = "event",
         grace: float = 0,
         late: Stream | None = None,
+        early: float = 0,
     ) -> None:
         """Have an instance for each key *and window*, and ``on_window`` called at its end.
 
@@ -298,9 +307,11 @@ class ProcessingElement(metaclass=ElementType):
         ``count(100)`` or ``day("Europe/Berlin")``. Windows end by the time of events, which their
         streams tell (``time=``), or by the ``clock="wall"``. For ``grace`` seconds of event time
         after its end, events still count, and ``on_window`` is called again. Later ones are counted
-        as late, and put on the stream ``late`` if one is given.
+        as late, and put on the stream ``late`` if one is given. With ``early``, ``on_window`` is
+        also called every so many seconds of the clock before the end, on instances that have
+        changed; ``self.window.final`` is False then.
         """
-        self._prototype.set_window(kind, clock, grace, late)
+        self._prototype.set_window(kind, clock, grace, late, early)
 
     # -- for an instance ---------------------------------------------------------------------
 

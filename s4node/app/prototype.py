@@ -36,6 +36,8 @@ from s4node.events.routing import compiled
 OF_KEY = " (key)"
 """Ends the name of a PE with the state of keys beside their windows."""
 
+_EARLIEST = 0.1  # seconds
+
 Handler: TypeAlias = Callable[[Any, Any], Any]
 P = TypeVar("P", bound=ProcessingElement)
 
@@ -55,12 +57,13 @@ class Trigger:
 
 class WindowOptions(NamedTuple):
     """The windows of a prototype: by which clock they end, for how long after that events still
-    count, and the stream of late events."""
+    count, the stream of late events, and the seconds between results before the end."""
 
     kind: WindowKind
     on_wall_clock: bool = False
     grace: float = 0.0
     late: Stream | None = None
+    early: float = 0.0
 
 
 class HandlerTable(dict[type, Handler]):
@@ -234,7 +237,9 @@ class Prototype:
             )
         self.ttl = float(seconds)
 
-    def set_window(self, kind: object, clock: object, grace: object, late: object) -> None:
+    def set_window(
+        self, kind: object, clock: object, grace: object, late: object, early: object
+    ) -> None:
         self._check_not_started()
         if not isinstance(kind, WindowKind):
             raise GraphError(
@@ -263,9 +268,21 @@ class Prototype:
                 f"{self.name}: only windows by the time of events have late events; leave out "
                 f"grace and late"
             )
+        self._check_number("set_window", "early", early)
+        if early and (kind.is_hopping or kind.events):
+            raise GraphError(
+                f"{self.name}: set_window(early={early!r}): {kind.text} windows have no results "
+                f"before their end; use tumbling, session or day, or end windows more often"
+            )
+        if early and early < _EARLIEST:  # type: ignore[operator]
+            raise GraphError(
+                f"{self.name}: set_window(early={early!r}); give at least {_EARLIEST:g} s"
+            )
         if "window" in self.cls._state:
             raise GraphError(f"{self.name}: the attribute 'window' is taken; give it another name")
-        self.give_windows(WindowOptions(kind, clock == "wall", float(grace), late))  # type: ignore[arg-type]
+        self.give_windows(
+            WindowOptions(kind, clock == "wall", float(grace), late, float(early))  # type: ignore[arg-type]
+        )
 
     def give_windows(self, options: WindowOptions) -> None:
         """Have instances with a window, which have further slots."""

@@ -37,13 +37,17 @@ class _Table(Instances):
         instance = self[key] = self.owner.made(key, self.span, self)
         return instance
 
+    def is_open(self, end: float) -> bool:
+        """Return True if a window that ends then has not ended."""
+        return self.owner.is_open(end)
+
     def remove(self, instance: PE) -> None:
         """Drop an instance."""
         self.owner.remove(instance)
 
 
-class _Ended:
-    """A table whose window has ended, within its grace: notes the instances that change."""
+class _Noted:
+    """A table that notes the instances to which events come."""
 
     __slots__ = ("_note", "_table")
 
@@ -99,7 +103,9 @@ class TableWindows(WindowInstances):
             return None, math.inf, math.inf
         table = self.tables.get(start) or self._opened(span)
         if ends[0] <= self.watermark:
-            return _Ended(table, self._changed), start, end
+            return _Noted(table, self._changed), start, end
+        if self._early:
+            return _Noted(table, self.change), start, end
         if self._whole:
             self.by_number[start // self._whole] = table
         return table, start, end
@@ -127,6 +133,8 @@ class TableWindows(WindowInstances):
         self._opened(instance._span)[instance.key] = instance
         if instance._again:
             self._changed(instance)
+        elif self._early:
+            self.change(instance)
 
     def remove(self, instance: PE) -> None:
         """Drop the instance of an open window, or pane."""

@@ -67,12 +67,13 @@ class WindowInstances(Instances):
     ``watermark`` is the time up to which events have come. ``late`` counts late events. ``failed``
     has the instances whose ``on_window`` has failed, ``own`` those of the keys beside their
     windows, if the class has any; ``have(keys)`` loads these. ``held`` counts the events that a
-    stream in order holds back here, -1 if that is not known. ``wall`` gives Unix time.
+    stream in order holds back here, -1 if that is not known. ``wall`` gives Unix time. ``changed``
+    are the instances for which there is an early result at ``early_at``.
     """
 
     __slots__ = (
-        "_grace", "_kind", "_options", "failed", "have", "held", "late", "own", "saver", "wall",
-        "watermark",
+        "_early", "_grace", "_kind", "_options", "changed", "early_at", "failed", "have", "held",
+        "late", "own", "saver", "wall", "watermark",
     )  # fmt: skip
 
     def __init__(self, prototype: Prototype, partition: int, wall: Callable[[], float]) -> None:
@@ -81,6 +82,9 @@ class WindowInstances(Instances):
         self._options = prototype.windows
         self._kind = prototype.windows.kind
         self._grace = prototype.windows.grace
+        self._early = prototype.windows.early
+        self.changed: dict[PE, None] = {}
+        self.early_at = math.inf
         self.wall = wall
         self.watermark = NEVER
         self.late = 0
@@ -111,6 +115,26 @@ class WindowInstances(Instances):
     def owner(self) -> WindowInstances:
         """Itself, as the home of instances."""
         return self
+
+    def is_open(self, end: float) -> bool:
+        """Return True if a window that ends then has not ended."""
+        return end > self.watermark and not self._kind.events
+
+    def change(self, instance: PE) -> None:
+        """Have an early result for an instance, to which an event comes."""
+        if not self.changed:
+            self.early_at = self.wall() + self._early
+        self.changed[instance] = None
+
+    def early_calls(self) -> Iterator[Due]:
+        """The calls for early results that are due now."""
+        if self.early_at > self.wall():
+            return
+        changed, self.changed, self.early_at = self.changed, {}, math.inf
+        for instance in changed:
+            if instance._until == NEVER and self.is_open(instance._span[1]):
+                self.touch(instance)
+                yield Due(instance, partial(_told_early, instance))
 
     def state_of_key(self, key: Any) -> PE:
         """The instance of a key beside its windows, marked as changing."""
@@ -228,6 +252,10 @@ class FailedWindows(Instances):
             if instance in self._by_key.get(instance.key, ()):
                 yield Due(instance, partial(self.done, instance))
 
+    def is_open(self, end: float) -> bool:
+        """Return True if a window that ends then has not ended."""
+        return self.owner.is_open(end)
+
     def done(self, instance: PE) -> None:
         """Drop the instances of a key within the window of ``instance``: it has a result."""
         start, end = instance._span
@@ -242,6 +270,10 @@ class FailedWindows(Instances):
     def remove(self, instance: PE) -> None:
         """Drop an instance, as its handler asks."""
         self.done(instance)
+
+
+def _told_early(instance: PE) -> None:
+    instance._round += 1
 
 
 def copy_state(origin: PE, to: PE) -> None:

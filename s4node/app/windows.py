@@ -30,17 +30,26 @@ _PANES = 10_000
 class Window(NamedTuple):
     """The window of an instance: ``start <= time < end``; for a count its number, from 0.
 
-    ``round`` counts the calls of ``on_window`` for it before this one.
+    ``round`` counts the calls of ``on_window`` for it before this one. ``final`` is False before
+    its end.
     """
 
     start: float
     end: float
     round: int = 0
+    final = True
 
     @property
     def last(self) -> float:
         """The last millisecond in it: the time for its result, which then falls into it."""
         return self.end - _MOMENT
+
+
+class EarlyWindow(Window):
+    """A window that has not ended."""
+
+    __slots__ = ()
+    final = False
 
 
 Span = tuple[float, float]

@@ -243,6 +243,11 @@ class TaskTimes:
             if each.next_end < math.inf
         ]
         found += [
+            self._clock() + max(0.0, each.early_at - self._wall())
+            for each, _ in self._windows
+            if each.early_at < math.inf
+        ]
+        found += [
             self._clock() + max(0.0, timers.next_at(by_wall=True) - self._wall())
             for timers, _ in self._timers
             if timers.next_at(by_wall=True) < math.inf

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 from s4node.app.app import App
@@ -166,7 +167,7 @@ class TimedCalls:
                 yield call
             elif not self._keeps(call):
                 done()
-        for instance, done in windows.calls():
+        for instance, done in chain(windows.early_calls(), windows.calls()):
             then = partial(_over, failed, instance, done) if failed else done
             call = Call("on_window", on_window, instance, then)
             if not self._has_failed(call):
