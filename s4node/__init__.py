@@ -29,6 +29,7 @@ from s4node.version import __version__ as __version__
 if TYPE_CHECKING:
     from s4node.app.aggregates import Aggregates, Count, Fold, Max, Mean, Min, Sum, Top
     from s4node.app.app import AdapterApp, App
+    from s4node.app.pairs import Pairs
     from s4node.app.processing_element import OfKey, ProcessingElement
     from s4node.app.stream import InputStream, OutputStream, Stream
     from s4node.app.stream_task import (
@@ -79,6 +80,7 @@ __all__ = [
     "Mean",
     "Top",
     "Fold",
+    "Pairs",
     "Event",
     "GenericEvent",
     "created_ms",
@@ -137,6 +139,7 @@ _HOMES = {
     "Mean": "app.aggregates",
     "Top": "app.aggregates",
     "Fold": "app.aggregates",
+    "Pairs": "app.pairs",
     "Event": "events.event",
     "GenericEvent": "events.event",
     "created_ms": "events.event",

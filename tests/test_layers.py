@@ -67,8 +67,8 @@ PURE_MODULES = {
         "type_words"
     ),
     "app": (
-        "aggregates app cycles dataflow graph in_order instances key_windows pe_codec pe_timers "
-        "processing_element prototype stream stream_task table_windows window_dispatch "
+        "aggregates app cycles dataflow graph in_order instances key_windows pairs pe_codec "
+        "pe_timers processing_element prototype stream stream_task table_windows window_dispatch "
         "window_instances windows"
     ),
     "stages": "backpressure credit executors key_order stage",

@@ -77,7 +77,10 @@ class Nexmark(App):
 
     def input(self, name: str, key: str, *pes: ProcessingElement) -> InputStream:
         """One of the inputs."""
-        return self.create_input_stream(name, *pes, key=key, time="at", lateness=LATENESS)
+        types = {"persons": Person, "auctions": Auction, "bids": Bid}[name]
+        return self.create_input_stream(
+            name, *pes, key=key, types=types, time="at", lateness=LATENESS
+        )
 
 
 # -- 0 to 2: each bid by itself -------------------------------------------------------------------

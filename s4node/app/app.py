@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeVar
 
-from s4node.app.in_order import BY_TIME, IN_ORDER, InOrder, complete, time_in_order
+from s4node.app.in_order import BY_TIME, IN_ORDER, InOrder, complete, join, time_in_order
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.prototype import OF_KEY, Prototype, key_class
 from s4node.app.stream import InputStream, OutputStream, Stream, StreamTime
@@ -138,7 +138,8 @@ class App:
         ``time`` is the field with the time of an event: seconds since 1970 as a float, ms as an
         int, or a datetime with a time zone. Events may be out of order by ``lateness`` seconds. A
         producer that has sent nothing for ``idle`` seconds is waited for no longer. With
-        ``order="time"`` PEs get the events of a key in the order of their times.
+        ``order="time"`` PEs get the events of a key in the order of their times; streams that lead
+        to the same PEs so have one order.
         """
         told = self._time(name, time, lateness, idle)
         return self._ordered(Stream, name, pes, key, types, broadcast, told, order)
@@ -256,14 +257,19 @@ class App:
             )
         if broadcast:
             raise GraphError(f"stream {name!r} has order='time' and broadcast; choose one")
+        for _, known in self.prototypes.values():
+            if isinstance(known, InOrder) and known.out.targets == tuple(p._prototype for p in pes):
+                stream = self._add(kind, name, [known], key, types or _types_of(pes), False, time)
+                join(known.out, self.streams[known.out.in_order_of[0]], stream)
+                return stream
         told = time_in_order(time)
         inner = self._add(Stream, f"{name}{BY_TIME}", pes, key, types, broadcast, told)
-        inner.in_order_of = name
+        inner.in_order_of = (name,)
         held = self.create_pe(InOrder, name=f"{name}{IN_ORDER}")
         held.out = inner
         held.set_window(tumbling(told.lateness), late=inner)
         held.set_singleton(key is None)
-        return self._add(kind, name, [held], key, inner._declared, broadcast, time)
+        return self._add(kind, name, [held], key, types or _types_of(pes), broadcast, time)
 
     def _time(self, stream: str, field: str, lateness: float, idle: float) -> StreamTime | None:
         """What a stream tells of the time of its events; None without a field."""
@@ -289,6 +295,11 @@ class App:
     def _free_name(self, name: str) -> str:
         taken = sum(1 for known in self.prototypes if known.split("#")[0] == name)
         return f"{name}#{taken + 1}" if taken else name
+
+
+def _types_of(pes: Sequence[ProcessingElement]) -> tuple[type, ...]:
+    """The types that the handlers of these PEs name."""
+    return tuple(dict.fromkeys(t for pe in pes for t in pe._prototype.event_types()))
 
 
 class AdapterApp(App):

@@ -173,7 +173,7 @@ def _problems(app: App, stream: Stream) -> Iterable[str]:
     where = f"stream {stream.name!r}"
     if not stream.targets and not isinstance(stream, OutputStream) and not app.has_tasks:
         yield f"{where} leads to no PE"
-    if stream.parallelism > 1 and any(s.in_order_of == stream.name for s in app.streams.values()):
+    if stream.parallelism > 1 and any(stream.name in s.in_order_of for s in app.streams.values()):
         yield (
             f"{where} has order='time' and a parallelism; its handlers run one after the other, so "
             f"leave out set_parallelism"

@@ -47,6 +47,7 @@ from s4node.runtime.task.task import Task
 log = get_logger("s4node.runtime")
 
 FAIL, SKIP, DEAD_LETTER = "fail", "skip", "dead-letter"
+_STRICTNESS = (FAIL, DEAD_LETTER, SKIP)
 
 
 class Recovery:
@@ -74,9 +75,10 @@ class Recovery:
         self._dead_letters = stream if isinstance(stream, OutputStream) else None
 
     def said(self, stream: str) -> str:
-        """The setting ``onError`` of a stream, or of the one whose events it has in order."""
+        """The setting ``onError`` of a stream, or the strictest of those that it has in order."""
         known = self._app.streams.get(stream)
-        return self._said.get((known and known.in_order_of) or stream, FAIL)
+        names = (known.in_order_of if known is not None else ()) or (stream,)
+        return min((self._said.get(name, FAIL) for name in names), key=_STRICTNESS.index)
 
     @property
     def undoes(self) -> bool:
@@ -143,7 +145,7 @@ class Recovery:
         ]
         return min(
             ((name, self.said(name)) for name in names),
-            key=lambda each: (FAIL, DEAD_LETTER, SKIP).index(each[1]),
+            key=lambda each: _STRICTNESS.index(each[1]),
         )
 
     def call_left_out(self, task: Task, left: LeftOutCall) -> None:

@@ -51,7 +51,7 @@ async def declare(app: App, config: Config, partitions: int) -> None:
 def _bound_held_back(app: App, config: Config) -> None:
     """Bound what streams with ``order="time"`` hold back; raises ConfigError for other streams."""
     most, beyond = config.matching(settings.HELD_BACK), config.matching(settings.HELD_BACK_BEYOND)
-    known = {s.in_order_of for s in app.streams.values() if s.in_order_of}
+    known = {name for stream in app.streams.values() for name in stream.in_order_of}
     problems = [
         f"s4.stream.{name}: nothing is held back on it; app {app.name!r} has these streams with "
         f"order='time': {', '.join(sorted(known)) or 'none'}"
@@ -62,9 +62,9 @@ def _bound_held_back(app: App, config: Config) -> None:
     for prototype, element in app.prototypes.values():
         if isinstance(element, InOrder):
             cls: Any = prototype.cls
-            name = element.out.in_order_of
-            cls.most = most.get(name, cls.most)
-            cls.passes = beyond.get(name) == "pass"
+            names = element.out.in_order_of
+            cls.most = min((most[name] for name in names if name in most), default=cls.most)
+            cls.passes = all(beyond.get(name) == "pass" for name in names)
 
 
 async def call(app: App, hook: Callable[[], Any]) -> None:

@@ -231,3 +231,97 @@ def test_handlers_side_by_side_are_refused() -> None:
 
     with pytest.raises(GraphError, match="order='time' and a parallelism"), AppTest(Wrong):
         pass
+
+
+# --- several streams in one order ----------------------------------------------------------------
+
+
+class Rate(Event):
+    currency: str
+    rate: float
+    at: float
+
+
+class Order(Event):
+    id: int
+    currency: str
+    amount: float
+    at: float
+
+
+class Priced(Event):
+    id: int
+    amount: float
+
+
+class AsOf(ProcessingElement):
+    """Each order with the latest rate before it."""
+
+    priced: OutputStream
+    rate: Rate | None = None
+
+    def on_event_rate(self, rate: Rate) -> None:
+        self.rate = rate
+
+    def on_event_order(self, order: Order) -> None:
+        rate = self.rate.rate if self.rate is not None else 0.0
+        self.priced.put(Priced(order.id, order.amount * rate))
+
+
+class Prices(App):
+    def on_init(self) -> None:
+        as_of = self.create_pe(AsOf)
+        as_of.priced = self.create_output_stream("priced", types=Priced)
+        for name, kind, lateness in (("rates", Rate, 2), ("orders", Order, 5)):
+            self.create_input_stream(
+                name, as_of, key="currency", types=kind, time="at", lateness=lateness, order="time"
+            )
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_streams_that_lead_to_the_same_pe_have_one_order(partitions: int) -> None:
+    chance = random.Random(9)
+    rates = [Rate(chance.choice("EUX"), float(n + 1), 100.0 + n) for n in range(60)]
+    orders = [Order(n, chance.choice("EUX"), 1.0, 100.5 + n * 0.31) for n in range(190)]
+    expected = []
+    for order in orders:
+        before = [each for each in rates if each.currency == order.currency and each.at < order.at]
+        expected.append((order.id, before[-1].rate if before else 0.0))
+    for seed in range(3):
+        chance.seed(seed)
+        events: list[Any] = [*rates, *orders]
+        slack = {Rate: 1.9, Order: 4.9}
+        events.sort(key=lambda each: each.at + chance.uniform(0, slack[type(each)]))
+        with AppTest(Prices, partitions=partitions) as test:
+            for event in events:
+                test.send("rates" if isinstance(event, Rate) else "orders", event)
+            if seed:
+                test.advance(seconds=2)
+                test.crash()
+            for name in ("rates", "orders"):
+                test.advance_watermark(name, 1000.0)
+            test.advance(seconds=2)
+            found = {(each.id, each.amount) for each in test.output("priced")}
+            assert sorted(found) == expected
+            assert test.late("rates-in-order") == 0
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"types": Order, "key": "currency", "time": "id"}, "field of the same name"),
+        ({"types": Order, "key": None}, "both need a key"),
+        ({"types": Rate, "key": "rate"}, "carry Rate under different keys"),
+    ],
+)
+def test_streams_without_a_common_order_are_a_mistake(other: dict[str, Any], words: str) -> None:
+    class Wrong(App):
+        def on_init(self) -> None:
+            as_of = self.create_pe(AsOf)
+            self.create_input_stream(
+                "rates", as_of, key="currency", types=Rate, time="at", order="time"
+            )
+            self.create_input_stream("others", as_of, **{"time": "at", "order": "time", **other})
+
+    with pytest.raises(GraphError, match=words), AppTest(Wrong):
+        pass
