@@ -40,6 +40,9 @@ EVENT_TIME = "event time"
 
 _TICK = 0.2
 
+_AHEAD = 1.0
+"""Seconds that the clock of a source may be ahead before it is reported."""
+
 
 class SourceState(NamedTuple):
     """A source as its input knows it.
@@ -396,8 +399,13 @@ class TaskTimes:
     # -- looking -----------------------------------------------------------------------------
 
     def statistics_parts(self) -> dict[str, Any]:
-        """Open windows, late events by PE, and the watermarks with what holds them back."""
+        """Open windows, late events by PE, the watermarks, and what holds them back.
+
+        Behind is a watermark as far as the latest event of its stream is later; ahead is a source
+        whose clock is later than the one here.
+        """
         windows = [each for each, _ in self._windows]
+        wall, newest = self._wall(), {n: s.watermarks.newest for n, s in self._streams.items()}
         return {
             "windows": sum(each.open_windows for each in windows),
             "held_back": sum(max(0, each.held) for each in windows),
@@ -406,6 +414,16 @@ class TaskTimes:
                 name: (each.watermarks.value, each.watermarks.holding)
                 for name, each in self._streams.items()
                 if each.watermarks.value > NEVER
+            },
+            "behind": {
+                name: newest[name][0] - each.watermarks.value
+                for name, each in self._streams.items()
+                if each.watermarks.value > NEVER
+            },
+            "ahead": {
+                name: (time - wall, source)
+                for name, (time, source) in newest.items()
+                if wall + _AHEAD < time < math.inf
             },
         }
 

@@ -205,6 +205,16 @@ def test_the_metrics_show_open_windows_late_events_and_the_watermark() -> None:
         assert values["open-windows"] == values["late-messages"] == 1
         assert values["Candle-late-messages"] == 1
         assert values["trades-watermark"] == 125_000
+        assert values["trades-watermark-lag-ms"] == 5_000
+
+
+def test_a_producer_whose_clock_is_ahead_is_named() -> None:
+    with AppTest(market(tumbling(60), clock="wall")) as test:
+        [task] = test._runtime.tasks
+        now = test._runtime.world.wall()
+        test.send("trades", *a(now + 30))
+        [(stream, (by, source))] = task.statistics().ahead.items()
+        assert (stream, round(by), source) == ("trades", 30, "trades[0]@test")
 
 
 # --- times ---------------------------------------------------------------------------------------
