@@ -123,10 +123,8 @@ def test_windows_held_back_and_late_events_of_an_app_are_added_up() -> None:
         )  # fmt: skip
         return ContainerStatistics(app, tasks=[task])
 
-    plain = ContainerStatistics("c", tasks=[])
-    assert windows_of(
-        [report("b", 1, 2, 3), report("a", 1, 1, 1), report("b", 4, 0, 0), plain]
-    ) == [
+    reports = [report("b", 1, 2, 3), report("a", 1, 1, 1), report("b", 4, 0, 0)]
+    assert windows_of([*reports, ContainerStatistics("c", tasks=[])]) == [
         WindowsRow("a", 1, 1, 2),
         WindowsRow("b", 5, 2, 5),
     ]

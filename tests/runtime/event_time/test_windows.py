@@ -211,7 +211,7 @@ def test_the_metrics_show_open_windows_late_events_and_the_watermark() -> None:
 def test_a_producer_whose_clock_is_ahead_is_named() -> None:
     with AppTest(market(tumbling(60), clock="wall")) as test:
         [task] = test._runtime.tasks
-        now = test._runtime.world.wall()
+        now = test._runtime.world._wall()
         test.send("trades", *a(now + 30))
         [(stream, (by, source))] = task.statistics().ahead.items()
         assert (stream, round(by), source) == ("trades", 30, "trades[0]@test")

@@ -57,7 +57,7 @@ class FailedHooks:
         self._going: list[HookCall] = []  # ... of the one that is being written
         self._new: list[HookCall] = []  # ... of the next one
 
-    def __contains__(self, call: HookCall) -> bool:
+    def __contains__(self, call: object) -> bool:
         return call in self._failed
 
     def __bool__(self) -> bool:
