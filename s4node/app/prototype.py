@@ -57,13 +57,15 @@ class Trigger:
 
 class WindowOptions(NamedTuple):
     """The windows of a prototype: by which clock they end, for how long after that events still
-    count, the stream of late events, and the seconds between results before the end."""
+    count, the stream of late events, the seconds between results before the end, and whether the senders
+    of late events are told."""
 
     kind: WindowKind
     on_wall_clock: bool = False
     grace: float = 0.0
     late: Stream | None = None
     early: float = 0.0
+    tell_late: bool = False
 
 
 class HandlerTable(dict[type, Handler]):
@@ -238,7 +240,13 @@ class Prototype:
         self.ttl = float(seconds)
 
     def set_window(
-        self, kind: object, clock: object, grace: object, late: object, early: object
+        self,
+        kind: object,
+        clock: object,
+        grace: object,
+        late: object,
+        early: object,
+        tell_late: object,
     ) -> None:
         self._check_not_started()
         if not isinstance(kind, WindowKind):
@@ -263,10 +271,14 @@ class Prototype:
                 f"{self.name}: set_window(late={late!r}): give a stream of this app, from "
                 f"create_stream or create_output_stream"
             )
-        if (grace or late is not None) and (clock == "wall" or kind.events):
+        if not isinstance(tell_late, bool):
+            raise GraphError(
+                f"{self.name}: set_window(tell_late={tell_late!r}): give True or False"
+            )
+        if (grace or late is not None or tell_late) and (clock == "wall" or kind.events):
             raise GraphError(
                 f"{self.name}: only windows by the time of events have late events; leave out "
-                f"grace and late"
+                f"grace, late and tell_late"
             )
         self._check_number("set_window", "early", early)
         if early and (kind.is_hopping or kind.events):
@@ -281,7 +293,7 @@ class Prototype:
         if "window" in self.cls._state:
             raise GraphError(f"{self.name}: the attribute 'window' is taken; give it another name")
         self.give_windows(
-            WindowOptions(kind, clock == "wall", float(grace), late, float(early))  # type: ignore[arg-type]
+            WindowOptions(kind, clock == "wall", float(grace), late, float(early), tell_late)  # type: ignore[arg-type]
         )
 
     def give_windows(self, options: WindowOptions) -> None:

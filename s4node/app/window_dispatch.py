@@ -146,7 +146,7 @@ def window_lines(
         lines += [
             f"if not {start} <= {at} < {end}:",
             *(f"    {line}" for line in found),
-            f"if {table} is None: _l{number}(e)",
+            f"if {table} is None: _l{number}(e, {key}, {at})",
             "else:",
             f"    i = {table}[{key}]",
             *(f"    {line}" for line in call),
@@ -155,7 +155,7 @@ def window_lines(
         bindings[f"_f{number}"] = home.session_of
         lines += [
             f"i = _f{number}(_r{number}, {key}, {at})",
-            f"if i is None: _l{number}(e)",
+            f"if i is None: _l{number}(e, {key}, {at})",
             "else:",
             *(f"    {line}" for line in call),
         ]

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from s4node.app.instances import Instances
 from s4node.app.prototype import Prototype
 from s4node.app.windows import Span
+from s4node.events.event import tell_sender
 from s4node.events.keys import identity
 
 PE: TypeAlias = Any
@@ -157,9 +158,12 @@ class WindowInstances(Instances):
 
     # -- changes -----------------------------------------------------------------------------
 
-    def come_late(self, event: Any) -> None:
-        """Count a late event, and pass it on."""
+    def come_late(self, event: Any, key: Any, time: float) -> None:
+        """Count a late event, pass it on, and tell its sender, as the options say."""
         self.late += 1
+        if self._options.tell_late:
+            by = self.watermark - time
+            tell_sender(f"late by {by:.3f} s for {self.prototype.name} {key!r}", event)
         if self._options.late is not None:
             self._options.late.put(event)
 
