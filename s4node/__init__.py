@@ -27,9 +27,7 @@ from typing import TYPE_CHECKING, Any
 from s4node.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from s4node.app.aggregates import Aggregates, Count, Fold, Max, Mean, Min, Sum, Top
     from s4node.app.app import AdapterApp, App
-    from s4node.app.pairs import Pairs
     from s4node.app.processing_element import OfKey, ProcessingElement
     from s4node.app.stream import InputStream, OutputStream, Stream
     from s4node.app.stream_task import (
@@ -56,6 +54,8 @@ if TYPE_CHECKING:
     from s4node.net.client.sync_client import SyncClient, SyncStream
     from s4node.net.egress.refusal import Refusal
     from s4node.offsets.startpoint import Oldest, Specific, Timestamp, Upcoming
+    from s4node.pes.aggregates import Aggregates, Count, Fold, Max, Mean, Min, Sum, Top
+    from s4node.pes.pairs import Pairs
     from s4node.runtime.container.container import Container
     from s4node.runtime.container.lifecycle import ContainerListener
     from s4node.stages.executors import Executor
@@ -131,15 +131,15 @@ _HOMES = {
     "session": "app.windows",
     "count": "app.windows",
     "day": "app.windows",
-    "Aggregates": "app.aggregates",
-    "Count": "app.aggregates",
-    "Sum": "app.aggregates",
-    "Min": "app.aggregates",
-    "Max": "app.aggregates",
-    "Mean": "app.aggregates",
-    "Top": "app.aggregates",
-    "Fold": "app.aggregates",
-    "Pairs": "app.pairs",
+    "Aggregates": "pes.aggregates",
+    "Count": "pes.aggregates",
+    "Sum": "pes.aggregates",
+    "Min": "pes.aggregates",
+    "Max": "pes.aggregates",
+    "Mean": "pes.aggregates",
+    "Top": "pes.aggregates",
+    "Fold": "pes.aggregates",
+    "Pairs": "pes.pairs",
     "Event": "events.event",
     "GenericEvent": "events.event",
     "created_ms": "events.event",

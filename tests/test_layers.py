@@ -26,7 +26,7 @@ ROOMS = [
     "version", "errors", "clocks", "threads", "tokens", "config", "log_throttle", "logger",
     "failpoints", "disk", "sqlite",
     "metrics",
-    "events", "exit_record", "store_spec", "app", "packaged", "stages", "offsets", "state",
+    "events", "exit_record", "store_spec", "app", "pes", "packaged", "stages", "offsets", "state",
     "savepoints",
     "net.wire", "net.certificates", "net.transport", "net.egress", "net.ingress", "net.client",
     "systems", "log.partition", "log.sink", "log",
@@ -67,10 +67,10 @@ PURE_MODULES = {
         "type_words"
     ),
     "app": (
-        "aggregates app cycles dataflow graph in_order instances key_windows pairs pe_codec "
-        "pe_timers processing_element prototype stream stream_task table_windows window_dispatch "
-        "window_instances windows"
+        "app cycles dataflow graph in_order instances open_windows pe_codec pe_timers "
+        "processing_element prototype stream stream_task window_dispatch window_instances windows"
     ),
+    "pes": "aggregates pairs",
     "stages": "backpressure credit executors key_order stage",
     "offsets": (
         "checkpoint cuts input_progress low_watermark ordered_release producer_offsets receipts "
@@ -118,6 +118,7 @@ PURE_MODULES = {
 }
 PURE_ROOMS = {
     "app",
+    "pes",
     "stages",
     "net.wire",
     "runtime.event_time",

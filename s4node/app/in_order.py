@@ -49,7 +49,7 @@ class InOrder(ProcessingElement):
     """Holds the events of a key and span back. ``out`` is the inner stream."""
 
     out: Stream
-    time_of: ClassVar[Callable[[Any], float]]
+    time_of: ClassVar[Any]
     kinds: ClassVar[dict[type, EventType]] = {}
     names: ClassVar[dict[str, EventType]] = {}
     most: ClassVar[int] = 1_000_000

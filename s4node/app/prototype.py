@@ -383,7 +383,7 @@ def shared_containers(cls: type) -> dict[str, tuple[type, Any]]:
 
     By name: the class that has it, and the container.
     """
-    meant = {*class_variables(cls), *getattr(cls, "_state", ()), "_state"}
+    meant = {*class_variables(cls), *getattr(cls, "_state", ()), "_state", "_of_key", "_aggregates"}
     found = {n: (base, value) for base in reversed(cls.__mro__) for n, value in vars(base).items()}
     return {
         name: (base, value)

@@ -16,10 +16,9 @@ import msgspec
 
 from s4node.app.app import App
 from s4node.app.in_order import InOrder
-from s4node.app.key_windows import CountWindows, SessionWindows
+from s4node.app.open_windows import CountWindows, SessionWindows, TableWindows
 from s4node.app.prototype import HandlerTable, Prototype
 from s4node.app.stream import Stream
-from s4node.app.table_windows import TableWindows
 from s4node.app.window_instances import WindowInstances
 from s4node.events.event_time import TimeRule
 

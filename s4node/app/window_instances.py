@@ -9,7 +9,7 @@ Rules
   the stream of late events if there is one.
 - An instance whose ``on_window`` has failed is kept apart, as it was before that call. The call is
   made again at the next start.
-- ``table_windows`` and ``key_windows`` have the kinds.
+- ``open_windows`` has the kinds.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class WindowInstances(Instances):
         """Return True if a window that ends then has not ended."""
         return end > self.watermark and not self._kind.events
 
-    def change(self, instance: PE) -> None:
+    def note_change(self, instance: PE) -> None:
         """Have an early result for an instance, to which an event comes."""
         if not self.changed:
             self.early_at = self.wall() + self._early
@@ -231,7 +231,7 @@ class FailedWindows(Instances):
         kept: PE = self.prototype.make(instance.key, self)
         kept._span, kept._round = instance._span, instance._round
         copy_state(instance, kept)
-        self.done(instance)
+        self.drop_within(instance)
         self._by_key.setdefault(kept.key, []).append(kept)
         if self.saver is not None:
             self.saver.touch_one(kept)
@@ -250,17 +250,18 @@ class FailedWindows(Instances):
         return bool(self._again)
 
     def calls(self) -> Iterator[Due]:
-        """The calls that are made again."""
+        """The calls that are made again, the oldest window first."""
+        self._again.sort(key=lambda each: each._span, reverse=True)
         while self._again:
             instance = self._again.pop()
             if instance in self._by_key.get(instance.key, ()):
-                yield Due(instance, partial(self.done, instance))
+                yield Due(instance, partial(self.drop_within, instance))
 
     def is_open(self, end: float) -> bool:
         """Return True if a window that ends then has not ended."""
         return self.owner.is_open(end)
 
-    def done(self, instance: PE) -> None:
+    def drop_within(self, instance: PE) -> None:
         """Drop the instances of a key within the window of ``instance``: it has a result."""
         start, end = instance._span
         mine = self._by_key.get(instance.key, ())
@@ -273,7 +274,7 @@ class FailedWindows(Instances):
 
     def remove(self, instance: PE) -> None:
         """Drop an instance, as its handler asks."""
-        self.done(instance)
+        self.drop_within(instance)
 
 
 def _told_early(instance: PE) -> None:

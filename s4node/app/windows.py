@@ -30,14 +30,17 @@ _PANES = 10_000
 class Window(NamedTuple):
     """The window of an instance: ``start <= time < end``; for a count its number, from 0.
 
-    ``round`` counts the calls of ``on_window`` for it before this one. ``final`` is False before
-    its end.
+    ``round`` counts the calls of ``on_window`` for it before this one.
     """
 
     start: float
     end: float
     round: int = 0
-    final = True
+
+    @property
+    def final(self) -> bool:
+        """True at the end of the window, and within its grace."""
+        return True
 
     @property
     def last(self) -> float:
@@ -49,7 +52,11 @@ class EarlyWindow(Window):
     """A window that has not ended."""
 
     __slots__ = ()
-    final = False
+
+    @property
+    def final(self) -> bool:
+        """False: there are further results."""
+        return False
 
 
 Span = tuple[float, float]

@@ -59,9 +59,8 @@ _MARK = "replayed"
 _NAME = "under"
 _OUTCOMES = "sent", "sent before", "refused again", "not sent"
 _ID = re.compile(r"[0-9]+:[0-9]+", re.ASCII)
-_SHOWN = (
-    "system", "stream", "partition", "offset", "app", "task", "reason", "pe", "key", "hook", "of",
-)  # fmt: skip
+_PLACE = ("system", "stream", "partition", "offset", "app", "task")
+_SHOWN = (*_PLACE, "reason", "pe", "key", "hook", "of")
 
 
 class DeadLetter(NamedTuple):
@@ -237,15 +236,12 @@ def show(target: str, ids: Sequence[str], config: Config, *, as_json: bool) -> i
                     print(f"{name}: {on_one_line(str(value))}")
             event = one.event
             what = (
-                "none"
-                if one.dead_letter.get("hook")
-                else (
-                    f"{one.dead_letter.type} {json.dumps(_json(event))}"
-                    if event is not None
-                    else (f"does not decode: {one.dead_letter.raw.hex()}")
-                )
+                f"{one.dead_letter.type} {json.dumps(_json(event))}"
+                if event is not None
+                else (f"does not decode: {one.dead_letter.raw.hex()}")
             )
-            print(f"event: {what}")
+            if not one.dead_letter.get("hook"):
+                print(f"event: {what}")
             if one.dead_letter.get("trace"):
                 print(one.dead_letter.trace.rstrip("\n"))
         return 0
@@ -280,9 +276,7 @@ def replay(
                 return "sent before"
             try:
                 if hook := one.dead_letter.get("hook"):
-                    raise _NotReplayable(
-                        f"it is a call of {hook}, which the app makes again at its next start"
-                    )
+                    raise _NotReplayable(f"the app calls {hook} again at its next start")
                 if one.is_own(home.cluster):
                     raise _NotReplayable(
                         "the app itself has put its event; replay the event that led to it"

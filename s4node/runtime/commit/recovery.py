@@ -119,7 +119,7 @@ class Recovery:
         hooks = task.failures.isolation.failed_hooks
         if said == FAIL:
             return False
-        if hooks.full:
+        if hooks.at_limit:
             log.error("so many calls of windows or timers fail that the app stops", limit=MOST)
             return False
         fault = fault_of(error)

@@ -103,7 +103,7 @@ class _Timed:
         self.returning: set[str] = set()
         self.feeders: tuple[str, ...] = ()  # the streams whose watermarks are what is put on it
         self.marks: deque[tuple[int, float]] = deque()  # of own events: admitted before, and time
-        self.marked = NEVER
+        self.told: float | None = None  # a further mark, of events that are handed on meanwhile
 
 
 class TaskTimes:
@@ -310,12 +310,15 @@ class TaskTimes:
             self.put[name] = time
             timed = self._streams.get(name)
             if timed is not None:
-                timed.marks.append((self.queues[name].admitted, time))
+                timed.told = time
                 follows = True
         return follows
 
     def _pass_marks(self, timed: _Timed) -> None:
         """Take what the task has put for itself to be at a time once it is processed."""
+        if timed.told is not None:  # what was put before it is in the queue by now
+            timed.marks.append((self.queues[timed.name].admitted, timed.told))
+            timed.told = None
         if not timed.marks:
             return
         queue = self.queues[timed.name]

@@ -210,7 +210,7 @@ class TimedCalls:
 
 def _over(failed: FailedWindows, instance: Any, done: Callable[[], None]) -> None:
     """Note a result of a window; one that has failed before is not needed any more."""
-    failed.done(instance)
+    failed.drop_within(instance)
     done()
 
 

@@ -15,6 +15,7 @@ from s4node.events.event import Event, GenericEvent
 from s4node.testing.app_test import AppTest
 
 LETTERS = {"s4.stream.trades.onError": "dead-letter", "task.dead.letter.stream": "dead"}
+DURABLE = {"s4.stream.trades.grade": "durable"}
 SKIPS = {"s4.stream.trades.onError": "skip"}
 
 
@@ -222,7 +223,7 @@ class AlarmApp(App):
 def test_an_on_timer_that_raises_is_a_dead_letter_and_fires_again_at_the_next_start(
     broken: set[str],
 ) -> None:
-    with AppTest(AlarmApp, settings=LETTERS) as test:
+    with AppTest(AlarmApp, settings=LETTERS | DURABLE) as test:
         test.send("trades", *a(10), *a(20, key="b"), *a(100, key="c"))
         assert rows(test) == [("b ring", 0, 1)]
         assert letters(test) == [
@@ -236,7 +237,7 @@ def test_an_on_timer_that_raises_is_a_dead_letter_and_fires_again_at_the_next_st
 
 
 def test_with_skip_a_timer_that_fails_is_gone(broken: set[str]) -> None:
-    with AppTest(AlarmApp, settings=SKIPS) as test:
+    with AppTest(AlarmApp, settings=SKIPS | DURABLE) as test:
         test.send("trades", *a(10), *a(100, key="c"))
         assert rows(test) == []
         broken.clear()

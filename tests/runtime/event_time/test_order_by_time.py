@@ -121,7 +121,7 @@ def test_windows_over_events_in_order_have_the_first_and_the_last_of_them() -> N
             )
 
     events = [Trade("abc"[n % 3], float(n + 1), 100 + n * 0.37) for n in range(300)]
-    assert len(rows_in_any_order(EdgesApp, "trades", events, output="seen", until=600)) == 36
+    assert len(rows_in_any_order(EdgesApp, "trades", events, output="seen", until=600)) == 35
 
 
 def test_held_back_events_survive_a_crash_although_their_producer_keeps_none_of_them() -> None:

@@ -62,9 +62,11 @@ def test_events_within_the_bounds_pair_and_a_left_one_without_a_pair_is_alone() 
         test.send("payments", Payment(1, "a", 97.9), Payment(2, "a", 98), Payment(3, "a", 111))
         for name in ("orders", "payments"):
             test.advance_watermark(name, 113.9)
+        test.advance(seconds=1)
         assert rows(test) == [(1, 2), (3, -1)]
         for name in ("orders", "payments"):
             test.advance_watermark(name, 130)
+        test.advance(seconds=1)
         assert rows(test) == [(2, 3)]
         test.advance(seconds=2)
         assert test.keys(Paid) == []

@@ -12,6 +12,7 @@ from s4node.app.stream import OutputStream
 from s4node.app.windows import WindowKind, count, hopping, session, tumbling
 from s4node.errors import GraphError
 from s4node.events.event import Event
+from s4node.state.browse import StateReader
 from s4node.testing.app_test import AppTest
 
 
@@ -162,20 +163,15 @@ def test_state_ends_on_disk_too_without_an_event_of_its_key() -> None:
         test.advance(seconds=60)
         with pytest.raises(LookupError):
             test.state(Plain, "a")
-        for at in range(70):  # each commit looks at a part of the rows
+        for _ in range(70):  # each commit looks at a part of the rows
             test.send("trades", *a(2, key="d"))
-            test.advance(seconds=2 + at * 0)
+            test.advance(seconds=2)
         [task] = test._runtime.tasks
-        state = test._runtime.container.replay.states[task.partition]  # type: ignore[union-attr]
-        assert [key for key, _ in reader(state).instances("Plain")] == ["d"]
+        committer = test._runtime.container.replay.committer  # type: ignore[union-attr]
+        state = committer._tasks[task.partition].state
+        assert [key for key, _ in StateReader(state).instances("Plain")] == ["d"]
         test.advance(seconds=1000)
         assert test.output("rows") == []  # the timer has ended with the state of its key
-
-
-def reader(state: Any) -> Any:
-    from s4node.state.browse import StateReader
-
-    return StateReader(state)
 
 
 def problem(prepare: Any) -> str:

@@ -223,6 +223,7 @@ def test_a_producer_whose_clock_is_ahead_is_named() -> None:
     with AppTest(market(tumbling(60), clock="wall")) as test:
         [task] = test._runtime.tasks
         now = test._runtime.world._wall()
+        task.processor.times._wall = lambda: now  # type: ignore[attr-defined]
         test.send("trades", *a(now + 30))
         [(stream, (by, source))] = task.statistics().ahead.items()
         assert (stream, round(by), source) == ("trades", 30, "trades[0]@test")

@@ -139,7 +139,7 @@ def test_windows_and_watermarks_go_on_in_other_partitions(tmp_path: Path, seen: 
         app.system = "live"
         async with running(app, settings, partitions=partitions) as container:
             async with Client(container.address, producer="p") as client:
-                trades = await client.stream("trades", types=Trade, again=True)
+                trades = await client.stream("trades", types=Trade)
                 await trades.send_many(events)
                 trades.watermark(told)
                 assert await trades.flush() == []
@@ -170,14 +170,14 @@ def test_an_event_that_was_late_in_its_partition_is_late_in_another_layout_too(
         app.system = "live"
         async with running(app, settings, partitions=partitions) as container:
             async with Client(container.address, producer="p") as client:
-                trades = await client.stream("trades", types=Trade, again=True)
+                trades = await client.stream("trades", types=Trade)
                 for event in events:
                     await trades.send(event)
                     assert await trades.flush() == []
             found: Any = lambda: sum(  # noqa: E731
                 task.statistics().late["Count"] for task in container.tasks.values()
             )
-            await until(lambda: found() == late)
+            await until(lambda: found() == late and len(seen) == 7)
 
     trio.run(lambda: run(2, *(Trade(key, at) for at in (100, 130) for key in "abcdefg"), late=0))
     place = ("-p", f"s4.state.folder={tmp_path / 'state'}")

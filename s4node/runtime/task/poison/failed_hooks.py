@@ -64,7 +64,7 @@ class FailedHooks:
         return bool(self._failed)
 
     @property
-    def full(self) -> bool:
+    def at_limit(self) -> bool:
         """True if there are as many as a task may leave out."""
         return len(self._failed) >= MOST
 

@@ -137,6 +137,7 @@ class AggregatesType(ElementType):
         for base in reversed(bases):
             every |= getattr(base, "_aggregates", {})
         every |= declared
+        of = of or next((base._of for base in bases if getattr(base, "_of", None)), None)
         if declared:
             namespace = {n: each for n, each in namespace.items() if n not in declared}
             kinds = dict(namespace.get("__annotations__", {}))
@@ -153,7 +154,7 @@ class AggregatesType(ElementType):
             if all(None not in each.bindings for each in every.values()):
                 namespace.setdefault("merge", _merger(every))
         cls: Any = super().__new__(mcs, name, bases, namespace, **more)
-        cls._aggregates = every
+        cls._aggregates, cls._of = every, of
         return cls  # type: ignore[no-any-return]
 
 
