@@ -235,11 +235,9 @@ def show(target: str, ids: Sequence[str], config: Config, *, as_json: bool) -> i
                 if value != "":
                     print(f"{name}: {on_one_line(str(value))}")
             event = one.event
-            what = (
-                f"{one.dead_letter.type} {json.dumps(_json(event))}"
-                if event is not None
-                else (f"does not decode: {one.dead_letter.raw.hex()}")
-            )
+            what = f"does not decode: {one.dead_letter.raw.hex()}"
+            if event is not None:
+                what = f"{one.dead_letter.type} {json.dumps(_json(event))}"
             if not one.dead_letter.get("hook"):
                 print(f"event: {what}")
             if one.dead_letter.get("trace"):

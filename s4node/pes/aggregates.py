@@ -137,7 +137,8 @@ class AggregatesType(ElementType):
         for base in reversed(bases):
             every |= getattr(base, "_aggregates", {})
         every |= declared
-        of = of or next((base._of for base in bases if getattr(base, "_of", None)), None)
+        for base in bases:
+            of = of or getattr(base, "_of", None)
         if declared:
             namespace = {n: each for n, each in namespace.items() if n not in declared}
             kinds = dict(namespace.get("__annotations__", {}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from itertools import groupby
 from typing import Any
 
@@ -81,13 +82,16 @@ def in_database(query: str, found: dict[str, list[Any]]) -> list[list[Any]]:
     with duckdb.connect() as database:
         for table, rows in found.items():
             fields = rows[0].__struct_fields__
-            columns = ", ".join(f"{name} {kinds[type(getattr(rows[0], name))]}" for name in fields)
+            columns = ", ".join(
+                f'"{name}" {kinds[type(getattr(rows[0], name))]}' for name in fields
+            )
             database.execute(f"create table {table} ({columns})")
             values = [[getattr(row, name) for name in fields] for row in rows]
             database.executemany(
                 f"insert into {table} values ({', '.join('?' * len(fields))})", values
             )
-        return [list(row) for row in database.execute(SQL[query]).fetchall()]
+        text = re.sub(r"\bat\b", '"at"', SQL[query])  # a word of the language
+        return [list(row) for row in database.execute(text).fetchall()]
 
 
 def in_app(query: str, found: dict[str, list[Any]], seed: int, partitions: int) -> list[list[Any]]:
