@@ -82,7 +82,8 @@ def in_database(query: str, found: dict[str, list[Any]]) -> list[list[Any]]:
     with duckdb.connect() as database:
         for table, rows in found.items():
             fields = rows[0].__struct_fields__
-            columns = ", ".join(
+            named = {name: kinds[type(getattr(rows[0], name))] for name in fields}
+            columns = ", ".join(f'"{name}" {kind}' for name, kind in named.items())
                 f'"{name}" {kinds[type(getattr(rows[0], name))]}' for name in fields
             )
             database.execute(f"create table {table} ({columns})")
