@@ -84,8 +84,6 @@ def in_database(query: str, found: dict[str, list[Any]]) -> list[list[Any]]:
             fields = rows[0].__struct_fields__
             named = {name: kinds[type(getattr(rows[0], name))] for name in fields}
             columns = ", ".join(f'"{name}" {kind}' for name, kind in named.items())
-                f'"{name}" {kinds[type(getattr(rows[0], name))]}' for name in fields
-            )
             database.execute(f"create table {table} ({columns})")
             values = [[getattr(row, name) for name in fields] for row in rows]
             database.executemany(
