@@ -90,7 +90,7 @@ async def test_a_file_that_is_not_the_partitions_own_is_refused_by_name(
         (another_application, "is not a log file"),
     ],
 )
-async def test_a_file_that_cannot_be_opened_keeps_nobody_from_the_others(
+async def test_other_partitions_are_served_if_one_file_cannot_be_opened(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     harm: Callable[[Path], None],
@@ -122,7 +122,7 @@ async def test_a_file_that_cannot_be_opened_keeps_nobody_from_the_others(
     assert capsys.readouterr().err.count("a partition cannot be used; the others can") == 1
 
 
-async def test_a_partition_whose_file_was_given_up_begins_anew_and_lost_events_are_told(
+async def test_a_partition_whose_file_was_given_up_begins_anew_and_reports_its_loss(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     frames = [numbered("a", n * 10, 10) for n in range(20)]
@@ -152,7 +152,7 @@ async def test_a_partition_whose_file_was_given_up_begins_anew_and_lost_events_a
             pass
 
 
-async def test_what_was_given_up_or_cannot_be_opened_takes_nothing_of_the_quota(
+async def test_files_that_were_given_up_or_cannot_be_opened_do_not_count_in_the_quota(
     tmp_path: Path,
 ) -> None:
     """Else the log that was mended would wait for somebody to delete what he has put aside."""
@@ -327,7 +327,7 @@ def test_nothing_acknowledged_is_lost_and_nothing_is_doubled_by_processes_that_a
     trio.run(look)
 
 
-def test_a_disk_that_takes_no_more_loses_nothing_and_is_waited_for(tmp_path: Path) -> None:
+def test_a_disk_that_fails_writes_loses_nothing_and_is_waited_for(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.log_process", "full", str(tmp_path)],
         cwd=ROOT,
@@ -416,7 +416,7 @@ async def test_a_file_that_may_not_be_written_is_waited_for_until_it_may(
             assert events(await read_all(waits)) == [(n, "a", n) for n in range(20)]
 
 
-async def test_a_file_that_is_moved_away_is_written_no_more_and_keeps_nobody_from_the_others(
+async def test_a_file_that_is_moved_away_is_not_written_and_others_are_served(
     tmp_path: Path,
 ) -> None:
     path = database(tmp_path)
@@ -436,7 +436,7 @@ async def test_a_file_that_is_moved_away_is_written_no_more_and_keeps_nobody_fro
     assert [type(answer) for answer in answers] == [StoreError, StoreError]
 
 
-async def test_retention_does_not_go_on_by_sizes_that_it_cannot_see(
+async def test_retention_by_size_stops_if_sizes_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("s4node.log.writer.TICK_SECONDS", 0.1)
@@ -453,7 +453,7 @@ async def test_retention_does_not_go_on_by_sizes_that_it_cannot_see(
         assert partition.standing.size > 190_000
 
 
-async def test_a_producer_of_which_a_frame_waits_to_be_written_is_not_forgotten(
+async def test_a_producer_with_an_unwritten_frame_is_not_forgotten(
     tmp_path: Path,
 ) -> None:
     answers: list[Answer] = []
@@ -495,7 +495,7 @@ async def test_closing_a_log_whose_disk_is_full_answers_what_was_not_written(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
-async def test_it_is_a_list_of_events_whatever_is_done_to_it(tmp_path: Path, seed: int) -> None:
+async def test_a_partition_behaves_as_a_list_of_events(tmp_path: Path, seed: int) -> None:
     """Against a list in memory: appending, sending again, trimming, reading, opening again."""
     chance = random.Random(seed)
     model: list[tuple[int, str, int]] = []

@@ -82,7 +82,7 @@ async def test_reading_gives_whole_rows_up_to_a_number_of_bytes(tmp_path: Path) 
         assert await partition.read(60, 100) == []
 
 
-async def test_reading_outside_of_what_is_there_is_refused(tmp_path: Path) -> None:
+async def test_reading_outside_of_the_partition_is_refused(tmp_path: Path) -> None:
     async with opened(tmp_path) as log:
         partition = log.stream("clicks").partitions[0]
         await append(partition, numbered("a", 0, 5), numbered("a", 5, 5))
@@ -162,7 +162,7 @@ async def test_a_producer_that_sends_much_does_not_hold_up_one_that_sends_little
         assert told.index("little") < 100  # two groups of the first
 
 
-async def test_partitions_that_get_much_do_not_starve_one_behind_them(tmp_path: Path) -> None:
+async def test_busy_partitions_do_not_starve_a_quiet_one(tmp_path: Path) -> None:
     async with opened(tmp_path, 4) as log:
         *busy, quiet = log.stream("clicks").partitions
         told: list[int] = []
@@ -200,7 +200,7 @@ async def test_closing_writes_what_was_queued(tmp_path: Path) -> None:
         assert log.stream("clicks").partitions[0].bounds == Bounds(0, 2000)
 
 
-async def test_what_is_appended_to_a_closed_log_is_answered_with_an_error(tmp_path: Path) -> None:
+async def test_appending_to_a_closed_log_is_an_error(tmp_path: Path) -> None:
     async with opened(tmp_path) as log:
         partition = log.stream("clicks").partitions[0]
     with pytest.raises(StoreError, match="the log is closed"):
@@ -447,7 +447,7 @@ async def test_a_quota_is_never_exceeded_and_what_does_not_fit_waits(tmp_path: P
         assert [partition.bounds.upcoming for partition in stream.partitions] == [2000, 2000]
 
 
-async def test_a_quota_that_retention_makes_room_under_is_not_told_of(tmp_path: Path) -> None:
+async def test_a_full_quota_is_not_logged_if_retention_makes_room(tmp_path: Path) -> None:
     settings = LogSettings(tmp_path, retention_bytes=MIB, quota_bytes=8 * MIB)
     async with open_log(settings) as log:
         partition = (await log.create("clicks", 1)).partitions[0]

@@ -53,9 +53,7 @@ def test_a_commit_after_an_event_that_does_not_decode_has_its_producer_resume_af
 
 @pytest.mark.parametrize("kind", [UNDECODABLE, RAISES, NONE, POISON])
 @pytest.mark.parametrize("limit", [1, 2, 3])
-def test_whatever_is_wrong_with_an_event_of_a_frame_that_is_taken_apart(
-    kind: str, limit: int
-) -> None:
+def test_bad_events_of_a_mixed_frame_stop_no_others(kind: str, limit: int) -> None:
     node = Node()
     node.send([kind, GOOD, STRAY, kind, GOOD, GOOD, kind, STRAY, GOOD, kind])
     while node.slice(limit):

@@ -42,7 +42,7 @@ async def test_an_app_that_is_removed_and_comes_again_with_its_state_counts_all_
             await cluster.come(*USERS)
 
 
-async def test_a_task_that_goes_back_keeps_nothing_for_an_app_that_has_gone_meanwhile(
+async def test_a_task_that_is_rolled_back_keeps_nothing_for_an_app_that_has_left(
     cluster: Cluster,
 ) -> None:
     with trio.fail_after(60):
@@ -60,7 +60,7 @@ async def test_a_task_that_goes_back_keeps_nothing_for_an_app_that_has_gone_mean
             await cluster.come(*USERS)
 
 
-async def test_a_task_that_goes_back_keeps_nothing_of_a_way_that_was_made_anew_meanwhile(
+async def test_a_task_that_is_rolled_back_keeps_nothing_of_a_former_channel(
     cluster: Cluster,
 ) -> None:
     with trio.fail_after(60):
@@ -78,7 +78,7 @@ async def test_a_task_that_goes_back_keeps_nothing_of_a_way_that_was_made_anew_m
 
 
 @pytest.mark.parametrize("partitions", [1, 5])
-async def test_an_app_that_begins_anew_with_other_partitions_is_sent_what_comes_from_then_on(
+async def test_an_app_that_begins_anew_with_other_partitions_gets_later_events(
     cluster: Cluster, partitions: int
 ) -> None:
     with trio.fail_after(60):
@@ -98,7 +98,7 @@ async def test_an_app_that_begins_anew_with_other_partitions_is_sent_what_comes_
 
 
 @pytest.mark.parametrize("partitions", [1, 5])
-async def test_what_waits_for_an_app_that_begins_anew_with_other_partitions_is_counted_once(
+async def test_events_for_an_app_that_begins_anew_with_other_partitions_count_once(
     cluster: Cluster, partitions: int
 ) -> None:
     with trio.fail_after(60):
