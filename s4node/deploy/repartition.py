@@ -10,7 +10,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -105,11 +105,8 @@ class Repartition:
         if self.depot is not None:
             return self._run_shipped(self.depot)
         moved = self._make() if replacement.decided(self.folder) is None else 0
-        store = TaskClaims(self.folder)
-        try:
+        with closing(TaskClaims(self.folder)) as store:
             replacement.complete(self.folder, store)
-        finally:
-            store.close()
         return moved
 
     @property
@@ -148,11 +145,8 @@ class Repartition:
         layout = new_layout(
             former, self.guard, self.partitions, own, stores_by_key=self.stores_by_key
         )
-        store = TaskClaims(self.folder)
-        try:
+        with closing(TaskClaims(self.folder)) as store:
             fences = store.fences()
-        finally:
-            store.close()
         moved = 0
         tasks = {}
         for partition in range(self.partitions):

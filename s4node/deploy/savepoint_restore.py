@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,7 @@ from s4node.cluster.coordination.startpoint_store import StartpointStore
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import CheckpointError
-from s4node.events.keys import crc32m, hasher_named
+from s4node.events.keys import hasher_named
 from s4node.failpoints import passing
 from s4node.net.egress.outbox_rows import (
     Rows,
@@ -52,9 +53,7 @@ from s4node.runtime.outputs.exchange import FORMER, parts_of, way_name
 from s4node.savepoints.manifest import Facts, Manifest, Restoring, Sent
 from s4node.savepoints.place import opened_task
 from s4node.savepoints.shipped import savepoints_of
-from s4node.state import epochs
 from s4node.state.checkpoint_policy import CheckpointRetention, Policy
-from s4node.state.database import Database
 from s4node.state.job import (
     CUT,
     DONE,
@@ -64,6 +63,7 @@ from s4node.state.job import (
     identity_of,
     kept_by,
     named_folder,
+    taken_over,
     task_folder,
 )
 from s4node.state.remote_job import RemoteJob
@@ -127,6 +127,8 @@ class SavepointRestore:
 
         Raises CheckpointError if going back needs more options than these.
         """
+        if self._anew:
+            tell(f"the state of {self.app} is lost: {len(self.manifest.tasks)} tasks")
         if not since.known:
             tell(
                 f"s4: the newer state of {self.app} is not here, so what others have received or "
@@ -199,8 +201,7 @@ class SavepointRestore:
         """
         place, tasks = savepoints_of(self.folder, self.depot), self.manifest.tasks
         guard = JobGuard.from_row(self.manifest.job)
-        store = TaskClaims(self.folder)
-        try:
+        with closing(TaskClaims(self.folder)) as store:
             store.admit(guard)
             if self.depot is not None:
                 self.depot.admit(guard)
@@ -218,8 +219,6 @@ class SavepointRestore:
             passing("restore.done")
             place.end_restore()
             tell(len(tasks), len(tasks))
-        finally:
-            store.close()
 
     def restore_task(
         self,
@@ -231,24 +230,16 @@ class SavepointRestore:
         accept_loss: bool = False,
     ) -> None:
         """Restore a task; ``newest`` are its facts from before the restore."""
-        saved, place = self.manifest.tasks[task], task_folder(self.folder, task)
-        above = max(epochs.highest(place), saved.fence)
-        number = saved.commit
-        shipment = None if self.depot is None else self.depot.task(place.name)
-        if shipment is not None:
-            above = max(above, shipment.highest())
-        claim = store.claim(task, "", 0, above)
-        if shipment is not None:
-            shipment.claim(claim.fence, "", 0)
-            number = max(number, shipment.replaced())
-        database = epochs.claim(place, claim.fence, Database, saved=self._folder_of(task))
-        passing("restore.claimed")
-        state = TaskState(database, crc32m, fence=claim.fence, ship=shipment)
-        try:
-            number = max(claim.commit, claim.acknowledged, number)
+        saved, files = self.manifest.tasks[task], named_folder(self.saved, task)
+        taking = taken_over(self.folder, store, task, self.depot, files, saved.fence)
+        with taking as (claim, state):
+            passing("restore.claimed")
+            shipped = 0 if state.ship is None else state.ship.replaced()
+            number = max(claim.commit, claim.acknowledged, saved.commit, shipped)
             state.last = (saved.fence, number, 0)  # so no commit that was acknowledged is missing
             state.owners = {claim.fence: state.owners[claim.fence]}  # the others are known there
-            CheckpointRetention(place, claim.fence, Policy(0, 1, 0), shipment).take_over(state)
+            place = task_folder(self.folder, task)
+            CheckpointRetention(place, claim.fence, Policy(0, 1, 0), state.ship).take_over(state)
             if again:
                 _begin_new_ways(state, newest)
             if accept_loss:
@@ -264,8 +255,6 @@ class SavepointRestore:
             passing("restore.commit")
             state.write_commit()
             state.end_commit(written=True)
-        finally:
-            state.close()
 
     def _let_skip(self, state: TaskState, newest: Facts | None) -> None:
         """Let all producers go on at any number, including those new since the savepoint."""
@@ -286,9 +275,6 @@ class SavepointRestore:
             age = int(clocks.wall() * 1000) - self.manifest.created_ms
             state = identity_of(self.folder, self.depot)
             await store.change(state, lambda _: (later(saved, age), None))
-
-    def _folder_of(self, task: str) -> Path:
-        return named_folder(self.saved, task)
 
 
 async def check_readable(app: App | None, config: Config, manifest: Manifest, saved: Path) -> None:
