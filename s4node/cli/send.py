@@ -29,7 +29,8 @@ from s4node.cli.running_apps import Nodes, Reach
 from s4node.errors import S4Error, StageBroken, on_one_line
 from s4node.events.json_objects import are_objects
 from s4node.events.schema import UNREADABLE, JsonText
-from s4node.net.client.client import Client, ClientStream
+from s4node.net.client.client import Client
+from s4node.net.client.client_stream import ClientStream
 from s4node.net.egress.refusal import Refusal
 
 _SHOWN = 20

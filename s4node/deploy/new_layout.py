@@ -26,7 +26,7 @@ from s4node.offsets.checkpoint import JobGuard
 from s4node.offsets.producer_offsets import Closing, Closings, KeptProducer, Producer
 from s4node.runtime.event_time.task_times import EVENT_TIME, lower_times
 from s4node.runtime.inputs.grouper import BY_PARTITION
-from s4node.runtime.outputs.exchange import parts_of
+from s4node.runtime.outputs.ways import parts_of
 from s4node.state.job import CUT, DONE, ENDED, EPOCH_OF, LIFE, SENT, WRITTEN
 
 _TABLE, _VERSIONS, _TTL = "table:", "versions of ", "ttl of "

@@ -49,7 +49,7 @@ from s4node.offsets.startpoint_fan_out import Requests, later
 from s4node.offsets.task_claims import TaskClaims, now_ms
 from s4node.runtime.container import saved_sample
 from s4node.runtime.inputs.job_model import TaskModel
-from s4node.runtime.outputs.exchange import FORMER, parts_of, way_name
+from s4node.runtime.outputs.ways import FORMER, parts_of, way_name
 from s4node.savepoints.manifest import Facts, Manifest, Restoring, Sent
 from s4node.savepoints.place import opened_task
 from s4node.savepoints.shipped import savepoints_of

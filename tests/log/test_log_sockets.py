@@ -32,7 +32,7 @@ from s4node.errors import (
 )
 from s4node.events.keys import Partitioner
 from s4node.events.schema import EventType, JsonText
-from s4node.net.client.client import ClientStream
+from s4node.net.client.client_stream import ClientStream
 from s4node.net.wire import frame as wire
 from s4node.offsets.startpoint import Oldest
 from s4node.offsets.system import InputBatch, PartitionReader, SystemStreamPartition

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from s4node.events.keys import crc32m
 from s4node.net.egress.outbox_rows import life_of, sort_rows, ways_of
-from s4node.runtime.outputs.exchange import parts_of
+from s4node.runtime.outputs.ways import parts_of
 from s4node.savepoints.folders import FolderSavepoints
 from s4node.savepoints.place import opened_task
 from s4node.state import epochs

@@ -174,8 +174,6 @@ class Subscription:
         Only one is asked, because two addresses may belong to the same node, whose events would
         come twice.
         """
-        if len(self._addresses) == 1:
-            return self._addresses[0]
         return await first_answering(self._addresses, self._credentials)
 
     async def _unanswered(self) -> str:

@@ -24,10 +24,10 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import trio
 
@@ -42,7 +42,6 @@ from s4node.logger import get_logger
 from s4node.metrics.statistics import OutboxStatistics
 from s4node.net.certificates.credentials import Credentials
 from s4node.net.egress.emitter import Emitter
-from s4node.net.egress.lane import Lane
 from s4node.net.egress.outbox_rows import Rows, forget, life_of, ways_of, weight_of
 from s4node.net.egress.routes import Routes
 from s4node.net.egress.transactional_outbox import TransactionalOutbox
@@ -52,6 +51,16 @@ from s4node.offsets.task_claims import now_ms
 from s4node.runtime.loop.pipeline import Pipeline
 from s4node.runtime.outputs.output_streams import OutputStreams, outbox_options
 from s4node.runtime.outputs.refusals import Refusals
+from s4node.runtime.outputs.ways import (
+    FORMER,
+    Side,
+    Unclaimed,
+    Way,
+    former_first,
+    is_near,
+    parts_of,
+    way_name,
+)
 from s4node.runtime.task.task import Task
 from s4node.stages.executors import REMOTE_SENDER, SENDER
 from s4node.stages.stage import Overflow
@@ -60,45 +69,6 @@ from s4node.state.rows import OUTBOX
 from s4node.state.task_state import TaskState
 
 log = get_logger("s4node.runtime")
-
-_TO = "\1"
-"""Separates a stream from its consumer in the name of a way."""
-FORMER = f"{_TO}former"
-"""Ends the name of a former way."""
-
-
-class _Side:
-    """One task's part: its ways by stream, and what its previous owner left for it."""
-
-    def __init__(self, task: Task, state: TaskState, fence: int) -> None:
-        self.task = task
-        self.state = state
-        self.fence = fence
-        self.ways: dict[str, Way] = {}
-        self.unclaimed: dict[str, Unclaimed] = {}  # for consumers that are not there yet
-        self.left: dict[str, list[Any]] = {}
-        self.own_rows = False
-        self.moved = 0  # the value of _moved when the last commit began
-        self.committing = False
-        self.life: str = state.meta(LIFE) or ""
-
-
-class Unclaimed(NamedTuple):
-    """The rows that an earlier owner left for an absent consumer, and their events and bytes."""
-
-    rows: Rows
-    depth: int
-    bytes: int
-
-
-@dataclass(eq=False, repr=False)
-class Way:
-    """The path of a task's stream to other tasks, or to one consumer."""
-
-    outbox: TransactionalOutbox
-    routes: Routes
-    emitter: Emitter
-    replaces: bool = False  # another way, whose rows are still in the database
 
 
 @dataclass(eq=False, repr=False)
@@ -158,16 +128,16 @@ class Exchange:
         self._wake = wake
         self._refusals = refusals
         self._cuts = cuts
-        self._sides: dict[int, _Side] = {}
+        self._sides: dict[int, Side] = {}
         self._owners: tuple[Sequence[str], int, str] = ((), -1, "")
 
     # -- tasks -------------------------------------------------------------------------------
 
     def add_task(self, task: Task, state: TaskState, fence: int, rows: Rows) -> None:
         """Open the part of a claimed task, with the rows that its previous owner left."""
-        side = self._sides[task.partition] = _Side(task, state, fence)
+        side = self._sides[task.partition] = Side(task, state, fence)
         left = ways_of(rows)
-        for name in _former_first(left):
+        for name in former_first(left):
             mine = left[name]
             stream, consumer = parts_of(name)
             if stream not in self._app.streams:
@@ -238,7 +208,7 @@ class Exchange:
         side = self._sides[partition]
         return (side.ways.get(stream) or self._way(side, stream)).outbox
 
-    def _way(self, side: _Side, name: str, rows: Rows = ()) -> Way:
+    def _way(self, side: Side, name: str, rows: Rows = ()) -> Way:
         """Make a way; its name is a stream, or a stream and a consumer."""
         task, state = side.task, side.state
         stream, consumer = parts_of(name)
@@ -291,7 +261,7 @@ class Exchange:
         """Add or remove the ways to a consumer that has come or gone."""
         here = consumer in self._outputs.senders[stream].emitters
         for side in self._sides.values():
-            for name in _former_first([*side.unclaimed, *side.ways]):
+            for name in former_first([*side.unclaimed, *side.ways]):
                 if parts_of(name) != (stream, consumer):
                     continue
                 if here and name in side.unclaimed:
@@ -299,22 +269,22 @@ class Exchange:
                 elif not here and name in side.ways:
                     self._forget_way(side, name)
 
-    def _forget_way(self, side: _Side, name: str) -> None:
+    def _forget_way(self, side: Side, name: str) -> None:
         """Nothing more is sent on a way, and its rows go with the next commit."""
         way = side.ways.pop(name)
         self._close(side, name, way)
         for row in way.outbox.rows():
             side.state.changes.put(row, None)
 
-    def _end_former(self, side: _Side) -> None:
+    def _end_former(self, side: Side) -> None:
         """Have a new way begin if all of the former one is committed; not during a commit."""
-        for name in _former_first(name for name in side.ways if name.endswith(FORMER)):
+        for name in former_first(name for name in side.ways if name.endswith(FORMER)):
             if side.ways[name].outbox.idle and f"{name}{FORMER}" not in side.ways:
                 self._forget_way(side, name)
                 if (new := side.ways.get(name.removesuffix(FORMER))) is not None:
                     new.emitter.add(new.routes)
 
-    def _close(self, side: _Side, name: str, way: Way) -> None:
+    def _close(self, side: Side, name: str, way: Way) -> None:
         """Stop sending on a way; nothing waits for it any more."""
         if way.routes in way.emitter.carried:  # else a former way has not ended
             way.emitter.remove(way.routes)
@@ -346,7 +316,7 @@ class Exchange:
             way.outbox.extend(events)
             self._after_put(side, stream, name, way)
 
-    def _after_put(self, side: _Side, stream: str, name: str, way: Way) -> None:
+    def _after_put(self, side: Side, stream: str, name: str, way: Way) -> None:
         """After a put: hold the streams that lead to a full way, and have a commit soon."""
         if way.outbox.holds:
             self._pipeline.watch(stream, (side.task.partition, name), way.outbox)
@@ -369,7 +339,7 @@ class Exchange:
     def moving(self) -> bool:
         """True if events wait or are being sent that an owner could take now."""
         return any(
-            _is_near(way, lane)
+            is_near(way, lane)
             for way in self._all()
             if not way.outbox.idle
             for lane in way.outbox.lanes
@@ -397,7 +367,7 @@ class Exchange:
             if outbox.error and not outbox.repartitioned:
                 raise EventError(f"stream {outbox.stream!r}: {outbox.error}")
 
-    def _replace_ways(self, side: _Side) -> None:
+    def _replace_ways(self, side: Side) -> None:
         """Route events again for consumers that have a new number of partitions.
 
         No commit may be running, because its events have to be in its rows.
@@ -515,22 +485,6 @@ class Exchange:
             passing("outbox.released")
 
 
-def way_name(stream: str, consumer: str) -> str:
-    """The name of a task's way to a consumer of an output stream."""
-    return f"{stream}{_TO}{consumer}"
-
-
-def parts_of(way: str) -> tuple[str, str]:
-    """The stream and the consumer in a way's name; no consumer between tasks of the app."""
-    stream, _, rest = way.partition(_TO)
-    return stream, rest.partition(_TO)[0]
-
-
-def _former_first(ways: Iterable[str]) -> list[str]:
-    """The names of ways, each after its former one."""
-    return sorted(ways, key=lambda name: -name.count(FORMER))
-
-
 def _other_job(_: int) -> bool:
     """Ask for no cut: answers of another app's tasks have no number of ours."""
     return False
@@ -539,8 +493,3 @@ def _other_job(_: int) -> bool:
 def _moved(task: Task) -> int:
     """A number that changes whenever the waiting own events of a task may have changed."""
     return task.processed + task.sent
-
-
-def _is_near(way: Way, lane: Lane) -> bool:
-    """Return True if the owner of a lane is connected, or may connect soon."""
-    return lane.open or way.emitter.is_near(way.routes.route_of(lane))
