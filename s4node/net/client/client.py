@@ -16,12 +16,7 @@ from typing import Any
 import trio
 
 from s4node import tokens
-from s4node.errors import (
-    ConnectionRefused,
-    S4Error,
-    StageClosed,
-    leaves,
-)
+from s4node.errors import ConfigError, ConnectionRefused, S4Error, StageClosed, leaves
 from s4node.events.keys import KeySpec
 from s4node.logger import get_logger
 from s4node.net.certificates.credentials import Credentials, is_tls, missing
@@ -34,6 +29,7 @@ from s4node.net.egress.routes import Routes
 from s4node.net.transport import fork_guard
 from s4node.net.transport.pair_socket import host_and_port, need_trio
 from s4node.net.transport.why_silent import first_answering, why_all_silent
+from s4node.net.wire import frame as wire
 from s4node.offsets.startpoint import Startpoint
 
 log = get_logger("s4node.net")
