@@ -32,7 +32,7 @@ from s4node.config.settings import (
     LOG_RETENTION_MS,
     LOG_SYNC,
 )
-from s4node.errors import StoreError, UnknownStream
+from s4node.errors import StoreError
 from s4node.log.partition.partition_database import FORMAT
 from s4node.log.partition.retention import Keep
 from s4node.log.stream_folder import (
@@ -98,17 +98,6 @@ class LogStore:
         )
         self.streams: dict[str, LogStream] = {}
         self._creating = trio.Lock()
-
-    def stream(self, name: str) -> LogStream:
-        """The stream of this name; raises UnknownStream, which lists the existing ones."""
-        try:
-            return self.streams[name]
-        except KeyError:
-            there = ", ".join(sorted(self.streams)) or "none"
-            raise UnknownStream(
-                f"the log has no stream {name!r} (it has: {there}); create it with: s4 log create "
-                f"{name}"
-            ) from None
 
     async def create(
         self,
