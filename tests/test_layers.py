@@ -77,9 +77,9 @@ PURE_MODULES = {
     ),
     "state": "key_encoding remote_log rows",
     "savepoints": "manifest",
-    "net.wire": "decoder encoder frame",
+    "net.wire": "body frame",
     "net.certificates": "identity",
-    "net.transport": "linger number_ranges peer_answers sp_messages",
+    "net.transport": "linger number_ranges sp_messages",
     "net.egress": (
         "closed_layouts forwarder frame_builder lane outbox outbox_rows refusal routes "
         "spill staged_outbox stream_types subscriber transactional_outbox unsendable"

@@ -16,7 +16,7 @@ from s4node.events.routing import KeyRule, Router
 from s4node.events.schema import EventType, OpenType, TypeReader
 from s4node.log.split import Part, Splitting, array_of
 from s4node.net.wire import frame as wire
-from s4node.net.wire.decoder import FrameDecoder
+from s4node.net.wire.body import FrameDecoder
 
 
 class Click(Event):

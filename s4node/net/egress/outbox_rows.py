@@ -21,7 +21,7 @@ from s4node.events.schema import EventType, TypeDecl
 from s4node.net.egress.lane import Kept
 from s4node.net.egress.stream_types import StreamTypes
 from s4node.net.wire import frame as wire
-from s4node.net.wire.decoder import FrameDecoder
+from s4node.net.wire.body import FrameDecoder
 from s4node.state.rows import OUTBOX, Changes, task_row
 
 _FRAME, _LANES, _LIFE, _NEXT, _OWN, _SPILL, _TYPE = b"f", b"l", b"i", b"n", b"o", b"s", b"t"

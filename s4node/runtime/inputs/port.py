@@ -40,7 +40,7 @@ from s4node.net.ingress.part_numbers import FrameNumbers, PartNumbers
 from s4node.net.ingress.producer_lane import FrameReceipt, ProducerLane
 from s4node.net.ingress.rerouted_batch import sorted_out
 from s4node.net.wire import frame as wire
-from s4node.net.wire.decoder import Apart, Decoded, FrameDecoder
+from s4node.net.wire.body import Apart, Decoded, FrameDecoder
 from s4node.offsets.cuts import Cuts
 from s4node.offsets.producer_offsets import Closings
 from s4node.stages.stage import Gauge, Stage, put_back

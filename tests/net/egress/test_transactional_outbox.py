@@ -17,7 +17,7 @@ from s4node.net.egress.outbox_rows import life_of, ways_of
 from s4node.net.egress.routes import Routes
 from s4node.net.egress.transactional_outbox import TransactionalOutbox
 from s4node.net.wire import frame as wire
-from s4node.net.wire.decoder import FrameDecoder
+from s4node.net.wire.body import FrameDecoder
 from s4node.state.rows import OUTBOX, Changes, task_row
 
 PARTITIONS = 3
