@@ -35,11 +35,11 @@ from s4node.events.keys import hasher_named
 from s4node.failpoints import passing
 from s4node.net.egress.outbox_rows import (
     Rows,
+    channels_of,
     forget,
     life_of,
     renamed,
     sort_rows,
-    ways_of,
     weight_of,
 )
 from s4node.net.wire import frame as wire
@@ -49,7 +49,7 @@ from s4node.offsets.startpoint_fan_out import Requests, later
 from s4node.offsets.task_claims import TaskClaims, now_ms
 from s4node.runtime.container import saved_sample
 from s4node.runtime.inputs.job_model import TaskModel
-from s4node.runtime.outputs.ways import FORMER, parts_of, way_name
+from s4node.runtime.outputs.channels import FORMER, channel_name, parts_of
 from s4node.savepoints.manifest import Facts, Manifest, Restoring, Sent
 from s4node.savepoints.place import opened_task
 from s4node.savepoints.shipped import savepoints_of
@@ -241,7 +241,7 @@ class SavepointRestore:
             place = task_folder(self.folder, task)
             CheckpointRetention(place, claim.fence, Policy(0, 1, 0), state.ship).take_over(state)
             if again:
-                _begin_new_ways(state, newest)
+                _begin_new_channels(state, newest)
             if accept_loss:
                 self._let_skip(state, newest)
             if newest is not None:
@@ -306,11 +306,11 @@ def _facts_of(state: TaskState) -> Facts:
         (stream, consumer, life, partition): end
         for stream, consumer, life, partition, end in state.meta(SENT) or ()
     }
-    for way, rows in ways_of(state.rows(OUTBOX)).items():
-        if parts_of(way)[1]:
-            lane = (*parts_of(way), life_of(rows))
+    for channel, rows in channels_of(state.rows(OUTBOX)).items():
+        if parts_of(channel)[1]:
+            lane = (*parts_of(channel), life_of(rows))
             ends[*lane, -1] = 0  # a life that may be known, whether it has numbers or not
-            for partition, number in sort_rows(way, rows).next_numbers.items():
+            for partition, number in sort_rows(channel, rows).next_numbers.items():
                 ends[*lane, partition] = max(number, ends.get((*lane, partition), 0))
     sent = [(*lane, end) for lane, end in ends.items()]
     told = [(*producer, row.number) for producer, row in state.producers().items()]
@@ -349,16 +349,18 @@ def _acknowledged_since(before: Facts, after: Facts, own: str) -> Counter[Produc
 def _over(saved: TaskState, newest: Facts) -> Counter[tuple[str, str]]:
     """The waiting events of lives that are over, by stream and consumer."""
     found: Counter[tuple[str, str]] = Counter()
-    for way, rows in ways_of(saved.rows(OUTBOX)).items():
-        if parts_of(way)[1] and _is_over(way, rows, newest):
-            found[parts_of(way)] += weight_of(rows)[0]
+    for channel, rows in channels_of(saved.rows(OUTBOX)).items():
+        if parts_of(channel)[1] and _is_over(channel, rows, newest):
+            found[parts_of(channel)] += weight_of(rows)[0]
     return found
 
 
-def _is_over(way: str, rows: Rows, newest: Facts | None) -> bool:
-    """Return True if the consumer of a way knows later lives, and may have forgotten the way's."""
+def _is_over(channel: str, rows: Rows, newest: Facts | None) -> bool:
+    """Return True if a channel's consumer knows later lives, and may have forgotten its own."""
     sent = () if newest is None else newest.sent
-    lives = {life for stream, consumer, life, _, _ in sent if (stream, consumer) == parts_of(way)}
+    lives = {
+        life for stream, consumer, life, _, _ in sent if (stream, consumer) == parts_of(channel)
+    }
     return life_of(rows) not in lives and max(lives, default="") > life_of(rows)
 
 
@@ -367,22 +369,26 @@ def _latest(sent: Sequence[Sent]) -> list[Sent]:
     lives: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for stream, consumer, life, _, _ in sent:
         lives[stream, consumer].add(life)
-    known = {way: sorted(found)[-wire.MAX_LIVES :] for way, found in lives.items()}
+    known = {channel: sorted(found)[-wire.MAX_LIVES :] for channel, found in lives.items()}
     return [each for each in sent if each[2] in known[each[:2]]]
 
 
-def _begin_new_ways(state: TaskState, newest: Facts | None) -> None:
-    """Make all ways to consumers former ones, after which new ones begin.
+def _begin_new_channels(state: TaskState, newest: Facts | None) -> None:
+    """Make all channels to consumers former ones, after which new ones begin.
 
-    A way that has nothing to send is forgotten.
+    A channel that has nothing to send is forgotten.
     """
-    ways = {way: rows for way, rows in ways_of(state.rows(OUTBOX)).items() if parts_of(way)[1]}
-    for rows in ways.values():
+    channels = {
+        channel: rows
+        for channel, rows in channels_of(state.rows(OUTBOX)).items()
+        if parts_of(channel)[1]
+    }
+    for rows in channels.values():
         forget(state.changes, rows)
     last: dict[tuple[str, str], str] = {}
-    for way in sorted(ways, key=len):  # the newest first, and none is left out between two
-        if weight_of(ways[way])[0] and not _is_over(way, ways[way], newest):
-            base = parts_of(way)
-            last[base] = f"{last.get(base, way_name(*base))}{FORMER}"
-            for key, value in renamed(ways[way], last[base]):
+    for channel in sorted(channels, key=len):  # the newest first, and none is left out between two
+        if weight_of(channels[channel])[0] and not _is_over(channel, channels[channel], newest):
+            base = parts_of(channel)
+            last[base] = f"{last.get(base, channel_name(*base))}{FORMER}"
+            for key, value in renamed(channels[channel], last[base]):
                 state.changes.put(task_row(OUTBOX, key), value)

@@ -16,7 +16,7 @@ from s4node.net.egress.refusal import Refusal
 
 
 class Unsent:
-    """The unsendable events of one task on one way."""
+    """The unsendable events of one task on one channel."""
 
     __slots__ = ("_committing", "_own_committing", "_own_unsaved", "_since", "_told")
 

@@ -260,7 +260,7 @@ class Partitions:
             assert self._members is not None
             dropped = self._members.put(stream, partition, events, waits=waits)
             if dropped:
-                reason = self._members.ways[stream].stage.executor.reason
+                reason = self._members.outboxes[stream].stage.executor.reason
                 self._refusals.dropped(SENDER, stream, dropped, reason)
             return dropped
         stage = task.backlog.stages[stream]
@@ -323,7 +323,7 @@ class Partitions:
         here = max((stage.depth / stage.capacity for stage in stages), default=0.0)
         if self._members is None:
             return here
-        return max(here, self._members.ways[stream].pressure)
+        return max(here, self._members.outboxes[stream].pressure)
 
     def carry(self, stream: Stream, events: list[Any], turn: int) -> int:
         """Take events of a source; ``turn`` distributes events without a key over the partitions.

@@ -1,7 +1,7 @@
 """The destinations of events that tasks put on streams.
 
 ``dispatch`` finds the partitions of events on the app's own streams. ``exchange`` carries events on
-the ``ways`` between tasks that keep state, ``members`` between containers of an app that keeps
+the ``channels`` between tasks that keep state, ``members`` between containers of an app that keeps
 none. ``output_streams`` leads to other apps, ``subscribers`` to programs that read.
 
 It may touch ``runtime.loop``, ``runtime.task``, ``cluster.coordination``, ``net``, ``state``,

@@ -13,7 +13,7 @@ from s4node import Event
 from s4node.errors import SpillError, StateError
 from s4node.events.event import EventBatch
 from s4node.events.schema import EventType
-from s4node.net.egress.outbox_rows import life_of, ways_of
+from s4node.net.egress.outbox_rows import channels_of, life_of
 from s4node.net.egress.routes import Routes
 from s4node.net.egress.transactional_outbox import TransactionalOutbox
 from s4node.net.wire import frame as wire
@@ -225,7 +225,7 @@ def test_a_rollback_forgets_uncommitted_events() -> None:
     life.outbox.extend_lane(0, [Click(n) for n in range(20, 27)])
     life.outbox.extend_lane(1, [Click(30)])
     life.changes = Changes()
-    rows = ways_of(life.database.outbox)["digits"]
+    rows = channels_of(life.database.outbox)["digits"]
     assert life.outbox.roll_back(life.changes, rows) == [Click(100)]
     life.outbox.validate()
     life.outbox.extend_lane(0, [Click(6)])
@@ -245,7 +245,7 @@ def test_an_outbox_that_was_made_anew_has_nothing_of_the_former_one() -> None:
     Receiver().open(before)
     before.commit()
     assert life_of(database.outbox) == "a"
-    rows = ways_of(database.outbox)["digits"]
+    rows = channels_of(database.outbox)["digits"]
     database.rows.clear()
     life = Life(database, partitions=0, life="b")
     life.outbox.extend([Click(0)])
@@ -355,7 +355,7 @@ def test_an_unsendable_event_is_reported_once_by_the_commit_that_would_have_it()
         assert life.outbox.take_refusals() == []  # it is known, for a frame was made
 
     put_again()
-    rows = ways_of(life.database.outbox).get("digits", ())
+    rows = channels_of(life.database.outbox).get("digits", ())
     life.changes = Changes()
     life.outbox.roll_back(life.changes, rows)
     put_again()
@@ -381,7 +381,7 @@ def test_a_tasks_own_event_that_no_commit_can_save_is_reported_when_lost() -> No
     life.begin([Click(3, object())])
     life.end(written=False)
     assert life.outbox.take_refusals() == []  # they may come yet
-    rows = ways_of(life.database.outbox)["digits"]
+    rows = channels_of(life.database.outbox)["digits"]
     life.changes = Changes()
     assert life.outbox.roll_back(life.changes, rows) == [Click(2)]
     (told,) = life.outbox.take_refusals()
@@ -403,7 +403,7 @@ def test_the_wait_of_spilled_events_counts_from_their_arrival_or_the_start() -> 
     life.commit()
     found = [life.outbox.spill.pop(), life.outbox.spill.pop()]
     assert [batch and (batch.offered_at, batch.size) for batch in found] == [(7.0, 600), (8.0, 1)]
-    rows = ways_of(database.outbox)["digits"]
+    rows = channels_of(database.outbox)["digits"]
     life.outbox.roll_back(Changes(), rows, now=9.0)
     again = life.outbox.spill.pop()
     assert again is not None
@@ -472,7 +472,7 @@ class Life:
     ) -> None:
         self.database = database
         self.changes = Changes()
-        rows = ways_of(database.outbox)
+        rows = channels_of(database.outbox)
         assert rows.keys() <= {"digits"}
         outbox = self.outbox = TransactionalOutbox(
             "digits",

@@ -19,7 +19,7 @@ from s4node.cluster.coordination.enrolment import Enrolment
 from s4node.cluster.coordination.registry import Registry
 from s4node.cluster.tree.folder import FolderCoordination
 from s4node.events.keys import crc32m
-from s4node.net.egress.outbox_rows import ways_of
+from s4node.net.egress.outbox_rows import channels_of
 from s4node.state import epochs
 from s4node.state.browse import StateReader
 from s4node.state.rows import OUTBOX
@@ -283,7 +283,7 @@ class Cluster:
     def saved(self) -> set[str]:
         """The ways of which the relay's tasks have rows in their databases."""
         kept = self.relay.replay.committer._tasks.values()
-        return {name for each in kept for name in ways_of(each.state.rows(OUTBOX))}
+        return {name for each in kept for name in channels_of(each.state.rows(OUTBOX))}
 
 
 @pytest.fixture
