@@ -82,7 +82,7 @@ PURE_MODULES = {
     "net.transport": "linger number_ranges sp_messages",
     "net.egress": (
         "closed_layouts forwarder frame_builder lane outbox outbox_rows refusal routes "
-        "spill staged_outbox stream_types subscriber transactional_outbox unsendable"
+        "spill staged_outbox stream_types subscriber transactional_outbox"
     ),
     "net.ingress": (
         "admission durable_admission part_numbers peer_limits peer_rights producer_lane "
