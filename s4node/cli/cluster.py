@@ -321,7 +321,6 @@ async def look(config: Config, who: str) -> Seen:
 
 
 def _at(config: Config, place: str) -> Config:
-    """``config`` for a coordination at another place."""
     if is_zookeeper(place):
         return config.with_({settings.COORDINATION.name: place})
     return config.with_({settings.COORDINATION.name: "", settings.COORDINATION_FOLDER.name: place})

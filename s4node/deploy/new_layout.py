@@ -181,7 +181,6 @@ def _renumbered(task: FormerTask, numbers: Mapping[str, int]) -> dict[int, int]:
 
 
 def _shared_facts(former: Iterable[FormerTask]) -> dict[str, bytes]:
-    """The facts that are the same for all tasks."""
     shared: dict[str, bytes] = {}
     for task in former:
         for name, data in task.facts.items():

@@ -111,7 +111,6 @@ class Repartition:
 
     @property
     def _new_guard(self) -> JobGuard:
-        """The job with the new layout."""
         return replace(self.guard, tasks=self.partitions, layout=(self.guard.layout or 0) + 1)
 
     def _make(self) -> int:

@@ -68,7 +68,6 @@ class LogSettings:
     max_partitions: int = 512
 
     def retention_of(self, stream: StreamSettings) -> Keep:
-        """The retention of a stream."""
         ms, size = stream.retention_ms, stream.retention_bytes
         return Keep(
             self.retention_ms if ms is None else ms, self.retention_bytes if size is None else size
@@ -76,7 +75,6 @@ class LogSettings:
 
     @classmethod
     def from_config(cls, config: Config) -> LogSettings:
-        """The settings that ``config`` has."""
         return cls(
             full_path(config[LOG_FOLDER], LOG_FOLDER.name),
             math.ceil(round(config[LOG_RETENTION_MS] * 1000, 3)),  # not down: 0 means for ever

@@ -88,7 +88,6 @@ class RowKeys:
         return self._row(_FRAME, _FRAME_AT.pack(partition, first, end - first))
 
     def next_number(self, partition: int) -> bytes:
-        """The key of a lane's next number."""
         return self._row(_NEXT, _NEXT_AT.pack(partition))
 
     def own_row(self, index: int) -> bytes:
@@ -135,7 +134,6 @@ class SpillRows:
         self.grew = False  # since it was last reset
 
     def append(self, data: bytes) -> None:
-        """Append a row."""
         index = self._indices[-1] + 1 if self._indices else 0
         self._changes.put(self._keys.spilled(index), data)
         self._indices.append(index)

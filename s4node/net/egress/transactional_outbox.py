@@ -339,7 +339,6 @@ class TransactionalOutbox(Outbox):
                 self._ahead[partition] = number
 
     def take_ruling(self, lane: Lane, ruling: wire.Ruling) -> None:
-        """Take a ruling of the lane's owner."""
         if lane.partition in self._ahead:
             ruling = replace(ruling, upto=self._settled_now(lane, ruling.upto))
         super().take_ruling(lane, ruling)

@@ -76,7 +76,6 @@ class DeadLetterQueue:
         return self._waiting >= MAX_WAITING
 
     async def wait_room(self) -> None:
-        """Wait until there is room for dead letters."""
         while self.full:
             await self._room.park()
 

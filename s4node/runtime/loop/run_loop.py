@@ -198,7 +198,6 @@ class RunLoop:
     # -- what tasks decide -------------------------------------------------------------------
 
     def carry_out(self, task: Task, actions: Actions) -> None:
-        """Carry out the actions of a task."""
         for action in actions:
             if isinstance(action, HandOn):
                 task.sent += len(action.events)

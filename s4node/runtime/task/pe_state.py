@@ -115,14 +115,12 @@ class _Prototype:
         instances.fetch = self._fetch
 
     def encode(self, instance: ProcessingElement) -> bytes:
-        """Encode an instance as a row."""
         data = self._codec.encode(instance)
         if self._trigger is None:
             return data
         return _encode(_Counted(data, self._trigger.fired(instance.key, self._now())))
 
     def encode_all(self, instances: list[ProcessingElement]) -> list[bytes]:
-        """Encode several instances as rows."""
         if self._trigger is None:
             return self._codec.encode_all(instances)
         return list(map(self.encode, instances))
