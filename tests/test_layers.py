@@ -104,7 +104,9 @@ PURE_MODULES = {
     "runtime.loop": "coordinator_requests",
     "runtime.outputs": "dispatch",
     "runtime.commit": "producers",
-    "runtime.inputs": "binding broadcast grouper input_batches job_model lane_sources port",
+    "runtime.inputs": (
+        "binding broadcast frame_batches grouper input_batches job_model lane_sources port"
+    ),
     "runtime.container": "hooks metrics",
     "testing": "failures",
     "deploy": "cluster_snapshot",

@@ -759,7 +759,7 @@ async def test_an_event_that_a_task_sends_on_counts_as_admitted_where_it_is_proc
         )
         assert await clicks.flush() == []
         await until(lambda: container.parts.exchange.idle)  # type: ignore[union-attr]
-        assert container.ports["clicks"].redispatched
+        assert container.ports["clicks"].deserializer.redispatched
         assert container.processed == 100
         assert container.statistics().inputs["clicks"].admitted == 100
         (whole, *_) = container.metrics()
@@ -783,12 +783,12 @@ async def test_events_that_come_to_another_task_s_partition_are_sent_on_by_commi
                 ]
                 await clicks.send_many(texts)
                 await trio.sleep(0.05 * part)
-                redispatched += node.container.ports["clicks"].redispatched
+                redispatched += node.container.ports["clicks"].deserializer.redispatched
                 await node.crash()
                 await node.begin(CountingApp())
             assert await clicks.flush() == []
             await until(lambda: node.container.parts.exchange.idle)  # type: ignore[union-attr]
-            redispatched += node.container.ports["clicks"].redispatched
+            redispatched += node.container.ports["clicks"].deserializer.redispatched
     assert redispatched
     kept = kept_instances(Path(often["s4.state.folder"]) / "default" / "counting")
     assert {key: each["seen"] for key, each in kept.items()} == {

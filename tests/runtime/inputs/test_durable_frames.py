@@ -205,7 +205,7 @@ class Node:
             {},
             on_full=lambda _: None,
         )
-        self.port.pass_on = self._pass_on
+        self.port.deserializer.pass_on = self._pass_on
         self.port.on_hello(
             wire.Hello("p", "i1", "clicks", (CLICK.declaration,)), PEER, "node", "n1", 0.0
         )
