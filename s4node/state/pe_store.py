@@ -175,13 +175,16 @@ class SavedInstances:
 
     def remove(self, key: Key | None) -> None:
         """Delete the saved state of a removed instance. It is still in ``live``."""
-        instance: Any = self._live.get(key)
+        self._untouch(self._live.get(key))
+        self._changes.put(self._row(key), None)
+
+    def _untouch(self, instance: Any) -> None:
+        """Save nothing more of an instance than the commit under way has of it."""
         if instance._mark is self._saving:
             self._commit(instance)
         if instance._mark is self.mark:
             self._leaves(instance)
         instance._mark = None
-        self._changes.put(self._row(key), None)
 
     def _leaves(self, instance: Any) -> None:
         """Count a touched instance that leaves memory; when many have left, prune the lists."""
@@ -230,11 +233,7 @@ class SavedWindowInstances(SavedInstances):
 
     def erase(self, instance: Any) -> None:
         """Delete the saved state of an instance that is gone."""
-        if instance._mark is self._saving:
-            self._commit(instance)
-        if instance._mark is self.mark:
-            self._leaves(instance)
-        instance._mark = None
+        self._untouch(instance)
         self._changes.put(self._row_at(instance), None)
 
     def moved(self, instance: Any) -> None:

@@ -21,7 +21,7 @@ import msgspec
 from s4node.app import graph
 from s4node.app.app import App
 from s4node.app.instances import Instances, Keeper
-from s4node.app.pe_codec import ElementCodec
+from s4node.app.pe_codec import Facts, codec_in
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.stream import OutputStream, Stream
 from s4node.app.window_instances import WindowInstances
@@ -62,19 +62,11 @@ class Saved(Keeper, graph.Saver, Protocol):
         ...
 
 
-class State(Protocol):
+class State(Facts, Protocol):
     """The durable state of a task, as far as its PEs and stores know it."""
 
     def now(self) -> float:
         """Unix time."""
-        ...
-
-    def meta(self, name: str, /) -> Any:
-        """A fact about the task; None if it was never set."""
-        ...
-
-    def set_meta(self, name: str, value: Any, /) -> None:
-        """Save a fact with the next commit."""
         ...
 
     def saved(self, name: str, live: Mapping[Any, Any], codec: Any, /) -> Saved:
@@ -103,11 +95,7 @@ class _Prototype:
         self.instances = instances
         self._trigger = trigger
         self._now = state.now
-        fact = f"versions of {name}"
-        versions = [tuple(map(tuple, fields)) for fields in state.meta(fact) or ()]
-        self._codec = ElementCodec(instances.prototype.cls, versions)
-        if len(self._codec.versions) != len(versions):
-            state.set_meta(fact, self._codec.versions)
+        self._codec = codec_in(state, name, instances.prototype.cls)
         self._find: Callable[[Any], Any]
         self._coming: Iterable[Any] = ()
         self.saved = state.saved(name, instances, self)
