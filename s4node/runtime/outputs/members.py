@@ -172,9 +172,9 @@ class Members:
             for refusal in outbox.refusals.drain():
                 self._refusals.report(SENDER, refusal)
         for routes in self.emitter.carried:
-            outbox = routes.outbox
-            if outbox.error:
-                raise S4Error(f"stream {outbox.stream!r} to the other members: {outbox.error}")
+            carried = routes.outbox
+            if carried.error:
+                raise S4Error(f"stream {carried.stream!r} to the other members: {carried.error}")
 
     # -- stopping ----------------------------------------------------------------------------
 
