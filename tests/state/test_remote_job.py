@@ -57,7 +57,7 @@ def test_how_owners_append_is_recorded_once_and_who_cannot_is_refused(tmp_path: 
     folder, memory = (
         RemoteJob(f"{kind}://{tmp_path}/depot", Path("here/app")) for kind in ("file", "memory")
     )
-    assert (folder.append_mode(), memory.way()) == ("create", "look")
+    assert (folder.append_mode(), memory.append_mode()) == ("create", "look")
     jobs = tmp_path / "depot/here/app/jobs"
     assert [path.name for path in jobs.iterdir()] == ["create"]
     (jobs / "create").rename(jobs / "look")
