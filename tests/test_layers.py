@@ -72,7 +72,7 @@ PURE_MODULES = {
     ),
     "stages": "backpressure credit executors key_order stage",
     "offsets": (
-        "checkpoint cuts input_progress low_watermark ordered_release producer_offsets receipts "
+        "checkpoint cuts input_progress ordered_release producer_offsets receipts "
         "startpoint startpoint_fan_out system watermarks"
     ),
     "state": "key_encoding remote_log rows",

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.offsets.low_watermark import LowWatermark
+from s4node.offsets.receipts import LowWatermark
 
 
 def test_the_mark_begins_at_its_start_and_moves_with_the_next_numbers() -> None:
