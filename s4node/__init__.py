@@ -50,7 +50,8 @@ if TYPE_CHECKING:
     from s4node.events.event import Event, GenericEvent, created_ms, event_id
     from s4node.events.keys import Key, KeyFinder
     from s4node.net.certificates.credentials import Credentials
-    from s4node.net.client.client import Client, ClientStream
+    from s4node.net.client.client import Client
+    from s4node.net.client.client_stream import ClientStream
     from s4node.net.client.sync_client import SyncClient, SyncStream
     from s4node.net.egress.refusal import Refusal
     from s4node.offsets.startpoint import Oldest, Specific, Timestamp, Upcoming
@@ -162,7 +163,7 @@ _HOMES = {
     "Coordinator": "app.stream_task",
     "Callback": "app.stream_task",
     "Client": "net.client.client",
-    "ClientStream": "net.client.client",
+    "ClientStream": "net.client.client_stream",
     "SyncClient": "net.client.sync_client",
     "SyncStream": "net.client.sync_client",
     "Credentials": "net.certificates.credentials",

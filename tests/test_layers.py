@@ -73,17 +73,17 @@ PURE_MODULES = {
     "pes": "aggregates pairs",
     "stages": "backpressure credit executors key_order stage",
     "offsets": (
-        "checkpoint cuts input_progress low_watermark ordered_release producer_offsets receipts "
+        "checkpoint cuts input_progress ordered_release producer_offsets receipts "
         "startpoint startpoint_fan_out system watermarks"
     ),
     "state": "key_encoding remote_log rows",
     "savepoints": "manifest",
-    "net.wire": "decoder encoder frame",
+    "net.wire": "body frame",
     "net.certificates": "identity",
-    "net.transport": "linger number_ranges peer_answers sp_messages",
+    "net.transport": "linger number_ranges sp_messages",
     "net.egress": (
         "closed_layouts forwarder frame_builder lane outbox outbox_rows refusal routes "
-        "spill staged_outbox stream_types subscriber transactional_outbox unsendable"
+        "spill staged_outbox stream_types subscriber transactional_outbox"
     ),
     "net.ingress": (
         "admission durable_admission part_numbers peer_limits peer_rights producer_lane "
@@ -107,7 +107,9 @@ PURE_MODULES = {
     "runtime.loop": "coordinator_requests",
     "runtime.outputs": "dispatch",
     "runtime.commit": "producers",
-    "runtime.inputs": "binding broadcast grouper input_batches job_model lane_sources port",
+    "runtime.inputs": (
+        "binding broadcast frame_batches grouper input_batches job_model lane_sources port"
+    ),
     "runtime.container": "hooks metrics",
     "testing": "failures",
     "deploy": "cluster_snapshot",

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from harness import DEADLINE, free_port
 from s4node.cluster.tree.zookeeper import ZooKeeperCoordination
 
 _JARS = ("zookeeper-*", "slf4j-api-*", "metrics-core-*", "snappy-java-*", "netty-*", "commons-io-*")
+_MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 TICK_SECONDS = 0.5
 LONGEST_SESSION = 60.0
 SHORTEST_SESSION = 2 * TICK_SECONDS
@@ -30,47 +31,67 @@ def through_zookeeper(argument: str, timeout: float) -> ZooKeeperCoordination:
 
 
 class ZooKeeperServer:
-    """One server, which keeps its data in ``folder``; killed by :func:`zookeeper_server`."""
+    """One server, which keeps its data in ``folder``; killed by :func:`zookeeper_server`.
 
-    def __init__(self, folder: Path) -> None:
+    With ``inside``, which precedes its command, it may run where ``host`` is another machine.
+    """
+
+    def __init__(self, folder: Path, host: str = "127.0.0.1", inside: Sequence[str] = ()) -> None:
         self.port = free_port()
+        self.of_ensemble: tuple[int, str] | None = None  # its number, and the lines of all
+        self._host = host
+        self._inside = inside
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
 
     def url(self, root: str) -> str:
         """The URL of a tree with this root."""
-        return f"zk://127.0.0.1:{self.port}/{root}"
+        return f"zk://{self._host}:{self.port}/{root}"
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
+        self.launch()
+        self.wait_answering()
+
+    def launch(self) -> None:
+        """Start it without waiting: a server of an ensemble answers once most of them run."""
         self._folder.mkdir(exist_ok=True)
+        number, lines = self.of_ensemble or (0, "")
+        if number:
+            (self._folder / "myid").write_text(f"{number}\n")
         config = self._folder / "zoo.cfg"
         config.write_text(
             f"tickTime={int(TICK_SECONDS * 1000)}\n"
-            f"dataDir={self._folder}\nclientPort={self.port}\nclientPortAddress=127.0.0.1\n"
+            f"dataDir={self._folder}\nclientPort={self.port}\nclientPortAddress={self._host}\n"
             "admin.enableServer=false\n4lw.commands.whitelist=*\nmaxClientCnxns=0\n"
-            f"maxSessionTimeout={int(LONGEST_SESSION * 1000)}\n"
+            f"maxSessionTimeout={int(LONGEST_SESSION * 1000)}\n{lines}"
         )
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [*_java(), "-cp", _class_path(), _MAIN, str(config)],
+                [*self._inside, *_java(), "-cp", _class_path(), _MAIN, str(config)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
+
+    def wait_answering(self) -> None:
+        """Wait until it answers."""
+        assert self._process is not None
         deadline = time.monotonic() + 3 * DEADLINE
-        while not self._answers():
+        while not self.mode():
             said = (self._folder / "log").read_text()
             assert self._process.poll() is None, f"ZooKeeper has ended: {said}"
             assert time.monotonic() < deadline, f"ZooKeeper does not answer: {said}"
             time.sleep(0.05)
 
-    def _answers(self) -> bool:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1) as end:
+    def mode(self) -> str:
+        """What it says it is: standalone, leader or follower; empty if it does not answer."""
+        with suppress(OSError), socket.create_connection((self._host, self.port), 1) as end:
             end.sendall(b"srvr")
-            return b"Mode:" in end.recv(4096)
-        return False
+            _, found, rest = end.recv(4096).decode().partition("Mode: ")
+            return rest.split()[0] if found else ""
+        return ""
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal."""
@@ -87,9 +108,6 @@ class ZooKeeperServer:
             self._process.kill()
             self._process.wait()
             self._process = None
-
-
-_MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 
 
 def _java() -> list[str]:
@@ -110,11 +128,52 @@ def _class_path() -> str:
 @contextmanager
 def zookeeper_server(folder: Path) -> Iterator[ZooKeeperServer]:
     """A running server; killed at the end. Without Spark's jars the test is skipped."""
-    if importlib.util.find_spec("pyspark") is None:
-        pytest.skip("ZooKeeper's jars are Spark's: make install-spark installs them")
+    _check_jars()
     server = ZooKeeperServer(folder)
     server.start()
     try:
         yield server
     finally:
         server.kill()
+
+
+class ZooKeeperEnsemble:
+    """Three servers, of which two have to run."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.servers = [ZooKeeperServer(folder / str(number)) for number in (1, 2, 3)]
+        lines = "initLimit=20\nsyncLimit=4\n" + "".join(
+            f"server.{number}=127.0.0.1:{free_port()}:{free_port()}\n" for number in (1, 2, 3)
+        )
+        for number, server in enumerate(self.servers, 1):
+            server.of_ensemble = number, lines
+
+    def url(self, root: str) -> str:
+        """The URL of a tree with this root."""
+        return f"zk://{','.join(f'127.0.0.1:{each.port}' for each in self.servers)}/{root}"
+
+    def leader(self) -> ZooKeeperServer:
+        """The server that leads; raises StopIteration if none does."""
+        return next(each for each in self.servers if each.mode() == "leader")
+
+
+@contextmanager
+def zookeeper_ensemble(folder: Path) -> Iterator[ZooKeeperEnsemble]:
+    """Three running servers; killed at the end. Without Spark's jars the test is skipped."""
+    _check_jars()
+    ensemble = ZooKeeperEnsemble(folder)
+    try:
+        for server in ensemble.servers:
+            server.launch()
+        for server in ensemble.servers:
+            server.wait_answering()
+        yield ensemble
+    finally:
+        for server in ensemble.servers:
+            server.kill()
+
+
+def _check_jars() -> None:
+    if importlib.util.find_spec("pyspark") is None:
+        pytest.skip("ZooKeeper's jars are Spark's: make install-spark installs them")

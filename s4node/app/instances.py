@@ -214,7 +214,6 @@ class BoundedInstances(Instances):
         return 0 < size < len(self) - in_use - max(_BEYOND, size // 8)
 
     def _evict(self, keeper: Keeper, instance: PE) -> None:
-        """Evict an instance that is saved elsewhere."""
         keeper.evict(instance.key)
         del self[instance.key]
         self._used.pop(instance.key, None)

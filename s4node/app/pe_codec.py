@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from inspect import get_annotations
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import inspect
@@ -36,6 +36,18 @@ _encode = msgspec.msgpack.Encoder().encode
 _raw_list = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 _anything = msgspec.msgpack.Decoder().decode
 _scalar = msgspec.msgpack.Decoder(int | float | bool | None).decode
+
+
+class Facts(Protocol):
+    """What a task keeps of itself."""
+
+    def meta(self, name: str, /) -> Any:
+        """A fact about the task; None if it was never set."""
+        ...
+
+    def set_meta(self, name: str, value: Any, /) -> None:
+        """Save a fact with the next commit."""
+        ...
 
 
 class ElementCodec:
@@ -190,6 +202,16 @@ class ElementCodec:
                 f"PE class {self._name}: {reason}; keep it, or give the class a static method "
                 f"migrate(saved: dict) -> dict"
             )
+
+
+def codec_in(state: Facts, name: str, cls: type[ProcessingElement]) -> ElementCodec:
+    """The codec of the prototype ``name``; ``state`` has the versions of its class."""
+    fact = f"versions of {name}"
+    versions = [tuple(map(tuple, fields)) for fields in state.meta(fact) or ()]
+    codec = ElementCodec(cls, versions)
+    if len(codec.versions) != len(versions):
+        state.set_meta(fact, codec.versions)
+    return codec
 
 
 def _types_of(cls: type[ProcessingElement]) -> dict[str, Any]:

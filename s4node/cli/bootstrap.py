@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from s4node.cli.arguments import cluster_option, json_option, setting_options
+from s4node.cli.output import tell
 from s4node.cli.savepoint import as_row
 from s4node.config import settings
 from s4node.config.config import Config
@@ -118,7 +119,7 @@ def bootstrap(
 
 
 def _tell(line: str) -> None:
-    print(f"s4: {line}", file=sys.stderr)
+    tell(f"s4: {line}")
 
 
 def _named(target: str) -> tuple[str, str]:

@@ -18,7 +18,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Collection, Mapping
-from datetime import UTC, datetime
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from s4node.cli.job import (
     tell_damaged,
     tell_older,
 )
+from s4node.cli.output import counted, give, moment, tell
 from s4node.config.config import Config
 from s4node.errors import CheckpointError, ConfigError
 from s4node.events.schema import UNREADABLE
@@ -110,10 +111,9 @@ def list_(target: str, config: Config, *, as_json: bool) -> int:
         print(json.dumps(rows))
         return _told(job, *job.progress(job.tasks))
     for task, one in job.checkpoints.items():
-        count = len(one.offsets)
-        print(f"{task}: {count} {'partition' if count == 1 else 'partitions'}, {_when(one)}")
+        print(f"{task}: {counted(len(one.offsets), 'partition')}, {_when(one)}")
         for each in kept[task]:
-            print(f"  kept {each.name}: commit {each.commit}, {_at(each.kept_ms)}")
+            print(f"  kept {each.name}: commit {each.commit}, {moment(each.kept_ms)}")
     return _told(job, *job.progress(job.tasks))
 
 
@@ -180,29 +180,22 @@ def import_(target: str, file: str, config: Config, *, as_json: bool) -> int:
 
     def write(state: str) -> None:
         job.check_state(state)
-        store = TaskClaims(job.folder)
-        try:
+        with closing(TaskClaims(job.folder)) as store:
             if guard is not None:
                 store.admit(guard)
                 if job.depot is not None:
                     job.depot.admit(guard)
             replace(job.folder, store, checkpoints, job.depot)
-        finally:
-            store.close()
 
     with stopped(job.folder):
         job.while_stopped(write)
     if app not in ("", job.name):  # it may have been renamed
-        print(f"s4: {file} was exported from app {app!r}; it goes to {job.name!r}", file=sys.stderr)
-    if as_json:
-        print(json.dumps({"tasks": sorted(checkpoints)}))
-    else:
-        count = len(checkpoints)
-        print(
-            f"{count} {'task' if count == 1 else 'tasks'} of {job.name} will resume where "
-            f"{file} says; startpoints that are set come first",
-            file=sys.stderr,
-        )
+        tell(f"s4: {file} was exported from app {app!r}; it goes to {job.name!r}")
+    told = (
+        f"{counted(len(checkpoints), 'task')} of {job.name} will resume where {file} says; "
+        f"startpoints that are set come first"
+    )
+    give({"tasks": sorted(checkpoints)}, told, as_json=as_json)
     return 0
 
 
@@ -290,8 +283,4 @@ def _read(file: str) -> tuple[str, JobGuard | None, dict[str, Checkpoint]]:
 def _when(one: Checkpoint) -> str:
     if not one.written_ms:
         return "nothing written"
-    return f"written {_at(one.written_ms)}"
-
-
-def _at(millis: int) -> str:
-    return f"{datetime.fromtimestamp(millis / 1000, UTC):%Y-%m-%d %H:%M:%SZ}"
+    return f"written {moment(one.written_ms)}"

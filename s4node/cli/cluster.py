@@ -11,7 +11,6 @@ Rules
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
@@ -31,6 +30,7 @@ from s4node.cli.arguments import (
     setting_options,
     utf8,
 )
+from s4node.cli.output import counted, give, tell
 from s4node.cli.render import dashboard
 from s4node.cluster.node import admin
 from s4node.cluster.node.running import running_processes
@@ -38,7 +38,6 @@ from s4node.cluster.tree.coordinations import is_zookeeper, place_of
 from s4node.config import settings
 from s4node.config.config import COMMAND_LINE, Config
 from s4node.deploy import deploy as deploying
-from s4node.deploy.answers import tell
 from s4node.deploy.cluster_look import of_cluster, of_process
 from s4node.deploy.cluster_snapshot import Snapshot, no_node, with_rates
 from s4node.deploy.pack import pack
@@ -173,11 +172,8 @@ def _deployed(deploys: Callable[[], Awaitable[deploying.Deployed]]) -> deploying
 
 
 def _tell_deployed(done: deploying.Deployed, *, as_json: bool) -> int:
-    if as_json:
-        print(json.dumps(asdict(done)))
-        return 0
     places = ", ".join(f"{node} ({at})" for node, at in sorted(done.containers.items()))
-    tell(f"{done.app} {done.version} runs on {places}")
+    give(asdict(done), f"{done.app} {done.version} runs on {places}", as_json=as_json)
     return 0
 
 
@@ -256,21 +252,17 @@ def apps(config: Config, *, as_json: bool) -> int:
     for app in found:
         nodes = f", on {', '.join(sorted(app.containers))}" if app.containers else ""
         named = f"{app.app} {app.version}".strip()
-        print(on_one_line(f"{named} {app.state}, {_partitions(app.partitions)}{nodes}"))
+        print(on_one_line(f"{named} {app.state}, {counted(app.partitions, 'partition')}{nodes}"))
     if seen.lives and not found:
-        print("no apps", file=sys.stderr)
+        tell("no apps")
     return _told(seen)
-
-
-def _partitions(count: int) -> str:
-    return "1 partition" if count == 1 else f"{count} partitions"
 
 
 def _told(seen: Seen) -> int:
     """The exit status, after a message if nothing is running."""
     if seen.lives:
         return 0
-    print(seen.nothing, file=sys.stderr)
+    tell(seen.nothing)
     return 1
 
 
@@ -329,7 +321,6 @@ async def look(config: Config, who: str) -> Seen:
 
 
 def _at(config: Config, place: str) -> Config:
-    """``config`` for a coordination at another place."""
     if is_zookeeper(place):
         return config.with_({settings.COORDINATION.name: place})
     return config.with_({settings.COORDINATION.name: "", settings.COORDINATION_FOLDER.name: place})

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from s4node.cli.arguments import command, group, json_option, setting_options
+from s4node.cli.output import counted, tell
 from s4node.config.config import Config
 from s4node.config.properties import Problem
 from s4node.config.render import render
@@ -72,8 +72,7 @@ def check(paths: Sequence[str], lines: Sequence[str], *, as_json: bool) -> int:
             problems = [asdict(each) for each in error.problems if isinstance(each, Problem)]
             print(json.dumps(problems))
         raise
-    files = "1 file" if len(paths) == 1 else f"{len(paths)} files"
-    print(f"{files}, no mistakes", file=sys.stderr)
+    tell(f"{counted(len(paths), 'file')}, no mistakes")
     if as_json:
         print("[]")
     return 0

@@ -19,7 +19,6 @@ import argparse
 import hashlib
 import json
 import re
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -30,6 +29,7 @@ import trio
 
 from s4node.cli.arguments import command, group, to_option
 from s4node.cli.job import app_argument, find_job, job_options
+from s4node.cli.output import counted, give, tell
 from s4node.cli.running_apps import addresses_of_app
 from s4node.config import settings
 from s4node.config.config import Config
@@ -215,7 +215,7 @@ def list_(target: str, config: Config, *, every: bool, stream: str, as_json: boo
             sent = f"; {again[kind]} sent again" if again[kind] else ""
             print(f"{count:6}  {what}, the first is {first}{sent}")
         if not groups:
-            print("no dead letters", file=sys.stderr)
+            tell("no dead letters")
         return 0
 
     return _with_letters(target, config, [], stream, work)
@@ -237,7 +237,7 @@ def show(target: str, ids: Sequence[str], config: Config, *, as_json: bool) -> i
             event = one.event
             what = f"does not decode: {one.dead_letter.raw.hex()}"
             if event is not None:
-                what = f"{one.dead_letter.type} {json.dumps(_json(event))}"
+                what = f"{one.dead_letter.type} {json.dumps(msgspec.to_builtins(event))}"
             if not one.dead_letter.get("hook"):
                 print(f"event: {what}")
             if one.dead_letter.get("trace"):
@@ -285,7 +285,7 @@ def replay(
                 why, outcome = f"its event is refused again: {refusal}", "refused again"
             except (_NotReplayable, S4Error) as error:
                 why, outcome = str(error), "not sent"
-            print(f"{one.id}: {on_one_line(why)}", file=sys.stderr)
+            tell(f"{one.id}: {on_one_line(why)}")
             return outcome
 
         turns: dict[tuple[str, int, str], list[DeadLetter]] = {}
@@ -294,14 +294,9 @@ def replay(
         async with trio.open_nursery() as nursery:
             for turn in turns.values():
                 nursery.start_soon(send_in_order, turn)
-        if as_json:
-            counts = {word: sent[word] for word in _OUTCOMES}
-            print(json.dumps(counts))
-        else:
-            said = ", ".join(f"{count} {word}" for word, count in sorted(sent.items()) if count)
-            count = len(dead_letters)
-            what = "letter" if count == 1 else "letters"
-            print(f"{count} {what}: {said or 'nothing to send'}", file=sys.stderr)
+        said = ", ".join(f"{count} {word}" for word, count in sorted(sent.items()) if count)
+        told = f"{counted(len(dead_letters), 'letter')}: {said or 'nothing to send'}"
+        give({word: sent[word] for word in _OUTCOMES}, told, as_json=as_json)
         return 1 if sent["not sent"] or sent["refused again"] else 0
 
     return _with_letters(target, config, ids, stream, work)
@@ -493,9 +488,4 @@ def _plain(one: DeadLetter, *, raw: bool) -> dict[str, Any]:
     if not raw:
         found.pop("raw", None)
         found.pop("trace", None)
-    return dict(_json(found))
-
-
-def _json(value: Any) -> Any:
-    """The value for JSON, with bytes as base64."""
-    return msgspec.to_builtins(value)
+    return dict(msgspec.to_builtins(found))  # bytes are base64

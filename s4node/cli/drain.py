@@ -9,12 +9,12 @@ Rules
 from __future__ import annotations
 
 import argparse
-import sys
 
 import trio
 
 from s4node.cli.arguments import cluster_option, folder_option, setting_options, timeout_option
 from s4node.cli.arguments import utf8 as text
+from s4node.cli.output import tell
 from s4node.cluster.coordination.entries import AppId
 from s4node.cluster.coordination.registry import Registry
 from s4node.config import settings
@@ -36,13 +36,12 @@ def drain(node: str, config: Config, *, timeout: float) -> int:
     """Empty a node; returns the exit status, 1 if it still has partitions."""
     left = trio.run(_drained, node, config, timeout)
     if not left:
-        print(f"node {node} has no partitions", file=sys.stderr)
+        tell(f"node {node} has no partitions")
         return 0
     apps = ", ".join(f"{count} of {app}" for app, count in left.items())
-    print(
+    tell(
         f"node {node} still has partitions after {timeout:g} s: {apps}. They stay until it ends if "
-        f"the app keeps no state, or if no other node runs it",
-        file=sys.stderr,
+        f"the app keeps no state, or if no other node runs it"
     )
     return 1
 

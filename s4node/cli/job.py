@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ import trio
 from s4node import threads
 from s4node.app.app import App
 from s4node.cli.arguments import cluster_option, json_option, setting_options
+from s4node.cli.output import tell
 from s4node.cli.running_apps import config_of, coordinations_of, runs_here
 from s4node.cluster.coordination.entries import AppId
 from s4node.cluster.coordination.job_presence import JobPresence
@@ -45,6 +45,8 @@ from s4node.offsets.task_claims import FILE
 from s4node.runtime.commit.committer import folder_of
 from s4node.runtime.container.hooks import declare
 from s4node.runtime.inputs.binding import replayable
+from s4node.savepoints.place import SavepointPlace
+from s4node.savepoints.shipped import savepoints_of
 from s4node.state.job import Progress, elsewhere, identity_of, kept_by, known_job, safe_name
 from s4node.state.remote_job import RemoteJob, depot_of
 from s4node.state.task_state import TaskState
@@ -132,6 +134,17 @@ class Job:
             {task: one for task, one in looks.items() if isinstance(one, Progress)},
             {task: str(one) for task, one in looks.items() if isinstance(one, StoreCorrupt)},
         )
+
+    @property
+    def savepoints(self) -> SavepointPlace:
+        """The job's savepoints."""
+        return savepoints_of(self.folder, self.depot)
+
+    def guard_of_state(self) -> JobGuard:
+        """The facts about the job; raises CheckpointError if it has no state."""
+        if self.guard is None or not self.tasks:
+            raise CheckpointError(f"{self.name} keeps nothing in {self.folder}; it has not run yet")
+        return self.guard
 
     @cached_property
     def checkpoints(self) -> Mapping[str, Checkpoint]:
@@ -288,7 +301,7 @@ def of_task(task: str, why: object) -> str:
 def tell_damaged(damaged: Mapping[str, str]) -> int:
     """Print why tasks were not shown; returns the exit status."""
     for task, why in damaged.items():
-        print(f"s4: {of_task(task, why)}", file=sys.stderr)
+        tell(f"s4: {of_task(task, why)}")
     return 1 if damaged else 0
 
 
@@ -298,10 +311,9 @@ def tell_older(job: Job, shipped: Iterable[str]) -> None:
         return
     for url in sorted({*shipped} - {""}):
         setting = url.removesuffix(f"/{job.folder.parent.name}/{job.folder.name}")
-        print(
+        tell(
             f"s4: the state of {job.name} is shipped to {url}; this is the state in {job.folder}, "
-            f"which may be older. -p {settings.STATE_URL.name}={setting} shows the shipped state",
-            file=sys.stderr,
+            f"which may be older. -p {settings.STATE_URL.name}={setting} shows the shipped state"
         )
 
 

@@ -21,6 +21,7 @@ import trio
 
 from s4node.cli import arguments as kinds
 from s4node.cli.arguments import command, group, json_option, timeout_option, to_option, utf8, whole
+from s4node.cli.output import counted, give, tell
 from s4node.cli.running_apps import Nodes, Reach
 from s4node.cli.send import Sending
 from s4node.cli.tail import print_events
@@ -233,10 +234,7 @@ def create(
             retention_ms=retention_ms,
             retention_bytes=retention_bytes,
         )
-        if as_json:
-            print(json.dumps(made))
-        else:
-            print(f"{_headline(made)} at {log.address}", file=sys.stderr)
+        give(made, f"{_headline(made)} at {log.address}", as_json=as_json)
         return 0
 
     return with_log(to, timeout, work)
@@ -266,10 +264,7 @@ async def _tell_trouble(log: EmbeddedLog) -> None:
         except S4Error:  # the node is away: the client waits for it
             continue
         if trouble != told:
-            print(
-                f"the log is waiting: {trouble}" if trouble else "the log has resumed",
-                file=sys.stderr,
-            )
+            tell(f"the log is waiting: {trouble}" if trouble else "the log has resumed")
             told = trouble
 
 
@@ -293,7 +288,7 @@ def tail(
             client.subscribe(stream, start=where) as events,
         ):
             if sys.stderr.isatty() or isinstance(start, Upcoming):  # earlier events are missed
-                print(f"reading {stream} from {log.address}; Ctrl-C ends", file=sys.stderr)
+                tell(f"reading {stream} from {log.address}; Ctrl-C ends")
             await print_events(events, count, with_place=as_json)
         return 0
 
@@ -345,17 +340,16 @@ def describe(stream: str, to: Nodes, timeout: float, *, as_json: bool) -> int:
             for one in streams:
                 _show(one)
             if not streams:
-                print(f"no streams at {log.address}; create one: s4 log create", file=sys.stderr)
+                tell(f"no streams at {log.address}; create one: s4 log create")
         if trouble:
-            print(f"the log is waiting: {trouble}", file=sys.stderr)
+            tell(f"the log is waiting: {trouble}")
         return 0
 
     return with_log(to, timeout, work)
 
 
 def _headline(stream: Mapping[str, Any]) -> str:
-    many = len(stream["partitions"])
-    parts = f"{many} partition{'s' if many > 1 else ''}"
+    parts = counted(len(stream["partitions"]), "partition")
     key = f"key {stream['key'].replace('+', ', ')}" if stream["key"] else "no key"
     kept = []
     if stream["retention_ms"] is not None:
@@ -420,7 +414,7 @@ def trim(
         if as_json:
             print(json.dumps({"stream": stream, "oldest": oldest}))
         for number, first in oldest.items() if not as_json else ():
-            print(f"{stream}[{number}] begins at {first}", file=sys.stderr)
+            tell(f"{stream}[{number}] begins at {first}")
         return 0
 
     return with_log(to, timeout, work)
@@ -435,7 +429,7 @@ def drop(stream: str, to: Nodes, timeout: float, *, as_json: bool) -> int:
             print(json.dumps({"stream": stream, "dropped": dropped}))
         else:
             outcome = "is dropped" if dropped else "does not exist"
-            print(f"stream {stream} {outcome} at {log.address}", file=sys.stderr)
+            tell(f"stream {stream} {outcome} at {log.address}")
         return 0
 
     return with_log(to, timeout, work)
@@ -449,10 +443,11 @@ def forget(
     async def work(log: EmbeddedLog) -> int:
         for producer in producers:
             found = await log.forget(producer, stream)
-            if as_json:
-                print(json.dumps({"producer": producer, "forgotten": found}))
-            else:
-                print(f"{producer} is forgotten on {', '.join(found)}", file=sys.stderr)
+            give(
+                {"producer": producer, "forgotten": found},
+                f"{producer} is forgotten on {', '.join(found)}",
+                as_json=as_json,
+            )
         return 0
 
     return with_log(to, timeout, work)

@@ -11,10 +11,10 @@ import keyword
 import re
 import shlex
 import shutil
-import sys
 from pathlib import Path
 from string import Template
 
+from s4node.cli.output import tell
 from s4node.errors import ConfigError
 from s4node.version import __version__
 
@@ -310,10 +310,9 @@ def new_app(name: str, folder: str | None) -> int:
             f"{path} cannot be created: {error.strerror or error}; free some space, fix the "
             f"permissions, or name another folder with --folder"
         ) from error
-    print(
+    tell(
         f"created {path} with {', '.join(_FILES)}\n"
         f"  test it:  cd {shlex.quote(str(path))} && python -m pytest\n"
-        f"  run it:   s4 run {shlex.quote(str(path / 'app.py'))}",
-        file=sys.stderr,
+        f"  run it:   s4 run {shlex.quote(str(path / 'app.py'))}"
     )
     return 0

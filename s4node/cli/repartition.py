@@ -9,15 +9,14 @@ Rules
 from __future__ import annotations
 
 import argparse
-import json
-import sys
+from functools import partial
 
 import trio
 
 from s4node import clocks
 from s4node.cli.arguments import whole
 from s4node.cli.job import Job, app_argument, find_job, job_options
-from s4node.cli.savepoint import tell_progress
+from s4node.cli.output import give, tell_progress
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.deploy import deployed_layout
@@ -43,11 +42,10 @@ def repartition(
 ) -> int:
     """Change the number of partitions; returns the exit status."""
     job = find_job(target, config, shipped=True)
-    if job.guard is None or not job.tasks:
-        raise CheckpointError(f"{job.name} keeps nothing in {job.folder}; it has not run yet")
-    guard, began = job.guard, clocks.steady()
+    guard, began = job.guard_of_state(), clocks.steady()
+    progress = partial(tell_progress, "moving rows to new tasks")
     work = Repartition(
-        job.name, job.folder, job.config, guard, number, job.depot, stores_by_key, _tell
+        job.name, job.folder, job.config, guard, number, job.depot, stores_by_key, progress
     )
     deployed = trio.run(deployed_layout.partitions_of, job.name, job.config)
     # if only the nodes do not know it yet
@@ -67,16 +65,13 @@ def repartition(
     else:
         moved = trio.run(deployed_layout.repartition, job.name, job.config, number, change)
     seconds = clocks.steady() - began
-    if as_json:
-        row = {"app": job.name, "partitions": number, "rows": moved, "seconds": seconds}
-        print(json.dumps(row))
-        return 0
+    row = {"app": job.name, "partitions": number, "rows": moved, "seconds": seconds}
     then = f"start it with {settings.CLUSTER_PARTITIONS.name} = {number}"
-    print(
+    told = (
         f"{job.name} has {number} partitions ({moved} rows in {seconds:.1f} s); "
-        f"{then if deployed is None else 'it runs on all nodes'}",
-        file=sys.stderr,
+        f"{then if deployed is None else 'it runs on all nodes'}"
     )
+    give(row, told, as_json=as_json)
     return 0
 
 
@@ -89,7 +84,3 @@ def _check_startpoints(job: Job) -> None:
             f"another task may read then; start {job.name} once, or remove it: s4 startpoint "
             f"delete {job.name}"
         )
-
-
-def _tell(done: int, tasks: int) -> None:
-    tell_progress("moving rows to new tasks", done, tasks)

@@ -11,17 +11,15 @@ Rules
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from pathlib import Path
 
 from s4node import clocks
 from s4node.cli.arguments import agreement_options
 from s4node.cli.job import app_argument, find_job, job_options
-from s4node.cli.savepoint import tell_line
+from s4node.cli.output import tell
+from s4node.cli.savepoint import replace_state
 from s4node.config.config import Config
-from s4node.deploy.savepoint_restore import SavepointRestore
-from s4node.errors import CheckpointError
 from s4node.offsets.job_lock import stopped
 from s4node.savepoints.writer import empty
 from s4node.state.job import named_folder
@@ -37,26 +35,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def reset(target: str, config: Config, *, outputs: str, accept_loss: bool) -> int:
     """Empty the state of an app; returns the exit status."""
     job = find_job(target, config, shipped=True)
-    if job.guard is None or not job.tasks:
-        raise CheckpointError(f"{job.name} keeps nothing in {job.folder}; it starts from nothing")
-    manifest = empty(job.name, job.guard, job.tasks, int(clocks.wall() * 1000))
+    manifest = empty(job.name, job.guard_of_state(), job.tasks, int(clocks.wall() * 1000))
     with stopped(job.folder), tempfile.TemporaryDirectory(prefix="s4-reset-") as nothing:
         for task in job.tasks:
             named_folder(Path(nothing), task).mkdir()
-        restore = SavepointRestore(
-            job.name, job.folder, job.config, job.depot, manifest, Path(nothing)
-        )
-
-        def work(_: str) -> None:
-            tell_line(f"the state of {job.name} is lost: {len(job.tasks)} tasks")
-            restore.check_agreed(
-                restore.since(),
-                outputs_again=bool(outputs),
-                accept_loss=accept_loss,
-                tell=tell_line,
-            )
-            restore.restore(outputs_again=bool(outputs), accept_loss=accept_loss)
-
-        job.while_stopped(work)
-    print(f"{job.name} starts from empty state", file=sys.stderr)
+        replace_state(job, manifest, Path(nothing), again=bool(outputs), accept_loss=accept_loss)
+    tell(f"{job.name} starts from empty state")
     return 0

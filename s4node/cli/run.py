@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,7 @@ from s4node.cli.arguments import (
     setting_options,
     utf8,
 )
+from s4node.cli.output import tell
 from s4node.config.config import Config
 from s4node.config.settings import (
     CLUSTER_NAME,
@@ -121,10 +121,10 @@ def run(
             return
         _tell_running(done.app, done.address, done.inputs)
         for name, address in done.containers.items():
-            print(f"  {name} at {address}", file=sys.stderr, flush=True)
+            tell(f"  {name} at {address}")
         named = config.origin(CLUSTER_NAME) != "default"
         cluster = f" --cluster {config[CLUSTER_NAME]}" if named else ""
-        print(f"  see it:  s4 top --folder {done.folder}{cluster}", file=sys.stderr, flush=True)
+        tell(f"  see it:  s4 top --folder {done.folder}{cluster}")
 
     return launch(target, containers, config, announce)
 
@@ -155,7 +155,7 @@ def node(app: str | None, name: str, folder: str | None, config: Config, *, as_j
             print(json.dumps({"node": node.name, "address": node.address}), flush=True)
             return
         where = f"node {node.name} of cluster {node.cluster} runs at {node.address}"
-        print(f"{where} (Ctrl-C stops it)", file=sys.stderr, flush=True)
+        tell(f"{where} (Ctrl-C stops it)")
 
     return run_node(config, name, announce)
 
@@ -200,4 +200,4 @@ def _tell_running(app: str, address: str, streams: Iterable[str]) -> None:
     to = "" if address == DEFAULT_ADDRESS else f" --to {address}"
     sends = [f"  send events:  s4 send {name}{to}" for name in streams]
     lines = [f"{app} runs at {address} (Ctrl-C stops it)", *sends]
-    print("\n".join(lines), file=sys.stderr, flush=True)
+    tell("\n".join(lines))

@@ -68,7 +68,6 @@ def coordinations_of(name: str, config: Config) -> set[str]:
 
 
 def addresses_of_app(name: str) -> list[str]:
-    """The addresses of the running app of this name."""
     return _addresses(_only(lambda each: each.app == name, f"are called {name!r}"))
 
 

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 
 import trio
 
 from s4node.cli.arguments import seconds
-from s4node.cli.job import app_argument, find_job, job_options
+from s4node.cli.job import Job, app_argument, find_job, job_options
+from s4node.cli.output import tell, tell_progress
 from s4node.config.config import Config
 from s4node.deploy.savepoint import TIMEOUT, SavepointOf
 from s4node.deploy.savepoint_restore import SavepointRestore, check_readable
-from s4node.errors import CheckpointError
 from s4node.offsets.job_lock import stopped
 from s4node.savepoints.manifest import Manifest
 from s4node.savepoints.place import SavepointPlace
-from s4node.savepoints.shipped import savepoints_of
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,10 +44,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def take(target: str, config: Config, *, name: str, timeout: float, as_json: bool) -> int:
     """Take a savepoint; returns the exit status."""
     job = find_job(target, config, shipped=True)
-    if job.guard is None or not job.tasks:
-        raise CheckpointError(f"{job.name} keeps nothing in {job.folder}; it has not run yet")
+    guard = job.guard_of_state()
     name = name or f"{datetime.now(UTC):%Y-%m-%dT%H%M%S}"
-    of = SavepointOf(job.name, job.folder, job.config, job.guard, job.tasks, job.depot, _tell)
+    progress = partial(tell_progress, "taking a savepoint")
+    of = SavepointOf(job.name, job.folder, job.config, guard, job.tasks, job.depot, progress)
     if job.running:
         manifest = trio.run(of.take, name, "", timeout)
     else:
@@ -61,35 +61,29 @@ def go_back(target: str, config: Config, name: str, *, outputs: str, accept_loss
     """Have a stopped app go on from a savepoint; raises CheckpointError if that needs more than was
     asked for."""
     job = find_job(target, config, shipped=True)
-    place = savepoints_of(job.folder, job.depot)
+    place = job.savepoints
     manifest = place.manifest_of(name)
     manifest.check_app(job.name)
     with stopped(job.folder), place.opened(manifest) as saved:
         trio.run(check_readable, job.app, config, manifest, saved)
-        restore = SavepointRestore(job.name, job.folder, job.config, job.depot, manifest, saved)
-
-        def work(_: str) -> None:
-            restore.check_agreed(
-                restore.since(),
-                outputs_again=bool(outputs),
-                accept_loss=accept_loss,
-                tell=tell_line,
-            )
-            restore.restore(
-                outputs_again=bool(outputs), accept_loss=accept_loss, tell=_tell_restored
-            )
-
-        job.while_stopped(work)
-    tell_line(f"{job.name} goes on from the savepoint {name}")
+        replace_state(job, manifest, saved, again=bool(outputs), accept_loss=accept_loss)
+    tell(f"{job.name} goes on from the savepoint {name}")
 
 
-def tell_line(text: str) -> None:
-    """Print a line of progress."""
-    print(text, file=sys.stderr, flush=True)
+def replace_state(
+    job: Job, manifest: Manifest, saved: Path, *, again: bool, accept_loss: bool
+) -> None:
+    """Replace the state of a stopped job; raises CheckpointError if that needs more than was asked
+    for."""
+    restore = SavepointRestore(job.name, job.folder, job.config, job.depot, manifest, saved)
 
+    def work(_: str) -> None:
+        since = restore.since()
+        restore.check_agreed(since, outputs_again=again, accept_loss=accept_loss, tell=tell)
+        progress = partial(tell_progress, "restoring")
+        restore.restore(outputs_again=again, accept_loss=accept_loss, tell=progress)
 
-def _tell_restored(done: int, tasks: int) -> None:
-    tell_progress("going back to the savepoint", done, tasks)
+    job.while_stopped(work)
 
 
 def show(manifest: Manifest, place: SavepointPlace, *, as_json: bool) -> None:
@@ -129,15 +123,3 @@ def as_row(manifest: Manifest) -> dict[str, object]:
             for task, each in manifest.tasks.items()
         },
     }
-
-
-def _tell(made: int, tasks: int) -> None:
-    tell_progress("taking a savepoint", made, tasks)
-
-
-def tell_progress(what: str, done: int, tasks: int) -> None:
-    """Show on a terminal how far a command is."""
-    if sys.stderr.isatty():
-        print(f"\r{what}: {done} of {tasks} tasks", end="", file=sys.stderr)
-        if done == tasks:
-            print(file=sys.stderr)

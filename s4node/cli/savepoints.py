@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
 from s4node.cli.arguments import command, group, seconds, whole
 from s4node.cli.job import app_argument, find_job, job_options
+from s4node.cli.output import give, moment, tell
 from s4node.cli.savepoint import row_at, size_of
 from s4node.config.config import Config
 from s4node.errors import ConfigError
 from s4node.savepoints import archive
-from s4node.savepoints.shipped import savepoints_of
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,33 +75,32 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def list_(target: str, config: Config, *, as_json: bool) -> int:
     """Print the savepoints; returns the exit status, 1 if one is damaged."""
     job = find_job(target, config, shipped=True)
-    place = savepoints_of(job.folder, job.depot)
+    place = job.savepoints
     found, damaged = place.look()
     if as_json:
         print(json.dumps([row_at(place, each) for each in found]))
     else:
         if not found and not damaged:
-            text = f"{job.name} has no savepoints; s4 savepoint {job.name} takes one"
-            print(text, file=sys.stderr)
+            tell(f"{job.name} has no savepoints; s4 savepoint {job.name} takes one")
         for each in found:
             why = f", {each.why}" if each.why else ""
-            print(f"{each.name}: {_at(each.created_ms)}, {size_of(each, place)}{why}")
+            print(f"{each.name}: {moment(each.created_ms)}, {size_of(each, place)}{why}")
     for reason in damaged.values():
-        print(f"s4: {reason}", file=sys.stderr)
+        tell(f"s4: {reason}")
     return 1 if damaged else 0
 
 
 def show(target: str, config: Config, *, name: str, as_json: bool) -> int:
     """Check a savepoint, and print what is in it; returns the exit status."""
     job = find_job(target, config, shipped=True)
-    place = savepoints_of(job.folder, job.depot)
+    place = job.savepoints
     manifest = place.manifest_of(name)
     with place.opened(manifest):
         pass  # all files are checked
     if as_json:
         print(json.dumps(row_at(place, manifest)))
         return 0
-    print(f"{manifest.name} of {manifest.app}: {_at(manifest.created_ms)}, by s4node "
+    print(f"{manifest.name} of {manifest.app}: {moment(manifest.created_ms)}, by s4node "
           f"{manifest.version}, {size_of(manifest, place)}; all files are whole")  # fmt: skip
     for task, saved in manifest.tasks.items():
         size = sum(file.size for file in saved.files.values())
@@ -125,7 +123,7 @@ def remove(
     job = find_job(target, config, shipped=True)
     if not names and keep is None and older_than is None:
         raise ConfigError("name the savepoints to remove, or give --keep or --older-than")
-    place = savepoints_of(job.folder, job.depot)
+    place = job.savepoints
     for name in names:
         place.check_exists(name)
     found, _ = place.look()
@@ -137,42 +135,38 @@ def remove(
         doomed |= {each.name for each in found[:-1] if now - each.created_ms / 1000 > older_than}
     for name in sorted(doomed):
         place.remove(name)
-    if as_json:
-        print(json.dumps({"removed": sorted(doomed)}))
-    else:
-        print(f"removed: {', '.join(sorted(doomed)) or 'none'}", file=sys.stderr)
+    give(
+        {"removed": sorted(doomed)},
+        f"removed: {', '.join(sorted(doomed)) or 'none'}",
+        as_json=as_json,
+    )
     return 0
 
 
 def export(target: str, config: Config, *, name: str, file: str, as_json: bool) -> int:
     """Write a savepoint into a file; returns the exit status."""
     job = find_job(target, config, shipped=True)
-    place = savepoints_of(job.folder, job.depot)
+    place = job.savepoints
     manifest = place.manifest_of(name)
     with place.opened(manifest) as folder:
         size = archive.write(folder, manifest, Path(file))
-    if as_json:
-        print(json.dumps({"file": file, "bytes": size}))
-    else:
-        print(f"{file}: savepoint {name} of {job.name}, {size / 1e6:.1f} MB", file=sys.stderr)
+    give(
+        {"file": file, "bytes": size},
+        f"{file}: savepoint {name} of {job.name}, {size / 1e6:.1f} MB",
+        as_json=as_json,
+    )
     return 0
 
 
 def import_(target: str, config: Config, *, file: str, name: str, as_json: bool) -> int:
     """Have a savepoint from a file; returns the exit status."""
     job = find_job(target, config, shipped=True)
-    place = savepoints_of(job.folder, job.depot)
+    place = job.savepoints
     manifest = archive.read(place, job.name, Path(file), name)
-    if as_json:
-        print(json.dumps(row_at(place, manifest)))
-    else:
-        print(
-            f"savepoint {manifest.name} of {job.name} is here; s4 run ... --from {manifest.name} "
-            f"goes on from it",
-            file=sys.stderr,
-        )
+    give(
+        row_at(place, manifest),
+        f"savepoint {manifest.name} of {job.name} is here; s4 run ... --from {manifest.name} "
+        f"goes on from it",
+        as_json=as_json,
+    )
     return 0
-
-
-def _at(millis: int) -> str:
-    return f"{datetime.fromtimestamp(millis / 1000, UTC):%Y-%m-%d %H:%M:%SZ}"

@@ -24,11 +24,13 @@ import msgspec
 import trio
 
 from s4node.cli.arguments import json_option, timeout_option, to_option, utf8
+from s4node.cli.output import tell
 from s4node.cli.running_apps import Nodes, Reach
 from s4node.errors import S4Error, StageBroken, on_one_line
 from s4node.events.json_objects import are_objects
 from s4node.events.schema import UNREADABLE, JsonText
-from s4node.net.client.client import Client, ClientStream
+from s4node.net.client.client import Client
+from s4node.net.client.client_stream import ClientStream
 from s4node.net.egress.refusal import Refusal
 
 _SHOWN = 20
@@ -100,10 +102,9 @@ class Sending:
             stream.read_as(self._type)
             self._stream = stream
             if sys.stdin.isatty():
-                print(
+                tell(
                     f"sending to {self._name} at {', '.join(self._addresses)}; write one JSON "
-                    f"object per line, Ctrl-D ends",
-                    file=sys.stderr,
+                    f"object per line, Ctrl-D ends"
                 )
             try:
                 await self._pump(stream)
@@ -128,7 +129,7 @@ class Sending:
             self._report(stream.take_refusals())
             if sys.stderr.isatty() and trio.current_time() > told + _PROGRESS_SECONDS:
                 told = trio.current_time()
-                print(f"{self._name}: {stream.counts['admitted']:,} events so far", file=sys.stderr)
+                tell(f"{self._name}: {stream.counts['admitted']:,} events so far")
 
     def _objects(self, text: bytes) -> list[JsonText]:
         """The lines of a text that are JSON objects; others are reported, except empty ones."""
@@ -150,7 +151,7 @@ class Sending:
         except UNREADABLE as error:
             self._bad += 1
             if self._bad <= _SHOWN:
-                print(f"line {self._line} is not a JSON object: {error}", file=sys.stderr)
+                tell(f"line {self._line} is not a JSON object: {error}")
             return None
         return text
 
@@ -159,7 +160,7 @@ class Sending:
             if len(self._refused) < _SHOWN:
                 word = "shed" if refusal.shed else "refused"
                 many = f" ({refusal.count:,} events)" if refusal.count > 1 else ""
-                print(f"{word}: {on_one_line(refusal.reason)}{many}", file=sys.stderr)
+                tell(f"{word}: {on_one_line(refusal.reason)}{many}")
                 self._refused.append(refusal)
 
     def _tell_outcome(self, stream: ClientStream) -> None:
@@ -168,7 +169,7 @@ class Sending:
             print(json.dumps({"stream": self._name, **counts}))
         else:
             said = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-            print(f"{self._name}: {said or 'nothing sent'}", file=sys.stderr)
+            tell(f"{self._name}: {said or 'nothing sent'}")
 
 
 def _read() -> bytes:

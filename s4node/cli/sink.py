@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from s4node.cli.arguments import command, group, json_option, timeout_option, to_option, utf8
 from s4node.cli.log import with_log
+from s4node.cli.output import give, tell
 from s4node.cli.running_apps import Nodes
 from s4node.systems.embedded_log import EmbeddedLog
 
@@ -54,7 +54,7 @@ def list_(to: Nodes, timeout: float, *, as_json: bool) -> int:
         for sink in sinks:
             print(json.dumps(sink) if as_json else _shown(sink))
         if not sinks and not as_json:
-            print(f"no sink has written to {log.address}", file=sys.stderr)
+            tell(f"no sink has written to {log.address}")
         return 0
 
     return with_log(to, timeout, work)
@@ -78,11 +78,8 @@ def forget(sinks: list[str], to: Nodes, timeout: float, *, as_json: bool) -> int
     async def work(log: EmbeddedLog) -> int:
         for sink in sinks:
             found = await log.ask("sink.forget", {"sink": sink})
-            if as_json:
-                print(json.dumps({"sink": sink, **found}))
-            else:
-                part = "; a part of its last batch is visible" if found["open"] else ""
-                print(f"{sink} is forgotten{part}", file=sys.stderr)
+            part = "; a part of its last batch is visible" if found["open"] else ""
+            give({"sink": sink, **found}, f"{sink} is forgotten{part}", as_json=as_json)
         return 0
 
     return with_log(to, timeout, work)

@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -21,6 +19,7 @@ import msgspec
 from s4node import tokens
 from s4node.cli.arguments import command, group, millis, whole
 from s4node.cli.job import app_argument, find_job, job_options, task_option, where_of
+from s4node.cli.output import counted, give, moment, tell
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import ConfigError, StartpointError
@@ -128,19 +127,19 @@ def set_(
         print(json.dumps([_row("requested", request.task, request) for request in written]))
         return 0
     for request in written:
-        _tell(f"{_ssp(request)}: {describe(startpoint)} for {_who(task)} (id {request.id})")
+        tell(f"{_ssp(request)}: {describe(startpoint)} for {_who(task)} (id {request.id})")
     for request in written:
         if job.inputs.get(f"{request.system}.{request.stream}") is None:
-            _tell(
+            tell(
                 f"{job.name} has not run, so {_ssp(request)} may not exist; its start reports that"
             )
     if running:
-        _tell(
+        tell(
             f"{job.name} is running and is not moved: this takes effect at its next start, if "
             f"that is within {_HOURS} hours"
         )
     else:
-        _tell(f"takes effect when {job.name} next starts, if that is within {_HOURS} hours")
+        tell(f"takes effect when {job.name} next starts, if that is within {_HOURS} hours")
     return 0
 
 
@@ -185,13 +184,12 @@ def show(target: str, config: Config, *, as_json: bool) -> int:
         print(json.dumps(rows))
         return 0
     if not rows:
-        _tell(f"no startpoints are set for {job.name}")
+        tell(f"no startpoints are set for {job.name}")
     for row in rows:
         ssp = SystemStreamPartition(row["system"], row["stream"], row["partition"])
-        made = datetime.fromtimestamp(row["created_ms"] / 1000, UTC)
         print(
             f"{row['state']:<9}  {ssp}  {row['text']}  {_who(row['task'])}  "
-            f"{made:%Y-%m-%d %H:%M:%SZ}  {row['id']}"
+            f"{moment(row['created_ms'])}  {row['id']}"
         )
     return 0
 
@@ -222,10 +220,8 @@ def delete(
             f"no startpoint is set for {where or job.name}{f' and task {task!r}' if task else ''}; "
             f"s4 startpoint show {target} lists the existing ones"
         )
-    if as_json:
-        print(json.dumps({"deleted": count}))
-    else:
-        _tell(f"{count} startpoint{'' if count == 1 else 's'} of {job.name} deleted")
+    told = f"{counted(count, 'startpoint')} of {job.name} deleted"
+    give({"deleted": count}, told, as_json=as_json)
     return 0
 
 
@@ -249,7 +245,3 @@ def _ssp(request: Request) -> str:
 
 def _who(task: str) -> str:
     return f"task {task!r}" if task else "all tasks that read it"
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr)

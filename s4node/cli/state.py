@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +22,7 @@ from s4node.cli.job import (
     tell_damaged,
     tell_older,
 )
+from s4node.cli.output import tell
 from s4node.config.config import Config
 from s4node.errors import StateError, StoreCorrupt, on_one_line
 from s4node.state.browse import StateReader
@@ -71,10 +71,7 @@ def scan(target: str, config: Config, *, table: str, task: str, limit: int, as_j
     with _older_told(job) as shipped:
         for number, row in enumerate(_rows(job, table, task, damaged, shipped)):
             if number == limit:
-                print(
-                    f"there are more rows than the limit of {limit}; --limit N shows more",
-                    file=sys.stderr,
-                )
+                tell(f"there are more rows than the limit of {limit}; --limit N shows more")
                 break
             _show(*row, as_json=as_json)
     return tell_damaged(damaged)

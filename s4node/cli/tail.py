@@ -21,6 +21,7 @@ import trio
 
 from s4node.cli import arguments as kinds
 from s4node.cli.arguments import timeout_option, to_option, utf8
+from s4node.cli.output import counted, tell
 from s4node.cli.running_apps import Nodes, Reach
 from s4node.net.client.client import Client
 from s4node.net.client.subscription import Subscription
@@ -49,7 +50,7 @@ async def _tail(stream: str, reach: Reach, count: int, timeout: float) -> int:
         Client(reach.addresses, timeout=timeout, credentials=reach.credentials) as client,
         client.subscribe(stream) as events,
     ):
-        print(f"reading {stream} from {', '.join(reach.addresses)}; Ctrl-C ends", file=sys.stderr)
+        tell(f"reading {stream} from {', '.join(reach.addresses)}; Ctrl-C ends")
         events.on_news = _Gaps(events).look
         await print_events(events, count)
     return 0
@@ -76,22 +77,18 @@ class _Gaps:
         missed = self._events.missed - self._missed
         if missed > 0:
             self._missed += missed
-            print(
-                f"{stream}: {missed} event{'s' if missed > 1 else ''} missed: reading is too "
-                f"slow, or the app's node could not send them (see its log)",
-                file=sys.stderr,
+            tell(
+                f"{stream}: {counted(missed, 'event')} missed: reading is too "
+                f"slow, or the app's node could not send them (see its log)"
             )
         if lost > self._lost:
             self._lost, self._away = lost, True
-            print(
-                f"{stream}: connection lost; events are missed until it is back",
-                file=sys.stderr,
-            )
+            tell(f"{stream}: connection lost; events are missed until it is back")
         if opened > self._opened:
             self._opened = opened
             if self._away:
                 self._away = False
-                print(f"{stream}: connected again; reading from now on", file=sys.stderr)
+                tell(f"{stream}: connected again; reading from now on")
 
 
 async def print_events(events: Subscription, count: int, *, with_place: bool = False) -> None:

@@ -21,12 +21,12 @@ import msgspec
 
 from s4node.errors import CheckpointError
 from s4node.events.keys import KEY_GROUPS
-from s4node.net.egress.outbox_rows import data_of, sort_rows, ways_of, weight_of
+from s4node.net.egress.outbox_rows import channels_of, data_of, sort_rows, weight_of
 from s4node.offsets.checkpoint import JobGuard
 from s4node.offsets.producer_offsets import Closing, Closings, KeptProducer, Producer
 from s4node.runtime.event_time.task_times import EVENT_TIME, lower_times
 from s4node.runtime.inputs.grouper import BY_PARTITION
-from s4node.runtime.outputs.exchange import parts_of
+from s4node.runtime.outputs.channels import parts_of
 from s4node.state.job import CUT, DONE, ENDED, EPOCH_OF, LIFE, SENT, WRITTEN
 
 _TABLE, _VERSIONS, _TTL = "table:", "versions of ", "ttl of "
@@ -181,7 +181,6 @@ def _renumbered(task: FormerTask, numbers: Mapping[str, int]) -> dict[int, int]:
 
 
 def _shared_facts(former: Iterable[FormerTask]) -> dict[str, bytes]:
-    """The facts that are the same for all tasks."""
     shared: dict[str, bytes] = {}
     for task in former:
         for name, data in task.facts.items():
@@ -279,12 +278,12 @@ def _under_way(former: Sequence[FormerTask], own: str) -> list[str]:
     for task in former:
         life = task.facts.get(LIFE)
         name = f"{own}{task.name}#{'' if life is None else _decode(life)}"
-        for way, rows in ways_of(task.outbox).items():
-            stream, consumer = parts_of(way)
+        for channel, rows in channels_of(task.outbox).items():
+            stream, consumer = parts_of(channel)
             if consumer:
                 found[stream, consumer] += weight_of(rows)[0]
                 continue
-            saved = sort_rows(way, rows)
+            saved = sort_rows(channel, rows)
             waiting = sum(count for _, count in saved.spilled) + sum(
                 data_of(row)[0].count for row in saved.own
             )

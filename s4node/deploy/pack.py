@@ -27,6 +27,7 @@ from types import ModuleType
 from typing import Literal
 
 import cloudpickle
+import msgspec
 
 from s4node.app.app import App
 from s4node.cluster.node import package as archive
@@ -72,7 +73,7 @@ def pack(
         entry=entry,
         python=archive.python_here(),
         s4node=__version__,
-        requires=requirements.declared(_up_to(root, file)),
+        requires=requirements.declared(each for each in file.parents if each.is_relative_to(root)),
         settings=dict(settings or {}),
     )
     for path in (entry, *files):
@@ -84,7 +85,8 @@ def pack(
             f"keep data out of the app's folder"
         )
     if not version:
-        manifest = _versioned(manifest, archive.content_version(manifest, files))
+        version = archive.content_version(manifest, files)
+        manifest = msgspec.structs.replace(manifest, version=version)
     manifest.check_names()
     return Package(manifest, files)
 
@@ -113,17 +115,6 @@ def load(package: Package, folder: Path) -> App:
             ) from error
     app.name = manifest.name
     return app
-
-
-def _up_to(root: Path, file: Path) -> list[Path]:
-    """The folders of ``file``, from its own up to ``root``."""
-    return [each for each in file.parents if each.is_relative_to(root)]
-
-
-def _versioned(manifest: Manifest, version: str) -> Manifest:
-    import msgspec
-
-    return msgspec.structs.replace(manifest, version=version)
 
 
 def _name_in(module: ModuleType, found: object) -> str:

@@ -10,7 +10,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -105,16 +105,12 @@ class Repartition:
         if self.depot is not None:
             return self._run_shipped(self.depot)
         moved = self._make() if replacement.decided(self.folder) is None else 0
-        store = TaskClaims(self.folder)
-        try:
+        with closing(TaskClaims(self.folder)) as store:
             replacement.complete(self.folder, store)
-        finally:
-            store.close()
         return moved
 
     @property
     def _new_guard(self) -> JobGuard:
-        """The job with the new layout."""
         return replace(self.guard, tasks=self.partitions, layout=(self.guard.layout or 0) + 1)
 
     def _make(self) -> int:
@@ -148,11 +144,8 @@ class Repartition:
         layout = new_layout(
             former, self.guard, self.partitions, own, stores_by_key=self.stores_by_key
         )
-        store = TaskClaims(self.folder)
-        try:
+        with closing(TaskClaims(self.folder)) as store:
             fences = store.fences()
-        finally:
-            store.close()
         moved = 0
         tasks = {}
         for partition in range(self.partitions):

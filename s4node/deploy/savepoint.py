@@ -12,7 +12,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -160,11 +160,8 @@ class SavepointOf:
         if self.depot is not None:
             fences = {task: self.depot.task(safe_name(task)).highest() for task in cuts}
         else:
-            store = TaskClaims(self.folder)
-            try:
+            with closing(TaskClaims(self.folder)) as store:
                 fences = store.fences()
-            finally:
-                store.close()
         for task, cut in cuts.items():
             if fences.get(task, 0) != cut.fence:
                 raise _CutsError(f"task {task!r} was taken over after it had made its cut")

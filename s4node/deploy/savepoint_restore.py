@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,15 +31,15 @@ from s4node.cluster.coordination.startpoint_store import StartpointStore
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import CheckpointError
-from s4node.events.keys import crc32m, hasher_named
+from s4node.events.keys import hasher_named
 from s4node.failpoints import passing
 from s4node.net.egress.outbox_rows import (
     Rows,
+    channels_of,
     forget,
     life_of,
     renamed,
     sort_rows,
-    ways_of,
     weight_of,
 )
 from s4node.net.wire import frame as wire
@@ -48,13 +49,11 @@ from s4node.offsets.startpoint_fan_out import Requests, later
 from s4node.offsets.task_claims import TaskClaims, now_ms
 from s4node.runtime.container import saved_sample
 from s4node.runtime.inputs.job_model import TaskModel
-from s4node.runtime.outputs.exchange import FORMER, parts_of, way_name
+from s4node.runtime.outputs.channels import FORMER, channel_name, parts_of
 from s4node.savepoints.manifest import Facts, Manifest, Restoring, Sent
 from s4node.savepoints.place import opened_task
 from s4node.savepoints.shipped import savepoints_of
-from s4node.state import epochs
 from s4node.state.checkpoint_policy import CheckpointRetention, Policy
-from s4node.state.database import Database
 from s4node.state.job import (
     CUT,
     DONE,
@@ -64,6 +63,7 @@ from s4node.state.job import (
     identity_of,
     kept_by,
     named_folder,
+    taken_over,
     task_folder,
 )
 from s4node.state.remote_job import RemoteJob
@@ -127,6 +127,8 @@ class SavepointRestore:
 
         Raises CheckpointError if going back needs more options than these.
         """
+        if self._anew:
+            tell(f"the state of {self.app} is lost: {len(self.manifest.tasks)} tasks")
         if not since.known:
             tell(
                 f"s4: the newer state of {self.app} is not here, so what others have received or "
@@ -199,8 +201,7 @@ class SavepointRestore:
         """
         place, tasks = savepoints_of(self.folder, self.depot), self.manifest.tasks
         guard = JobGuard.from_row(self.manifest.job)
-        store = TaskClaims(self.folder)
-        try:
+        with closing(TaskClaims(self.folder)) as store:
             store.admit(guard)
             if self.depot is not None:
                 self.depot.admit(guard)
@@ -218,8 +219,6 @@ class SavepointRestore:
             passing("restore.done")
             place.end_restore()
             tell(len(tasks), len(tasks))
-        finally:
-            store.close()
 
     def restore_task(
         self,
@@ -231,26 +230,18 @@ class SavepointRestore:
         accept_loss: bool = False,
     ) -> None:
         """Restore a task; ``newest`` are its facts from before the restore."""
-        saved, place = self.manifest.tasks[task], task_folder(self.folder, task)
-        above = max(epochs.highest(place), saved.fence)
-        number = saved.commit
-        shipment = None if self.depot is None else self.depot.task(place.name)
-        if shipment is not None:
-            above = max(above, shipment.highest())
-        claim = store.claim(task, "", 0, above)
-        if shipment is not None:
-            shipment.claim(claim.fence, "", 0)
-            number = max(number, shipment.replaced())
-        database = epochs.claim(place, claim.fence, Database, saved=self._folder_of(task))
-        passing("restore.claimed")
-        state = TaskState(database, crc32m, fence=claim.fence, ship=shipment)
-        try:
-            number = max(claim.commit, claim.acknowledged, number)
+        saved, files = self.manifest.tasks[task], named_folder(self.saved, task)
+        taking = taken_over(self.folder, store, task, self.depot, files, saved.fence)
+        with taking as (claim, state):
+            passing("restore.claimed")
+            shipped = 0 if state.ship is None else state.ship.replaced()
+            number = max(claim.commit, claim.acknowledged, saved.commit, shipped)
             state.last = (saved.fence, number, 0)  # so no commit that was acknowledged is missing
             state.owners = {claim.fence: state.owners[claim.fence]}  # the others are known there
-            CheckpointRetention(place, claim.fence, Policy(0, 1, 0), shipment).take_over(state)
+            place = task_folder(self.folder, task)
+            CheckpointRetention(place, claim.fence, Policy(0, 1, 0), state.ship).take_over(state)
             if again:
-                _begin_new_ways(state, newest)
+                _begin_new_channels(state, newest)
             if accept_loss:
                 self._let_skip(state, newest)
             if newest is not None:
@@ -264,8 +255,6 @@ class SavepointRestore:
             passing("restore.commit")
             state.write_commit()
             state.end_commit(written=True)
-        finally:
-            state.close()
 
     def _let_skip(self, state: TaskState, newest: Facts | None) -> None:
         """Let all producers go on at any number, including those new since the savepoint."""
@@ -286,9 +275,6 @@ class SavepointRestore:
             age = int(clocks.wall() * 1000) - self.manifest.created_ms
             state = identity_of(self.folder, self.depot)
             await store.change(state, lambda _: (later(saved, age), None))
-
-    def _folder_of(self, task: str) -> Path:
-        return named_folder(self.saved, task)
 
 
 async def check_readable(app: App | None, config: Config, manifest: Manifest, saved: Path) -> None:
@@ -320,11 +306,11 @@ def _facts_of(state: TaskState) -> Facts:
         (stream, consumer, life, partition): end
         for stream, consumer, life, partition, end in state.meta(SENT) or ()
     }
-    for way, rows in ways_of(state.rows(OUTBOX)).items():
-        if parts_of(way)[1]:
-            lane = (*parts_of(way), life_of(rows))
+    for channel, rows in channels_of(state.rows(OUTBOX)).items():
+        if parts_of(channel)[1]:
+            lane = (*parts_of(channel), life_of(rows))
             ends[*lane, -1] = 0  # a life that may be known, whether it has numbers or not
-            for partition, number in sort_rows(way, rows).next_numbers.items():
+            for partition, number in sort_rows(channel, rows).next_numbers.items():
                 ends[*lane, partition] = max(number, ends.get((*lane, partition), 0))
     sent = [(*lane, end) for lane, end in ends.items()]
     told = [(*producer, row.number) for producer, row in state.producers().items()]
@@ -363,16 +349,18 @@ def _acknowledged_since(before: Facts, after: Facts, own: str) -> Counter[Produc
 def _over(saved: TaskState, newest: Facts) -> Counter[tuple[str, str]]:
     """The waiting events of lives that are over, by stream and consumer."""
     found: Counter[tuple[str, str]] = Counter()
-    for way, rows in ways_of(saved.rows(OUTBOX)).items():
-        if parts_of(way)[1] and _is_over(way, rows, newest):
-            found[parts_of(way)] += weight_of(rows)[0]
+    for channel, rows in channels_of(saved.rows(OUTBOX)).items():
+        if parts_of(channel)[1] and _is_over(channel, rows, newest):
+            found[parts_of(channel)] += weight_of(rows)[0]
     return found
 
 
-def _is_over(way: str, rows: Rows, newest: Facts | None) -> bool:
-    """Return True if the consumer of a way knows later lives, and may have forgotten the way's."""
+def _is_over(channel: str, rows: Rows, newest: Facts | None) -> bool:
+    """Return True if a channel's consumer knows later lives, and may have forgotten its own."""
     sent = () if newest is None else newest.sent
-    lives = {life for stream, consumer, life, _, _ in sent if (stream, consumer) == parts_of(way)}
+    lives = {
+        life for stream, consumer, life, _, _ in sent if (stream, consumer) == parts_of(channel)
+    }
     return life_of(rows) not in lives and max(lives, default="") > life_of(rows)
 
 
@@ -381,22 +369,26 @@ def _latest(sent: Sequence[Sent]) -> list[Sent]:
     lives: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for stream, consumer, life, _, _ in sent:
         lives[stream, consumer].add(life)
-    known = {way: sorted(found)[-wire.MAX_LIVES :] for way, found in lives.items()}
+    known = {channel: sorted(found)[-wire.MAX_LIVES :] for channel, found in lives.items()}
     return [each for each in sent if each[2] in known[each[:2]]]
 
 
-def _begin_new_ways(state: TaskState, newest: Facts | None) -> None:
-    """Make all ways to consumers former ones, after which new ones begin.
+def _begin_new_channels(state: TaskState, newest: Facts | None) -> None:
+    """Make all channels to consumers former ones, after which new ones begin.
 
-    A way that has nothing to send is forgotten.
+    A channel that has nothing to send is forgotten.
     """
-    ways = {way: rows for way, rows in ways_of(state.rows(OUTBOX)).items() if parts_of(way)[1]}
-    for rows in ways.values():
+    channels = {
+        channel: rows
+        for channel, rows in channels_of(state.rows(OUTBOX)).items()
+        if parts_of(channel)[1]
+    }
+    for rows in channels.values():
         forget(state.changes, rows)
     last: dict[tuple[str, str], str] = {}
-    for way in sorted(ways, key=len):  # the newest first, and none is left out between two
-        if weight_of(ways[way])[0] and not _is_over(way, ways[way], newest):
-            base = parts_of(way)
-            last[base] = f"{last.get(base, way_name(*base))}{FORMER}"
-            for key, value in renamed(ways[way], last[base]):
+    for channel in sorted(channels, key=len):  # the newest first, and none is left out between two
+        if weight_of(channels[channel])[0] and not _is_over(channel, channels[channel], newest):
+            base = parts_of(channel)
+            last[base] = f"{last.get(base, channel_name(*base))}{FORMER}"
+            for key, value in renamed(channels[channel], last[base]):
                 state.changes.put(task_row(OUTBOX, key), value)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,8 +86,7 @@ class ShippedLayout:
         job, tasks = JobGuard.from_row(manifest.job), list(manifest.tasks)
         folders = {safe_name(task) for task in tasks}
         restore = SavepointRestore(self.app, self.folder, self.config, self.depot, manifest, saved)
-        store = TaskClaims(self.folder)
-        try:
+        with closing(TaskClaims(self.folder)) as store:
             for task in tasks:
                 restore.restore_task(store, task)
             passing("repartition.replaced")
@@ -97,5 +96,3 @@ class ShippedLayout:
                 if own.name not in folders:
                     shutil.rmtree(own)
             store.begin_layout(job, tasks)
-        finally:
-            store.close()

@@ -9,6 +9,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,10 +19,10 @@ from s4node.errors import S4Error, StartpointError, StoreError, UnknownStream
 from s4node.events.schema import TypeDecl
 from s4node.log.hosted import describe
 from s4node.log.hosted_streams import SPOOL, HostedStreams
-from s4node.log.partition.ledger import Appended, Incoming, unfit
+from s4node.log.partition.ledger import Incoming, unfit
 from s4node.log.sink.decision import Attempt
 from s4node.log.sinks import Sinks
-from s4node.log.streams import LogPartition
+from s4node.log.streams import LogPartition, answered
 from s4node.logger import get_logger
 from s4node.net.ingress.connection import Connection
 from s4node.net.wire import frame as wire
@@ -161,19 +162,19 @@ class Questions:
                     f"events are not on disk yet; stop the producer first"
                 )
         answers: list[object] = []
-        answered = trio.Event()
+        all_answered = trio.Event()
         partitions: dict[str, list[int]] = {}
 
         def done(answer: object) -> None:
             answers.append(answer)
             if len(answers) == sum(map(len, partitions.values())):
-                answered.set()
+                all_answered.set()
 
         for hosted, each in found:
             partitions.setdefault(hosted.name, [])
             partitions[hosted.name] += hosted.admission.forget_known(each, done)
         if any(partitions.values()):
-            await answered.wait()
+            await all_answered.wait()
         for answer in answers:
             if isinstance(answer, S4Error):
                 raise answer
@@ -205,19 +206,8 @@ class Questions:
         problem = problem or hosted.admission.no_room(data.producer)
         if problem:
             raise StoreError(f"{hosted.name}[{partition.number}]: {problem}")
-        answered = trio.Event()
-        answers: list[Appended | S4Error] = []
-
-        def done(answer: Appended | S4Error) -> None:
-            answers.append(answer)
-            answered.set()
-
         frame: Incoming = hosted.incoming(data, body, own_id=bool(arguments.get("own_id")))
-        partition.append(frame, done)
-        await answered.wait()
-        answer = answers[0]
-        if not isinstance(answer, Appended):
-            raise answer
+        answer = await answered(partial(partition.append, frame))
         if not answer.count:  # a repeated query: the first answer was lost
             if arguments.get("once"):
                 return {"offset": -1}

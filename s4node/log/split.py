@@ -15,7 +15,7 @@ from typing import NamedTuple
 from s4node.events.routing import Router
 from s4node.events.schema import Refusals, TypeReader
 from s4node.net.wire import frame as wire
-from s4node.net.wire.decoder import Apart, Decoded, FrameDecoder, raws_of
+from s4node.net.wire.body import Apart, Decoded, FrameDecoder, raws_of
 
 
 class Part(NamedTuple):

@@ -32,7 +32,7 @@ from s4node.config.settings import (
     LOG_RETENTION_MS,
     LOG_SYNC,
 )
-from s4node.errors import StoreError, UnknownStream
+from s4node.errors import StoreError
 from s4node.log.partition.partition_database import FORMAT
 from s4node.log.partition.retention import Keep
 from s4node.log.stream_folder import (
@@ -68,7 +68,6 @@ class LogSettings:
     max_partitions: int = 512
 
     def retention_of(self, stream: StreamSettings) -> Keep:
-        """The retention of a stream."""
         ms, size = stream.retention_ms, stream.retention_bytes
         return Keep(
             self.retention_ms if ms is None else ms, self.retention_bytes if size is None else size
@@ -76,7 +75,6 @@ class LogSettings:
 
     @classmethod
     def from_config(cls, config: Config) -> LogSettings:
-        """The settings that ``config`` has."""
         return cls(
             full_path(config[LOG_FOLDER], LOG_FOLDER.name),
             math.ceil(round(config[LOG_RETENTION_MS] * 1000, 3)),  # not down: 0 means for ever
@@ -98,17 +96,6 @@ class LogStore:
         )
         self.streams: dict[str, LogStream] = {}
         self._creating = trio.Lock()
-
-    def stream(self, name: str) -> LogStream:
-        """The stream of this name; raises UnknownStream, which lists the existing ones."""
-        try:
-            return self.streams[name]
-        except KeyError:
-            there = ", ".join(sorted(self.streams)) or "none"
-            raise UnknownStream(
-                f"the log has no stream {name!r} (it has: {there}); create it with: s4 log create "
-                f"{name}"
-            ) from None
 
     async def create(
         self,

@@ -66,7 +66,6 @@ def differences(there: StreamSettings, wanted: StreamSettings) -> str:
 
 
 def _in_words(settings: StreamSettings) -> dict[str, str]:
-    """The settings that may differ, in words."""
     ms, size = settings.retention_ms, settings.retention_bytes
     return {
         "format": str(settings.format),

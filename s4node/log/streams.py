@@ -18,7 +18,7 @@ import trio
 from s4node import threads
 from s4node.errors import InputLost, S4Error, StartpointError, StoreCorrupt
 from s4node.events.schema import TypeDecl
-from s4node.log.partition.ledger import Incoming, part_name, part_of
+from s4node.log.partition.ledger import Appended, Incoming, part_name, part_of
 from s4node.log.partition.partition_file import PartitionFile, Standing
 from s4node.log.partition.partition_rows import StagedRow, StoredFrame
 from s4node.log.partition.partition_view import PartitionView
@@ -116,12 +116,12 @@ class LogPartition:
         Cancelling does not stop it. Raises StartpointError for an offset beyond the end.
         """
         self._check_offset(max(below, self._bounds.oldest))
-        await _answered(lambda done: self._writer.trim(self._lane, below, done))
+        await answered(lambda done: self._writer.trim(self._lane, below, done))
         return self._bounds.oldest
 
     async def drop(self) -> None:
         """Close the files while the log goes on; frames that wait are refused."""
-        await _answered(lambda done: self._writer.drop_lane(self._lane, done))
+        await answered(lambda done: self._writer.drop_lane(self._lane, done))
         await self._in_thread(self.close)
 
     def close(self) -> None:
@@ -174,8 +174,8 @@ class LogPartition:
             self._parts.pop(producer, None)
 
 
-async def _answered(ask: Callable[[Done], None]) -> None:
-    """Wait for the writer's answer; raises it if it is an error."""
+async def answered(ask: Callable[[Done], None]) -> Appended:
+    """Wait for the writer's answer, and return it; raises it if it is an error."""
     answers: list[Answer] = []
     told = trio.Event()
 
@@ -187,6 +187,7 @@ async def _answered(ask: Callable[[Done], None]) -> None:
     await told.wait()
     if isinstance(answers[0], S4Error):
         raise answers[0]
+    return answers[0]
 
 
 class _Damaged(LogPartition):

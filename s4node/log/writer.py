@@ -157,46 +157,39 @@ class LogWriter:
     def append(self, lane: Lane, frame: Incoming, done: Done) -> None:
         """Queue a frame; ``done`` is called with its answer once it is on disk."""
         with self._wake:
-            failed = self._failed or lane.dropped
-            if failed is None:
+            if self._serves(lane, done):
                 lane.queues.setdefault(frame.producer, deque()).append(Waiting(frame, done))
                 self._ready[lane] = None
-                self._wake.notify()
-                return
-        self._token.run_sync_soon(done, failed)
 
     def trim(self, lane: Lane, below: int, done: Done) -> None:
         """Delete rows that end at or below an offset; ``done`` is called once they are deleted."""
         with self._wake:
-            failed = self._failed or lane.dropped
-            if failed is None:
+            if self._serves(lane, done):
                 self._asked.append((lane, below, done))
-                self._wake.notify()
-                return
-        self._token.run_sync_soon(done, failed)
 
     def forget(self, lane: Lane, producers: Sequence[str], done: Done) -> None:
         """Forget those producers that have no queued frames, before any frame appended later. Then
         ``done`` is called."""
         with self._wake:
-            failed = self._failed or lane.dropped
-            if failed is None:
+            if self._serves(lane, done):
                 idle = [name for name in producers if name not in lane.queues]
                 lane.forgotten.append((idle, done))
-                self._wake.notify()
-                return
-        self._token.run_sync_soon(done, failed)
 
     def drop_lane(self, lane: Lane, done: Done) -> None:
         """Serve a partition no more, and answer what it has queued with UnknownStream; then
         ``done`` is called."""
         with self._wake:
-            failed = self._failed or lane.dropped
-            if failed is None:
+            if self._serves(lane, done):
                 self._dropped.append((lane, done))
-                self._wake.notify()
-                return
-        self._token.run_sync_soon(done, failed)
+
+    def _serves(self, lane: Lane, done: Done) -> bool:
+        """Wake the thread for a partition; False, and an answer, if it is served no more."""
+        failed = self._failed or lane.dropped
+        if failed is not None:
+            self._token.run_sync_soon(done, failed)
+            return False
+        self._wake.notify()
+        return True
 
     async def aclose(self) -> None:
         """Write the queued frames and end the threads.

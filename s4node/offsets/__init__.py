@@ -7,5 +7,5 @@
 It may touch ``events``, ``config``, ``failpoints`` and ``errors``. ``job_lock``, ``sqlite_file``
 and ``task_claims`` use files, locks and clocks; all other modules are pure.
 
-Begin with ``low_watermark``, which is short, and ``input_progress``, which is built on it.
+Begin with ``LowWatermark`` in ``receipts``, and ``input_progress``, which is built on it.
 """

@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from s4node.offsets.low_watermark import LowWatermark
-from s4node.offsets.receipts import BatchReceipt
+from s4node.offsets.receipts import BatchReceipt, LowWatermark
 
 if TYPE_CHECKING:
     from s4node.offsets.system import SystemStreamPartition

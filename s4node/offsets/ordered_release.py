@@ -29,7 +29,6 @@ class OrderedRelease(Generic[E]):
         return len(self._order)
 
     def add(self, event: E) -> None:
-        """Add an event."""
         self._order.append(event)
 
     def complete(self, event: E, stops: bool = False) -> list[E]:

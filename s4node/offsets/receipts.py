@@ -9,15 +9,50 @@ Rules
 - If a batch has events of other tasks, the task sends them on as it passes them, in the order of
   its own events, and then they are done. So a commit has them together with the position after
   them.
+- The low watermark is the number below which everything is done, whatever the order. Each number is
+  completed once; ``safe`` never decreases and never passes a gap. A range that is completed after a
+  gap waits until the gap closes.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, Generic, Protocol, TypeVar
 
 from s4node.events.event import Receipt
+
+
+class LowWatermark:
+    """The low watermark of one producer's or one partition's numbers.
+
+    ``safe`` is the first number that is not done yet.
+    """
+
+    __slots__ = ("_waiting", "safe")
+
+    def __init__(self, start: int = 0) -> None:
+        self.safe = start
+        self._waiting: dict[int, int] = {}
+
+    def complete(self, first: int, end: int) -> bool:
+        """Complete the numbers ``first <= n < end``; returns True if ``safe`` moved."""
+        if first != self.safe:
+            assert first > self.safe, f"{first}..{end} completed twice; safe is {self.safe}"
+            self._waiting[first] = end
+            return False
+        waiting = self._waiting
+        while waiting and end in waiting:
+            end = waiting.pop(end)
+        self.safe = end
+        return True
+
+    def validate(self) -> None:
+        """Assert the rules; for tests."""
+        ends = sorted(self._waiting.items())
+        assert all(first > self.safe for first, _ in ends)
+        assert all(a[1] <= b[0] for a, b in pairwise(ends))
 
 
 class Progress(Protocol):

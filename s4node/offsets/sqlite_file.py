@@ -116,7 +116,6 @@ class SqliteFile(Database):
             raise self._damaged(error) from error
 
     def _damaged(self, error: Exception) -> S4Error:
-        """The error for a file with an unreadable part."""
         return self._form.damaged(f"{self.path} is damaged ({error}); {self._form.fix}")
 
     def explain(self, error: sqlite3.Error) -> Exception:

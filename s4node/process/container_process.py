@@ -193,11 +193,7 @@ def main() -> NoReturn:
         config = Config.from_values(begin.settings)
         if begin.totals:
             node_totals.join(begin.totals, begin.place)
-        log_setup.configure(
-            config[settings.LOGGER_LEVEL],
-            config[settings.LOGGER_FORMAT],
-            config[settings.LOGGER_MAX_RATE],
-        )
+        log_setup.configure_from(config)
         app = _load(begin)
         trio.run(_run, line, begin, app, config)
         sys.stdout.flush()

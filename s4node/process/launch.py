@@ -51,11 +51,7 @@ class Launched:
 
 def launch(target: str, nodes: int, config: Config, on_ready: Callable[[Launched], None]) -> int:
     """Run until a signal or a failure; returns the exit status."""
-    log_setup.configure(
-        config[settings.LOGGER_LEVEL],
-        config[settings.LOGGER_FORMAT],
-        config[settings.LOGGER_MAX_RATE],
-    )
+    log_setup.configure_from(config)
     try:
         check_travels(target)
         with temporary_coordination("s4-run-") as folder:

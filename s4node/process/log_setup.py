@@ -19,7 +19,7 @@ import sys
 import structlog
 
 from s4node.config.config import Config
-from s4node.config.settings import LOGGER_FORMAT, LOGGER_LEVEL
+from s4node.config.settings import LOGGER_FORMAT, LOGGER_LEVEL, LOGGER_MAX_RATE
 from s4node.logger import StderrLogger, processors
 
 _LEVELS = {
@@ -45,6 +45,12 @@ def configure(level: str = "info", format: str = "auto", lines: int = 50) -> Non
         cache_logger_on_first_use=True,
     )
     _route_libraries(threshold)
+
+
+def configure_from(config: Config) -> None:
+    """Set up logging as the configuration says."""
+    level, form = config[LOGGER_LEVEL], config[LOGGER_FORMAT]
+    configure(level, form, config[LOGGER_MAX_RATE])
 
 
 def print_whole_lines() -> None:

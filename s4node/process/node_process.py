@@ -23,11 +23,7 @@ log = get_logger("s4node.cluster")
 
 def run_node(config: Config, name: str, on_ready: Callable[[Node], None]) -> int:
     """Run a node until a signal or a failure; returns the exit status."""
-    log_setup.configure(
-        config[settings.LOGGER_LEVEL],
-        config[settings.LOGGER_FORMAT],
-        config[settings.LOGGER_MAX_RATE],
-    )
+    log_setup.configure_from(config)
     try:
         return trio.run(_run, config, name, on_ready)
     except BaseException as error:

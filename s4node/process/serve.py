@@ -45,11 +45,7 @@ _STUCK = b"s4: a handler blocks the loop, and the time for draining is over: " +
 
 def serve(app: App, config: Config, on_ready: Callable[[Container], None], node: str = "") -> int:
     """Run ``app`` on the named node until a signal or a failure; returns the exit status."""
-    log_setup.configure(
-        config[settings.LOGGER_LEVEL],
-        config[settings.LOGGER_FORMAT],
-        config[settings.LOGGER_MAX_RATE],
-    )
+    log_setup.configure_from(config)
     log_setup.print_whole_lines()
     exit_record.assign(exit_record.new_path(config[settings.STATE_FOLDER]), supervised=False)
     try:

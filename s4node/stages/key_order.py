@@ -34,7 +34,6 @@ class KeyOrder(Generic[E]):
         return self._behind.keys()
 
     def add(self, key: Hashable, event: E) -> None:
-        """Add an event."""
         self._fresh.append((key, event))
         self.waiting += 1
 
@@ -69,7 +68,6 @@ class KeyOrder(Generic[E]):
         return event
 
     def end_event(self, key: Hashable) -> None:
-        """End the key's event."""
         self.outstanding -= 1
         if self._behind[key]:
             self._freed.append(key)

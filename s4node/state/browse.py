@@ -15,7 +15,7 @@ from s4node.events.keys import Key
 from s4node.state import key_encoding
 from s4node.state.key_value_store import in_time
 from s4node.state.pe_store import place_of
-from s4node.state.rows import PREFIX_BYTES, TASK_GROUP, prefix
+from s4node.state.rows import PREFIX_BYTES
 from s4node.state.task_state import TaskState
 
 _decode = msgspec.msgpack.Decoder().decode
@@ -58,11 +58,10 @@ class StateReader:
             yield key, dict(zip((field for field, _ in fields), row[1:], strict=False))
 
     def _rows(self, table: str, *, windowed: bool = False) -> Iterator[tuple[Any, bytes]]:
-        number = self._state.tables[table].to_bytes(2, "big")
-        for row, data in self._state.database.scan(prefix(0, 0), prefix(TASK_GROUP, 0xFFFF)):
-            if row[2:PREFIX_BYTES] == number and windowed:
+        for row, data in self._state.database.table(self._state.tables[table]):
+            if windowed:
                 start, key = place_of(row)
                 yield (key, start), data
-            elif row[2:PREFIX_BYTES] == number:
+            else:
                 encoded = row[PREFIX_BYTES:]
                 yield (key_encoding.decode(encoded) if encoded else None), data

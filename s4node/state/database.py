@@ -44,7 +44,7 @@ from rocksdict import (
 
 from s4node.errors import StateError, StoreCorrupt
 from s4node.failpoints import passing
-from s4node.state.rows import META, REDO, TASK_GROUP, prefix, task_row
+from s4node.state.rows import META, PREFIX_BYTES, REDO, TASK_GROUP, prefix, task_row
 
 FORMAT = b"1"
 """The version of the rows; a database of another version is refused."""
@@ -177,6 +177,13 @@ class Database:
             if len(chunk) < _CHUNK:
                 return
             start = chunk[-1][0] + b"\x00"
+
+    def table(self, number: int) -> Iterator[tuple[bytes, bytes]]:
+        """The rows of a table, by key group; reads those of all tables."""
+        table = number.to_bytes(2, "big")
+        for row, data in self.scan(prefix(0, 0), prefix(TASK_GROUP, 0xFFFF)):
+            if row[2:PREFIX_BYTES] == table:
+                yield row, data
 
     def chunk(self, start: bytes, end: bytes, rows: int) -> list[tuple[bytes, bytes]]:
         """At most ``rows`` rows from ``start`` to before ``end``, in order."""

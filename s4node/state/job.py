@@ -22,7 +22,7 @@ from s4node.errors import ConfigError, ProgressUnwritten
 from s4node.events.keys import crc32m
 from s4node.offsets.checkpoint import Checkpoint, JobGuard
 from s4node.offsets.producer_offsets import KeptProducer, Producer
-from s4node.offsets.task_claims import FILE, TaskClaims
+from s4node.offsets.task_claims import FILE, Claim, TaskClaims
 from s4node.state import epochs
 from s4node.state.checkpoint_policy import CheckpointRetention, Policy
 from s4node.state.commit_id import shipped_of
@@ -184,6 +184,35 @@ def kept_by(folder: Path, task: str, depot: RemoteJob | None = None) -> Iterator
         yield TaskState(database, crc32m)
 
 
+@contextmanager
+def taken_over(
+    folder: Path,
+    store: TaskClaims,
+    task: str,
+    depot: RemoteJob | None,
+    saved: Path | None = None,
+    above: int = 0,
+) -> Iterator[tuple[Claim, TaskState]]:
+    """The claim and the state of a task of a stopped job, as its next owner has them.
+
+    With ``saved`` the state is that of a savepoint, whose files are in this folder. The claim's
+    fence is higher than ``above``.
+    """
+    place = task_folder(folder, task)
+    shipment = None if depot is None else depot.task(place.name)
+    above = max(above, epochs.highest(place), 0 if shipment is None else shipment.highest())
+    claim = store.claim(task, "", 0, above)
+    if shipment is not None:
+        shipment.claim(claim.fence, "", 0)
+    elsewhere = shipment if saved is None else None
+    database = epochs.claim(place, claim.fence, Database, elsewhere, saved)
+    state = TaskState(database, crc32m, fence=claim.fence, ship=shipment)
+    try:
+        yield claim, state
+    finally:
+        state.close()
+
+
 def replace(
     folder: Path,
     store: TaskClaims,
@@ -193,18 +222,9 @@ def replace(
     """Have the tasks of a stopped job resume at these checkpoints. Their state stays, and so do the
     offsets that a checkpoint does not name."""
     for task, checkpoint in checkpoints.items():
-        place = task_folder(folder, task)
-        above = epochs.highest(place)
-        shipment = None if depot is None else depot.task(place.name)
-        if shipment is not None:
-            above = max(above, shipment.highest())
-        claim = store.claim(task, "", 0, above)
-        if shipment is not None:
-            shipment.claim(claim.fence, "", 0)
-        database = epochs.claim(place, claim.fence, Database, shipment)
-        state = TaskState(database, crc32m, fence=claim.fence, ship=shipment)
-        try:
-            CheckpointRetention(place, claim.fence, Policy(0, 1, 0), shipment).take_over(state)
+        with taken_over(folder, store, task, depot) as (claim, state):
+            place = task_folder(folder, task)
+            CheckpointRetention(place, claim.fence, Policy(0, 1, 0), state.ship).take_over(state)
             state.set_meta(WRITTEN, checkpoint.written_ms)
             state.set_meta(DONE, 0)
             for input_place in checkpoint.positions():
@@ -213,5 +233,3 @@ def replace(
             store.renew(claim, checkpoint.written_ms, state.last[1] + 1)
             state.write_commit()
             state.end_commit(written=True)
-        finally:
-            state.close()

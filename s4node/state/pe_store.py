@@ -181,13 +181,16 @@ class SavedInstances:
 
     def remove(self, key: Key | None) -> None:
         """Delete the saved state of a removed instance. It is still in ``live``."""
-        instance: Any = self._live.get(key)
+        self._untouch(self._live.get(key))
+        self._changes.put(self._row(key), None)
+
+    def _untouch(self, instance: Any) -> None:
+        """Save nothing more of an instance than the commit under way has of it."""
         if instance._mark is self._saving:
             self._commit(instance)
         if instance._mark is self.mark:
             self._leaves(instance)
         instance._mark = None
-        self._changes.put(self._row(key), None)
 
     def expire(self, limit: int, start: bytes, groups: range) -> bytes:
         """Delete the rows that have ended among the next ``limit``, unless they are in memory.
@@ -254,18 +257,12 @@ class SavedWindowInstances(SavedInstances):
 
     def all_rows(self) -> Iterator[tuple[float, Any, bytes]]:
         """All rows: the start of the window, the key and the value."""
-        number = self._table.to_bytes(2, "big")
-        for row, data in self._database.scan(prefix(0, 0), prefix(TASK_GROUP, 0xFFFF)):
-            if row[2:PREFIX_BYTES] == number:
-                yield *place_of(row), data
+        for row, data in self._database.table(self._table):
+            yield *place_of(row), data
 
     def erase(self, instance: Any) -> None:
         """Delete the saved state of an instance that is gone."""
-        if instance._mark is self._saving:
-            self._commit(instance)
-        if instance._mark is self.mark:
-            self._leaves(instance)
-        instance._mark = None
+        self._untouch(instance)
         self._changes.put(self._row_at(instance), None)
 
     def moved(self, instance: Any) -> None:
@@ -308,12 +305,10 @@ class SavedTimers:
 
     def timers(self) -> Iterator[tuple[Any, str, float, bool]]:
         """All timers: key, name, time, and whether that is by the clock."""
-        number = self._table.to_bytes(2, "big")
-        for row, data in self._database.scan(prefix(0, 0), prefix(TASK_GROUP, 0xFFFF)):
-            if row[2:PREFIX_BYTES] == number:
-                size, name, time, by_wall = _decode(data)
-                encoded = row[PREFIX_BYTES : PREFIX_BYTES + size]
-                yield (key_encoding.decode(encoded) if size else None), name, time, by_wall
+        for row, data in self._database.table(self._table):
+            size, name, time, by_wall = _decode(data)
+            encoded = row[PREFIX_BYTES : PREFIX_BYTES + size]
+            yield (key_encoding.decode(encoded) if size else None), name, time, by_wall
 
     def set_timer(self, key: Any, name: str, time: float, *, by_wall: bool) -> None:
         """Save a timer with the next commit."""

@@ -38,7 +38,7 @@ class RemoteJob:
         self.url = self.files.url
         self._restore_seconds = restore_seconds
         self._choosing = threading.Lock()
-        self._way = ""
+        self._append_mode = ""
 
     def admit(self, job: JobGuard) -> None:
         """Record this job; raises CheckpointError if the copy belongs to another job."""
@@ -81,15 +81,15 @@ class RemoteJob:
         data = self.files.fs.cat_file(f"{self._guards}/{names[-1]}")
         return int(names[-1][:16]), JobGuard.from_row(msgspec.json.decode(data))
 
-    def way(self) -> str:
+    def append_mode(self) -> str:
         """How owners append to the logs of tasks, as recorded. Raises StateError if this container
         cannot."""
         with self._choosing, self.files.told():
-            if not self._way:
-                self._way = self._recorded_way()
-            return self._way
+            if not self._append_mode:
+                self._append_mode = self._recorded_append_mode()
+            return self._append_mode
 
-    def _recorded_way(self) -> str:
+    def _recorded_append_mode(self) -> str:
         recorded = {CREATE, LOOK}.intersection(self.files.names(self._guards))
         can = LOOK not in recorded and self.files.can_create()
         if not recorded:
@@ -102,15 +102,15 @@ class RemoteJob:
                 f"to append to the state of tasks. Stop the app, install the same versions of the "
                 f"packages for this URL on all nodes, and remove both"
             )
-        (way,) = recorded
-        if way == CREATE and not can:
+        (mode,) = recorded
+        if mode == CREATE and not can:
             raise StateError(
                 f"the state at {self.url} is appended to with conditional writes, and this node "
                 f"cannot make them there: two writers of one object both succeeded, or there is no "
                 f"such request. Install the versions of fsspec and of the package for this kind of "
                 f"URL that the other nodes have"
             )
-        return way
+        return mode
 
     def identity(self, own: str) -> str:
         """The identity of the copy; ``own`` if it has none. If that is empty, too, nothing is
@@ -138,7 +138,7 @@ class RemoteJob:
 
     def task(self, name: str) -> RemoteTask:
         """The copy of one task; ``name`` is that of its folder."""
-        return RemoteTask(self.files, name, self.way, self._restore_seconds)
+        return RemoteTask(self.files, name, self.append_mode, self._restore_seconds)
 
 
 def depot_of(config: Config, folder: Path) -> RemoteJob | None:

@@ -258,11 +258,11 @@ class Appender:
     ``number`` is that of the last entry that is known to be there.
     """
 
-    def __init__(self, way: str, owner: Owner, place: str) -> None:
+    def __init__(self, mode: str, owner: Owner, place: str) -> None:
         self.owner = owner
         self.number = 0
         self.size = 0  # of the last entry, in bytes
-        self._way = way
+        self._mode = mode
         self._place = place
         self._pending: bytes | None = None  # the next entry, which may be there or not
         self._since_look = 0
@@ -281,7 +281,7 @@ class Appender:
             claim = Claim(self.owner, index.owner)
             if not (yield from self._put(number, encoded(claim))):
                 continue
-            if self._way == LOOK:
+            if self._mode == LOOK:
                 self.number = number
                 return
             if _Index((yield Names("log"))).end == number:
@@ -322,12 +322,12 @@ class Appender:
 
     def name_of(self, number: int, owner: Owner) -> str:
         """The name of an entry's object."""
-        return entry_name(number, owner if self._way == LOOK else None)
+        return entry_name(number, owner if self._mode == LOOK else None)
 
     def _settle(self) -> Steps[None]:
         """Put the pending entry, until it is certain to be there."""
         assert self._pending is not None
-        if self._way == CREATE and self._since_look >= LOOK_EVERY:
+        if self._mode == CREATE and self._since_look >= LOOK_EVERY:
             yield from self._look()
             self._since_look = 0
         if not (yield from self._put(self.number + 1, self._pending)):
@@ -338,7 +338,7 @@ class Appender:
 
     def _put(self, number: int, data: bytes) -> Steps[bool]:
         """Put an entry; return False if the number has another owner."""
-        if self._way == LOOK:
+        if self._mode == LOOK:
             yield from _repeated(Put(f"log/{self.name_of(number, self.owner)}", data))
             yield from self._look()
             return True

@@ -66,22 +66,22 @@ class RemoteTask:
     """The copy of a task; ``name`` is that of its folder. Call ``claim``, then ``restored``, then
     ``take_over``.
 
-    ``way`` tells how to append; without it the copy is only read. Fetching the commits after a
-    checkpoint shall take at most ``restore_seconds``.
+    ``append_mode`` tells how to append; without it the copy is only read. Fetching the commits
+    after a checkpoint shall take at most ``restore_seconds``.
     """
 
     def __init__(
         self,
         files: RemoteFiles,
         name: str,
-        way: Callable[[], str] | None = None,
+        append_mode: Callable[[], str] | None = None,
         restore_seconds: float = 2.0,
     ) -> None:
         self._files = files
         self._root = f"{files.root}/tasks/{name}"
         self.url = f"{files.url}/tasks/{name}"
         self.owner = Owner(0, "")
-        self._way = way
+        self._append_mode = append_mode
         self._restore_seconds = restore_seconds
         self._appender: Appender | None = None
         self._appending = threading.Lock()
@@ -115,9 +115,9 @@ class RemoteTask:
         Raises TaskFenced if another owner has claimed it meanwhile, or in a later epoch of
         ``origin``.
         """
-        assert self._way is not None
+        assert self._append_mode is not None
         self.owner = Owner(fence, tokens.fresh(8))
-        appender = Appender(self._way(), self.owner, self.url)
+        appender = Appender(self._append_mode(), self.owner, self.url)
         self._run(appender.claim(origin, epoch))
         passing("ship.claimed")
         self._appender, self._at = appender, appender.number

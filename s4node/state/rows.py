@@ -142,7 +142,7 @@ class Changes:
         return rows, values
 
     def written(self) -> None:
-        """Drop the changes of the commit, which the database now holds."""
+        """Drop the changes of the commit, which the database now has."""
         self._leaving = {}
         self._rows, self._values = [], []
         self.leaving = False
@@ -152,9 +152,7 @@ class Changes:
         failed = {**self._leaving, **dict(zip(self._rows, self._values, strict=True))}
         self.bytes += sum(len(k) + len(v or b"") for k, v in failed.items())
         self._dirty = {**failed, **self._dirty}
-        self._leaving = {}
-        self._rows, self._values = [], []
-        self.leaving = False
+        self.written()
 
 
 class NoMoreChanges(Changes):

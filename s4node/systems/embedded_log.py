@@ -33,8 +33,7 @@ from s4node.net.certificates.credentials import Credentials
 from s4node.net.client.reader_link import ReaderLink
 from s4node.net.client.reading import Arrived, Lost, Reading
 from s4node.net.transport.pair_socket import host_and_port
-from s4node.net.wire.decoder import raws_of
-from s4node.net.wire.encoder import encoded
+from s4node.net.wire.body import encoded, raws_of
 from s4node.offsets.startpoint import Startpoint, Timestamp
 from s4node.offsets.system import (
     Bounds,

@@ -16,7 +16,8 @@ import trio
 
 from s4node.app.app import App
 from s4node.app.stream import InputStream, Stream
-from s4node.net.client.client import Client, ClientStream
+from s4node.net.client.client import Client
+from s4node.net.client.client_stream import ClientStream
 from s4node.offsets.input_progress import InputProgress
 from s4node.offsets.system import SystemStreamPartition
 from s4node.runtime.container.container import Container

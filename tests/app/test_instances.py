@@ -27,7 +27,7 @@ def test_reading_a_key_makes_its_instance_once() -> None:
 
 
 @pytest.mark.parametrize("bad", [None, True, 1.5, ("a", None), ()])
-def test_what_is_no_key_has_no_instance(bad: Any) -> None:
+def test_a_value_that_is_not_a_key_has_no_instance(bad: Any) -> None:
     instances, _ = instances_of()
     with pytest.raises(KeyFinderError):
         instances[bad]
@@ -98,7 +98,7 @@ def test_without_bounds_nothing_is_trimmed_or_due() -> None:
     assert instances.next_expiry is None
 
 
-def test_what_is_in_use_stays_and_the_next_oldest_go_instead() -> None:
+def test_instances_in_use_stay_and_the_next_oldest_are_removed() -> None:
     instances, _ = instances_of(size=10)
     assert isinstance(instances, BoundedInstances)
     for key in range(100):
@@ -136,7 +136,7 @@ class Kept:
     def evict(self, _key: Any) -> None: ...
 
 
-def test_what_a_slice_has_not_read_is_not_read_beside_handlers() -> None:
+def test_an_instance_that_a_handler_has_is_not_read_again() -> None:
     app = App("shop")
     pe = app.create_pe(Logged)
     pe.set_pe_cache(1)
@@ -171,7 +171,7 @@ def test_the_least_recently_used_go_first() -> None:
     assert instances.next_expiry is None
 
 
-def test_what_is_unused_for_so_long_goes() -> None:
+def test_instances_that_are_idle_for_too_long_are_removed() -> None:
     instances, clock = instances_of(idle=10.0)
     instances["a"]
     clock.now = 104.0

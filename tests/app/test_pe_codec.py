@@ -55,7 +55,7 @@ class Loose(ProcessingElement):
     def on_event(self, event: GenericEvent) -> None: ...
 
 
-def test_what_containers_hold_comes_back_as_it_is_annotated_or_as_msgpack_has_it() -> None:
+def test_values_in_containers_come_back_as_annotated_or_as_msgpack_reads_them() -> None:
     place, plain = Place("Y", {1}), {"city": "Y", "seen": [1]}
     saved = instance(
         Loose,
@@ -110,7 +110,7 @@ def test_an_attribute_that_is_gone_is_refused_by_name() -> None:
         ElementCodec(new, [OLD])
 
 
-def test_migrate_turns_what_was_saved_into_what_is_now() -> None:
+def test_migrate_turns_saved_state_into_that_of_the_new_version() -> None:
     migrate = staticmethod(lambda saved: {"total": float(saved["count"])})
     new = state_class("New", total=0.0, migrate=migrate)
 

@@ -247,7 +247,7 @@ def test_a_container_that_all_keys_would_share_is_refused_when_the_pe_is_created
         )
 
 
-def test_what_the_constructor_makes_and_all_keys_would_share_is_refused() -> None:
+def test_a_container_that_the_constructor_makes_for_all_keys_is_refused() -> None:
     class Made(ProcessingElement):
         given: ClassVar[list[str]]
         names: list[str] = []  # noqa: RUF012
@@ -293,7 +293,7 @@ def test_a_tuple_is_as_fixed_as_what_is_in_it() -> None:
     assert fixed["a"].table is fixed["b"].table
 
 
-def test_what_all_keys_are_said_to_share_is_shared_and_what_cannot_change_needs_no_saying() -> None:
+def test_declared_and_immutable_values_are_shared_by_all_keys() -> None:
     class Own(Remembering, ProcessingElement):
         seen: dict[str, int] = {}  # noqa: RUF012
         sizes = (1, 2)
@@ -365,7 +365,7 @@ def test_an_instance_knows_its_key_its_partition_and_its_app() -> None:
     assert instances["a", 1] is instance
 
 
-def test_what_is_not_declared_cannot_be_set() -> None:
+def test_an_undeclared_attribute_cannot_be_set() -> None:
     _, instances = started(Counting)
     with pytest.raises(AttributeError):
         instances["a"].misspelt = 5
@@ -394,7 +394,7 @@ def test_the_constructor_runs_once_and_on_create_for_each_instance() -> None:
     assert log == [("init", "x", 7), ("create", "a", "x", 7, 1), ("create", "b", "x", 7, 1)]
 
 
-def test_what_is_set_on_the_prototype_holds_for_all_instances() -> None:
+def test_attributes_of_the_prototype_hold_for_all_instances() -> None:
     app = App("zoo")
     pe = app.create_pe(Counting)
     pe.count = 10
@@ -479,7 +479,7 @@ def test_two_bases_with_state_are_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("name", ["key", "app", "partition", "_state"])
-def test_state_cannot_take_the_name_of_what_a_pe_has(name: str) -> None:
+def test_state_cannot_have_the_name_of_an_attribute_of_every_pe(name: str) -> None:
     body = {"__annotations__": {name: "str"}, name: ""}
     with pytest.raises(GraphError) as caught:
         ElementType("Confused", (ProcessingElement,), body)

@@ -15,7 +15,7 @@ from harness import NodeProcess, environment, node_process, raw_peer, until
 
 from attacks.rows import Click
 from s4node import Client
-from s4node.net.client.client import ClientStream
+from s4node.net.client.client_stream import ClientStream
 from s4node.net.wire import frame as wire
 
 MB = 1 << 20

@@ -41,7 +41,7 @@ async def test_a_node_that_hangs_is_not_healthy_until_it_goes_on() -> None:
     assert going_on.returncode == 0
 
 
-async def test_where_nobody_listens_the_reason_is_told() -> None:
+async def test_the_reason_is_reported_if_nobody_listens() -> None:
     address = f"tcp://127.0.0.1:{free_port()}"
     with pytest.raises(ConnectionRefused, match=f"no node can be reached at {address}: "):
         check(address, 1)
@@ -99,7 +99,7 @@ async def test_a_peer_that_only_takes_part_in_the_handshake_is_no_node(
 
 
 @pytest.mark.parametrize("text", ["localhost:12000", "tcp://:1", "tcp://host", "tcp://host:0", ""])
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_a_text_that_is_not_an_address_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="write tcp://host:port"):
         check(text, 1)
 

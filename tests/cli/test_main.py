@@ -316,7 +316,7 @@ async def test_an_app_that_cannot_start_is_reported_in_a_line_and_ends_with_stat
         ("parts:Missing", []),
     ],
 )
-async def test_a_part_of_one_s_own_that_raises_shows_its_own_lines_and_no_others(
+async def test_a_custom_part_that_raises_shows_its_own_lines_only(
     folder: Path, part: str, lines: list[str]
 ) -> None:
     (folder / "parts.py").write_text(
@@ -355,7 +355,7 @@ async def test_a_node_with_an_app_is_alone_and_takes_no_folder(folder: Path) -> 
     assert not (folder / "common").exists()
 
 
-async def test_what_is_no_adapter_cannot_be_run_as_one(folder: Path) -> None:
+async def test_an_app_that_is_not_an_adapter_cannot_be_run_as_one(folder: Path) -> None:
     done = await run_s4("adapter", "lines", "--app", "hello.py", cwd=folder)
     assert done.returncode == 2
     assert done.stderr == "s4: hello.py is not an AdapterApp; run it with 's4 run' or 's4 node'\n"
@@ -386,7 +386,7 @@ async def test_an_unknown_command_and_a_missing_one_end_with_status_2(
     assert "invalid choice: 'rum'" in wrong.stderr
 
 
-async def test_logs_are_json_lines_where_nobody_sits(folder: Path) -> None:
+async def test_logs_are_json_lines_without_a_terminal(folder: Path) -> None:
     async with node_process("hello.py", cwd=folder) as node:
         stranger = await trio.open_tcp_stream("127.0.0.1", int(node.address.rsplit(":", 1)[1]))
         await until(lambda: len(logs(node)) == 2)  # the stranger has had its second

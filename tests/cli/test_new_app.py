@@ -112,7 +112,7 @@ async def test_a_container_of_another_user_can_read_a_new_app(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["", "Clicks", "2fast", "../up", "a b", "class", "-x", "naïve"])
-async def test_a_name_that_is_no_app_s_is_refused(name: str, tmp_path: Path) -> None:
+async def test_an_invalid_name_of_an_app_is_refused(name: str, tmp_path: Path) -> None:
     refused = await run_s4("new-app", "--", name, cwd=tmp_path)
 
     assert refused.returncode == 2

@@ -73,7 +73,7 @@ async def test_all_that_runs_of_a_user_is_found_and_a_cluster_or_a_folder_picks_
         )
 
 
-async def test_what_was_killed_is_not_found_and_the_next_app_clears_it_away(folder: Path) -> None:
+async def test_a_killed_app_is_not_found_and_the_next_one_removes_its_entry(folder: Path) -> None:
     async with clicks(folder) as process:
         await process.kill()
         left = [*(folder / "runtime" / "s4node").iterdir()]

@@ -137,7 +137,7 @@ async def everything(pipe: trio.abc.ReceiveStream | None) -> str:
     return b"".join([chunk async for chunk in pipe]).decode()
 
 
-async def test_what_is_logged_meanwhile_stays_out_of_the_outcome(folder: Path) -> None:
+async def test_log_lines_stay_out_of_the_outcome(folder: Path) -> None:
     async with (
         node_process("hello.py", cwd=folder) as node,
         proxy(node.address) as between,
@@ -195,7 +195,7 @@ async def test_sending_to_an_absent_node_fails_in_time(folder: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-async def test_sending_to_what_is_no_address_is_a_wrong_command(folder: Path) -> None:
+async def test_sending_to_an_invalid_address_is_a_wrong_command(folder: Path) -> None:
     done = await run_s4("send", "names", "--to", "nonsense", cwd=folder)
     assert done.returncode == 2
     assert (

@@ -314,7 +314,7 @@ class SystemConformance:
                 with pytest.raises(StartpointError, match=str(offset)):
                     await lab.system.resolve(lab.ssp(), Specific(offset))
 
-    async def test_a_time_before_everything_is_the_oldest_and_one_behind_it_the_upcoming(
+    async def test_a_time_before_all_events_is_the_oldest_and_one_after_them_the_upcoming(
         self, open_lab: Any
     ) -> None:
         async with open_lab() as lab:

@@ -909,7 +909,7 @@ async def test_an_app_that_has_failed_is_not_told_to_run(folder: Path) -> None:
         assert "is already deployed to shop, but none of its containers runs; s4" in (again.stderr)
 
 
-async def test_status_shows_what_was_left_out_and_what_waits_to_be_taken_where_there_is_any(
+async def test_status_shows_skipped_and_untaken_events_if_there_are_any(
     folder: Path,
 ) -> None:
     (folder / "failing.py").write_text(FAILING)

@@ -15,7 +15,13 @@ from typing import Any
 import pytest
 import trio
 from harness import DEADLINE, QUICK, NodeProcess, children, run_s4, s4_process, until, until_told
-from zookeeper_server import ZooKeeperServer, zookeeper_server
+from torture.fences import entries_in, wrong_log
+from zookeeper_server import (
+    ZooKeeperEnsemble,
+    ZooKeeperServer,
+    zookeeper_ensemble,
+    zookeeper_server,
+)
 
 from s4node import Client, Event
 
@@ -37,6 +43,7 @@ app = Counter("counter")
 """
 USERS = [f"user{number}" for number in range(24)]
 PARTITIONS = 8
+AWAY_SECONDS = 30.0
 
 
 class Click(Event):
@@ -54,7 +61,7 @@ class Cluster:
     """Nodes below ``place``, each in a folder of its own; what was sent, and what they printed."""
 
     place: Path
-    zookeeper: ZooKeeperServer
+    zookeeper: ZooKeeperServer | ZooKeeperEnsemble
     sent: Counter[str]
 
     def where(self) -> list[str]:
@@ -110,6 +117,16 @@ class Cluster:
         return await until_told(
             self.owners, lambda told: len(told) == PARTITIONS and set(told) == set(nodes)
         )
+
+    def fences(self) -> dict[str, int]:
+        """The highest fence of each task at the URL, whose log nobody else has written to."""
+        found = {}
+        for task in (self.place / "depot" / "shop" / "counter" / "tasks").iterdir():
+            entries = entries_in(task / "log")
+            assert wrong_log(entries) == []
+            found[task.name] = max(entry.owner.fence for entry in entries.values())
+        assert len(found) == PARTITIONS
+        return found
 
     async def click(self, address: str, rounds: int = 1) -> None:
         """One click of each user a round; returns once all are committed."""
@@ -196,36 +213,61 @@ async def test_a_dead_container_is_noticed_long_before_its_timeout(cluster: Clus
         await cluster.owned_by("one", "two")
 
 
-async def test_while_zookeeper_is_away_durable_apps_go_on_and_no_process_ends(
-    cluster: Cluster,
+async def test_while_zookeeper_is_away_for_half_a_minute_durable_apps_go_on_and_no_process_ends(
+    cluster: Cluster, zookeeper: ZooKeeperServer
 ) -> None:
     async with cluster.node("one") as one, cluster.node("two") as two:
         await cluster.deploy("v1")
         await cluster.owned_by("one", "two")
         await cluster.click(one.address)
         pids = [container_of(one), container_of(two)]
-        cluster.zookeeper.kill()
+        zookeeper.kill()
+        back = trio.current_time() + AWAY_SECONDS
         for node in (one, two):
             await until(lambda node=node: "has answered for 2 s" in node.errors)
-        await cluster.click(two.address, 3)
-        await trio.to_thread.run_sync(cluster.zookeeper.start)
+        while trio.current_time() < back:
+            await cluster.click(two.address, 3)
+        await trio.to_thread.run_sync(zookeeper.start)
         await cluster.check(one.address, one, two)
         assert [container_of(one), container_of(two)] == pids
         assert "a container ended" not in one.errors + two.errors
 
 
+async def test_an_ensemble_that_loses_its_leader_ends_no_session_and_loses_no_event(
+    tmp_path: Path,
+) -> None:
+    with zookeeper_ensemble(tmp_path / "zookeeper") as ensemble:
+        cluster = Cluster(tmp_path, ensemble, Counter())
+        async with cluster.node("one") as one, cluster.node("two") as two:
+            await cluster.deploy("v1")
+            await cluster.owned_by("one", "two")
+            pids = [container_of(one), container_of(two)]
+            leader = ensemble.leader()
+            leader.kill()
+            await cluster.check(two.address, one, two)
+            await cluster.owned_by("one", "two")
+            async with cluster.node("three"):  # what is new is written by the other two
+                await cluster.owned_by("one", "two", "three")
+            await trio.to_thread.run_sync(leader.start)
+            await cluster.check(one.address, one, two)
+            assert [container_of(one), container_of(two)] == pids
+
+
 async def test_after_zookeeper_was_wiped_an_app_that_is_deployed_again_goes_on_from_the_url(
-    cluster: Cluster,
+    cluster: Cluster, zookeeper: ZooKeeperServer
 ) -> None:
     async with cluster.node("one") as one:
         await cluster.deploy("v1")
         await cluster.click(one.address, 2)
-    cluster.zookeeper.kill()
-    cluster.zookeeper.wipe()
-    await trio.to_thread.run_sync(cluster.zookeeper.start)
+    before = cluster.fences()
+    zookeeper.kill()
+    zookeeper.wipe()
+    await trio.to_thread.run_sync(zookeeper.start)
     async with cluster.node("two") as two:
         await cluster.deploy("v1")
         await cluster.check(two.address, two)
+    after = cluster.fences()
+    assert all(after[task] > fence for task, fence in before.items())
 
 
 async def test_nodes_that_would_not_fit_together_do_not_join(cluster: Cluster) -> None:

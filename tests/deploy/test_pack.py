@@ -70,7 +70,9 @@ async def test_an_error_in_a_packaged_app_shows_the_lines_of_its_file(folder: Pa
     assert "self.missing_thing()  # here" in caught.value.trace
 
 
-def test_what_the_file_imports_from_its_folder_goes_along_and_nothing_else(folder: Path) -> None:
+def test_modules_that_the_file_imports_from_its_folder_are_packed_and_no_others(
+    folder: Path,
+) -> None:
     package = pack(str(folder / "talker.py"))
     assert sorted(package.files) == [
         "app.pickle",
@@ -226,7 +228,7 @@ async def test_an_app_that_runs_from_its_file_runs_when_it_is_deployed(
 
 
 @pytest.mark.slow
-async def test_what_runs_is_what_was_packaged_wherever_the_node_was_started(
+async def test_the_packaged_code_runs_wherever_the_node_was_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
@@ -247,7 +249,7 @@ async def test_what_runs_is_what_was_packaged_wherever_the_node_was_started(
             await process.wait_ready()
 
 
-def test_a_module_goes_along_from_whatever_folder_it_is_imported(
+def test_a_module_is_packed_from_whatever_folder_it_is_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "library").mkdir()
@@ -264,7 +266,7 @@ def test_a_module_goes_along_from_whatever_folder_it_is_imported(
     ]
 
 
-def test_what_an_app_imports_by_names_that_it_makes_goes_along(tmp_path: Path) -> None:
+def test_modules_that_an_app_imports_by_computed_names_are_packed(tmp_path: Path) -> None:
     (tmp_path / "plug_of_test.py").write_text("")
     (tmp_path / "plugs.py").write_text(
         "import importlib\nfrom s4node import App\n"
@@ -274,7 +276,7 @@ def test_what_an_app_imports_by_names_that_it_makes_goes_along(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("target", ["sampled_of_test.py", "sampled_of_test"])
-def test_what_settings_name_of_the_app_s_folder_goes_along(
+def test_modules_of_the_app_s_folder_that_settings_name_are_packed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -286,7 +288,7 @@ def test_what_settings_name_of_the_app_s_folder_goes_along(
     assert {"sources/of_one_s_own.py", "sources/helps_it.py"} <= set(package.files)
 
 
-def test_files_that_a_source_finds_beside_itself_go_along(tmp_path: Path) -> None:
+def test_files_that_a_source_finds_beside_itself_are_packed(tmp_path: Path) -> None:
     (tmp_path / "data" / "more").mkdir(parents=True)
     for name in ("words.txt", "data/a.txt", "data/more/b.txt", "other.txt", "unread.txt"):
         (tmp_path / name).write_text(name)
@@ -319,7 +321,7 @@ def test_files_that_a_source_finds_beside_itself_go_along(tmp_path: Path) -> Non
         ),
     ],
 )
-def test_what_an_app_declares_is_checked_where_it_is_loaded(
+def test_declared_requirements_are_checked_where_the_app_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str
 ) -> None:
     monkeypatch.setattr(sys, "path", sys.path.copy())
@@ -396,7 +398,7 @@ def test_an_app_at_a_url_is_refused_with_what_to_do() -> None:
         pack("https://shop.example/app.py")
 
 
-def test_a_module_goes_with_its_whole_package(
+def test_a_module_is_packed_with_its_whole_package(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     top = folder / "shop_of_test"
@@ -536,7 +538,7 @@ def manifest(**changes: object) -> bytes:
         ),
     ],
 )
-def test_what_is_no_package_is_refused(data: bytes, words: str) -> None:
+def test_a_file_that_is_not_a_package_is_refused(data: bytes, words: str) -> None:
     with pytest.raises(PackageError) as caught:
         archive.decode(data)
     assert words in str(caught.value)
@@ -550,7 +552,7 @@ def test_folders_in_a_package_are_left_out_for_zip_tools_write_them(tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["sources//{}", "sources/../{}", "sources/{}/../../x"])
-def test_what_is_unpacked_stays_in_its_folder(tmp_path: Path, name: str) -> None:
+def test_unpacked_files_stay_in_their_folder(tmp_path: Path, name: str) -> None:
     package = archive.decode(zipped(**{archive.MANIFEST: manifest()}))
     package.files[name.format(str(tmp_path / "out").lstrip("/"))] = b"escaped"
     with pytest.raises(PackageError, match="leads elsewhere"):
@@ -687,7 +689,7 @@ def test_a_spoilt_package_is_not_used(tmp_path: Path) -> None:
     assert store.get(digest) == b"data"
 
 
-def test_where_nothing_can_be_kept_the_error_says_it(tmp_path: Path) -> None:
+def test_a_package_store_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(PackageError, match=r"cannot be stored at .*: "):
         Store(tmp_path / "file").put(b"data")

@@ -63,7 +63,7 @@ def test_only_what_ran_and_passed_is_a_proof(
     assert told == ([line + text for text in failed], [line + text for text in skipped])
 
 
-def test_what_was_selected_and_never_ran_is_no_proof_in_a_part_of_the_suite_either() -> None:
+def test_a_selected_test_that_never_ran_is_no_proof_in_a_part_of_the_suite() -> None:
     outcomes = Outcomes(selected={"tests/test_a.py::test_b"})
 
     failed, _ = unproven([guarantee("tests/test_a.py::test_b")], outcomes)

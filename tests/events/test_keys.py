@@ -207,7 +207,7 @@ def test_nothing_else_is_a_key(bad: Any, words: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [None, True, 1.0, ("a", True), 2**64, -(2**63) - 1, "\ud800"])
-def test_a_partitioner_refuses_what_is_no_key_each_time(bad: Any) -> None:
+def test_a_partitioner_refuses_an_invalid_key_each_time(bad: Any) -> None:
     partitioner = Partitioner(4)
     for _ in range(2):
         with pytest.raises(KeyFinderError):

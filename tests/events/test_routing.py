@@ -82,7 +82,7 @@ def test_a_typed_event_s_key_is_the_name_of_an_attribute(name: str) -> None:
 
 
 @pytest.mark.parametrize("spec", [5, [], (), ["user", 5], None])
-def test_what_is_no_key_says_what_would_be(spec: Any) -> None:
+def test_an_invalid_key_says_what_a_key_may_be(spec: Any) -> None:
     with pytest.raises(GraphError) as caught:
         KeyRule(spec)
     assert str(caught.value) == (
@@ -92,7 +92,7 @@ def test_what_is_no_key_says_what_would_be(spec: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [True, 1.0, None, [], {}, ("a", None)])
-def test_a_checked_rule_and_a_function_refuse_what_is_no_key(value: Any) -> None:
+def test_a_checked_rule_and_a_function_refuse_invalid_keys(value: Any) -> None:
     for rule in (KeyRule("user", checked=True), KeyRule(lambda event: event.user)):
         with pytest.raises(KeyFinderError):
             rule.finder()(Click(value))

@@ -253,7 +253,7 @@ def test_another_process_with_another_hash_seed_finds_the_same_fingerprint() -> 
 @pytest.mark.parametrize(
     "bad", [int, "Click", None, msgspec.Struct, Point, Click("joe"), list[Click]]
 )
-def test_what_is_no_event_class_is_refused(bad: Any) -> None:
+def test_a_class_that_is_not_an_event_is_refused(bad: Any) -> None:
     with pytest.raises(EventError) as caught:
         EventType(bad)
     assert str(caught.value) == (
@@ -343,7 +343,7 @@ FIELDS = st.lists(
 
 
 @given(FIELDS, FIELDS)
-def test_what_is_not_refused_decodes_and_keeps_the_common_fields(
+def test_an_accepted_version_decodes_and_keeps_the_common_fields(
     ours: list[Any], theirs: list[Any]
 ) -> None:
     """The compatibility rule, checked against what really decodes."""
@@ -468,7 +468,7 @@ def nested(depth: int) -> Any:
         (nested(100_000), "maximum recursion depth exceeded"),
     ],
 )
-def test_what_msgpack_cannot_hold_is_an_event_error(value: Any, words: str) -> None:
+def test_a_value_that_msgpack_cannot_hold_is_an_event_error(value: Any, words: str) -> None:
     with pytest.raises(EventError) as caught:
         EventType(GenericEvent).encode([GenericEvent(a=value)])
     assert str(caught.value).startswith("a GenericEvent cannot be encoded: ")
@@ -483,7 +483,7 @@ def array(*events: Any) -> bytes:
     return msgspec.msgpack.encode(list(events))
 
 
-def test_only_what_does_not_decode_of_a_batch_are_refused() -> None:
+def test_only_the_events_of_a_batch_that_do_not_decode_are_refused() -> None:
     body = array(["joe", 1], ["ann", "x"], ["eve"], [], [5], "text", {"user": "bob"}, ["zoe", 2, 9])
     with pytest.raises(msgspec.ValidationError):
         EventType(Click).decode(body)
@@ -696,7 +696,7 @@ def test_a_generic_event_that_is_none_of_the_type_is_refused_alone() -> None:
     assert "unknown field `name`" in refusals[0][1]
 
 
-def test_no_type_is_guessed_where_there_are_several() -> None:
+def test_no_type_is_guessed_if_there_are_several() -> None:
     known = {"Visit": EventType(Visit), "Click": EventType(Click)}
     reader = reader_of(GENERIC_DECLARATION, known, others=False)
     events, refusals = slowly(reader, EventType(GenericEvent).encode([GenericEvent(user="a")]))

@@ -11,7 +11,7 @@ from spark_nodes import ROOT, running_node
 
 from apps.flights.events import Flight, Row
 from s4node import Oldest, SyncClient
-from s4node.spark.log_reader import ask
+from s4node.spark.connection import ask
 
 ROWS = [Row("UA", f"N{n}", "JFK", f"D{n % 5}", n, None if n % 9 == 0 else n, n) for n in range(300)]
 
@@ -58,6 +58,6 @@ def test_an_adapter_makes_other_events_of_a_stream_each_once_though_it_is_killed
         second.terminate()
         second.wait(20)
         second.stdout.close()
-        described = ask(node.address, 10, lambda log: log.describe("flights"))
+        described = ask([node.address], 10, "describe", stream="flights")
         assert sum(each["upcoming"] for each in described["partitions"]) == len(ROWS)
     assert sorted(found) == sorted((f"JFK-{r.dest}", r.tailnum, r.time) for r in ROWS)

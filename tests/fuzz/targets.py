@@ -35,7 +35,7 @@ from s4node.log.split import Splitting
 from s4node.net.ingress.admission import StreamAdmission
 from s4node.net.transport.sp_messages import HANDSHAKE, SpMessages
 from s4node.net.wire import frame as wire
-from s4node.net.wire.decoder import FrameDecoder
+from s4node.net.wire.body import FrameDecoder
 from s4node.savepoints import manifest
 from s4node.stages.stage import Stage
 from s4node.state import remote_log

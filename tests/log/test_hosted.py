@@ -17,7 +17,7 @@ from s4node.stages.stage import Gauge
 from tests.harness import data_frame
 
 
-def test_a_lane_s_own_part_comes_when_the_others_are_on_the_disk() -> None:
+def test_a_lane_appends_its_own_part_of_a_frame_after_the_other_parts() -> None:
     stream, own, other = hosted()
     send(stream, 0)
     send(stream, 2)
@@ -28,7 +28,7 @@ def test_a_lane_s_own_part_comes_when_the_others_are_on_the_disk() -> None:
     assert stream.admission.lanes["a", OWN].safe == 2
 
 
-def test_what_a_closed_log_did_not_take_is_passed_over_by_nothing() -> None:
+def test_a_frame_after_one_that_a_closed_log_refused_is_not_appended() -> None:
     stream, own, other = hosted()
     send(stream, 0)
     send(stream, 2)

@@ -45,7 +45,7 @@ def test_a_frame_that_was_there_in_part_is_trimmed_at_the_front() -> None:
     assert [(e.start, e.first, e.end) for e in plan.entries] == [(5, 3, 9)]
 
 
-def test_a_producer_resumes_after_what_will_never_come() -> None:
+def test_a_producer_resumes_after_numbers_that_will_never_come() -> None:
     ledger = Ledger()
     appended(ledger, frame("a", 0, 5))
     assert appended(ledger, frame("a", 8, 2)) == [Appended(5, 2, 10)]
@@ -85,7 +85,7 @@ def test_the_time_of_appending_never_goes_back() -> None:
     assert plan.last_ms == 5000
 
 
-def test_a_plan_that_does_not_come_to_the_disk_leaves_no_trace() -> None:
+def test_a_plan_that_is_not_written_leaves_no_trace() -> None:
     ledger = Ledger()
     ledger.plan([frame("a", 0, 3), frame("b", 0, 3, kind=VIEW)], 1000)
     assert (ledger.upcoming, ledger.last_ms, ledger.producers, ledger.types) == (0, 0, {}, {})

@@ -90,21 +90,21 @@ async def test_a_file_that_is_not_the_partitions_own_is_refused_by_name(
         (another_application, "is not a log file"),
     ],
 )
-async def test_a_file_that_cannot_be_opened_keeps_nobody_from_the_others(
+async def test_other_partitions_are_served_if_one_file_cannot_be_opened(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     harm: Callable[[Path], None],
     says: str,
 ) -> None:
     async with opened(tmp_path, 2) as log:
-        for partition in log.stream("clicks").partitions:
+        for partition in log.streams["clicks"].partitions:
             frames = [numbered("a", n * 10, 10, width=5000) for n in range(20)]
             await append(partition, *frames)
     path = database(tmp_path)
     harm(path)
     capsys.readouterr()
     async with open_log(LogSettings(tmp_path)) as log:
-        damaged, sound = log.stream("clicks").partitions
+        damaged, sound = log.streams["clicks"].partitions
         for ask in (
             lambda: damaged.bounds,
             lambda: damaged.read(0, 1000),
@@ -122,18 +122,18 @@ async def test_a_file_that_cannot_be_opened_keeps_nobody_from_the_others(
     assert capsys.readouterr().err.count("a partition cannot be used; the others can") == 1
 
 
-async def test_a_partition_whose_file_was_given_up_begins_anew_and_lost_events_are_told(
+async def test_a_partition_whose_file_was_given_up_begins_anew_and_reports_its_loss(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     frames = [numbered("a", n * 10, 10) for n in range(20)]
     async with opened(tmp_path) as log:
-        await append(log.stream("clicks").partitions[0], *frames)
+        await append(log.streams["clicks"].partitions[0], *frames)
     path = database(tmp_path)
     left = path.with_name(f"{path.name}-wal")
     left.write_bytes(b"of the former file")
     path.rename(path.with_name("0000.lost"))
     async with open_log(LogSettings(tmp_path)) as log:
-        partition = log.stream("clicks").partitions[0]
+        partition = log.streams["clicks"].partitions[0]
         begin = partition.bounds.oldest
         assert partition.bounds == Bounds(begin, begin)
         assert begin > 1 << 40
@@ -145,26 +145,26 @@ async def test_a_partition_whose_file_was_given_up_begins_anew_and_lost_events_a
     assert kept.stat().st_size > 1000
     assert kept.with_name(f"{kept.name}-wal").read_bytes() == b"of the former file"
     async with open_log(LogSettings(tmp_path)) as log:  # once
-        assert log.stream("clicks").partitions[0].bounds == Bounds(begin, begin + 10)
+        assert log.streams["clicks"].partitions[0].bounds == Bounds(begin, begin + 10)
     path.unlink()
     with pytest.raises(StoreError, match="0 partition files"):
         async with open_log(LogSettings(tmp_path)):
             pass
 
 
-async def test_what_was_given_up_or_cannot_be_opened_takes_nothing_of_the_quota(
+async def test_files_that_were_given_up_or_cannot_be_opened_do_not_count_in_the_quota(
     tmp_path: Path,
 ) -> None:
     """Else the log that was mended would wait for somebody to delete what he has put aside."""
     frames = [numbered("a", n * 10, 10, width=5000) for n in range(100)]
     async with opened(tmp_path, 3) as log:
-        for partition in log.stream("clicks").partitions[:2]:
+        for partition in log.streams["clicks"].partitions[:2]:
             await append(partition, *frames)
     database(tmp_path).rename(database(tmp_path).with_suffix(".lost"))
     overwrite_head(database(tmp_path, 1))
     async with open_log(LogSettings(tmp_path, quota_bytes=4 * MIB)) as log:
         assert disk(tmp_path) > 10 * MIB
-        anew = log.stream("clicks").partitions[0]
+        anew = log.streams["clicks"].partitions[0]
         assert await append(anew, frames[0]) == [Appended(anew.bounds.oldest, 10, 10)]
         await log.create("views", 1)
 
@@ -172,14 +172,14 @@ async def test_what_was_given_up_or_cannot_be_opened_takes_nothing_of_the_quota(
 async def test_a_bit_that_flipped_in_a_frame_is_found_when_it_is_read(tmp_path: Path) -> None:
     async with opened(tmp_path) as log:
         frames = [numbered("a", n * 10, 10, width=5000) for n in range(20)]
-        await append(log.stream("clicks").partitions[0], *frames)
+        await append(log.streams["clicks"].partitions[0], *frames)
     path = database(tmp_path)
     data = bytearray(path.read_bytes())
     at = data.index((105).to_bytes(8, "big") + b"....") + 20
     data[at] ^= 1
     path.write_bytes(data)
     async with open_log(LogSettings(tmp_path)) as log:
-        partition = log.stream("clicks").partitions[0]
+        partition = log.streams["clicks"].partitions[0]
         assert len(await partition.read(0, 400_000)) == 8
         with pytest.raises(StoreCorrupt, match="the checksum of the frame at offset 100 is wrong"):
             await partition.read(100, 1)
@@ -190,7 +190,7 @@ async def test_a_bit_that_flipped_in_a_frame_is_found_when_it_is_read(tmp_path: 
 
 async def test_damage_to_one_partition_stops_no_other(tmp_path: Path) -> None:
     async with opened(tmp_path, 2) as log:
-        for partition in log.stream("clicks").partitions:
+        for partition in log.streams["clicks"].partitions:
             frames = [numbered("a", n * 10, 10, width=5000) for n in range(20)]
             await append(partition, *frames)
             await partition.trim(100)
@@ -199,7 +199,7 @@ async def test_damage_to_one_partition_stops_no_other(tmp_path: Path) -> None:
         file.seek((int.from_bytes(file.read(4), "big") - 1) * 16_384)
         file.write(b"\xff" * 8)
     async with open_log(LogSettings(tmp_path)) as log:
-        damaged, sound = log.stream("clicks").partitions
+        damaged, sound = log.streams["clicks"].partitions
         with pytest.raises(StoreCorrupt, match=r"0000\.sqlite is damaged"):
             await append(damaged, numbered("a", 200, 10, width=5000))
         with pytest.raises(StoreCorrupt, match=r"0000\.sqlite is damaged"):
@@ -214,14 +214,14 @@ async def test_damage_to_one_partition_stops_no_other(tmp_path: Path) -> None:
 async def test_a_frame_whose_pages_are_damaged_is_found_and_can_be_trimmed(tmp_path: Path) -> None:
     async with opened(tmp_path) as log:
         frames = [numbered("a", n * 10, 10, width=5000) for n in range(20)]
-        await append(log.stream("clicks").partitions[0], *frames)
+        await append(log.streams["clicks"].partitions[0], *frames)
     path = database(tmp_path)
     data = bytearray(path.read_bytes())
     page = data.index((105).to_bytes(8, "big") + b"....") // 16_384 * 16_384
     data[page : page + 4] = b"\xff" * 4  # where the rest of the frame is
     path.write_bytes(data)
     async with open_log(LogSettings(tmp_path)) as log:
-        partition = log.stream("clicks").partitions[0]
+        partition = log.streams["clicks"].partitions[0]
         with pytest.raises(StoreCorrupt, match="is damaged"):
             await partition.read(100, 1)
         assert await partition.trim(110) == 110
@@ -233,7 +233,7 @@ async def test_whatever_bytes_are_damaged_no_wrong_event_is_read(tmp_path: Path)
     """Damage is said, or it is where nothing is kept; all other errors fail the test."""
     async with opened(tmp_path) as log:
         frames = [numbered("a", n * 10, 10, width=700) for n in range(60)]
-        await append(log.stream("clicks").partitions[0], *frames)
+        await append(log.streams["clicks"].partitions[0], *frames)
     path = database(tmp_path)
     whole = path.read_bytes()
     chance = random.Random(4711)
@@ -247,7 +247,7 @@ async def test_whatever_bytes_are_damaged_no_wrong_event_is_read(tmp_path: Path)
         path.write_bytes(data)
         try:
             async with open_log(LogSettings(tmp_path)) as log:
-                partition = log.stream("clicks").partitions[0]
+                partition = log.streams["clicks"].partitions[0]
                 upcoming = partition.bounds.upcoming
                 for offset in range(partition.bounds.oldest, upcoming, 10):
                     rows = await partition.read(offset, 1)
@@ -315,7 +315,7 @@ def test_nothing_acknowledged_is_lost_and_nothing_is_doubled_by_processes_that_a
 
     async def look() -> None:
         async with open_log(LogSettings(tmp_path)) as log:
-            for partition in log.stream("clicks").partitions:
+            for partition in log.streams["clicks"].partitions:
                 found = events(await read_all(partition))
                 assert [offset for offset, _, _ in found] == list(range(len(found)))
                 for producer in {name for _, name, _ in found}:
@@ -327,7 +327,7 @@ def test_nothing_acknowledged_is_lost_and_nothing_is_doubled_by_processes_that_a
     trio.run(look)
 
 
-def test_a_disk_that_takes_no_more_loses_nothing_and_is_waited_for(tmp_path: Path) -> None:
+def test_a_disk_that_fails_writes_loses_nothing_and_is_waited_for(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.log_process", "full", str(tmp_path)],
         cwd=ROOT,
@@ -346,7 +346,7 @@ async def test_a_full_file_system_is_waited_for_until_there_is_room(small_disk: 
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(6 * MIB))
     async with opened(small_disk / "log") as log:
-        partition = log.stream("clicks").partitions[0]
+        partition = log.streams["clicks"].partitions[0]
         answers: list[Answer] = []
         for n in range(130):
             partition.append(numbered("a", n * 10, 10, width=2000), answers.append)
@@ -364,7 +364,7 @@ async def test_a_full_file_system_is_waited_for_until_there_is_room(small_disk: 
 async def test_a_file_that_somebody_else_has_locked_is_waited_for(tmp_path: Path) -> None:
     answers: list[Answer] = []
     async with opened(tmp_path, 2) as log:
-        waits, other = log.stream("clicks").partitions
+        waits, other = log.streams["clicks"].partitions
         await append(waits, numbered("a", 0, 10))
         with locked(database(tmp_path)):
             waits.append(numbered("a", 10, 10), answers.append)
@@ -391,7 +391,7 @@ async def test_a_file_that_may_not_be_written_is_waited_for_until_it_may(
     """As when a copy was put back by another user: it was opened for reading alone."""
     path = database(tmp_path)
     async with opened(tmp_path, 2) as log:
-        await append(log.stream("clicks").partitions[0], numbered("a", 0, 10))
+        await append(log.streams["clicks"].partitions[0], numbered("a", 0, 10))
     files = [path.with_name(path.name + suffix) for suffix in suffixes]
     for file in files:
         file.touch(mode=0o444)
@@ -399,7 +399,7 @@ async def test_a_file_that_may_not_be_written_is_waited_for_until_it_may(
     answers: list[Answer] = []
     with nobody(tmp_path):
         async with open_log(LogSettings(tmp_path)) as log:
-            waits, other = log.stream("clicks").partitions
+            waits, other = log.streams["clicks"].partitions
             assert len(await read_all(waits)) == 1
             waits.append(numbered("a", 10, 10), answers.append)
             await until(lambda: log.writer.trouble)
@@ -416,13 +416,13 @@ async def test_a_file_that_may_not_be_written_is_waited_for_until_it_may(
             assert events(await read_all(waits)) == [(n, "a", n) for n in range(20)]
 
 
-async def test_a_file_that_is_moved_away_is_written_no_more_and_keeps_nobody_from_the_others(
+async def test_a_file_that_is_moved_away_is_not_written_and_others_are_served(
     tmp_path: Path,
 ) -> None:
     path = database(tmp_path)
     answers: list[Answer] = []
     async with opened(tmp_path, 2) as log:
-        moved, other = log.stream("clicks").partitions
+        moved, other = log.streams["clicks"].partitions
         await append(moved, numbered("a", 0, 10))
         path.rename(path.with_name("0000.lost"))
         moved.append(numbered("a", 10, 10), answers.append)
@@ -436,24 +436,24 @@ async def test_a_file_that_is_moved_away_is_written_no_more_and_keeps_nobody_fro
     assert [type(answer) for answer in answers] == [StoreError, StoreError]
 
 
-async def test_retention_does_not_go_on_by_sizes_that_it_cannot_see(
+async def test_retention_by_size_stops_if_sizes_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("s4node.log.writer.TICK_SECONDS", 0.1)
     path, lost = database(tmp_path), database(tmp_path).with_suffix(".lost")
     async with opened(tmp_path) as log:
         frames = [numbered("a", n * 10, 10, width=500) for n in range(60)]
-        await append(log.stream("clicks").partitions[0], *frames)
+        await append(log.streams["clicks"].partitions[0], *frames)
     async with open_log(LogSettings(tmp_path, retention_bytes=200_000)):
         path.rename(lost)
         await trio.sleep(1)
     lost.rename(path)
     async with open_log(LogSettings(tmp_path)) as log:
-        partition = log.stream("clicks").partitions[0]
+        partition = log.streams["clicks"].partitions[0]
         assert partition.standing.size > 190_000
 
 
-async def test_a_producer_of_which_a_frame_waits_to_be_written_is_not_forgotten(
+async def test_a_producer_with_an_unwritten_frame_is_not_forgotten(
     tmp_path: Path,
 ) -> None:
     answers: list[Answer] = []
@@ -482,7 +482,7 @@ async def test_closing_a_log_whose_disk_is_full_answers_what_was_not_written(
 ) -> None:
     answers: list[Answer] = []
     async with opened(small_disk / "log") as log:
-        partition = log.stream("clicks").partitions[0]
+        partition = log.streams["clicks"].partitions[0]
         for n in range(500):
             partition.append(numbered("a", n * 10, 10, width=2000), answers.append)
         await until(lambda: log.writer.trouble)
@@ -490,12 +490,12 @@ async def test_closing_a_log_whose_disk_is_full_answers_what_was_not_written(
     assert sum(isinstance(answer, StoreError) for answer in answers) > 0
     written = sum(answer.count for answer in answers if isinstance(answer, Appended))
     async with open_log(LogSettings(small_disk / "log")) as log:
-        assert log.stream("clicks").partitions[0].bounds.upcoming == written
+        assert log.streams["clicks"].partitions[0].bounds.upcoming == written
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
-async def test_it_is_a_list_of_events_whatever_is_done_to_it(tmp_path: Path, seed: int) -> None:
+async def test_a_partition_behaves_as_a_list_of_events(tmp_path: Path, seed: int) -> None:
     """Against a list in memory: appending, sending again, trimming, reading, opening again."""
     chance = random.Random(seed)
     model: list[tuple[int, str, int]] = []
@@ -503,7 +503,7 @@ async def test_it_is_a_list_of_events_whatever_is_done_to_it(tmp_path: Path, see
     ends, oldest = [0], 0
     for _ in range(4):
         async with opened(tmp_path) as log:
-            partition = log.stream("clicks").partitions[0]
+            partition = log.streams["clicks"].partitions[0]
             assert partition.bounds == Bounds(oldest, len(model))
             known = {name: row.number for name, row in partition.producers.items()}
             assert [known.get(name, 0) for name in sent] == list(sent.values())

@@ -39,7 +39,7 @@ async def test_a_program_with_an_id_of_its_own_is_not_forgotten_because_of_time(
             assert await count(log) == clicks
 
 
-async def test_a_program_that_sends_again_and_is_not_known_is_told_so(
+async def test_an_unknown_program_that_sends_again_gets_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with log_node(tmp_path) as node, log_at(node.address) as log:
@@ -155,7 +155,7 @@ trio.run(main, sys.argv[1])
 
 
 @pytest.mark.parametrize("restarts", [True, False])
-async def test_a_program_that_wakes_up_after_another_one_has_used_its_id_is_told_so(
+async def test_a_program_whose_id_another_has_used_meanwhile_gets_an_error(
     tmp_path: Path, restarts: bool
 ) -> None:
     port = free_port()
@@ -213,7 +213,7 @@ async def test_names_of_single_events_make_room_and_a_producer_too_many_is_refus
     assert stream.hello(wire.Hello("a", "1", "clicks"), "line", 0.0)[1] == ""
 
 
-async def test_names_of_events_that_are_there_once_make_room_for_others(tmp_path: Path) -> None:
+async def test_names_of_events_appended_once_are_forgotten_to_make_room(tmp_path: Path) -> None:
     async with log_node(tmp_path) as node, log_at(node.address) as log:
         await log.create("clicks")
         assert node.log is not None

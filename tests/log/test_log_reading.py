@@ -41,7 +41,7 @@ async def test_a_later_reader_goes_on_where_an_earlier_one_stopped(tmp_path: Pat
         assert [n for n in seen if n % 7 == 3] == list(range(3, 1000, 7))
 
 
-async def test_each_event_tells_its_place(tmp_path: Path) -> None:
+async def test_each_event_has_its_partition_and_offset(tmp_path: Path) -> None:
     async with log_node(tmp_path) as node, log_at(node.address) as log:
         await log.create("clicks")
         first = await log.append("clicks", 0, [Click("a"), Click("b"), Click("c")])
@@ -70,7 +70,7 @@ async def test_a_live_stream_is_read_from_now_on_only(tmp_path: Path) -> None:
                 assert await anext(shown) == Click("joe")
 
 
-async def test_startpoints_that_mean_nothing_are_refused_with_what_there_is(
+async def test_impossible_startpoints_are_refused_with_the_possible_offsets(
     tmp_path: Path,
 ) -> None:
     async with log_node(tmp_path) as node, log_at(node.address) as log:
@@ -93,7 +93,7 @@ async def test_startpoints_that_mean_nothing_are_refused_with_what_there_is(
             await log.partitions("taps")
 
 
-async def test_what_was_under_way_to_a_reader_that_has_gone_is_no_other_reader_s(
+async def test_events_for_a_closed_reader_go_to_no_other_reader(
     tmp_path: Path,
 ) -> None:
     """Readers of one connection come and go while hellos and events are under way to them."""

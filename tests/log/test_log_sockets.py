@@ -32,7 +32,7 @@ from s4node.errors import (
 )
 from s4node.events.keys import Partitioner
 from s4node.events.schema import EventType, JsonText
-from s4node.net.client.client import ClientStream
+from s4node.net.client.client_stream import ClientStream
 from s4node.net.wire import frame as wire
 from s4node.offsets.startpoint import Oldest
 from s4node.offsets.system import InputBatch, PartitionReader, SystemStreamPartition
@@ -386,7 +386,7 @@ async def test_an_id_that_would_be_taken_for_a_part_of_another_producer_s_frames
 
 
 @pytest.mark.parametrize(("lost", "own"), [(0, 13), (1, 7)])
-async def test_what_a_new_process_sends_is_no_repetition_where_a_file_was_lost(
+async def test_events_of_a_new_process_are_not_repetitions_if_a_file_was_lost(
     tmp_path: Path, lost: int, own: int
 ) -> None:
     """Its frames are taken apart, and the other partition knows what came of the earlier ones."""

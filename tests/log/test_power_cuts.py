@@ -33,7 +33,7 @@ def test_an_epoch_ends_where_the_next_begins() -> None:
 async def test_an_epoch_begins_at_each_open_but_after_a_clean_close(tmp_path: Path) -> None:
     async def epochs() -> tuple[tuple[int, int], ...]:
         async with opened(tmp_path / "log") as log:
-            partition = log.stream("clicks").partitions[0]
+            partition = log.streams["clicks"].partitions[0]
             found = partition.bounds.epochs
             await append_frames(partition, numbered("a", 10 * len(seen), 10))
             if not seen:

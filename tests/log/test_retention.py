@@ -43,7 +43,7 @@ def test_rows_go_by_age_by_size_or_when_asked_for(keep: Keep, below: int, gone: 
     assert cut(ROWS, held(ROWS, below), keep, NOW, newest=30) == gone
 
 
-def test_deleting_comes_before_giving_back_and_that_before_cutting_logs() -> None:
+def test_rows_are_deleted_first_then_space_is_released_then_logs_are_cut() -> None:
     old = held(ROWS, file=9 * SLACK_BYTES, free=2 * SLACK_BYTES, wal=PAGE)
     quiet = old._replace(last_ms=NOW - REST_MS - 1)
     keep, none = Keep(ms=1), Keep()
@@ -66,7 +66,7 @@ def test_while_something_waits_for_room_write_ahead_logs_are_cut_before_anything
     assert next_step([old], [Keep()], NOW, True, 0) == Step(0, Work.SHRINK)
 
 
-def test_free_pages_are_kept_for_what_comes_but_not_at_rest_nor_while_something_waits() -> None:
+def test_free_pages_are_kept_while_events_come_and_nothing_waits_for_room() -> None:
     busy = held(ROWS, file=4 * SLACK_BYTES, free=SLACK_BYTES)
     assert next_step([busy], [Keep()], NOW, False, 0) is None
     assert next_step([busy], [Keep()], NOW, True, 0) == Step(0, Work.SHRINK)
@@ -168,7 +168,7 @@ def test_steps_delete_all_that_may_go_and_nothing_else(
     ),
     st.booleans(),
 )
-def test_housekeeping_ends_and_serves_everybody(
+def test_housekeeping_ends_and_serves_every_partition(
     drawn: list[tuple[list[tuple[int, int, int]], Keep, int, int, bool]], pressed: bool
 ) -> None:
     files = [rows_of(rows) for rows, *_ in drawn]

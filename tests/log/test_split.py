@@ -16,7 +16,7 @@ from s4node.events.routing import KeyRule, Router
 from s4node.events.schema import EventType, OpenType, TypeReader
 from s4node.log.split import Part, Splitting, array_of
 from s4node.net.wire import frame as wire
-from s4node.net.wire.decoder import FrameDecoder
+from s4node.net.wire.body import FrameDecoder
 
 
 class Click(Event):
@@ -62,7 +62,7 @@ def test_each_event_after_the_skipped_ones_goes_once_to_its_partition_in_order(
     assert all(part.numbers == sorted(part.numbers) for part in parts)
 
 
-def test_what_has_no_key_or_does_not_decode_is_refused_and_the_others_go() -> None:
+def test_events_without_a_key_or_that_do_not_decode_are_refused_alone() -> None:
     body = msgspec.msgpack.encode([["ann", 1], 5, ["joe", 2], []])
     data = wire.Data("clicks", 0, "p", 10, 4, (wire.Section(CLICK.fingerprint, 4, len(body)),))
     parts, refusals = take_apart(data, memoryview(body), READERS, placing(lambda e: len(e.user)))
@@ -73,7 +73,7 @@ def test_what_has_no_key_or_does_not_decode_is_refused_and_the_others_go() -> No
     assert "no attribute 'user'" in refusals[1][1]
 
 
-def test_events_of_a_type_that_nobody_declared_are_refused_the_others_go() -> None:
+def test_events_of_an_undeclared_type_are_refused_alone() -> None:
     data, body = frame_of([Click("ann"), Tap("joe", (1, 2)), Click("zoe")])
     known = {CLICK.fingerprint: READERS[CLICK.fingerprint]}
     parts, refusals = take_apart(data, body, known, None)

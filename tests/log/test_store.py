@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from s4node.config.config import Config
-from s4node.errors import InputLost, S4Error, StartpointError, StoreError, UnknownStream
+from s4node.errors import InputLost, S4Error, StartpointError, StoreError
 from s4node.log.partition.ledger import Appended, Incoming
 from s4node.log.store import LogSettings, open_log
 from s4node.log.streams import LogPartition
@@ -53,11 +53,11 @@ async def test_a_frame_comes_out_as_it_went_in(tmp_path: Path) -> None:
 
 async def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
     async with opened(tmp_path, 2) as log:
-        one, other = log.stream("clicks").partitions
+        one, other = log.streams["clicks"].partitions
         await append(one, numbered("a", 0, 5), numbered("b", 7, 5), numbered("a", 3, 4))
         await append(other, numbered("a", 0, 1))
     async with open_log(LogSettings(tmp_path)) as log:
-        one, other = log.stream("clicks").partitions
+        one, other = log.streams["clicks"].partitions
         assert (one.bounds, other.bounds) == (Bounds(0, 12), Bounds(0, 1))
         assert {name: row.number for name, row in one.producers.items()} == {"a": 7, "b": 12}
         assert one.types == {CLICK.fingerprint: CLICK}
@@ -74,7 +74,7 @@ async def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
 
 async def test_reading_gives_whole_rows_up_to_a_number_of_bytes(tmp_path: Path) -> None:
     async with opened(tmp_path) as log:
-        partition = log.stream("clicks").partitions[0]
+        partition = log.streams["clicks"].partitions[0]
         await append(partition, *[numbered("a", n * 10, 10, width=10) for n in range(6)])
         assert [row.first for row in await partition.read(15, 1)] == [10]
         assert [row.first for row in await partition.read(15, 250)] == [10, 20]
@@ -82,9 +82,9 @@ async def test_reading_gives_whole_rows_up_to_a_number_of_bytes(tmp_path: Path) 
         assert await partition.read(60, 100) == []
 
 
-async def test_reading_outside_of_what_is_there_is_refused(tmp_path: Path) -> None:
+async def test_reading_outside_of_the_partition_is_refused(tmp_path: Path) -> None:
     async with opened(tmp_path) as log:
-        partition = log.stream("clicks").partitions[0]
+        partition = log.streams["clicks"].partitions[0]
         await append(partition, numbered("a", 0, 5), numbered("a", 5, 5))
         assert await partition.trim(5) == 5
         with pytest.raises(InputLost, match=r"offset 4 .* was deleted, the oldest is 5"):
@@ -118,7 +118,7 @@ async def test_a_clock_that_goes_back_does_not_disorder_the_times(tmp_path: Path
         await append(partition, numbered("a", 1, 1))
     clock.seconds = 500.0
     async with open_log(LogSettings(tmp_path), clock) as log:
-        partition = log.stream("clicks").partitions[0]
+        partition = log.streams["clicks"].partitions[0]
         await append(partition, numbered("a", 2, 1))
         clock.seconds = 2001.0
         await append(partition, numbered("a", 3, 1))
@@ -140,7 +140,7 @@ async def test_a_producer_is_forgotten_with_the_parts_of_its_frames_and_stays_so
         assert list(partition.producers) == ["here"]
         assert not partition.forget("gone", answers.append)
     async with open_log(LogSettings(tmp_path)) as log:
-        partition = log.stream("clicks").partitions[0]
+        partition = log.streams["clicks"].partitions[0]
         assert list(partition.producers) == ["here"]
         assert await append(partition, numbered("gone", 50, 1)) == [Appended(9, 1, 51)]
 
@@ -152,7 +152,7 @@ async def test_a_producer_that_sends_much_does_not_hold_up_one_that_sends_little
     tmp_path: Path,
 ) -> None:
     async with opened(tmp_path) as log:
-        partition = log.stream("clicks").partitions[0]
+        partition = log.streams["clicks"].partitions[0]
         told: list[str] = []
         for n in range(150):
             frame = numbered("much", n * 100, 100, width=1000)
@@ -162,9 +162,9 @@ async def test_a_producer_that_sends_much_does_not_hold_up_one_that_sends_little
         assert told.index("little") < 100  # two groups of the first
 
 
-async def test_partitions_that_get_much_do_not_starve_one_behind_them(tmp_path: Path) -> None:
+async def test_busy_partitions_do_not_starve_a_quiet_one(tmp_path: Path) -> None:
     async with opened(tmp_path, 4) as log:
-        *busy, quiet = log.stream("clicks").partitions
+        *busy, quiet = log.streams["clicks"].partitions
         told: list[int] = []
         sent = 0
 
@@ -192,24 +192,24 @@ async def test_partitions_that_get_much_do_not_starve_one_behind_them(tmp_path: 
 async def test_closing_writes_what_was_queued(tmp_path: Path) -> None:
     answers: list[Answer] = []
     async with opened(tmp_path) as log:
-        partition = log.stream("clicks").partitions[0]
+        partition = log.streams["clicks"].partitions[0]
         for n in range(200):
             partition.append(numbered("a", n * 10, 10, width=1000), answers.append)
     assert sum(a.count for a in answers if isinstance(a, Appended)) == 2000
     async with open_log(LogSettings(tmp_path)) as log:
-        assert log.stream("clicks").partitions[0].bounds == Bounds(0, 2000)
+        assert log.streams["clicks"].partitions[0].bounds == Bounds(0, 2000)
 
 
-async def test_what_is_appended_to_a_closed_log_is_answered_with_an_error(tmp_path: Path) -> None:
+async def test_appending_to_a_closed_log_is_an_error(tmp_path: Path) -> None:
     async with opened(tmp_path) as log:
-        partition = log.stream("clicks").partitions[0]
+        partition = log.streams["clicks"].partitions[0]
     with pytest.raises(StoreError, match="the log is closed"):
         await append(partition, numbered("a", 0, 1))
 
 
 async def test_a_reader_is_told_when_the_log_is_closed(tmp_path: Path) -> None:
     async with opened(tmp_path) as log:
-        partition = log.stream("clicks").partitions[0]
+        partition = log.streams["clicks"].partitions[0]
         await append(partition, numbered("a", 0, 5))
     with pytest.raises(StoreError, match="is closed"):
         await partition.read(0, 1)
@@ -219,7 +219,7 @@ async def test_a_writer_that_fails_answers_everything_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(tmp_path) as log:
-        partition = log.stream("clicks").partitions[0]
+        partition = log.streams["clicks"].partitions[0]
         await append(partition, numbered("a", 0, 5))
         with monkeypatch.context() as patch:
             broken = "s4node.log.partition.partition_file.PartitionFile.write_plan"
@@ -233,7 +233,7 @@ async def test_a_writer_that_fails_answers_everything_and_says_why(
         assert "writer has failed" in log.writer.trouble
         assert len(events(await read_all(partition))) == 5
     async with open_log(LogSettings(tmp_path)) as log:
-        partition = log.stream("clicks").partitions[0]
+        partition = log.streams["clicks"].partitions[0]
         assert await append(partition, numbered("a", 0, 10)) == [Appended(5, 5, 10)]
 
 
@@ -250,9 +250,7 @@ async def test_a_stream_is_made_once_and_keeps_its_settings(tmp_path: Path) -> N
         with pytest.raises(StoreError, match="key user, not none; retention 5000 ms, not as the "):
             await log.create("clicks", 3)
     async with open_log(LogSettings(tmp_path)) as log:
-        assert log.stream("clicks").settings == stream.settings
-        with pytest.raises(UnknownStream, match=r"no stream 'views' \(it has: clicks\)"):
-            log.stream("views")
+        assert log.streams["clicks"].settings == stream.settings
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "a b", "ü", "x" * 201, "-x"])
@@ -299,7 +297,7 @@ async def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
         holder.kill()
         holder.communicate()
     async with open_log(LogSettings(tmp_path)) as log:  # the kernel let go of the lock
-        assert log.stream("clicks").partitions[0].bounds.upcoming > 0
+        assert log.streams["clicks"].partitions[0].bounds.upcoming > 0
 
 
 def test_the_settings_come_from_the_configuration(tmp_path: Path) -> None:
@@ -334,7 +332,7 @@ async def test_frames_that_are_too_old_go_and_the_newest_stays(tmp_path: Path) -
         clock.seconds += 1_000_000
         await until(lambda: partition.bounds == Bounds(90, 100))
     async with open_log(LogSettings(tmp_path, retention_ms=60_000), clock) as log:
-        partition = log.stream("clicks").partitions[0]
+        partition = log.streams["clicks"].partitions[0]
         assert partition.bounds == Bounds(90, 100)
         assert partition.producers["a"].number == 100
         assert len(events(await read_all(partition))) == 10
@@ -372,7 +370,7 @@ async def test_retention_of_a_stream_wins_over_that_of_the_log(tmp_path: Path) -
 
 async def test_trimming_deletes_whole_frames_and_survives_the_last(tmp_path: Path) -> None:
     async with opened(tmp_path) as log:
-        partition = log.stream("clicks").partitions[0]
+        partition = log.streams["clicks"].partitions[0]
         await append(partition, *[numbered("a", n * 10, 10) for n in range(300)])
         assert await partition.trim(1234) == 1230
         assert await partition.trim(5) == 1230
@@ -382,7 +380,7 @@ async def test_trimming_deletes_whole_frames_and_survives_the_last(tmp_path: Pat
             await partition.trim(3001)
         assert await partition.trim(3000) == 3000
     async with open_log(LogSettings(tmp_path)) as log:
-        partition = log.stream("clicks").partitions[0]
+        partition = log.streams["clicks"].partitions[0]
         assert partition.bounds == Bounds(3000, 3000)
         assert await partition.offset_at(0) == 3000
         assert await append(partition, numbered("a", 2995, 10)) == [Appended(3000, 5, 3005)]
@@ -447,7 +445,7 @@ async def test_a_quota_is_never_exceeded_and_what_does_not_fit_waits(tmp_path: P
         assert [partition.bounds.upcoming for partition in stream.partitions] == [2000, 2000]
 
 
-async def test_a_quota_that_retention_makes_room_under_is_not_told_of(tmp_path: Path) -> None:
+async def test_a_full_quota_is_not_logged_if_retention_makes_room(tmp_path: Path) -> None:
     settings = LogSettings(tmp_path, retention_bytes=MIB, quota_bytes=8 * MIB)
     async with open_log(settings) as log:
         partition = (await log.create("clicks", 1)).partitions[0]

@@ -119,7 +119,7 @@ def test_what_an_author_sets_is_cut_down_to_finite_numbers() -> None:
     ]
 
 
-def test_snapshots_of_one_source_are_one() -> None:
+def test_snapshots_of_one_source_are_merged() -> None:
     parts = [
         MetricsSnapshot("a", {"g": {"x": 1}}),
         MetricsSnapshot("b", {"g": {"x": 2}}),
@@ -257,7 +257,7 @@ async def seen(reporter: Own, count: int) -> None:
             await trio.sleep(0.005)
 
 
-def test_one_s_own_reporter_is_named_in_the_configuration_and_gets_the_app_s_parameters() -> None:
+def test_a_custom_reporter_is_named_in_the_configuration_and_gets_the_parameters() -> None:
     config = Config.from_values(
         {"metrics.reporters": f"console, {HERE}:Own", "s4.app.trouble": "report"}
     )
@@ -275,7 +275,7 @@ def test_one_s_own_reporter_is_named_in_the_configuration_and_gets_the_app_s_par
         ("Missing", "cannot be imported: AttributeError"),
     ],
 )
-def test_what_is_no_reporter_is_refused(own: str, what: str) -> None:
+def test_a_class_that_is_not_a_reporter_is_refused(own: str, what: str) -> None:
     with pytest.raises(ConfigError) as caught:
         reporters_of(Config.from_values({"metrics.reporters": f"{HERE}:{own}"}))
     assert str(caught.value).startswith(

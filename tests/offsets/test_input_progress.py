@@ -55,7 +55,7 @@ def test_a_part_completes_its_own_offsets_only() -> None:
     assert it.safe == 6
 
 
-def test_what_is_held_is_not_done_before_it_is_released_whatever_its_task_says() -> None:
+def test_held_events_are_not_done_before_they_are_released() -> None:
     it = progress()
     batch = receipt(it, 0, 4)
     batch.hold(1)

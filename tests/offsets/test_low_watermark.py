@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.offsets.low_watermark import LowWatermark
+from s4node.offsets.receipts import LowWatermark
 
 
 def test_the_mark_begins_at_its_start_and_moves_with_the_next_numbers() -> None:
@@ -37,7 +37,7 @@ def test_a_second_hole_holds_the_ranges_after_it() -> None:
     assert low.safe == 8
 
 
-def test_completing_what_is_done_already_is_a_mistake_that_is_noticed() -> None:
+def test_completing_a_number_twice_raises() -> None:
     low = LowWatermark()
     low.complete(0, 5)
     with pytest.raises(AssertionError, match=r"3\.\.5 completed twice; safe is 5"):

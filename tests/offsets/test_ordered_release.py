@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from s4node.offsets.ordered_release import OrderedRelease
 
 
-def test_what_completes_in_order_is_released_at_once() -> None:
+def test_events_completed_in_order_are_released_at_once() -> None:
     release = begun(3)
     assert [release.complete(number) for number in range(3)] == [[0], [1], [2]]
     assert len(release) == 0
 
 
-def test_what_completes_early_waits_for_what_began_before_it() -> None:
+def test_an_event_that_completes_early_waits_for_earlier_ones() -> None:
     release = begun(4)
     assert release.complete(2) == []
     assert release.complete(1) == []
@@ -31,7 +31,7 @@ def test_the_release_stops_after_an_event_that_asks_for_a_commit() -> None:
     assert release.stopped
 
 
-def test_after_the_commit_what_is_complete_goes_on_without_another_event() -> None:
+def test_after_the_commit_completed_events_are_released_without_another_event() -> None:
     release = begun(4)
     for number in (3, 2):
         release.complete(number)

@@ -13,7 +13,7 @@ from s4node.offsets.startpoint import Oldest, Specific, Timestamp, startpoint_of
 
 @pytest.mark.parametrize("make", [Timestamp, Specific, startpoint_of])
 @pytest.mark.parametrize("value", ["x", "5", 5.5, True, None])
-def test_what_is_no_number_makes_no_startpoint(make: Any, value: Any) -> None:
+def test_a_startpoint_needs_a_number(make: Any, value: Any) -> None:
     with pytest.raises(StartpointError, match=r"give an (int|offset)"):
         make(value)
 

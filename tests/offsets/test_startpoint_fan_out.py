@@ -53,11 +53,11 @@ def test_a_request_that_is_too_old_is_not_taken_and_stays() -> None:
     assert fan_out({"t0": [A]}, [stale], {}, NOW) == Fanned({}, frozenset())
 
 
-def test_a_request_for_what_nobody_reads_stays() -> None:
+def test_a_request_for_an_unread_partition_stays() -> None:
     assert fan_out({"t0": [A]}, [request("1", B, Oldest())], {}, NOW) == Fanned({}, frozenset())
 
 
-def test_what_is_pending_for_another_partition_is_kept() -> None:
+def test_pending_startpoints_of_other_partitions_are_kept() -> None:
     waiting = request("1", A, Specific(4), NOW - 9)
     new = request("2", B, Oldest())
     fanned = fan_out({"t0": [A, B]}, [new], {"t0": [waiting]}, NOW)
@@ -71,7 +71,7 @@ def test_only_a_later_request_replaces_a_pending_one() -> None:
     assert fan_out({"t0": [A]}, [later], {"t0": [waiting]}, NOW).pending == {"t0": (later,)}
 
 
-def test_what_was_consumed_is_over() -> None:
+def test_a_consumed_startpoint_is_not_taken_again() -> None:
     one, two = request("1", A, Oldest()), request("2", B, Oldest())
     assert without((one, two), {"1", "9"}) == (two,)
 

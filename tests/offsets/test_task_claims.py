@@ -56,7 +56,7 @@ def test_an_owner_that_slept_through_later_epochs_cannot_claim(tmp_path: Path) -
     store.claim("Partition 0", "tree", 5)  # the same owner again
 
 
-def test_epochs_of_another_coordination_are_no_matter(tmp_path: Path) -> None:
+def test_epochs_of_another_coordination_do_not_matter(tmp_path: Path) -> None:
     store = TaskClaims(tmp_path)
     before = store.claim("Partition 0", "one tree", 70)
     store.claim("Partition 0", "another tree", 1)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-def test_a_message_is_one_json_object_a_line_where_nobody_sits() -> None:
+def test_without_a_terminal_a_message_is_one_json_object_a_line() -> None:
     (line,) = lines_of(listening)
     assert datetime.fromisoformat(line.pop("timestamp")).utcoffset() == timedelta(0)
     assert line == {
@@ -196,7 +196,7 @@ def test_a_logger_follows_stderr_where_it_goes() -> None:
 # --- in programs that configure nothing, or something else ----------------------------------------
 
 
-def test_where_nobody_configures_logging_lines_go_to_stderr_and_structlog_stays_as_it_is(
+def test_without_configuration_lines_go_to_stderr_and_structlog_is_unchanged(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     log = get_logger("s4node.net")

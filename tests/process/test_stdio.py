@@ -125,7 +125,7 @@ async def test_input_that_is_closed_is_empty(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("nodes", [(), ("--nodes", "2")])
-async def test_what_serves_needs_no_output(folder: Path, nodes: tuple[str, ...]) -> None:
+async def test_a_server_needs_no_output(folder: Path, nodes: tuple[str, ...]) -> None:
     command = ("run", "hello.py", *nodes, *LISTEN)
     async with s4_process(*command, cwd=folder, limits=partial(os.close, 1)) as node:
         done = await send(folder, node, "names", EVENT)
@@ -154,7 +154,7 @@ async def test_a_node_without_output_has_containers_that_need_none(folder: Path)
 @pytest.mark.parametrize(
     "command", [("run", "hello.py"), ("run", "hello.py", "--nodes", "2"), ("node", "shop")]
 )
-async def test_what_serves_says_in_a_line_that_its_output_cannot_be_written(
+async def test_a_server_says_in_a_line_that_its_output_cannot_be_written(
     folder: Path, command: tuple[str, ...]
 ) -> None:
     where = ("-p", "s4.coordination.folder=shared", "-p", "s4.logger_level=error")

@@ -80,7 +80,7 @@ PAIRS = st.tuples(st.sampled_from(STREAMS), st.sampled_from(STREAMS))
 
 
 @given(st.lists(PAIRS, max_size=14), st.sets(st.sampled_from(STREAMS), min_size=1))
-def test_whatever_is_full_somebody_may_work_it_off(
+def test_whatever_is_full_some_stream_may_be_processed(
     edges: list[tuple[str, str]], full: set[str]
 ) -> None:
     """No deadlock: of the full streams that only full streams hold, one at least is not held."""

@@ -56,7 +56,9 @@ def test_what_a_stage_of_100_events_and_1000_bytes_admits(
     ("executor", "withholds", "waits_from"),
     [("block", True, 1.0), ("shed", False, math.inf), ("throttle", False, 0.5)],
 )
-def test_who_waits_for_a_stage(executor: str, withholds: bool, waits_from: float) -> None:
+def test_each_executor_says_whether_and_from_when_senders_wait(
+    executor: str, withholds: bool, waits_from: float
+) -> None:
     found = loaded(executor, 0, 0).executor
     assert (found.withholds, found.waits_from) == (withholds, waits_from)
 

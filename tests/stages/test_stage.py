@@ -123,7 +123,7 @@ class Overflow:
         return self.batches.popleft() if self.batches else None
 
 
-def test_what_the_app_has_put_leaves_before_what_came_from_outside() -> None:
+def test_events_that_the_app_has_put_leave_before_those_from_outside() -> None:
     stage = Stage(10)
     one, two, three = outside(1), batch(1), outside(1)
     for each in (one, two, three):
@@ -131,7 +131,7 @@ def test_what_the_app_has_put_leaves_before_what_came_from_outside() -> None:
     assert [stage.poll() for _ in range(4)] == [two, one, three, None]
 
 
-def test_what_feeds_itself_overflows_from_the_capacity_on_and_comes_back_in_order() -> None:
+def test_a_stream_that_feeds_itself_overflows_at_its_capacity_and_returns_in_order() -> None:
     stage = Stage(5)
     stage.overflow = overflow = Overflow()
     batches = [batch(3) for _ in range(5)]

@@ -105,7 +105,7 @@ def read_only(folder: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("in_use", [False, True], ids=["alone", "beside its owner"])
-def test_what_cannot_be_written_can_be_looked_at(s4: S4, job: Path, in_use: bool) -> None:
+def test_a_read_only_database_can_be_read(s4: S4, job: Path, in_use: bool) -> None:
     owner = TaskClaims(job) if in_use else None
     before = sorted(job.rglob("*"))
     with read_only(job.parent.parent) as place:
@@ -177,7 +177,7 @@ def test_where_the_disk_is_full_a_copy_goes_elsewhere_or_it_is_said_what_is_full
     assert not list(roomy.iterdir())
 
 
-def test_what_a_killed_owner_wrote_last_is_seen_where_nothing_can_be_written(job: Path) -> None:
+def test_the_last_commit_of_a_killed_owner_is_seen_in_a_read_only_folder(job: Path) -> None:
     owner = TaskClaims(job)
     owner.claim("Partition 2", "", 0)
     (folder := job.parent / "killed").mkdir()

@@ -55,7 +55,7 @@ async def test_a_damaged_log_of_commits_loses_commits_but_no_event(
         assert told == (damage == "wrong bit")
 
 
-async def test_a_damaged_table_is_told_and_a_new_start_is_sound(tmp_path: Path) -> None:
+async def test_a_damaged_table_is_reported_and_a_new_start_is_sound(tmp_path: Path) -> None:
     async with flowing(tmp_path) as (it, flow):
         arguments = [*counting(it), *KEEPING, "-p", "s4.state.checkpoints=99"]
         async with s4_process(*arguments, cwd=tmp_path) as process:
@@ -275,7 +275,7 @@ app = Clicks("counting")
 
 
 @pytest.mark.parametrize("damage", ["the newest", "its folder is gone"])
-async def test_a_task_that_others_have_heard_of_is_not_set_back_alone(
+async def test_a_task_whose_events_others_have_is_not_set_back_alone(
     tmp_path: Path, damage: str
 ) -> None:
     async with bench(tmp_path, key="user") as it:

@@ -39,7 +39,7 @@ def test_an_owner_that_wakes_up_writes_where_nobody_reads(tmp_path: Path) -> Non
         database.close()
 
 
-def test_who_only_looks_is_not_told_of_damage_in_what_it_did_not_read(tmp_path: Path) -> None:
+def test_a_reader_gets_no_error_for_damage_that_it_did_not_read(tmp_path: Path) -> None:
     """RocksDB tidies the copy up meanwhile, finds the damage, and says so when it is closed."""
     owner = claim(tmp_path / "t", 0, Database)
     rows = [b"\x00\x01\x00\x10%06d" % number for number in range(4000)]
@@ -76,7 +76,7 @@ def test_a_claim_that_was_cut_short_leaves_what_was_there(tmp_path: Path) -> Non
     assert epochs_of(tmp_path / "t") == [3, 1]
 
 
-def test_damage_leads_back_to_the_one_before(
+def test_after_damage_the_epoch_before_is_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = claim(tmp_path / "t", 1, Database)
@@ -95,7 +95,7 @@ def test_damage_leads_back_to_the_one_before(
     third.close()
 
 
-def test_if_all_are_damaged_it_is_told(tmp_path: Path) -> None:
+def test_an_error_says_that_all_epochs_are_damaged(tmp_path: Path) -> None:
     claim(tmp_path / "t", 1, Database).close()
     (tmp_path / "t" / "1" / "CURRENT").write_bytes(b"MANIFEST-9999\n")
     with pytest.raises(StoreCorrupt, match="all 1 databases below"):

@@ -21,7 +21,7 @@ from s4node.store_spec import StoreSpec
 from tests.harness import nobody
 
 
-def test_a_damaged_database_is_gone_on_from_at_its_last_checkpoint_and_that_is_said(
+def test_a_damaged_database_is_resumed_from_its_last_checkpoint_with_a_log_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = Owner(tmp_path / "t", 1)
@@ -45,7 +45,7 @@ def test_a_damaged_database_is_gone_on_from_at_its_last_checkpoint_and_that_is_s
 
 
 @pytest.mark.parametrize("keeps", [True, False], ids=["with a checkpoint", "without"])
-def test_of_a_log_with_a_wrong_bit_there_are_the_commits_before_it(
+def test_a_log_with_a_wrong_bit_has_the_commits_before_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], keeps: bool
 ) -> None:
     first = Owner(tmp_path / "t", 1)
@@ -68,7 +68,7 @@ def test_of_a_log_with_a_wrong_bit_there_are_the_commits_before_it(
     third.die()
 
 
-def test_of_a_log_that_has_lost_its_end_there_are_the_commits_before_that(tmp_path: Path) -> None:
+def test_a_log_that_has_lost_its_end_has_the_commits_before_that(tmp_path: Path) -> None:
     first = Owner(tmp_path / "t", 1)
     for n in range(1, 12):
         first.commit(n)
@@ -82,7 +82,7 @@ def test_of_a_log_that_has_lost_its_end_there_are_the_commits_before_that(tmp_pa
     second.die()
 
 
-def test_a_wrong_bit_in_a_table_is_found_by_who_reads_it_and_never_read_again(
+def test_a_wrong_bit_in_a_table_is_found_by_its_reader_and_never_read_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Checkpoints that share the file are no better; the first that does not is gone on from."""
@@ -108,7 +108,7 @@ def test_a_wrong_bit_in_a_table_is_found_by_who_reads_it_and_never_read_again(
     third.die()
 
 
-def test_where_nothing_is_sound_it_is_told_and_nothing_is_removed(tmp_path: Path) -> None:
+def test_if_nothing_is_sound_an_error_says_so_and_nothing_is_removed(tmp_path: Path) -> None:
     first = Owner(tmp_path / "t", 1)
     first.commit(1)
     first.keep()
@@ -164,7 +164,7 @@ def test_a_clock_that_goes_backwards_removes_no_checkpoint_too_early(tmp_path: P
     second.die()
 
 
-def test_what_was_not_finished_is_nothing_and_is_removed(tmp_path: Path) -> None:
+def test_an_unfinished_checkpoint_is_not_used_and_is_removed(tmp_path: Path) -> None:
     owner = Owner(tmp_path / "t", 1)
     folder = tmp_path / "t"
     owner.commit(1)

@@ -29,7 +29,7 @@ class Profile(msgspec.Struct, frozen=True):
     visits: int = 0
 
 
-def test_what_is_put_is_there_at_once_and_after_a_commit(kept: Kept) -> None:
+def test_a_value_that_was_put_is_there_at_once_and_after_a_commit(kept: Kept) -> None:
     kept.store.put("joe", Profile("Joe", 3))
     assert kept.store.get("joe") == Profile("Joe", 3)
     kept.commit()
@@ -47,7 +47,7 @@ def test_a_delete_hides_what_was_committed(kept: Kept) -> None:
     assert kept.store.get("joe", Profile("nobody")) == Profile("nobody")
 
 
-def test_what_was_not_committed_is_gone_after_a_crash(tmp_path: Path) -> None:
+def test_uncommitted_changes_are_gone_after_a_crash(tmp_path: Path) -> None:
     spec = StoreSpec("profiles", str, Profile)
     first = Kept(tmp_path / "task", spec)
     first.store.put("joe", Profile("Joe"))
@@ -79,7 +79,7 @@ def test_a_commit_that_failed_is_part_of_the_next(kept: Kept) -> None:
     assert dict(kept.store.all()) == {"ann": Profile("Ann"), "joe": Profile("Joe", 2)}
 
 
-def test_several_at_once(kept: Kept) -> None:
+def test_several_values_are_read_and_written_at_once(kept: Kept) -> None:
     kept.store.put_many({"a": Profile("A"), "b": Profile("B"), "c": Profile("C")})
     kept.commit()
     kept.store.put("c", Profile("C", 1))
@@ -87,7 +87,7 @@ def test_several_at_once(kept: Kept) -> None:
     assert kept.store.get_many(["a", "b", "c", "d"]) == {"a": Profile("A"), "c": Profile("C", 1)}
 
 
-def test_if_one_of_several_cannot_be_kept_none_is(kept: Kept) -> None:
+def test_put_many_puts_all_values_or_none(kept: Kept) -> None:
     with pytest.raises(StateError, match="cannot be stored"):
         kept.store.put_many([("a", Profile("A")), ("b", object())])
     assert kept.store.get("a") is None
@@ -227,7 +227,7 @@ def test_a_range_takes_the_beginnings_of_keys_and_no_wrong_part(tmp_path: Path) 
         (bool, 1, "is not of type bool: Expected `bool`, got `int`"),
     ],
 )
-def test_what_could_not_be_read_again_is_refused_when_it_is_put(
+def test_a_value_that_could_not_be_read_again_is_refused_when_it_is_put(
     tmp_path: Path, kind: Any, value: Any, told: str
 ) -> None:
     kept = Kept(tmp_path / "task", StoreSpec("profiles", str, kind))
@@ -239,7 +239,7 @@ def test_what_could_not_be_read_again_is_refused_when_it_is_put(
     kept.database.close()
 
 
-def test_what_is_nearly_of_the_type_is_put(tmp_path: Path) -> None:
+def test_a_whole_number_is_put_as_a_float_and_anything_as_any(tmp_path: Path) -> None:
     kept = Kept(tmp_path / "task", StoreSpec("ratios", str, float))
     kept.store.put("joe", 2)
     assert kept.store.get("joe") == 2.0
@@ -281,7 +281,7 @@ def test_a_value_of_an_older_class_gets_the_new_fields_defaults(tmp_path: Path) 
     second.database.close()
 
 
-def test_what_has_lived_its_time_is_gone_and_then_deleted(tmp_path: Path) -> None:
+def test_expired_values_are_gone_and_then_deleted(tmp_path: Path) -> None:
     now = [1000.0]
     kept = Kept(tmp_path / "task", StoreSpec("seen", str, int, ttl=60), now=lambda: now[0])
     kept.store.put("old", 1)

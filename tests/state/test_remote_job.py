@@ -57,14 +57,14 @@ def test_how_owners_append_is_recorded_once_and_who_cannot_is_refused(tmp_path: 
     folder, memory = (
         RemoteJob(f"{kind}://{tmp_path}/depot", Path("here/app")) for kind in ("file", "memory")
     )
-    assert (folder.way(), memory.way()) == ("create", "look")
+    assert (folder.append_mode(), memory.append_mode()) == ("create", "look")
     jobs = tmp_path / "depot/here/app/jobs"
     assert [path.name for path in jobs.iterdir()] == ["create"]
     (jobs / "create").rename(jobs / "look")
-    assert RemoteJob(f"file://{tmp_path}/depot", Path("here/app")).way() == "look"
+    assert RemoteJob(f"file://{tmp_path}/depot", Path("here/app")).append_mode() == "look"
     (jobs / "create").touch()
     with pytest.raises(StateError, match="has both 'create' and 'look'"):
-        RemoteJob(f"file://{tmp_path}/depot", Path("here/app")).way()
+        RemoteJob(f"file://{tmp_path}/depot", Path("here/app")).append_mode()
     other = RemoteJob(f"memory://{tmp_path}/other", Path("here/app"))
     other.files.put(f"{other.files.root}/jobs/create", b"")
     with pytest.raises(StateError, match="this node cannot make them there: two writers of one"):

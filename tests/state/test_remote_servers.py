@@ -28,9 +28,9 @@ HISTORIES = 12
 
 def test_what_counted_is_in_the_log_of_every_later_owner(url: str) -> None:
     job = RemoteJob(url, Path("here/app"))
-    way = job.way()  # moto lets two writers at the same time both succeed now and then
+    mode = job.append_mode()  # moto lets two writers at the same time both succeed now and then
     for seed in range(HISTORIES):
-        History(way, seed, RealStore(job.task(f"task-{seed}"))).play()
+        History(mode, seed, RealStore(job.task(f"task-{seed}"))).play()
 
 
 # -- set-up ---------------------------------------------------------------------------------------

@@ -92,9 +92,7 @@ def test_state_that_was_there_before_the_url_is_shipped_first(url: str, tmp_path
     assert found(url, tmp_path / "two") == at(7)
 
 
-def test_commits_that_were_never_shipped_are_not_passed_over_in_silence(
-    url: str, tmp_path: Path
-) -> None:
+def test_unshipped_commits_are_reported(url: str, tmp_path: Path) -> None:
     """The URL was taken out of the settings for a while."""
     committed(url, tmp_path / "one", 1)
     state = TaskState(epochs.claim(tmp_path / "one", 0, Database), crc32m, fence=9)
@@ -122,7 +120,7 @@ def unshipped(folder: Path, n: int) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("more", [0, 1, 2])
-def test_a_commit_that_was_not_shipped_is_none_of_those_that_were_whatever_its_number_is(
+def test_an_unshipped_commit_is_not_taken_for_a_shipped_one_of_its_number(
     url: str, tmp_path: Path, more: int
 ) -> None:
     committed(url, tmp_path / "one", 1)
@@ -133,7 +131,7 @@ def test_a_commit_that_was_not_shipped_is_none_of_those_that_were_whatever_its_n
     assert found(url, tmp_path / "two") == at(2 + more)
 
 
-def test_what_is_shipped_elsewhere_is_refused_where_it_is_not_empty(
+def test_state_shipped_elsewhere_is_refused_at_a_url_that_is_not_empty(
     url: str, tmp_path: Path
 ) -> None:
     for name in ("a", "b"):
@@ -144,7 +142,7 @@ def test_what_is_shipped_elsewhere_is_refused_where_it_is_not_empty(
         Owner(f"{url}/b", tmp_path / "a")
 
 
-def test_who_ships_to_a_new_place_goes_on_from_what_is_shipped_last(
+def test_an_owner_with_a_new_url_goes_on_from_the_newest_shipped_commit(
     url: str, tmp_path: Path
 ) -> None:
     for name in ("one", "two"):
@@ -193,7 +191,7 @@ def test_what_is_shipped_may_be_moved(url: str, tmp_path: Path) -> None:
     other.close()
 
 
-def test_a_commit_without_the_url_behind_a_going_back_is_not_shipped_either(
+def test_a_commit_without_the_url_after_a_rollback_is_reported_as_unshipped(
     url: str, tmp_path: Path
 ) -> None:
     committed(url, tmp_path / "one", 1)
@@ -411,7 +409,7 @@ def lose(owner: Owner, at: int) -> None:
     second=st.lists(st.sampled_from(["commit", "checkpoint"]), max_size=4),
     nested=st.integers(0, 20),
 )
-def test_whenever_another_takes_over_what_counted_is_taken_over(
+def test_acknowledged_commits_survive_a_takeover_at_any_moment(
     tmp_path_factory: pytest.TempPathFactory,
     kind: str,
     deeds: list[str],

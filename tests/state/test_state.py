@@ -107,7 +107,7 @@ async def test_crashes_between_commits_of_many_keys_lose_and_double_no_count(
     assert set(last.counts.values()) == {101}
 
 
-async def test_what_leaves_a_full_cache_is_kept_and_what_is_removed_is_not(
+async def test_instances_that_leave_a_full_cache_are_saved_and_removed_ones_are_not(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     system.create("clicks", 1)
@@ -356,7 +356,7 @@ class Ticking(CountingApp):
         self.create_input_stream("clicks", pe, key="user", system="memory")
 
 
-async def test_what_on_time_changes_is_kept(system: MemorySystem, settings: dict[str, str]) -> None:
+async def test_changes_of_on_time_are_saved(system: MemorySystem, settings: dict[str, str]) -> None:
     system.create("clicks", 1)
     system.put("clicks", 0, Click("joe"))
     first = Ticking(Timed)
@@ -586,7 +586,7 @@ async def test_a_task_is_given_up_when_all_of_its_stores_were_looked_through(
         await trio.testing.wait_all_tasks_blocked()
 
 
-async def test_shipping_stops_only_where_nobody_has_gone_on_from_what_is_shipped(
+async def test_shipping_may_stop_only_if_nobody_has_resumed_from_the_url(
     system: MemorySystem, settings: dict[str, str], tmp_path: Path
 ) -> None:
     system.create("words", 1)
@@ -612,7 +612,7 @@ async def test_shipping_stops_only_where_nobody_has_gone_on_from_what_is_shipped
         await count(at("two") | shipped, "d")
 
 
-async def test_shipping_stops_with_a_word_where_it_cannot_be_seen_who_has_gone_on(
+async def test_shipping_stops_with_a_warning_if_the_url_cannot_be_read(
     system: MemorySystem, settings: dict[str, str], tmp_path: Path
 ) -> None:
     system.create("words", 1)
@@ -707,7 +707,7 @@ async def test_state_of_a_pe_class_that_is_gone_is_told_once_at_the_start(
 # -- s4 state -------------------------------------------------------------------------------------
 
 
-async def test_what_is_kept_can_be_shown_of_an_app_that_runs(
+async def test_the_state_of_a_running_app_can_be_shown(
     system: MemorySystem, settings: dict[str, str], tmp_path: Path
 ) -> None:
     system.create("clicks", 1)

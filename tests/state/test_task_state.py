@@ -187,7 +187,7 @@ def test_after_any_crash_there_is_the_last_commit(tmp_path: Path) -> None:
     )
 
 
-def test_who_looks_finds_in_a_store_what_its_task_finds(tmp_path: Path) -> None:
+def test_a_reader_finds_in_a_store_what_its_task_finds(tmp_path: Path) -> None:
     now = [1000.0]
     state = TaskState(Database(tmp_path / "t"), crc32m, now=lambda: now[0])
     store = state.store(StoreSpec("short", int, str, ttl=60))
@@ -256,7 +256,7 @@ class Changing:
         (bool, [False, True, True]),
     ],
 )
-def test_what_was_put_before_a_store_had_a_time_to_live_is_given_it(
+def test_earlier_values_get_the_new_time_to_live_of_a_store(
     tmp_path: Path, kind: Any, values: list[Any]
 ) -> None:
     a, b, c = values
@@ -283,7 +283,7 @@ def test_what_was_put_before_a_store_had_a_time_to_live_is_given_it(
     life.database.close()
 
 
-def test_what_is_there_when_a_time_to_live_is_taken_away_stays(tmp_path: Path) -> None:
+def test_values_stay_when_the_time_to_live_of_a_store_is_removed(tmp_path: Path) -> None:
     life = Changing(tmp_path / "t", int)
     life.begin(ttl=60)
     life.store.put("a", 1)

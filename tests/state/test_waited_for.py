@@ -8,12 +8,12 @@ from pathlib import Path
 from power import unwaited
 
 
-def test_all_that_a_commit_relies_on_is_on_the_disk_when_each_waits_for_it(tmp_path: Path) -> None:
+def test_all_files_of_a_commit_are_on_the_disk_when_commits_wait_for_it(tmp_path: Path) -> None:
     found = unwaited(COMMIT, tmp_path / "home")
     assert {each for each in found if not NO_MATTER.fullmatch(each)} == set()
 
 
-def test_all_that_an_acknowledged_event_relies_on_is_on_the_disk_when_each_waits_for_it(
+def test_all_files_of_an_acknowledged_event_are_on_the_disk_when_the_log_waits_for_it(
     tmp_path: Path,
 ) -> None:
     found = unwaited(LOG, tmp_path / "home")

@@ -120,7 +120,7 @@ def test_an_unknown_system_is_an_error_that_names_those_there_are() -> None:
         systems["archive"]
 
 
-def test_a_system_of_one_s_own_is_called_with_its_name_and_address_once() -> None:
+def test_a_custom_system_is_made_once_with_its_name_and_address() -> None:
     systems = Systems(
         Config.from_values(
             {

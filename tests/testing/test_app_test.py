@@ -375,7 +375,7 @@ def test_a_source_that_fails_is_told_by_the_call_during_which_it_happens() -> No
             test.advance(1)
 
 
-def test_what_is_no_async_function_is_told_where_it_is_started() -> None:
+def test_starting_a_plain_function_raises_where_it_is_started() -> None:
     class Plain(App):
         def on_start(self) -> None:
             self.start_soon(self.tick)
@@ -492,7 +492,7 @@ def test_a_source_sees_the_pressure_and_waits_or_is_told() -> None:
         assert test.output("ticks") == [Click("tick", n) for n in range(3)]
 
 
-def test_what_still_waits_at_the_end_is_worked_off() -> None:
+def test_waiting_events_are_processed_at_the_end() -> None:
     with AppTest(counting()) as test:
         test.overflow("clicks")
         test.send("clicks", Click("joe"))
@@ -571,7 +571,7 @@ def test_setting_what_the_class_has_without_an_annotation_is_answered_with_how_t
 # --- what a wrong test is told -------------------------------------------------------------------
 
 
-def test_names_that_do_not_exist_are_answered_with_those_that_do() -> None:
+def test_unknown_names_are_answered_with_the_known_ones() -> None:
     app = counting()
     app.create_pe(Count)
     with AppTest(app) as test:

@@ -13,7 +13,7 @@ from cluster_in_memory import Cluster, cluster, in_memory
 
 from s4node import App, Event, ProcessingElement, Stream
 from s4node.events.keys import Partitioner, crc32m
-from s4node.net.egress.outbox_rows import sort_rows, ways_of
+from s4node.net.egress.outbox_rows import channels_of, sort_rows
 from s4node.net.egress.transactional_outbox import TransactionalOutbox
 from s4node.net.ingress.admission import StreamAdmission
 from s4node.net.ingress.durable_admission import DurableAdmission
@@ -173,12 +173,12 @@ def misfits(cuts: list[Path]) -> list[tuple[str, str, str, str, int, int]]:
         database = Database(place)
         state = TaskState(database, crc32m)
         life = state.meta("life")
-        for way, rows in ways_of(state.rows(OUTBOX)).items():
-            saved = sort_rows(way, rows)
+        for channel, rows in channels_of(state.rows(OUTBOX)).items():
+            saved = sort_rows(channel, rows)
             for partition, end in saved.next_numbers.items():
                 has = {n for kept in saved.frames[partition] for n in range(kept.first, kept.end)}
                 producer = f"~default/counting/{task_of(place.name)}#{life}"
-                sent[way, producer, f"Partition {partition}"] = end, has
+                sent[channel, producer, f"Partition {partition}"] = end, has
         for (stream, producer), row in state.producers().items():
             counted[stream, producer, task_of(place.name)] = row.number
         database.close()

@@ -139,7 +139,7 @@ def test_what_is_read_again_after_a_crash_is_chosen_as_the_settings_say(
         assert seen == ["two"] * 3 + ["one"] * 3
 
 
-def test_a_setting_that_is_none_is_told_when_the_test_is_made() -> None:
+def test_an_unknown_setting_is_reported_when_the_test_is_made() -> None:
     with pytest.raises(ConfigError, match="unknown key"):
         AppTest(Counting, settings={"s4.nothing": "1"})
 

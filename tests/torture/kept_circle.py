@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from s4node.events.keys import crc32m
-from s4node.net.egress.outbox_rows import life_of, sort_rows, ways_of
-from s4node.runtime.outputs.exchange import parts_of
+from s4node.net.egress.outbox_rows import channels_of, life_of, sort_rows
+from s4node.runtime.outputs.channels import parts_of
 from s4node.savepoints.folders import FolderSavepoints
 from s4node.savepoints.place import opened_task
 from s4node.state import epochs
@@ -66,10 +66,10 @@ def _add(found: Kept, task: str, state: TaskState) -> None:
     for (stream, producer), kept in state.producers().items():
         if stream == "clicks":
             found.clicks[producer, partition] = kept.number
-    for way, rows in ways_of(state.rows(OUTBOX)).items():
-        if not parts_of(way)[1]:
+    for channel, rows in channels_of(state.rows(OUTBOX)).items():
+        if not parts_of(channel)[1]:
             continue
-        saved = sort_rows(way, rows)
+        saved = sort_rows(channel, rows)
         producer = f"~default/circle/{task}#{life_of(rows)}"
         for to, end in saved.next_numbers.items():
             found.ends[producer, f"Partition {to}"] = end

@@ -183,7 +183,6 @@ def _pe(prototype: Prototype) -> PE:
 
 
 def _key(stream: Stream) -> str:
-    """The key of the stream, in words."""
     try:
         rule = rule_of(stream)
     except GraphError:  # the check of the graph reports it better

@@ -258,7 +258,6 @@ class PartitionFile:
         return self.below <= self._oldest or not self.held.size
 
     def close(self) -> None:
-        """Close the file."""
         with contextlib.suppress(sqlite3.Error, StoreError, NotTaken):
             if self._has_epoch and self._sync != "none":
                 self._sizes()  # raises NotTaken if the file has been moved
@@ -347,7 +346,6 @@ class Standing(NamedTuple):
         types: Mapping[int, TypeDecl] = {},
         forgotten: Sequence[str] = (),
     ) -> Standing:
-        """The standing of ``file``."""
         held, ledger = file.held, file.ledger
         return cls(
             held.oldest,

@@ -20,7 +20,7 @@ from s4node.errors import ConnectionRefused, InputLost, S4Error, StartpointError
 from s4node.events.event import GenericEvent
 from s4node.events.schema import EventType, TypeReader, reader_of
 from s4node.net.wire import frame as wire
-from s4node.net.wire.decoder import FrameDecoder
+from s4node.net.wire.body import FrameDecoder
 from s4node.offsets.startpoint import Oldest, Specific, Startpoint, Timestamp, Upcoming
 
 _UNKNOWN_WEIGHT = 256

@@ -144,7 +144,8 @@ class Subscription:
         self._nursery = await self._manager.__aenter__()
         try:
             with trio.move_on_after(self._timeout):
-                self._ask(await self._chosen())
+                # one of them, which names the others: two may be of one node, and all come twice
+                self._ask(await first_answering(self._addresses, self._credentials))
                 while not self._answered and self._error is None:
                     await self._news.park()
             if not self._answered:
@@ -167,16 +168,6 @@ class Subscription:
         traceback: TracebackType | None,
     ) -> None:
         await self._end()
-
-    async def _chosen(self) -> str:
-        """The address to begin with; the node there names the others.
-
-        Only one is asked, because two addresses may belong to the same node, whose events would
-        come twice.
-        """
-        if len(self._addresses) == 1:
-            return self._addresses[0]
-        return await first_answering(self._addresses, self._credentials)
 
     async def _unanswered(self) -> str:
         known = (link.answers.stranger for link in self._links)

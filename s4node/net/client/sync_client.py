@@ -23,7 +23,8 @@ from s4node.errors import S4Error, StageClosed, leaves
 from s4node.events.event import GenericEvent
 from s4node.events.keys import KeySpec
 from s4node.net.certificates.credentials import Credentials
-from s4node.net.client.client import Client, ClientStream, warn_of
+from s4node.net.client.client import Client, warn_of
+from s4node.net.client.client_stream import ClientStream
 from s4node.net.client.subscription import Place, Subscription, not_open
 from s4node.net.egress.refusal import Refusal
 from s4node.net.transport import fork_guard
@@ -273,11 +274,11 @@ class SyncStream:
 
     def _pull(self) -> None:
         """Take waiting events without waiting for room; later calls wait for it."""
-        told = self._stream._told
+        told = self._stream.told
         try:
             self._stream._check_open()
         except S4Error:
-            self._stream._told = told
+            self._stream.told = told
             self._full = True  # so that the next call raises it
             return
         self._stream.extend_nowait(self._taken())
@@ -286,11 +287,11 @@ class SyncStream:
     @contextmanager
     def _untold(self) -> Iterator[None]:
         """Suppress an error of the stream, and have it raised later if events were sent since."""
-        told = "" if self._waiting else self._stream._told
+        told = "" if self._waiting else self._stream.told
         try:
             yield
         except S4Error:
-            self._stream._told = told
+            self._stream.told = told
 
     async def _carry(self, more: Sequence[Any] = ()) -> None:
         """Take waiting events and ``more``, and wait for room.

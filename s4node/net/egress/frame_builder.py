@@ -15,7 +15,7 @@ from s4node.errors import EventError
 from s4node.net.egress.lane import Lane
 from s4node.net.egress.stream_types import StreamTypes
 from s4node.net.wire import frame as wire
-from s4node.net.wire.encoder import encoded
+from s4node.net.wire.body import encoded
 
 
 class Built(NamedTuple):

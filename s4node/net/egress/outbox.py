@@ -383,7 +383,6 @@ class Outbox:
         return True
 
     def take_ruling(self, lane: Lane, ruling: wire.Ruling) -> None:
-        """Take a ruling of the lane's owner."""
         if ruling.exceptions or ruling.shed:
             self._take_exceptions(lane, ruling)
         before = lane.upto

@@ -1,10 +1,10 @@
 """The rows of a task's outgoing events on one stream: their keys and contents. Pure.
 
 Rules
-- Rows belong to a way: a key begins with the kind of row and the name of the way.
+- Rows belong to a channel: a key begins with the kind of row and the name of the channel.
 - Each frame is a row, and so is the next number of each lane. Events that the task has put for
   itself are frames without numbers. Further rows have the types that the frames were written with.
-- A way that may be forgotten and made anew has a row with the name of its life.
+- A channel that may be forgotten and made anew has a row with the name of its life.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from s4node.events.schema import EventType, TypeDecl
 from s4node.net.egress.lane import Kept
 from s4node.net.egress.stream_types import StreamTypes
 from s4node.net.wire import frame as wire
-from s4node.net.wire.decoder import FrameDecoder
+from s4node.net.wire.body import FrameDecoder
 from s4node.state.rows import OUTBOX, Changes, task_row
 
 _FRAME, _LANES, _LIFE, _NEXT, _OWN, _SPILL, _TYPE = b"f", b"l", b"i", b"n", b"o", b"s", b"t"
@@ -40,8 +40,8 @@ Rows = Iterable[tuple[bytes, bytes]]
 """Rows of the table OUTBOX, without their prefix."""
 
 
-def ways_of(rows: Rows) -> dict[str, list[tuple[bytes, bytes]]]:
-    """Group rows by way."""
+def channels_of(rows: Rows) -> dict[str, list[tuple[bytes, bytes]]]:
+    """Group rows by channel."""
     found: defaultdict[str, list[tuple[bytes, bytes]]] = defaultdict(list)
     for key, value in rows:
         found[key[1 : key.index(b"\0")].decode()].append((key, value))
@@ -49,13 +49,13 @@ def ways_of(rows: Rows) -> dict[str, list[tuple[bytes, bytes]]]:
 
 
 def life_of(rows: Rows) -> str:
-    """The life of a way, from its rows; empty if it has only one."""
+    """The life of a channel, from its rows; empty if it has only one."""
     return next((value.decode() for key, value in rows if key[:1] == _LIFE), "")
 
 
-def renamed(rows: Rows, way: str) -> list[tuple[bytes, bytes]]:
-    """These rows as those of a way with another name."""
-    name = way.encode() + b"\0"
+def renamed(rows: Rows, channel: str) -> list[tuple[bytes, bytes]]:
+    """These rows as those of a channel with another name."""
+    name = channel.encode() + b"\0"
     return [(key[:1] + name + key[key.index(b"\0", 1) + 1 :], value) for key, value in rows]
 
 
@@ -66,7 +66,7 @@ def forget(changes: Changes, rows: Rows) -> None:
 
 
 def weight_of(rows: Rows) -> tuple[int, int]:
-    """The numbers of events and bytes in the rows of a way."""
+    """The numbers of events and bytes in the rows of a channel."""
     events = size = 0
     for key, value in rows:
         if key[:1] in (_FRAME, _OWN):
@@ -76,10 +76,10 @@ def weight_of(rows: Rows) -> tuple[int, int]:
 
 
 class RowKeys:
-    """The keys of a way's rows, each with its prefix in the task's database."""
+    """The keys of a channel's rows, each with its prefix in the task's database."""
 
-    def __init__(self, way: str) -> None:
-        self._way = way.encode() + b"\0"
+    def __init__(self, channel: str) -> None:
+        self._channel = channel.encode() + b"\0"
         self.lanes = self._row(_LANES, b"")
         self.life = self._row(_LIFE, b"")
 
@@ -88,7 +88,6 @@ class RowKeys:
         return self._row(_FRAME, _FRAME_AT.pack(partition, first, end - first))
 
     def next_number(self, partition: int) -> bytes:
-        """The key of a lane's next number."""
         return self._row(_NEXT, _NEXT_AT.pack(partition))
 
     def own_row(self, index: int) -> bytes:
@@ -104,7 +103,7 @@ class RowKeys:
         return self._row(_TYPE, _TYPE_AT.pack(fingerprint))
 
     def _row(self, kind: bytes, at: bytes) -> bytes:
-        return task_row(OUTBOX, kind + self._way + at)
+        return task_row(OUTBOX, kind + self._channel + at)
 
 
 def number_row(number: int) -> bytes:
@@ -135,7 +134,6 @@ class SpillRows:
         self.grew = False  # since it was last reset
 
     def append(self, data: bytes) -> None:
-        """Append a row."""
         index = self._indices[-1] + 1 if self._indices else 0
         self._changes.put(self._keys.spilled(index), data)
         self._indices.append(index)
@@ -160,7 +158,7 @@ class SpillRows:
 
 
 class SavedRows(NamedTuple):
-    """A way's rows, sorted."""
+    """A channel's rows, sorted."""
 
     frames: defaultdict[int, list[Kept]]  # by partition
     next_numbers: dict[int, int]
@@ -170,9 +168,9 @@ class SavedRows(NamedTuple):
     lanes: tuple[int, str, int | None] | None  # partitions, routing and layout, if known
 
 
-def sort_rows(way: str, rows: Rows) -> SavedRows:
-    """Sort the rows of a way by kind."""
-    start = 2 + len(way.encode())
+def sort_rows(channel: str, rows: Rows) -> SavedRows:
+    """Sort the rows of a channel by kind."""
+    start = 2 + len(channel.encode())
     saved = SavedRows(defaultdict(list), {}, {}, [], [], None)
     for key, value in rows:
         kind, at = key[:1], key[start:]

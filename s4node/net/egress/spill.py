@@ -27,17 +27,13 @@ _BLOCK = 512
 class Blocks(Protocol):
     """A queue of blocks outside memory."""
 
-    def append(self, data: bytes) -> None:
-        """Append a block."""
-        ...
+    def append(self, data: bytes) -> None: ...
 
     def pop(self) -> bytes:
         """Take the oldest block, which must exist."""
         ...
 
-    def forget_all(self) -> None:
-        """Forget all blocks."""
-        ...
+    def forget_all(self) -> None: ...
 
 
 class _Waiting(NamedTuple):

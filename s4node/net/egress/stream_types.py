@@ -86,7 +86,6 @@ class StreamTypes:
         return tuple((self.versions | ours).values()) if self.versions else tuple(ours.values())
 
     def name_of(self, event: Any) -> str:
-        """The name of an event's type."""
         return self.kinds[type(event)].name
 
     def _misfit(self, kind: EventType | JsonType, taken: Sequence[TypeDecl]) -> str:

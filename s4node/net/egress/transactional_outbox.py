@@ -52,10 +52,9 @@ from s4node.net.egress.outbox_rows import (
     sort_rows,
     type_row,
 )
-from s4node.net.egress.refusal import Refusal
+from s4node.net.egress.refusal import Refusal, Unsent
 from s4node.net.egress.spill import Spill
 from s4node.net.egress.stream_types import StreamTypes
-from s4node.net.egress.unsendable import Unsent
 from s4node.net.wire import frame as wire
 from s4node.offsets.producer_offsets import Closing
 from s4node.state.rows import Changes
@@ -340,7 +339,6 @@ class TransactionalOutbox(Outbox):
                 self._ahead[partition] = number
 
     def take_ruling(self, lane: Lane, ruling: wire.Ruling) -> None:
-        """Take a ruling of the lane's owner."""
         if lane.partition in self._ahead:
             ruling = replace(ruling, upto=self._settled_now(lane, ruling.upto))
         super().take_ruling(lane, ruling)

@@ -37,8 +37,8 @@ from s4node.net.ingress.producer_lane import FrameReceipt, ProducerLane, Unproce
 from s4node.net.ingress.producer_life import Life
 from s4node.net.wire import frame as wire
 from s4node.offsets.cuts import Cuts
-from s4node.offsets.low_watermark import LowWatermark
 from s4node.offsets.producer_offsets import Closings, KeptProducer
+from s4node.offsets.receipts import LowWatermark
 
 WINDOW_EVENTS = 1 << 20
 """Events of a lane beyond the last commit: a second's worth at a rate that few lanes reach."""

@@ -20,8 +20,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from s4node.events.event import LIVE
 from s4node.net.ingress.producer_life import Life
 from s4node.net.wire import frame as wire
-from s4node.offsets.low_watermark import LowWatermark
-from s4node.offsets.receipts import BatchReceipt
+from s4node.offsets.receipts import BatchReceipt, LowWatermark
 from s4node.stages.credit import Credit
 
 MAX_EXCEPTIONS = 256

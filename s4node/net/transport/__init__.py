@@ -6,7 +6,7 @@ any peer as ``sp_messages`` says. Beside them are small parts for both direction
 when to send, ``probe`` whether a node answers.
 
 It may touch ``net.wire``, ``errors`` and ``threads``, and the world: sockets, clocks and trio.
-``linger``, ``number_ranges``, ``peer_answers`` and ``sp_messages`` are pure.
+``linger``, ``number_ranges`` and ``sp_messages`` are pure.
 
 Begin with ``accepted_socket``: it says how a connection begins and ends.
 """

@@ -1,9 +1,11 @@
-"""The peer at an address that was dialled: its good frames, and a log line for a bad one.
+"""The peer at an address that was dialled: is it a node, its good frames, and its faults.
 
 Rules
-- A bad frame is logged as :mod:`s4node.net.transport.peer_answers` says, and reading goes on after
-  it.
-- A good frame tells the socket that its peer answers.
+- A peer that has sent only unreadable frames is a stranger: the port may be another program's. One
+  readable frame makes it a node, and tells the socket that its peer answers.
+- A bad answer, and the end of a connection, are logged once, and again only after a later
+  connection has brought a good answer. So a peer that comes and goes without one causes two lines.
+  Reading goes on after a bad frame.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from s4node.errors import RemoteFrameError
 from s4node.net.certificates.credentials import Credentials
 from s4node.net.transport import network
 from s4node.net.transport.network import DialledPipe, Pipe
-from s4node.net.transport.peer_answers import PeerAnswers
 from s4node.net.wire import frame as wire
 
 _MAX_BYTES = 16_777_216
@@ -55,3 +56,44 @@ class DialledPeer:
             self._log.warning(
                 "bad frame; further ones are not logged", address=self.address, reason=reason
             )
+
+
+class PeerAnswers:
+    """The answers of one address, over all connections to it."""
+
+    def __init__(self) -> None:
+        self.answered = False
+        """True if a frame could be read on this connection."""
+        self._bad = ""
+        self._told_bad = False
+        self._told_end = False
+
+    @property
+    def stranger(self) -> str:
+        """Why the peer seems not to be a node, as the end of a sentence; empty if it may be one."""
+        if not self._bad:
+            return ""
+        return (
+            f"a program answers there, but not with an s4node frame ({self._bad}); the port may "
+            f"be another program's"
+        )
+
+    def good(self) -> None:
+        """Note a frame that could be read."""
+        if not self.answered:
+            self.answered = True
+            self._bad = ""
+            self._told_bad = self._told_end = False
+
+    def bad(self, reason: str) -> bool:
+        """Note a frame that could not be read; return True if it should be logged."""
+        if not self.answered:
+            self._bad = reason
+        told, self._told_bad = self._told_bad, True
+        return not told
+
+    def disconnected(self) -> bool:
+        """Note the end of the connection; return True if it should be logged."""
+        self.answered = False
+        told, self._told_end = self._told_end, True
+        return not told

@@ -55,7 +55,6 @@ class NumberRanges:
                 ranges[0] = upto, ranges[0][1]
 
     def __len__(self) -> int:
-        """The number of numbers."""
         return sum(end - first for first, end in self.ranges)
 
     def __contains__(self, number: int) -> bool:

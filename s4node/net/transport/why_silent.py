@@ -19,7 +19,7 @@ _PAUSE_SECONDS = 0.1
 async def why_silent(address: str, stranger: str, credentials: Credentials | None) -> str:
     """Why there was no answer, as the end of a sentence; empty if a node answers now.
 
-    ``stranger`` is from the peer's answers (see :mod:`s4node.net.transport.peer_answers`). Takes at
+    ``stranger`` is from the peer's answers (see :mod:`s4node.net.transport.dialled_peer`). Takes at
     most two seconds.
     """
     if stranger:
@@ -49,8 +49,11 @@ async def why_all_silent(
 
 
 async def first_answering(addresses: Sequence[str], credentials: Credentials | None) -> str:
-    """Wait for a node to answer at one of the addresses; return that address."""
-    found = ""
+    """Wait for a node to answer at one of the addresses; return that address.
+
+    The only address is returned at once.
+    """
+    found = addresses[0] if len(addresses) == 1 else ""
 
     async def ask(address: str, scope: trio.CancelScope) -> None:
         nonlocal found

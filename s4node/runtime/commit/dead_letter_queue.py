@@ -76,7 +76,6 @@ class DeadLetterQueue:
         return self._waiting >= MAX_WAITING
 
     async def wait_room(self) -> None:
-        """Wait until there is room for dead letters."""
         while self.full:
             await self._room.park()
 
@@ -144,9 +143,9 @@ class DeadLetterQueue:
         self._waiting += 1
         assert task.failures.isolation is not None
         task.failures.isolation.poison_events.unsafe += 1
-        self._nursery.start_soon(self._bury, task, what, receipt)
+        self._nursery.start_soon(self._store, task, what, receipt)
 
-    async def _bury(self, task: Task, what: GenericEvent, receipt: InputReceipt | None) -> None:
+    async def _store(self, task: Task, what: GenericEvent, receipt: InputReceipt | None) -> None:
         assert self._keep is not None
         await self._keep(what)
         if receipt is not None:

@@ -66,7 +66,7 @@ class Drain:
         if self._members is not None:
             found += [
                 f"other members to process {unsettled} events of stream {stream!r}"
-                for stream in self._members.ways
+                for stream in self._members.outboxes
                 if (unsettled := self._members.unsettled(stream))
             ]
         for task in self._tasks.values():

@@ -152,10 +152,6 @@ class DurableParts:
             )
         return count
 
-    def _guard(self, model: JobModel) -> JobGuard:
-        facts, hasher = model.facts, self._config[settings.HASHER]
-        return JobGuard(facts.tasks, facts.grouper, hasher, facts.counts, facts.rerouted)
-
     def _folder(self, name: str) -> Path:
         config = self._config
         return folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], name)
@@ -169,7 +165,7 @@ class DurableParts:
         folder = self._folder(name)
         await threads.run_sync(check_complete, folder)  # first: the facts may be of the new tasks
         if before is not None:
-            self._guard(model).check(
+            model.facts.check(
                 before,
                 f"the progress in {folder}",
                 "Or deploy it under another name (--name), to begin without progress.",
@@ -182,7 +178,7 @@ class DurableParts:
         folder."""
         folder = Path(savepoint)
         manifest = await threads.run_sync(manifest_in, folder)
-        self._guard(model).check(
+        model.facts.check(
             JobGuard.from_row(manifest.job),
             f"the savepoint {manifest.name!r}",
             "Or go on from another savepoint.",
@@ -253,7 +249,7 @@ class DurableParts:
             counts=self.counts,
             broadcast=model.tasks[0].broadcast if model.tasks else (),
             name=name,
-            grown=model.facts.grown,
+            grown=model.grown,
         )
         folder = self._folder(name)
         depot = depot_of(config, folder)
@@ -298,7 +294,7 @@ class DurableParts:
 
         Raises CheckpointError if the folder has progress of another job.
         """
-        await self.committer.open(self._guard(self._model))
+        await self.committer.open(self._model.facts)
         await nursery.start(self._be_present, enrolment)
         await self._startpoints.enter()
         nursery.start_soon(self._savepoints.run)

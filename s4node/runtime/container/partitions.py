@@ -27,7 +27,7 @@ from s4node.net.ingress.unbegun import KeptElsewhere, last_frames
 from s4node.offsets.system import SystemStreamPartition
 from s4node.runtime.container.metrics import source_of
 from s4node.runtime.event_time.task_times import Sources
-from s4node.runtime.inputs.port import FrameBatch, MixedFrameBatch
+from s4node.runtime.inputs.frame_batches import FrameBatch, MixedFrameBatch
 from s4node.runtime.loop.pipeline import Pipeline
 from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.outputs.dispatch import Dispatch
@@ -260,7 +260,7 @@ class Partitions:
             assert self._members is not None
             dropped = self._members.put(stream, partition, events, waits=waits)
             if dropped:
-                reason = self._members.ways[stream].stage.executor.reason
+                reason = self._members.outboxes[stream].stage.executor.reason
                 self._refusals.dropped(SENDER, stream, dropped, reason)
             return dropped
         stage = task.backlog.stages[stream]
@@ -323,7 +323,7 @@ class Partitions:
         here = max((stage.depth / stage.capacity for stage in stages), default=0.0)
         if self._members is None:
             return here
-        return max(here, self._members.ways[stream].pressure)
+        return max(here, self._members.outboxes[stream].pressure)
 
     def carry(self, stream: Stream, events: list[Any], turn: int) -> int:
         """Take events of a source; ``turn`` distributes events without a key over the partitions.

@@ -36,8 +36,7 @@ from s4node.runtime.inputs.binding import durable_of, exchanges, inner_of
 from s4node.runtime.inputs.job_model import JobModel
 from s4node.runtime.inputs.ports import Ports
 from s4node.runtime.loop.pipeline import Pipeline
-from s4node.runtime.loop.rest import Rest
-from s4node.runtime.loop.run_loop import RunLoop
+from s4node.runtime.loop.run_loop import Rest, RunLoop
 from s4node.runtime.outputs.dispatch import Dispatch
 from s4node.runtime.outputs.exchange import Exchange
 from s4node.runtime.outputs.members import Members

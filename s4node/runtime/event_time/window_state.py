@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from s4node.app.pe_codec import ElementCodec
+from s4node.app.pe_codec import Facts, codec_in
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.window_instances import FailedWindows, WindowInstances, WindowKeeper
 from s4node.errors import StateError
@@ -52,16 +52,8 @@ class SavedWindows(WindowKeeper, Protocol):
         ...
 
 
-class State(Protocol):
+class State(Facts, Protocol):
     """The durable state of a task, as far as windows know it."""
-
-    def meta(self, name: str, /) -> Any:
-        """A fact about the task; None if it was never set."""
-        ...
-
-    def set_meta(self, name: str, value: Any, /) -> None:
-        """Save a fact with the next commit."""
-        ...
 
     def saved_windows(self, name: str, codec: Any, /) -> SavedWindows:
         """The saved instances of a prototype's windows."""
@@ -72,11 +64,7 @@ class WindowCodec:
     """Saves the windows of ``instances`` in ``state``, and restores those that are there."""
 
     def __init__(self, name: str, instances: WindowInstances | FailedWindows, state: State) -> None:
-        fact = f"versions of {name}"
-        versions = [tuple(map(tuple, fields)) for fields in state.meta(fact) or ()]
-        self._codec = ElementCodec(instances.prototype.cls, versions)
-        if len(self._codec.versions) != len(versions):
-            state.set_meta(fact, self._codec.versions)
+        self._codec = codec_in(state, name, instances.prototype.cls)
         saved = state.saved_windows(name, self)
         rows = list(saved.all_rows())
         options = instances.prototype.windows

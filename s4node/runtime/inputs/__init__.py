@@ -1,8 +1,9 @@
 """The tasks of a job, and what feeds them.
 
 ``job_model`` computes the tasks, from the inputs that ``binding`` finds and the groups of
-``grouper``. ``port`` brings the frames of producers to tasks. ``system_consumers`` reads replayable
-inputs; ``starting_offsets`` says from where.
+``grouper``. ``port`` brings the frames of producers to tasks, as the batches of ``frame_batches``,
+which decode them. ``system_consumers`` reads replayable inputs; ``starting_offsets`` says from
+where.
 
 It may touch ``runtime.commit``, ``runtime.task``, ``systems``, ``net``, ``offsets``, ``stages``,
 ``app``, ``events``, ``config``, ``failpoints``, ``logger`` and ``errors``. ``ports``,

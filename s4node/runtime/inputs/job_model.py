@@ -11,8 +11,7 @@ Rules
 - Other groupers make one task of each group. They are refused if an app finds tasks by partition
   number: for keys (a key belongs to a partition), internal streams (one partition a task) and live
   inputs (their producers choose the partition).
-- The job's facts are all that progress depends on. If they change, the saved progress of a task no
-  longer fits what the task reads.
+- If the facts of the job change, the saved progress of a task no longer fits what the task reads.
 """
 
 from __future__ import annotations
@@ -47,28 +46,15 @@ class TaskModel:
 
 
 @dataclass(frozen=True, slots=True)
-class JobFacts:
-    """The facts that the progress of an app depends on.
+class JobModel:
+    """All tasks of an app, in order, and the facts that their progress depends on.
 
-    ``counts`` has the number of partitions of each input by ``system.stream``, except inputs of
-    which only broadcast partitions are read. ``rerouted`` streams may get more partitions, because
-    their events go to the task of their key. Any other change would move keys away from their
-    state. ``grown`` has the first number of partitions of the inputs that got more.
+    ``grown`` has the first number of partitions of the inputs that got more since the job began.
     """
 
-    tasks: int
-    grouper: str
-    counts: Mapping[str, int] = field(default_factory=dict)
-    rerouted: frozenset[str] = frozenset()
-    grown: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class JobModel:
-    """All tasks of an app, in order."""
-
     tasks: tuple[TaskModel, ...]
-    facts: JobFacts
+    facts: JobGuard
+    grown: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +112,9 @@ def model_of(
     )
     read = sorted({(ssp.system, ssp.stream) for ssp in own})
     partitions = {f"{system}.{stream}": counts[system, stream] for system, stream in read}
-    facts = JobFacts(
-        len(tasks),
-        grouper,
-        partitions,
-        frozenset(f"{system}.{stream}" for system, stream in read if stream in kind.keyed),
-        before.grown_to(partitions) if before is not None else {},
-    )
-    return JobModel(tasks, facts)
+    keyed = frozenset(f"{system}.{stream}" for system, stream in read if stream in kind.keyed)
+    facts = JobGuard(len(tasks), grouper, config[settings.HASHER], partitions, keyed)
+    return JobModel(tasks, facts, {} if before is None else before.grown_to(partitions))
 
 
 def _by_partition(

@@ -98,7 +98,7 @@ class Ports:
                 held=partial(full, stream.name),
                 cuts=cuts,
             )
-            made.pass_on = partial(send, stream.name)
+            made.deserializer.pass_on = partial(send, stream.name)
             made.admission.on_time = on_time
             return made
 
@@ -281,14 +281,14 @@ class Ports:
         """The counts by stream, without events ``passed_on`` to others, which count them."""
         return {
             name: InputStatistics(
-                one.admitted - port.uncounted - others.events,
+                one.admitted - port.deserializer.uncounted - others.events,
                 one.refused - others.refused,
                 one.shed - others.shed,
                 one.left,
                 one.duplicates,
                 one.gaps,
                 one.over_credit,
-                port.redispatched,
+                port.deserializer.redispatched,
                 port.forwarded if name in self.ports else 0,
             )
             for name, port in (*self.ports.items(), *self.inner.items())

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from contextlib import nullcontext
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
@@ -23,7 +24,6 @@ from s4node import clocks
 from s4node.app.stream import Stream
 from s4node.cluster.coordination.enrolment import Enrolment
 from s4node.runtime.loop.coordinator_requests import CoordinatorRequests
-from s4node.runtime.loop.rest import Rest
 from s4node.runtime.loop.step_runner import StepRunner
 from s4node.runtime.task.actions import Actions, Ask, EndTold, HandOn
 from s4node.runtime.task.gate import Op
@@ -198,7 +198,6 @@ class RunLoop:
     # -- what tasks decide -------------------------------------------------------------------
 
     def carry_out(self, task: Task, actions: Actions) -> None:
-        """Carry out the actions of a task."""
         for action in actions:
             if isinstance(action, HandOn):
                 task.sent += len(action.events)
@@ -361,3 +360,32 @@ class RunLoop:
 
 
 _RESTING = (Op.NOTHING, Op.DONE)
+
+
+class Rest(trio.abc.Instrument):
+    """Measures, inside ``with``, how long trio waits for something to do.
+
+    A busy machine or busy threads do not reduce that time, except while they hold Python's lock.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._began = 0.0
+
+    def before_io_wait(self, _: float) -> None:
+        self._began = clocks.steady()
+
+    def after_io_wait(self, _: float) -> None:
+        self.seconds += clocks.steady() - self._began
+
+    def __enter__(self) -> Rest:
+        trio.lowlevel.add_instrument(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        trio.lowlevel.remove_instrument(self)

@@ -5,29 +5,30 @@ Rules
   tasks of the same container, so that there is one mechanism. Events for the task itself wait in
   its own stage, and a commit saves the waiting ones.
 - Each task is a producer. Its name has the task's name and the life of its state; a task that began
-  without state has a new life. On a way to a consumer it has the life of the way instead, because
-  the consumer does not go back with the task.
-- A way, the path of a stream to other tasks or to one consumer, is made when something is first put
-  on it, or when an earlier owner of the task has left rows for it.
-- If more than a bound waits for commits of receivers, the way holds the streams that lead to it,
-  unless they feed themselves.
-- An output stream has a way to each of its consumers. A new consumer gets the events put from then
-  on; the way to a consumer that has gone is forgotten. A consumer that returns may know earlier
-  numbers, so its new way has another producer name. The same holds for a consumer with a new number
-  of partitions: events that do not count yet are routed again, by one commit of their task.
+  without state has a new life. On a channel to a consumer it has the life of the channel instead,
+  because the consumer does not go back with the task.
+- A channel, the path of a stream to other tasks or to one consumer, is made when something is first
+  put on it, or when an earlier owner of the task has left rows for it.
+- If more than a bound waits for commits of receivers, the channel holds the streams that lead to
+  it, unless they feed themselves.
+- An output stream has a channel to each of its consumers. A new consumer gets the events put from
+  then on; the channel to a consumer that has gone is forgotten. A consumer that returns may know
+  earlier numbers, so its new channel has another producer name. The same holds for a consumer with
+  a new number of partitions: events that do not count yet are routed again, by one commit of their
+  task.
 - If a job goes on from a savepoint, a consumer may have received more than the savepoint has. Then
-  a task has a former way to it, which sends what the savepoint still had under its numbers. The
-  new way, with another producer name, begins when the consumer has committed all of that. A former
-  way may have a former one itself.
+  a task has a former channel to it, which sends what the savepoint still had under its numbers. The
+  new channel, with another producer name, begins when the consumer has committed all of that. A
+  former channel may have a former one itself.
 - Events of a commit that was taken before the partitions were known leave with a later commit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import trio
 
@@ -42,14 +43,23 @@ from s4node.logger import get_logger
 from s4node.metrics.statistics import OutboxStatistics
 from s4node.net.certificates.credentials import Credentials
 from s4node.net.egress.emitter import Emitter
-from s4node.net.egress.lane import Lane
-from s4node.net.egress.outbox_rows import Rows, forget, life_of, ways_of, weight_of
+from s4node.net.egress.outbox_rows import Rows, channels_of, forget, life_of, weight_of
 from s4node.net.egress.routes import Routes
 from s4node.net.egress.transactional_outbox import TransactionalOutbox
 from s4node.net.wire import frame as wire
 from s4node.offsets.cuts import Cuts
 from s4node.offsets.task_claims import now_ms
 from s4node.runtime.loop.pipeline import Pipeline
+from s4node.runtime.outputs.channels import (
+    FORMER,
+    Channel,
+    Side,
+    Unclaimed,
+    channel_name,
+    former_first,
+    is_near,
+    parts_of,
+)
 from s4node.runtime.outputs.output_streams import OutputStreams, outbox_options
 from s4node.runtime.outputs.refusals import Refusals
 from s4node.runtime.task.task import Task
@@ -60,45 +70,6 @@ from s4node.state.rows import OUTBOX
 from s4node.state.task_state import TaskState
 
 log = get_logger("s4node.runtime")
-
-_TO = "\1"
-"""Separates a stream from its consumer in the name of a way."""
-FORMER = f"{_TO}former"
-"""Ends the name of a former way."""
-
-
-class _Side:
-    """One task's part: its ways by stream, and what its previous owner left for it."""
-
-    def __init__(self, task: Task, state: TaskState, fence: int) -> None:
-        self.task = task
-        self.state = state
-        self.fence = fence
-        self.ways: dict[str, Way] = {}
-        self.unclaimed: dict[str, Unclaimed] = {}  # for consumers that are not there yet
-        self.left: dict[str, list[Any]] = {}
-        self.own_rows = False
-        self.moved = 0  # the value of _moved when the last commit began
-        self.committing = False
-        self.life: str = state.meta(LIFE) or ""
-
-
-class Unclaimed(NamedTuple):
-    """The rows that an earlier owner left for an absent consumer, and their events and bytes."""
-
-    rows: Rows
-    depth: int
-    bytes: int
-
-
-@dataclass(eq=False, repr=False)
-class Way:
-    """The path of a task's stream to other tasks, or to one consumer."""
-
-    outbox: TransactionalOutbox
-    routes: Routes
-    emitter: Emitter
-    replaces: bool = False  # another way, whose rows are still in the database
 
 
 @dataclass(eq=False, repr=False)
@@ -121,7 +92,7 @@ class _Spilled:
 
 
 class Exchange:
-    """The ways between the tasks of ``app``, whose job is ``name``.
+    """The channels between the tasks of ``app``, whose job is ``name``.
 
     ``wake`` is called with tasks that have to commit, ``on_news`` when a receiver answers.
     """
@@ -158,16 +129,16 @@ class Exchange:
         self._wake = wake
         self._refusals = refusals
         self._cuts = cuts
-        self._sides: dict[int, _Side] = {}
+        self._sides: dict[int, Side] = {}
         self._owners: tuple[Sequence[str], int, str] = ((), -1, "")
 
     # -- tasks -------------------------------------------------------------------------------
 
     def add_task(self, task: Task, state: TaskState, fence: int, rows: Rows) -> None:
         """Open the part of a claimed task, with the rows that its previous owner left."""
-        side = self._sides[task.partition] = _Side(task, state, fence)
-        left = ways_of(rows)
-        for name in _former_first(left):
+        side = self._sides[task.partition] = Side(task, state, fence)
+        left = channels_of(rows)
+        for name in former_first(left):
             mine = left[name]
             stream, consumer = parts_of(name)
             if stream not in self._app.streams:
@@ -177,7 +148,7 @@ class Exchange:
                     f"order"
                 )
             if not consumer or consumer in self._outputs.senders[stream].emitters:
-                self._way(side, name, mine)
+                self._channel(side, name, mine)
             else:
                 side.unclaimed[name] = Unclaimed(mine, *weight_of(mine))
 
@@ -191,26 +162,26 @@ class Exchange:
         side.moved, side.left = 0, {}
         if side.life and not state.meta(LIFE):
             state.set_meta(LIFE, side.life)
-        rows = ways_of(state.rows(OUTBOX))
-        for name in [name for name, way in side.ways.items() if way.replaces]:
-            self._close(side, name, side.ways.pop(name))
-            self._way(side, name, rows.get(name, ()))
-        for stream, way in side.ways.items():
-            own = way.outbox.roll_back(state.changes, rows.get(stream, ()), trio.current_time())
-            self._tell(way)
+        rows = channels_of(state.rows(OUTBOX))
+        for name in [name for name, channel in side.channels.items() if channel.replaces]:
+            self._close(side, name, side.channels.pop(name))
+            self._channel(side, name, rows.get(name, ()))
+        for stream, channel in side.channels.items():
+            own = channel.outbox.roll_back(state.changes, rows.get(stream, ()), trio.current_time())
+            self._tell(channel)
             if own:
                 side.left[stream] = own
                 side.own_rows = True
-        for name in rows.keys() - side.ways.keys() - side.unclaimed.keys():
+        for name in rows.keys() - side.channels.keys() - side.unclaimed.keys():
             forget(state.changes, rows[name])  # the consumer has gone since they were written
 
     def revoke(self, task: Task) -> None:
         """Close the part of a task that another container takes over from its last commit."""
         side = self._sides.pop(task.partition)
-        for name, way in side.ways.items():
-            way.outbox.unsent.tell_lost()
-            self._tell(way)
-            self._close(side, name, way)
+        for name, channel in side.channels.items():
+            channel.outbox.unsent.tell_lost()
+            self._tell(channel)
+            self._close(side, name, channel)
 
     def return_own_events(self, task: Task) -> None:
         """Give a started task the events that it had put for itself."""
@@ -220,10 +191,10 @@ class Exchange:
         left, side.left = side.left, {}
         for stream, events in left.items():
             task.backlog.offer(EventBatch(stream, task.partition, events, weight=footprint(events)))
-        for stream, way in side.ways.items():
-            if way.outbox.spill.events:
+        for stream, channel in side.channels.items():
+            if channel.outbox.spill.events:
                 overflow = self._overflow_of(stream, task.partition)
-                task.backlog.restore_overflow(stream, overflow, way.outbox.spill.events)
+                task.backlog.restore_overflow(stream, overflow, channel.outbox.spill.events)
 
     def _overflow_of(self, stream: str, partition: int) -> Overflow:
         return _Spilled(self, stream, partition)
@@ -231,15 +202,15 @@ class Exchange:
     def has_put(self, stream: str, partition: int) -> bool:
         """Return True if a task of ours has an outbox for a stream."""
         side = self._sides.get(partition)
-        return side is not None and stream in side.ways
+        return side is not None and stream in side.channels
 
     def own_outbox(self, stream: str, partition: int) -> TransactionalOutbox:
         """The outbox of a task for a stream, made if there is none."""
         side = self._sides[partition]
-        return (side.ways.get(stream) or self._way(side, stream)).outbox
+        return (side.channels.get(stream) or self._channel(side, stream)).outbox
 
-    def _way(self, side: _Side, name: str, rows: Rows = ()) -> Way:
-        """Make a way; its name is a stream, or a stream and a consumer."""
+    def _channel(self, side: Side, name: str, rows: Rows = ()) -> Channel:
+        """Make a channel; its name is a stream, or a stream and a consumer."""
         task, state = side.task, side.state
         stream, consumer = parts_of(name)
         if not side.life:
@@ -279,49 +250,49 @@ class Exchange:
         if own:
             side.left[stream] = own
             side.own_rows = True
-        way = side.ways[name] = Way(outbox, routes, emitter)
-        if f"{name}{FORMER}" not in side.ways:
+        channel = side.channels[name] = Channel(outbox, routes, emitter)
+        if f"{name}{FORMER}" not in side.channels:
             emitter.add(routes)
         owners, epoch, origin = self._owners
         if owners and not consumer:
             emitter.assign(routes, owners, epoch, origin)
-        return way
+        return channel
 
     def consumer(self, stream: str, consumer: str) -> None:
-        """Add or remove the ways to a consumer that has come or gone."""
+        """Add or remove the channels to a consumer that has come or gone."""
         here = consumer in self._outputs.senders[stream].emitters
         for side in self._sides.values():
-            for name in _former_first([*side.unclaimed, *side.ways]):
+            for name in former_first([*side.unclaimed, *side.channels]):
                 if parts_of(name) != (stream, consumer):
                     continue
                 if here and name in side.unclaimed:
-                    self._way(side, name, side.unclaimed.pop(name).rows)
-                elif not here and name in side.ways:
-                    self._forget_way(side, name)
+                    self._channel(side, name, side.unclaimed.pop(name).rows)
+                elif not here and name in side.channels:
+                    self._forget_channel(side, name)
 
-    def _forget_way(self, side: _Side, name: str) -> None:
-        """Nothing more is sent on a way, and its rows go with the next commit."""
-        way = side.ways.pop(name)
-        self._close(side, name, way)
-        for row in way.outbox.rows():
+    def _forget_channel(self, side: Side, name: str) -> None:
+        """Nothing more is sent on a channel, and its rows go with the next commit."""
+        channel = side.channels.pop(name)
+        self._close(side, name, channel)
+        for row in channel.outbox.rows():
             side.state.changes.put(row, None)
 
-    def _end_former(self, side: _Side) -> None:
-        """Have a new way begin if all of the former one is committed; not during a commit."""
-        for name in _former_first(name for name in side.ways if name.endswith(FORMER)):
-            if side.ways[name].outbox.idle and f"{name}{FORMER}" not in side.ways:
-                self._forget_way(side, name)
-                if (new := side.ways.get(name.removesuffix(FORMER))) is not None:
+    def _end_former(self, side: Side) -> None:
+        """Have a new channel begin if all of the former one is committed; not during a commit."""
+        for name in former_first(name for name in side.channels if name.endswith(FORMER)):
+            if side.channels[name].outbox.idle and f"{name}{FORMER}" not in side.channels:
+                self._forget_channel(side, name)
+                if (new := side.channels.get(name.removesuffix(FORMER))) is not None:
                     new.emitter.add(new.routes)
 
-    def _close(self, side: _Side, name: str, way: Way) -> None:
-        """Stop sending on a way; nothing waits for it any more."""
-        if way.routes in way.emitter.carried:  # else a former way has not ended
-            way.emitter.remove(way.routes)
+    def _close(self, side: Side, name: str, channel: Channel) -> None:
+        """Stop sending on a channel; nothing waits for it any more."""
+        if channel.routes in channel.emitter.carried:  # else a former channel has not ended
+            channel.emitter.remove(channel.routes)
         self._pipeline.unwatch(parts_of(name)[0], (side.task.partition, name))
 
     def assign(self, owners: Sequence[str], epoch: int, origin: str = "") -> None:
-        """Route the ways to the current owners of partitions."""
+        """Route the channels to the current owners of partitions."""
         self._owners = owners, epoch, origin
         for routes in list(self.emitter.carried):
             self.emitter.assign(routes, owners, epoch, origin)
@@ -331,9 +302,9 @@ class Exchange:
     def put(self, task: Task, stream: str, partition: int, events: Sequence[Any]) -> None:
         """Take events that a task has put for another task."""
         side = self._sides[task.partition]
-        way = side.ways.get(stream) or self._way(side, stream)
-        way.outbox.extend_lane(partition, events)
-        self._after_put(side, stream, stream, way)
+        channel = side.channels.get(stream) or self._channel(side, stream)
+        channel.outbox.extend_lane(partition, events)
+        self._after_put(side, stream, stream, channel)
 
     def send(self, task: Task, stream: str, events: Sequence[Any]) -> None:
         """Take events that a task has put on an output stream."""
@@ -341,44 +312,44 @@ class Exchange:
         sender = self._outputs.senders[stream]
         sender.passed_by(len(events))
         for consumer in sender.consumers:
-            name = way_name(stream, consumer)
-            way = side.ways.get(name) or self._way(side, name)
-            way.outbox.extend(events)
-            self._after_put(side, stream, name, way)
+            name = channel_name(stream, consumer)
+            channel = side.channels.get(name) or self._channel(side, name)
+            channel.outbox.extend(events)
+            self._after_put(side, stream, name, channel)
 
-    def _after_put(self, side: _Side, stream: str, name: str, way: Way) -> None:
-        """After a put: hold the streams that lead to a full way, and have a commit soon."""
-        if way.outbox.holds:
-            self._pipeline.watch(stream, (side.task.partition, name), way.outbox)
+    def _after_put(self, side: Side, stream: str, name: str, channel: Channel) -> None:
+        """After a put: hold the streams that lead to a full channel, and have a commit soon."""
+        if channel.outbox.holds:
+            self._pipeline.watch(stream, (side.task.partition, name), channel.outbox)
             side.task.want_commit()  # nothing leaves before a commit
             self._wake(side.task)
-        elif way.outbox.unreleased and side.task.await_commit():
+        elif channel.outbox.unreleased and side.task.await_commit():
             self._wake(side.task)
 
     def backpressured(self, task: Task, stream: str) -> bool:
         """Return True if more events of a stream wait for acknowledgement than the bound."""
-        way = self._sides[task.partition].ways.get(stream)
-        return way is not None and way.outbox.holds
+        channel = self._sides[task.partition].channels.get(stream)
+        return channel is not None and channel.outbox.holds
 
     @property
     def idle(self) -> bool:
         """True if all events between tasks are committed by their receivers."""
-        return all(way.outbox.idle for way in self._all() if way.emitter is self.emitter)
+        return all(one.outbox.idle for one in self._all() if one.emitter is self.emitter)
 
     @property
     def moving(self) -> bool:
         """True if events wait or are being sent that an owner could take now."""
         return any(
-            _is_near(way, lane)
-            for way in self._all()
-            if not way.outbox.idle
-            for lane in way.outbox.lanes
+            is_near(channel, lane)
+            for channel in self._all()
+            if not channel.outbox.idle
+            for lane in channel.outbox.lanes
             if lane.kept or lane.pending
         )
 
-    def _all(self) -> Iterator[Way]:
+    def _all(self) -> Iterator[Channel]:
         for side in self._sides.values():
-            yield from side.ways.values()
+            yield from side.channels.values()
 
     def heard(self) -> None:
         """Handle news of receivers; raises S4Error if one does not accept a stream."""
@@ -386,52 +357,52 @@ class Exchange:
             if self.awaited(side.task) and side.task.await_commit():
                 self._wake(side.task)  # for events put before the stream's partitions were known
             if not side.committing:
-                self._replace_ways(side)
+                self._replace_channels(side)
                 self._end_former(side)
-        for way in self._all():
-            outbox = way.outbox
+        for channel in self._all():
+            outbox = channel.outbox
             if outbox.settled:
                 outbox.settled = False
                 passing("outbox.settled")
-            self._tell(way)
+            self._tell(channel)
             if outbox.error and not outbox.repartitioned:
                 raise EventError(f"stream {outbox.stream!r}: {outbox.error}")
 
-    def _replace_ways(self, side: _Side) -> None:
+    def _replace_channels(self, side: Side) -> None:
         """Route events again for consumers that have a new number of partitions.
 
         No commit may be running, because its events have to be in its rows.
         """
-        for name, way in list(side.ways.items()):
-            outbox = way.outbox
+        for name, channel in list(side.channels.items()):
+            outbox = channel.outbox
             if not outbox.repartitioned:
                 continue
-            events = way.outbox.uncounted_events()
+            events = channel.outbox.uncounted_events()
             log.warning("a consumer has a new number of partitions; events that it has not "
                         "counted are routed again", stream=outbox.stream, task=side.task.name,
                         consumer=parts_of(name)[1], events=len(events))  # fmt: skip
-            self._close(side, name, side.ways.pop(name))
-            for row in way.outbox.rows():
+            self._close(side, name, side.channels.pop(name))
+            for row in channel.outbox.rows():
                 side.state.changes.put(row, None)
-            new = self._way(side, name)
+            new = self._channel(side, name)
             new.replaces = True
             new.outbox.extend(events)
             side.task.want_commit()
             self._wake(side.task)
 
-    def _tell(self, way: Way) -> None:
+    def _tell(self, channel: Channel) -> None:
         """Report events that were refused, or could not be encoded."""
-        stage = SENDER if way.emitter is self.emitter else REMOTE_SENDER
-        for refusal in way.outbox.take_refusals():
+        stage = SENDER if channel.emitter is self.emitter else REMOTE_SENDER
+        for refusal in channel.outbox.take_refusals():
             self._refusals.report(stage, refusal)
 
     def statistics(self) -> Iterator[OutboxStatistics]:
-        """The unacknowledged events of each way."""
+        """The unacknowledged events of each channel."""
         for side in self._sides.values():
             task = side.task.name
-            for name, way in side.ways.items():
+            for name, channel in side.channels.items():
                 stream, consumer = parts_of(name)
-                events, size = way.outbox.unsettled, way.outbox.unsettled_bytes
+                events, size = channel.outbox.unsettled, channel.outbox.unsettled_bytes
                 yield OutboxStatistics(task, stream, consumer, events, size)
             for name, (_, depth, size) in side.unclaimed.items():
                 stream, consumer = parts_of(name)
@@ -440,23 +411,23 @@ class Exchange:
     # -- commits -----------------------------------------------------------------------------
 
     def keeps(self, task: Task) -> bool:
-        """Return True if a task has any way, so that its commits have rows of it."""
-        return bool(self._ways(task))
+        """Return True if a task has any channel, so that its commits have rows of it."""
+        return bool(self._channels(task))
 
     def awaited(self, task: Task) -> bool:
         """Return True if events that a task has put wait for a commit of the task."""
-        return any(way.outbox.unreleased for way in self._ways(task))
+        return any(channel.outbox.unreleased for channel in self._channels(task))
 
-    def _ways(self, task: Task) -> Collection[Way]:
+    def _channels(self, task: Task) -> Collection[Channel]:
         side = self._sides.get(task.partition)
-        return () if side is None else side.ways.values()
+        return () if side is None else side.channels.values()
 
     def changed(self, task: Task) -> bool:
-        """Return True if a commit of a task would write rows of its ways."""
+        """Return True if a commit of a task would write rows of its channels."""
         side = self._sides.get(task.partition)
         if side is None:
             return False
-        if any(way.outbox.changed for way in side.ways.values()):
+        if any(channel.outbox.changed for channel in side.channels.values()):
             return True
         return _moved(task) != side.moved and (side.own_rows or bool(task.own_events()))
 
@@ -468,29 +439,29 @@ class Exchange:
         own = task.own_events()
         for stream, events in side.left.items():
             own[stream] = [*events, *own.get(stream, ())]
-        for stream in own.keys() - side.ways.keys():
-            self._way(side, stream)
+        for stream in own.keys() - side.channels.keys():
+            self._channel(side, stream)
         for stream, time in task.processor.put_times.items():  # also if it has put nothing
             sender = self._outputs.senders.get(stream)
-            names = [way_name(stream, each) for each in sender.consumers] if sender else [stream]
+            names = [channel_name(stream, one) for one in sender.consumers] if sender else [stream]
             for name in names if sender or self._partitions > 1 else ():
-                way = side.ways.get(name) or self._way(side, name)
-                way.outbox.latest.coming = time
-        for stream, way in side.ways.items():
-            if way.emitter is self.emitter:
-                way.outbox.cut = self._cuts.made(task.partition)
-            way.outbox.begin_commit(own.get(stream, ()))
+                channel = side.channels.get(name) or self._channel(side, name)
+                channel.outbox.latest.coming = time
+        for stream, channel in side.channels.items():
+            if channel.emitter is self.emitter:
+                channel.outbox.cut = self._cuts.made(task.partition)
+            channel.outbox.begin_commit(own.get(stream, ()))
         side.committing = True
         side.own_rows = bool(own)
         side.moved = _moved(task)
 
     def encode(self, task: Task) -> bool:
         """Encode a part of the events of the commit; return False if none are left."""
-        return any(way.outbox.encode() for way in self._ways(task))
+        return any(channel.outbox.encode() for channel in self._channels(task))
 
     def leaves(self, task: Task) -> bool:
         """Return True if events may leave when the current commit is written."""
-        return any(way.outbox.leaving for way in self._ways(task))
+        return any(channel.outbox.leaving for channel in self._channels(task))
 
     def end_commit(self, task: Task, *, written: bool) -> None:
         """End a commit that was written, or has failed."""
@@ -498,37 +469,21 @@ class Exchange:
         if side is None:
             return
         side.committing = False
-        self._replace_ways(side)
+        self._replace_channels(side)
         self._end_former(side)
         if not written:
             side.moved = -1
-        leaving = [way for way in side.ways.values() if written and way.outbox.leaving]
+        leaving = written and self.leaves(task)
         if leaving:
             passing("outbox.release")
-        for way in side.ways.values():
-            way.outbox.end_commit(written=written)
-            way.replaces = way.replaces and not written
-            self._tell(way)  # no answer will come if nothing is left to send
-        for way in side.ways.values() if written else ():
-            way.emitter.wake()  # also to tell a time
+        for channel in side.channels.values():
+            channel.outbox.end_commit(written=written)
+            channel.replaces = channel.replaces and not written
+            self._tell(channel)  # no answer will come if nothing is left to send
+        for channel in side.channels.values() if written else ():
+            channel.emitter.wake()  # also to tell a time
         if leaving:
             passing("outbox.released")
-
-
-def way_name(stream: str, consumer: str) -> str:
-    """The name of a task's way to a consumer of an output stream."""
-    return f"{stream}{_TO}{consumer}"
-
-
-def parts_of(way: str) -> tuple[str, str]:
-    """The stream and the consumer in a way's name; no consumer between tasks of the app."""
-    stream, _, rest = way.partition(_TO)
-    return stream, rest.partition(_TO)[0]
-
-
-def _former_first(ways: Iterable[str]) -> list[str]:
-    """The names of ways, each after its former one."""
-    return sorted(ways, key=lambda name: -name.count(FORMER))
 
 
 def _other_job(_: int) -> bool:
@@ -539,8 +494,3 @@ def _other_job(_: int) -> bool:
 def _moved(task: Task) -> int:
     """A number that changes whenever the waiting own events of a task may have changed."""
     return task.processed + task.sent
-
-
-def _is_near(way: Way, lane: Lane) -> bool:
-    """Return True if the owner of a lane is connected, or may connect soon."""
-    return lane.open or way.emitter.is_near(way.routes.route_of(lane))

@@ -77,7 +77,7 @@ class Members:
             queue_size=config[settings.SENDER_WORK_QUEUE_SIZE],
             on_news=on_news,
         )
-        self.ways: dict[str, StagedOutbox] = {}
+        self.outboxes: dict[str, StagedOutbox] = {}
         self._forwarders: dict[str, Forwarder] = {}
         self._routed: list[tuple[StagedOutbox | Forwarder, Routes]] = []
         self._config = config
@@ -90,27 +90,27 @@ class Members:
             options = outbox_options(stream, config)
             if not isinstance(stream, OutputStream):
                 stage = pipeline.sender(stream.name, remote=False)
-                way = StagedOutbox(stage, stream.name, self._producer, **options)
-                self.ways[stream.name] = way
-                self._lead(way)
+                outbox = StagedOutbox(stage, stream.name, self._producer, **options)
+                self.outboxes[stream.name] = outbox
+                self._lead(outbox)
             if isinstance(stream, InputStream):
                 carrier = Forwarder(stream.name, f"{self._producer}-{_CARRIER}", **options)
                 self._forwarders[stream.name] = carrier
                 self._lead(carrier, wire.ANSWER_NOW)
 
-    def _lead(self, way: StagedOutbox | Forwarder, flags: int = 0) -> None:
+    def _lead(self, outbox: StagedOutbox | Forwarder, flags: int = 0) -> None:
         """Route an outbox to the partitions of the other members."""
-        way.open_lanes(self._partitions, wire.ROUTED)
+        outbox.open_lanes(self._partitions, wire.ROUTED)
         headers = {wire.CLUSTER: self._config[settings.CLUSTER_NAME]}
-        routes = Routes(way, self._incarnation, headers=headers, flags=flags)
-        self._routed.append((way, routes))
+        routes = Routes(outbox, self._incarnation, headers=headers, flags=flags)
+        self._routed.append((outbox, routes))
         self.emitter.add(routes)
 
     def assign(self, view: View, ours: Collection[int]) -> None:
         """Route events to the current owners of partitions; ``ours`` run here."""
-        for way, routes in self._routed:
+        for outbox, routes in self._routed:
             owners = [
-                "" if partition in ours and not way.behind(partition) else owner
+                "" if partition in ours and not outbox.behind(partition) else owner
                 for partition, owner in enumerate(view.owners)
             ]
             self.emitter.assign(routes, owners, view.epoch, view.origin)
@@ -124,13 +124,13 @@ class Members:
 
     def is_behind(self, stream: str, partition: int) -> bool:
         """Return True if earlier events of the app for our partition have yet to arrive."""
-        return self.ways[stream].behind(partition)
+        return self.outboxes[stream].behind(partition)
 
     def unsettled(self, stream: str) -> int:
         """The number of events of a stream that their owners have not acknowledged."""
         forwarder = self._forwarders.get(stream)
         carried = 0 if forwarder is None else forwarder.unsettled
-        return self.ways[stream].unsettled + carried
+        return self.outboxes[stream].unsettled + carried
 
     def forward(self, batch: EventBatch) -> None:
         """Forward a producer's batch for a partition that another member runs."""
@@ -142,39 +142,39 @@ class Members:
 
         A source that never ``waits``, such as a timer, may put much more than fits.
         """
-        way = self.ways[stream]
-        if not waits and way.full:
-            self._pipeline.spill(stream, way.stage)
-        dropped = way.offer(events, trio.current_time(), partition)
-        if way.holds:
-            self._pipeline.watch(stream, "sender", way)
+        outbox = self.outboxes[stream]
+        if not waits and outbox.full:
+            self._pipeline.spill(stream, outbox.stage)
+        dropped = outbox.offer(events, trio.current_time(), partition)
+        if outbox.holds:
+            self._pipeline.watch(stream, "sender", outbox)
         self.emitter.wake()
         return dropped
 
     def pump(self, now: float) -> float | None:
         """Send events that have waited for a token; return when to call again, or None."""
         dues = []
-        for way in self.ways.values():
-            if way.stage.depth:
-                if way.pump(now):
+        for outbox in self.outboxes.values():
+            if outbox.stage.depth:
+                if outbox.pump(now):
                     self.emitter.wake()
-                dues.append(way.due(now))
+                dues.append(outbox.due(now))
         return min((due for due in dues if due is not None), default=None)
 
     @property
     def has_waiting(self) -> bool:
         """True if events wait for an outbox."""
-        return any(way.stage.depth for way in self.ways.values())
+        return any(outbox.stage.depth for outbox in self.outboxes.values())
 
     def heard(self) -> None:
         """Handle news of members; raises S4Error if one does not accept a stream."""
-        for way in self.ways.values():
-            for refusal in way.refusals.drain():
+        for outbox in self.outboxes.values():
+            for refusal in outbox.refusals.drain():
                 self._refusals.report(SENDER, refusal)
         for routes in self.emitter.carried:
-            outbox = routes.outbox
-            if outbox.error:
-                raise S4Error(f"stream {outbox.stream!r} to the other members: {outbox.error}")
+            carried = routes.outbox
+            if carried.error:
+                raise S4Error(f"stream {carried.stream!r} to the other members: {carried.error}")
 
     # -- stopping ----------------------------------------------------------------------------
 
@@ -184,7 +184,7 @@ class Members:
             before = partitions.processed
             with trio.move_on_after(_QUIET_SECONDS):
                 await trio.sleep_forever()
-            unsettled = any(self.unsettled(stream) for stream in self.ways)
+            unsettled = any(self.unsettled(stream) for stream in self.outboxes)
             waiting = not loop.idle or partitions.has_waiting
             if partitions.processed == before and not waiting and not unsettled:
                 return
@@ -202,8 +202,8 @@ class Members:
 
     def statistics(self) -> Iterator[StageStatistics]:
         """The ``sender`` stages, including the forwarded events of producers."""
-        for stream, way in self.ways.items():
-            told = way.statistics()
+        for stream, outbox in self.outboxes.items():
+            told = outbox.statistics()
             carried = self._forwarders.get(stream)
             if carried is None:
                 yield told

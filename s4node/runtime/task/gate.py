@@ -194,7 +194,6 @@ class Gate:
         self.validate()
 
     def end_step(self, op: Op) -> None:
-        """End ``op``."""
         if op is Op.COMMIT:
             self.committing = False
             return

@@ -122,7 +122,6 @@ class InFlightEvents:
 
     @property
     def begun(self) -> list[InFlightEvent]:
-        """The events that are in flight."""
         return list(self._begun)
 
     def commit_taken(self) -> Iterator[InFlightEvent | EventBatch]:

@@ -304,7 +304,6 @@ class PeProcessor(Processor):
             self._kept.before_one(entry.batch.stream, entry.event)
 
     async def process_one(self, entry: InFlightEvent) -> None:
-        """Process one event."""
         handled.set((self._name, entry.batch, None, entry.index))
         plan = self._plans[entry.batch.stream]
         ran = plan.run(iter([entry.event]))

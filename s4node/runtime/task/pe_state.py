@@ -21,7 +21,7 @@ import msgspec
 from s4node.app import graph
 from s4node.app.app import App
 from s4node.app.instances import Instances, Keeper
-from s4node.app.pe_codec import ElementCodec
+from s4node.app.pe_codec import Facts, codec_in
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.stream import OutputStream, Stream
 from s4node.app.window_instances import WindowInstances
@@ -73,19 +73,11 @@ class Saved(Keeper, graph.Saver, Protocol):
         ...
 
 
-class State(Protocol):
+class State(Facts, Protocol):
     """The durable state of a task, as far as its PEs and stores know it."""
 
     def now(self) -> float:
         """Unix time."""
-        ...
-
-    def meta(self, name: str, /) -> Any:
-        """A fact about the task; None if it was never set."""
-        ...
-
-    def set_meta(self, name: str, value: Any, /) -> None:
-        """Save a fact with the next commit."""
         ...
 
     def saved(self, name: str, live: Mapping[Any, Any], codec: Any, /) -> Saved:
@@ -117,11 +109,7 @@ class _Prototype:
         self._ttl = instances.prototype.ttl
         if self._ttl != (state.meta(f"{TTL}{name}") or 0):
             state.set_meta(f"{TTL}{name}", self._ttl)
-        fact = f"versions of {name}"
-        versions = [tuple(map(tuple, fields)) for fields in state.meta(fact) or ()]
-        self._codec = ElementCodec(instances.prototype.cls, versions)
-        if len(self._codec.versions) != len(versions):
-            state.set_meta(fact, self._codec.versions)
+        self._codec = codec_in(state, name, instances.prototype.cls)
         self._find: Callable[[Any], Any]
         self._coming: Iterable[Any] = ()
         self.saved = state.saved(name, instances, self)
@@ -130,7 +118,6 @@ class _Prototype:
         instances.fetch = self._fetch
 
     def encode(self, instance: ProcessingElement) -> bytes:
-        """Encode an instance as a row."""
         data = self._codec.encode(instance)
         if self._trigger is None and not self._ttl:
             return data
@@ -139,7 +126,6 @@ class _Prototype:
         return _encode(_Counted(data, counts, used=now if self._ttl else 0.0))
 
     def encode_all(self, instances: list[ProcessingElement]) -> list[bytes]:
-        """Encode several instances as rows."""
         if self._trigger is None and not self._ttl:
             return self._codec.encode_all(instances)
         return list(map(self.encode, instances))

@@ -279,7 +279,6 @@ class StreamTaskProcessor(Processor):
         )
 
     async def process_one(self, entry: InFlightEvent) -> None:
-        """Process one event."""
         assert self._process is not None
         collector = StreamCollector(self._app, entry.put)
         handled.set((self._name, entry.batch, None, entry.index))

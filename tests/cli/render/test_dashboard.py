@@ -25,7 +25,7 @@ from s4node.deploy.cluster_snapshot import (
 
 @pytest.mark.parametrize("width", [50, 60, 80, 120])
 @pytest.mark.parametrize("live", [True, False])
-def test_what_matters_is_whole_and_in_its_place_however_narrow_the_terminal_is(
+def test_important_columns_are_whole_however_narrow_the_terminal_is(
     width: int, *, live: bool
 ) -> None:
     lines = lines_of(width, live=live)
@@ -37,7 +37,7 @@ def test_what_matters_is_whole_and_in_its_place_however_narrow_the_terminal_is(
     assert lines[1].startswith("bottleneck: stream 'clicks' of app 'counter'")
 
 
-def test_what_could_not_be_sent_has_a_column_where_there_is_any() -> None:
+def test_unsendable_events_have_a_column_if_there_are_any() -> None:
     console = Console(width=120, file=io.StringIO(), highlight=False)
     shown = snapshot()
     console.print(rendered([shown], 120, live=False))
@@ -97,13 +97,13 @@ def test_a_long_reason_comes_last_as_one_line_in_top_and_whole_in_status() -> No
     assert FAILURE.replace("\n", r"\n") in " ".join(lines_of(60, live=False))
 
 
-def test_what_a_reason_has_of_lines_and_escapes_is_shown_quoted() -> None:
+def test_line_ends_and_escapes_in_a_reason_are_quoted() -> None:
     for live in (True, False):
         lines = lines_of(200, live=live, failure="ValueError: schlécht\na\x1b[31m")
         assert lines[-1] == ENDED + r"ValueError: schlécht\na\x1b[31m"
 
 
-def test_what_a_name_has_of_lines_and_escapes_is_shown_quoted() -> None:
+def test_line_ends_and_escapes_in_a_name_are_quoted() -> None:
     assert len(lines_of(200, node="a\nb\x1b[31m")) == len(lines_of(200))
     (shown,) = (line for line in lines_of(200, node="ä\nb\x1b[31m") if "26375" in line)
     assert shown.startswith(r"ä\nb\x1b[31m  tcp://127.0.0.1:22001")

@@ -334,7 +334,7 @@ def test_a_client_in_asyncio_says_what_to_use_there() -> None:
 # -- what cannot be sent --------------------------------------------------------------------------
 
 
-async def test_no_node_is_told_in_time_with_the_address() -> None:
+async def test_an_absent_node_is_reported_in_time_with_its_address() -> None:
     address = f"tcp://127.0.0.1:{free_port()}"
     began = trio.current_time()
     async with Client(address, timeout=0.3) as client:
@@ -344,7 +344,7 @@ async def test_no_node_is_told_in_time_with_the_address() -> None:
     assert trio.current_time() - began < 5
 
 
-async def test_a_port_that_answers_nothing_is_told_in_time() -> None:
+async def test_a_silent_port_is_reported_in_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
         async with Client(address, timeout=0.3) as client:
@@ -499,7 +499,7 @@ async def test_flush_says_in_time_that_the_node_has_gone_and_keeps_the_events() 
     assert before.numbers + after.numbers == list(range(20))
 
 
-async def test_an_error_for_good_that_the_caller_has_had_is_not_raised_again_by_leaving() -> None:
+async def test_a_final_error_that_was_raised_is_not_raised_again_by_leaving() -> None:
     address = f"tcp://127.0.0.1:{free_port()}"
     async with Client(address) as client:
         async with running(Noted(), partitions=3, address=address):
@@ -515,7 +515,7 @@ async def test_an_error_for_good_that_the_caller_has_had_is_not_raised_again_by_
                 await (await new.stream("clicks")).send(Click("ann"))
 
 
-async def test_an_error_for_good_that_nobody_has_had_is_raised_by_leaving() -> None:
+async def test_a_final_error_that_was_not_raised_is_raised_by_leaving() -> None:
     address = f"tcp://127.0.0.1:{free_port()}"
     client = await Client(address).__aenter__()
     async with running(Noted(), partitions=3, address=address):
@@ -528,7 +528,7 @@ async def test_an_error_for_good_that_nobody_has_had_is_raised_by_leaving() -> N
         await client.__aexit__(None, None, None)
 
 
-async def test_events_that_an_error_for_good_has_left_are_told_when_the_client_is_left() -> None:
+async def test_events_left_by_a_final_error_are_reported_when_the_client_is_left() -> None:
     address = f"tcp://127.0.0.1:{free_port()}"
     with capture_logs() as logs:
         async with Client(address) as client:

@@ -310,7 +310,7 @@ with SyncClient(sys.argv[1]) as client:
 
 
 @pytest.mark.parametrize("how", ["told", "again", "untold"])
-async def test_the_sync_client_raises_an_error_for_good_once(how: str) -> None:
+async def test_the_sync_client_raises_a_final_error_once(how: str) -> None:
     address = f"tcp://127.0.0.1:{free_port()}"
     sent, changed, ended = threading.Event(), threading.Event(), trio.Event()
 

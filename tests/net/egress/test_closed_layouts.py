@@ -11,7 +11,7 @@ from lanes import TICK, Tick, headers_of
 
 from s4node.net.egress.outbox import Outbox
 from s4node.net.wire import frame as wire
-from s4node.net.wire.decoder import FrameDecoder
+from s4node.net.wire.body import FrameDecoder
 from s4node.offsets.producer_offsets import Closing
 
 SIZES = (1, 2, 3, 4, 5, 8)

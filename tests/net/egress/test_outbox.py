@@ -557,7 +557,7 @@ def test_frames_without_a_verdict_take_a_window_and_no_more() -> None:
     assert (outbox.admitted, outbox.unsettled, outbox.kept_bytes) == (2000, 0, 0)
 
 
-def test_what_waits_is_weighed_before_it_has_ever_been_sent() -> None:
+def test_waiting_events_are_weighed_before_any_was_sent() -> None:
     outbox = Outbox("ticks", "p", types=[Tick])
     route = route_of(outbox)
     outbox.extend(ticks(1000))

@@ -89,7 +89,7 @@ def test_an_answer_that_does_not_fit_is_the_outbox_s_error_and_stops_it(
     assert outbox.unsettled == 1
 
 
-def test_a_node_that_turns_down_the_older_of_two_ways_to_it_is_heard_out_on_the_newer() -> None:
+def test_a_refusal_on_the_older_of_two_routes_to_a_node_leaves_the_newer_one() -> None:
     outbox, route = opened(10)
     outbox.put(Tick("joe"))
     older, newer = route, route.routes.to("tcp://redirector:1")

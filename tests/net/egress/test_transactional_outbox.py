@@ -13,11 +13,11 @@ from s4node import Event
 from s4node.errors import SpillError, StateError
 from s4node.events.event import EventBatch
 from s4node.events.schema import EventType
-from s4node.net.egress.outbox_rows import life_of, ways_of
+from s4node.net.egress.outbox_rows import channels_of, life_of
 from s4node.net.egress.routes import Routes
 from s4node.net.egress.transactional_outbox import TransactionalOutbox
 from s4node.net.wire import frame as wire
-from s4node.net.wire.decoder import FrameDecoder
+from s4node.net.wire.body import FrameDecoder
 from s4node.state.rows import OUTBOX, Changes, task_row
 
 PARTITIONS = 3
@@ -46,7 +46,7 @@ MOVES = st.lists(
 
 
 @given(MOVES)
-def test_what_was_committed_arrives_once_and_in_order_whatever_happens(moves: list[Any]) -> None:
+def test_committed_events_arrive_once_and_in_order_whatever_happens(moves: list[Any]) -> None:
     """A crash takes the sender back to its last commit, the receiver to its own."""
     database, receiver = Database(), Receiver()
     life = Life(database)
@@ -134,7 +134,7 @@ def test_a_lane_goes_on_with_its_next_number_when_all_frames_are_gone() -> None:
         max_size=30,
     )
 )
-def test_what_is_spilled_comes_back_in_order_as_of_the_last_commit(moves: list[Any]) -> None:
+def test_spilled_events_come_back_in_order_as_of_the_last_commit(moves: list[Any]) -> None:
     database = Database()
     life = Life(database)
     there: list[int] = []
@@ -159,7 +159,7 @@ def test_what_is_spilled_comes_back_in_order_as_of_the_last_commit(moves: list[A
         assert life.outbox.spill.events == len(there)
 
 
-def test_what_is_put_before_anybody_has_answered_is_saved_and_goes_where_it_belongs() -> None:
+def test_events_put_before_any_answer_are_saved_and_then_routed() -> None:
     database = Database()
     life = Life(database, partitions=0)
     life.outbox.extend([Click(n) for n in range(3)])
@@ -183,7 +183,7 @@ def test_what_is_put_before_anybody_has_answered_is_saved_and_goes_where_it_belo
     assert not database.outbox
 
 
-def test_what_waits_for_an_answer_is_saved_by_any_commit_and_asks_for_one_when_it_comes() -> None:
+def test_events_before_an_answer_are_saved_by_any_commit_and_ask_for_one_after_it() -> None:
     life = Life(Database(), partitions=0)
     out = life.outbox
     asks: list[tuple[bool, bool]] = []
@@ -215,7 +215,7 @@ def test_events_that_wait_for_an_answer_are_measured_in_every_life() -> None:
     assert (again.unsettled_bytes, again.unsettled) == (size, 100)
 
 
-def test_going_back_forgets_what_no_commit_holds() -> None:
+def test_a_rollback_forgets_uncommitted_events() -> None:
     life, receiver = Life(Database()), Receiver()
     receiver.open(life)
     life.outbox.extend_lane(0, [Click(n) for n in range(6)])
@@ -225,7 +225,7 @@ def test_going_back_forgets_what_no_commit_holds() -> None:
     life.outbox.extend_lane(0, [Click(n) for n in range(20, 27)])
     life.outbox.extend_lane(1, [Click(30)])
     life.changes = Changes()
-    rows = ways_of(life.database.outbox)["digits"]
+    rows = channels_of(life.database.outbox)["digits"]
     assert life.outbox.roll_back(life.changes, rows) == [Click(100)]
     life.outbox.validate()
     life.outbox.extend_lane(0, [Click(6)])
@@ -245,7 +245,7 @@ def test_an_outbox_that_was_made_anew_has_nothing_of_the_former_one() -> None:
     Receiver().open(before)
     before.commit()
     assert life_of(database.outbox) == "a"
-    rows = ways_of(database.outbox)["digits"]
+    rows = channels_of(database.outbox)["digits"]
     database.rows.clear()
     life = Life(database, partitions=0, life="b")
     life.outbox.extend([Click(0)])
@@ -355,7 +355,7 @@ def test_an_unsendable_event_is_reported_once_by_the_commit_that_would_have_it()
         assert life.outbox.take_refusals() == []  # it is known, for a frame was made
 
     put_again()
-    rows = ways_of(life.database.outbox).get("digits", ())
+    rows = channels_of(life.database.outbox).get("digits", ())
     life.changes = Changes()
     life.outbox.roll_back(life.changes, rows)
     put_again()
@@ -381,7 +381,7 @@ def test_a_tasks_own_event_that_no_commit_can_save_is_reported_when_lost() -> No
     life.begin([Click(3, object())])
     life.end(written=False)
     assert life.outbox.take_refusals() == []  # they may come yet
-    rows = ways_of(life.database.outbox)["digits"]
+    rows = channels_of(life.database.outbox)["digits"]
     life.changes = Changes()
     assert life.outbox.roll_back(life.changes, rows) == [Click(2)]
     (told,) = life.outbox.take_refusals()
@@ -395,7 +395,7 @@ def test_a_tasks_own_event_that_no_commit_can_save_is_reported_when_lost() -> No
     assert life.outbox.take_refusals() == []
 
 
-def test_what_is_spilled_into_rows_has_waited_since_it_came_or_since_the_start() -> None:
+def test_the_wait_of_spilled_events_counts_from_their_arrival_or_the_start() -> None:
     database = Database()
     life = Life(database)
     life.spill([Click(n) for n in range(600)], offered_at=7.0)
@@ -403,7 +403,7 @@ def test_what_is_spilled_into_rows_has_waited_since_it_came_or_since_the_start()
     life.commit()
     found = [life.outbox.spill.pop(), life.outbox.spill.pop()]
     assert [batch and (batch.offered_at, batch.size) for batch in found] == [(7.0, 600), (8.0, 1)]
-    rows = ways_of(database.outbox)["digits"]
+    rows = channels_of(database.outbox)["digits"]
     life.outbox.roll_back(Changes(), rows, now=9.0)
     again = life.outbox.spill.pop()
     assert again is not None
@@ -472,7 +472,7 @@ class Life:
     ) -> None:
         self.database = database
         self.changes = Changes()
-        rows = ways_of(database.outbox)
+        rows = channels_of(database.outbox)
         assert rows.keys() <= {"digits"}
         outbox = self.outbox = TransactionalOutbox(
             "digits",

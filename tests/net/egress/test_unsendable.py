@@ -100,7 +100,7 @@ def taking() -> App:
     return NotingApp("names", types=GenericEvent)
 
 
-async def test_what_the_consumer_has_no_type_or_no_key_for_is_counted_as_well() -> None:
+async def test_events_without_a_type_or_key_at_the_consumer_are_counted() -> None:
     with capture_logs() as logs:
         async with running(taking(), {"s4.cluster.name": "east"}, partitions=2) as last:
             consumers = {
@@ -117,9 +117,7 @@ async def test_what_the_consumer_has_no_type_or_no_key_for_is_counted_as_well() 
     assert "takes GenericEvent, not 'Name'" in reason or "KeyError: 'user'" in reason
 
 
-async def test_what_is_put_before_its_consumer_is_there_is_counted_when_that_cannot_take_it() -> (
-    None
-):
+async def test_events_put_before_their_consumer_came_are_counted_if_it_cannot_take_them() -> None:
     address = f"tcp://127.0.0.1:{free_port()}"
     consumers = {"s4.stream.names.consumers": "east", "s4.cluster.east.address": address}
     east = {"s4.cluster.name": "east", "s4.listener.address": address}
@@ -159,7 +157,7 @@ async def test_between_members_the_loss_is_counted_by_who_has_put_the_event(
     assert set(told(logs)) == {("totals", TOO_LARGE)}
 
 
-async def test_tasks_that_keep_what_they_do_commit_without_it_and_tell_and_count_it(
+async def test_durable_tasks_commit_without_an_unsendable_event_and_count_it(
     tmp_path: Path,
 ) -> None:
     users = [f"user-{n}" for n in range(20)]
@@ -187,7 +185,7 @@ async def test_tasks_that_keep_what_they_do_commit_without_it_and_tell_and_count
     assert told(logs) == [("totals", TOO_LARGE)]
 
 
-async def test_what_a_task_takes_back_is_not_counted_and_what_it_puts_again_is_counted_once(
+async def test_events_of_a_rolled_back_task_count_once_when_they_are_put_again(
     tmp_path: Path,
 ) -> None:
     settings = {
@@ -246,7 +244,7 @@ def hopping() -> App:
     return app
 
 
-async def test_what_a_task_has_put_for_itself_comes_or_is_counted_when_it_goes_back(
+async def test_own_events_of_a_task_arrive_or_are_counted_when_it_is_rolled_back(
     tmp_path: Path,
 ) -> None:
     settings = {

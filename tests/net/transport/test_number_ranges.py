@@ -46,7 +46,7 @@ def test_settled_numbers_are_forgotten() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=30))
-def test_it_is_a_set_of_numbers(pairs: list[tuple[int, int]]) -> None:
+def test_ranges_behave_as_a_set_of_numbers(pairs: list[tuple[int, int]]) -> None:
     found, numbers = NumberRanges(), set[int]()
     for first, end in pairs:
         new = {n for a, b in found.add(first, end) for n in range(a, b)}

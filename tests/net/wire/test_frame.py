@@ -253,7 +253,7 @@ def test_a_header_without_its_required_fields_is_a_bad_frame(kind: str) -> None:
         ),
     ],
 )
-def test_nothing_can_be_read_from_these(data: bytes, message: str) -> None:
+def test_an_envelope_that_cannot_be_read_says_why(data: bytes, message: str) -> None:
     with pytest.raises(RemoteFrameError) as caught:
         list(read_envelope(data, LIMIT))
     assert str(caught.value).startswith(message)

@@ -287,7 +287,7 @@ def keep_app(kept: dict[str, list[int]]) -> TaskApp:
 
 
 @pytest.mark.parametrize("threads", ["0", "4"])
-async def test_what_events_and_windows_send_arrives_once_and_in_order(
+async def test_events_sent_by_handlers_and_windows_arrive_once_and_in_order(
     threads: str, system: MemorySystem, settings: dict[str, str]
 ) -> None:
     fill(system, 900, partitions=3)
@@ -318,7 +318,7 @@ async def to_nobody_yet(settings: dict[str, str], commit_ms: str) -> str:
     return address
 
 
-async def test_what_was_sent_is_saved_with_the_progress_until_it_has_arrived(
+async def test_sent_events_are_saved_with_the_progress_until_they_have_arrived(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     fill(system, 50)
@@ -333,7 +333,7 @@ async def test_what_was_sent_is_saved_with_the_progress_until_it_has_arrived(
 
 
 @pytest.mark.parametrize("crashes", [False, True])
-async def test_what_a_commit_held_before_its_consumer_came_waits_for_no_further_one(
+async def test_events_committed_before_their_consumer_came_need_no_further_commit(
     crashes: bool, system: MemorySystem, settings: dict[str, str]
 ) -> None:
     fill(system, 50)
@@ -368,7 +368,7 @@ def seldom_app() -> TaskApp:
     return app
 
 
-async def test_the_first_that_a_task_sends_leaves_with_the_progress_of_its_own_moment(
+async def test_the_first_event_that_a_task_sends_leaves_with_the_commit_that_has_it(
     system: MemorySystem, settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_write = threading.Event()

@@ -130,7 +130,7 @@ class Pairs:
         return groups
 
 
-async def test_one_s_own_grouper_makes_the_tasks(
+async def test_a_custom_grouper_makes_the_tasks(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     views_and_metrics(system)

@@ -79,7 +79,7 @@ async def test_a_client_that_goes_on_over_an_orderly_restart_loses_and_doubles_n
     assert len(seen) - len(sent) in (0, 1)  # the send that was cancelled may have been taken
 
 
-async def test_what_was_admitted_is_processed_before_on_close_even_if_it_takes_a_chain() -> None:
+async def test_admitted_events_are_processed_before_on_close_along_any_chain() -> None:
     story: list[Any] = []
 
     async def note(_pe: Any, click: Click) -> None:
@@ -159,7 +159,7 @@ async def test_events_that_wait_when_a_node_stops_go_back_to_their_producer(
     assert sorted(first + second) == list(range(8000))
 
 
-async def test_what_was_sent_by_a_producer_that_has_gone_is_processed() -> None:
+async def test_events_of_a_producer_that_has_left_are_processed() -> None:
     seen: list[int] = []
     async with running(slow(seen, "user", 0.002)) as node:
         async with raw_peer(node.address) as peer:
@@ -171,7 +171,7 @@ async def test_what_was_sent_by_a_producer_that_has_gone_is_processed() -> None:
     assert seen == list(range(800))
 
 
-async def test_what_comes_before_the_end_of_a_stream_is_processed() -> None:
+async def test_events_before_the_end_of_a_stream_are_processed() -> None:
     seen: list[int] = []
     app = slow(seen, "user", 0.002)
     async with running(app) as node, raw_peer(node.address) as peer:
@@ -190,7 +190,7 @@ async def test_what_comes_before_the_end_of_a_stream_is_processed() -> None:
     assert seen == list(range(800))
 
 
-async def test_handlers_under_way_come_to_their_end() -> None:
+async def test_running_handlers_are_completed_before_the_stop() -> None:
     story: list[Any] = []
     may_end = trio.Event()
 

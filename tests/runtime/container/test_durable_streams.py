@@ -328,7 +328,7 @@ async def test_a_grade_is_for_a_live_input(settings: dict[str, str], key: str, w
             pass
 
 
-async def test_a_state_that_was_put_back_is_told_and_not_counted_with(
+async def test_state_from_an_older_backup_is_reported_to_producers(
     settings: dict[str, str], tmp_path: Path
 ) -> None:
     one = settings | {"s4.cluster.partitions": "1", "task.commit.ms": "5"}
@@ -374,7 +374,7 @@ async def test_a_node_without_state_believes_its_producers_and_tells_them_so(
     assert "the node no longer knows this producer" in capsys.readouterr().err
 
 
-def test_ids_of_tasks_are_not_for_programs() -> None:
+def test_a_program_cannot_use_the_id_of_a_task() -> None:
     with pytest.raises(ConfigError, match="ids that begin with ~ belong to tasks"):
         Client("tcp://127.0.0.1:1", producer="~me")
 
@@ -412,7 +412,7 @@ SELDOM = {"task.commit.ms": "60000"}
 """Nothing is committed by time within a test."""
 
 
-async def test_a_producer_does_not_wait_for_the_interval_of_commits(
+async def test_a_producer_does_not_wait_for_the_commit_interval(
     settings: dict[str, str],
 ) -> None:
     seldom = settings | SELDOM
@@ -438,7 +438,7 @@ def hopping(*, outside: bool = False) -> NotingApp:
     return app
 
 
-async def test_what_tasks_put_for_each_other_does_not_wait_for_the_interval_of_commits(
+async def test_events_between_tasks_do_not_wait_for_the_commit_interval(
     settings: dict[str, str],
 ) -> None:
     app = hopping()
@@ -448,7 +448,7 @@ async def test_what_tasks_put_for_each_other_does_not_wait_for_the_interval_of_c
     assert sorted(app.numbers) == list(range(40))
 
 
-async def test_what_is_put_for_another_app_does_not_wait_for_the_interval_of_commits(
+async def test_events_for_another_app_do_not_wait_for_the_commit_interval(
     settings: dict[str, str],
 ) -> None:
     end = NotingApp("hops")
@@ -681,7 +681,7 @@ async def test_no_producer_is_told_of_a_commit_that_the_next_owner_does_not_have
                         client.abandon()
 
 
-async def test_troubles_of_commits_that_pass_do_not_add_up(
+async def test_passing_errors_of_commits_do_not_add_up(
     settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("s4node.runtime.commit.task_commit.RETRY_SECONDS", 0.01)
@@ -721,7 +721,7 @@ class Slow(CountAndTell):
         super().on_event(event)
 
 
-async def test_handlers_that_overlap_count_once_where_commits_wait_for_them(
+async def test_overlapping_handlers_count_once_because_commits_wait_for_them(
     settings: dict[str, str],
 ) -> None:
     random = Random(7)
@@ -759,7 +759,7 @@ async def test_an_event_that_a_task_sends_on_counts_as_admitted_where_it_is_proc
         )
         assert await clicks.flush() == []
         await until(lambda: container.parts.exchange.idle)  # type: ignore[union-attr]
-        assert container.ports["clicks"].redispatched
+        assert container.ports["clicks"].deserializer.redispatched
         assert container.processed == 100
         assert container.statistics().inputs["clicks"].admitted == 100
         (whole, *_) = container.metrics()
@@ -783,12 +783,12 @@ async def test_events_that_come_to_another_task_s_partition_are_sent_on_by_commi
                 ]
                 await clicks.send_many(texts)
                 await trio.sleep(0.05 * part)
-                redispatched += node.container.ports["clicks"].redispatched
+                redispatched += node.container.ports["clicks"].deserializer.redispatched
                 await node.crash()
                 await node.begin(CountingApp())
             assert await clicks.flush() == []
             await until(lambda: node.container.parts.exchange.idle)  # type: ignore[union-attr]
-            redispatched += node.container.ports["clicks"].redispatched
+            redispatched += node.container.ports["clicks"].deserializer.redispatched
     assert redispatched
     kept = kept_instances(Path(often["s4.state.folder"]) / "default" / "counting")
     assert {key: each["seen"] for key, each in kept.items()} == {
@@ -868,7 +868,7 @@ class Copied(Event):
 
 
 @pytest.mark.parametrize("make", [Copied, GenericEvent])
-async def test_what_was_put_on_a_stream_without_types_is_read_again_after_a_restart(
+async def test_events_on_a_stream_without_types_are_read_again_after_a_restart(
     settings: dict[str, str], make: Callable[..., Any]
 ) -> None:
     away = f"tcp://127.0.0.1:{free_port()}"
@@ -895,7 +895,7 @@ async def test_what_was_put_on_a_stream_without_types_is_read_again_after_a_rest
     assert sorted(keeper.seen) == sorted([*range(30), *range(30)])
 
 
-async def test_a_stop_keeps_what_nobody_has_taken_and_does_not_call_it_lost(
+async def test_a_stop_keeps_untaken_output_events_and_does_not_report_them_lost(
     settings: dict[str, str],
 ) -> None:
     away = f"tcp://127.0.0.1:{free_port()}"

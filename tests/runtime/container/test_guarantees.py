@@ -16,7 +16,7 @@ from s4node import AdapterApp, App, Client, Stream
 # -- event dispatch -------------------------------------------------------------------------------
 
 
-async def test_what_stays_in_the_process_is_handed_on_as_the_same_object() -> None:
+async def test_events_within_the_process_are_handed_on_as_the_same_objects() -> None:
     put: dict[int, Click] = {}
     taken: dict[int, tuple[Click, int]] = {}
 
@@ -123,7 +123,7 @@ class Bursts(App):
 @pytest.mark.parametrize(
     "settings", [{}, {"s4.sender.workQueueSize": "100"}, {"s4.sender.executor": "block"}]
 )
-async def test_what_a_timer_puts_for_other_nodes_waits_and_none_is_lost(
+async def test_events_that_a_timer_puts_for_other_nodes_wait_and_none_is_lost(
     tmp_path: Path, settings: dict[str, str]
 ) -> None:
     async with nodes(tmp_path, lambda: Bursts(50_000), 2, **settings) as (both, _):
@@ -143,7 +143,7 @@ async def test_what_a_timer_puts_for_other_nodes_waits_and_none_is_lost(
     assert max(sender.admitted for sender in senders) > 15_000
 
 
-async def test_what_a_timer_puts_is_dropped_where_a_policy_that_drops_was_chosen(
+async def test_events_that_a_timer_puts_are_dropped_if_the_executor_drops(
     tmp_path: Path,
 ) -> None:
     settings = {"s4.sender.executor": "shed"}

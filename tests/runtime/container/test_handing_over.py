@@ -32,7 +32,7 @@ from s4node.systems.memory import MemorySystem
 # -- inputs ---------------------------------------------------------------------------------------
 
 
-async def test_a_task_that_goes_back_while_it_is_handed_over_loses_nothing(
+async def test_a_task_that_fails_while_it_is_handed_over_loses_nothing(
     system: MemorySystem, settings: dict[str, str], tmp_path: Path
 ) -> None:
     closing, closed = trio.Event(), trio.Event()
@@ -66,7 +66,7 @@ async def test_a_container_that_hands_over_its_only_open_input_is_told_of_the_en
         assert stored(it.new) == truth(clicks)
 
 
-async def test_a_task_that_waits_for_its_turn_to_be_careful_is_handed_over(
+async def test_a_task_that_waits_to_process_its_suspects_is_handed_over(
     system: MemorySystem, settings: dict[str, str], tmp_path: Path
 ) -> None:
     clicks = fill(system, 100, lambda _: False)
@@ -91,7 +91,7 @@ class Forgetful(TaskApp):
             self.create_store(name, key=str, value=int, ttl=3600)
 
 
-async def test_a_task_is_handed_over_while_what_is_over_its_time_is_deleted(
+async def test_a_task_is_handed_over_while_its_expired_rows_are_deleted(
     system: MemorySystem,
     settings: dict[str, str],
     tmp_path: Path,

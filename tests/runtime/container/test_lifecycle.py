@@ -113,7 +113,7 @@ async def test_a_failure_during_the_start_ends_in_after_failure() -> None:
     assert str(diary.error) == "broken"
 
 
-async def test_listeners_are_told_what_failed_and_not_what_that_cancelled() -> None:
+async def test_listeners_get_the_failure_and_not_the_cancellations_it_caused() -> None:
     diary = Diary()
 
     async def fail() -> None:
@@ -163,7 +163,7 @@ async def test_everything_is_closed_in_reverse_order_before_listeners_hear_of_th
 
 
 @pytest.mark.parametrize("failed_before", [False, True])
-async def test_one_that_fails_to_close_skips_no_other_and_is_the_failure_if_it_is_the_first(
+async def test_all_parts_are_closed_if_one_fails_and_the_first_failure_counts(
     *, failed_before: bool
 ) -> None:
     diary, closed = Diary(), []

@@ -62,7 +62,7 @@ async def test_more_nodes_than_partitions_leave_spares_which_know_the_owners(
         assert all_nodes.state("Count") == dict.fromkeys(USERS, 1)
 
 
-async def test_what_a_producer_cannot_route_is_passed_on_and_acknowledged_by_the_owner(
+async def test_events_that_a_producer_cannot_route_are_forwarded_and_acknowledged(
     tmp_path: Path,
 ) -> None:
     async with nodes(tmp_path, clicks, 2) as (all_nodes, _):
@@ -151,7 +151,7 @@ async def test_an_event_that_is_too_large_to_be_passed_on_counts_where_it_came_t
         assert all(len(container.tasks) == 4 for container in all_nodes.containers.values())
 
 
-async def test_an_event_that_is_passed_on_is_done_when_it_is_not_when_one_of_the_app_is(
+async def test_a_forwarded_event_is_done_by_itself_and_not_with_an_event_of_the_app(
     tmp_path: Path,
 ) -> None:
     begun: list[str] = []
@@ -191,7 +191,7 @@ async def test_an_event_that_is_passed_on_is_done_when_it_is_not_when_one_of_the
             assert await stream.flush() == []
 
 
-async def test_what_is_passed_on_does_not_wait_for_the_delay_of_verdicts(tmp_path: Path) -> None:
+async def test_forwarded_events_do_not_wait_for_the_delay_of_verdicts(tmp_path: Path) -> None:
     settings = {"s4.comm.verdictDelay": "60000", "s4.stream.workQueueSize": "100"}
     async with nodes(tmp_path, clicks, 2, **settings) as (all_nodes, _):
         both = list(all_nodes.containers.values())
@@ -335,7 +335,7 @@ async def test_a_container_that_takes_a_partition_over_processes_what_it_had_sen
             (dying,) = [one for one in all_nodes.containers.values() if home not in one.tasks]
             there = [user for user in USERS if dying.partitioner.partition_of(user) in dying.tasks]
             members, name = staying.parts.members, "words" if on_its_way == "inside" else "clicks"
-            way = (members.ways if on_its_way == "inside" else members._forwarders)[name]
+            way = (members.outboxes if on_its_way == "inside" else members._forwarders)[name]
             if on_its_way == "forwarded":
                 texts = [JsonText(msgspec.json.encode({"user": user})) for user in USERS * 20]
                 await stream.send_many(texts)

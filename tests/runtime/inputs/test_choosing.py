@@ -20,7 +20,7 @@ from s4node.runtime.container.container import Container
 from s4node.systems.memory import MemorySystem
 
 
-async def test_what_bootstraps_is_read_to_its_newest_event_before_anything_else(
+async def test_a_bootstrap_input_is_read_to_its_newest_event_before_others(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     for stream in ("rules", "clicks"):
@@ -51,7 +51,7 @@ async def test_an_empty_input_that_bootstraps_holds_nothing_up(
         await until(lambda: app.streams_seen == "ccccc")
 
 
-async def test_after_a_restart_only_what_is_new_bootstraps(
+async def test_after_a_restart_only_new_events_bootstrap(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     settings |= {"streams.rules.samza.bootstrap": "true"}
@@ -251,7 +251,7 @@ async def test_an_event_of_higher_priority_waits_for_one_step_of_a_large_batch_a
     assert app.overtaken <= most
 
 
-async def test_a_setting_of_a_stream_that_is_no_input_is_refused(
+async def test_a_setting_of_a_stream_that_is_not_an_input_is_refused(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     system.create("rules", 1)

@@ -53,9 +53,7 @@ def test_a_commit_after_an_event_that_does_not_decode_has_its_producer_resume_af
 
 @pytest.mark.parametrize("kind", [UNDECODABLE, RAISES, NONE, POISON])
 @pytest.mark.parametrize("limit", [1, 2, 3])
-def test_whatever_is_wrong_with_an_event_of_a_frame_that_is_taken_apart(
-    kind: str, limit: int
-) -> None:
+def test_bad_events_of_a_mixed_frame_stop_no_others(kind: str, limit: int) -> None:
     node = Node()
     node.send([kind, GOOD, STRAY, kind, GOOD, GOOD, kind, STRAY, GOOD, kind])
     while node.slice(limit):
@@ -207,7 +205,7 @@ class Node:
             {},
             on_full=lambda _: None,
         )
-        self.port.pass_on = self._pass_on
+        self.port.deserializer.pass_on = self._pass_on
         self.port.on_hello(
             wire.Hello("p", "i1", "clicks", (CLICK.declaration,)), PEER, "node", "n1", 0.0
         )

@@ -129,7 +129,7 @@ class Unmade:
         raise RuntimeError("not today")
 
 
-def test_one_s_own_grouper_is_named_in_the_configuration() -> None:
+def test_a_custom_grouper_is_named_in_the_configuration() -> None:
     config = Config.from_values({"job.systemstreampartition.grouper.factory": f"{HERE}:Pairs"})
     groups = grouped(config[settings.GROUPER], partitions("a", 21))
     assert list(groups) == [f"log a {number}" for number in range(11)]  # 10 after 9, not after 1
@@ -151,7 +151,7 @@ def test_one_s_own_grouper_is_named_in_the_configuration() -> None:
         ("Missing", "cannot be imported: AttributeError"),
     ],
 )
-def test_one_s_own_grouper_that_does_not_keep_the_contract_is_refused(own: str, what: str) -> None:
+def test_a_custom_grouper_that_breaks_the_contract_is_refused(own: str, what: str) -> None:
     with pytest.raises(ConfigError) as caught:
         grouped(f"{HERE}:{own}", partitions("a", 2))
     place = f"grouper '{HERE}:{own}' of job.systemstreampartition.grouper.factory {what}"

@@ -254,7 +254,7 @@ async def test_progress_is_committed_every_so_often(
             raise StopTest
 
 
-async def test_where_an_input_begins_is_committed_so_that_a_crash_before_any_event_skips_none(
+async def test_the_starting_offset_is_committed_so_a_crash_before_any_event_skips_none(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     settings |= {"systems.memory.samza.offset.default": "upcoming"}  # and a commit each minute
@@ -275,7 +275,7 @@ async def test_where_an_input_begins_is_committed_so_that_a_crash_before_any_eve
         assert notes.by_task == {"Partition 0": [("clicks", 0, 1)]}
 
 
-async def test_no_event_is_processed_before_it_is_kept_where_its_input_begins(
+async def test_no_event_is_processed_before_the_starting_offset_is_saved(
     system: MemorySystem, settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("s4node.runtime.commit.task_commit.RETRY_SECONDS", 0.01)
@@ -298,7 +298,7 @@ async def test_no_event_is_processed_before_it_is_kept_where_its_input_begins(
         await until(lambda: notes.count == 2)
 
 
-async def test_progress_is_committed_where_other_tasks_have_processed_all_that_was_read(
+async def test_progress_is_committed_if_other_tasks_have_processed_all_that_was_read(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     system.create("clicks", 2)

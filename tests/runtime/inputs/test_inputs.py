@@ -29,7 +29,7 @@ from s4node.runtime.container.container import Container
 from s4node.systems.memory import MemorySystem
 
 
-async def test_an_input_is_read_from_the_oldest_event_to_what_comes_later(
+async def test_an_input_is_read_from_its_oldest_event_on(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     system.create("clicks", 1)
@@ -125,7 +125,7 @@ async def test_an_input_that_is_reset_begins_anew_whatever_progress_there_is(
             await until(lambda: len(app.seen) == 3)  # noqa: B023 - it is this turn's
 
 
-async def test_retention_that_took_what_the_checkpoint_goes_on_with_stops_the_container(
+async def test_a_checkpoint_below_the_oldest_kept_event_stops_the_container(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     system.create("clicks", 1)
@@ -248,7 +248,7 @@ async def test_there_are_as_many_tasks_as_the_largest_input_has_partitions(
         assert app.partitions == 5
 
 
-async def test_a_system_that_goes_away_is_waited_for_and_told_of_once(
+async def test_an_unreachable_system_is_waited_for_and_logged_once(
     system: MemorySystem,
     settings: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,

@@ -113,7 +113,7 @@ class Everything:
         return {"all of it": ssps}
 
 
-def test_one_s_own_grouper_names_the_tasks() -> None:
+def test_a_custom_grouper_names_the_tasks() -> None:
     made = model({GROUPER: f"{__name__}:Everything"}, {"A": 2, "B": 1})
     assert [(task.index, task.name, len(task.ssps)) for task in made.tasks] == [(0, "all of it", 3)]
     assert made.facts.grouper == f"{__name__}:Everything"

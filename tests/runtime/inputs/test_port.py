@@ -234,7 +234,7 @@ def test_events_in_the_wrong_partition_are_sent_on_and_the_frame_is_done_when_al
         assert batch.receipt is not None
         batch.receipt.done()
     assert node.safe(2) == 20
-    assert node.port.redispatched == sum(home != 2 for home in homes)
+    assert node.port.deserializer.redispatched == sum(home != 2 for home in homes)
 
 
 def test_a_frame_routed_by_the_same_hasher_and_key_is_trusted() -> None:
@@ -242,7 +242,7 @@ def test_a_frame_routed_by_the_same_hasher_and_key_is_trusted() -> None:
     node.hello(CLICK.declaration)
     node.data(CLICK.encode([Click("a"), Click("b")]), 2, partition=3, routing="crc32m:user")
     assert node.process() == [(3, [Click("a"), Click("b")], [0, 1])]
-    assert node.port.redispatched == 0
+    assert node.port.deserializer.redispatched == 0
 
 
 @pytest.mark.parametrize("routing", ["", "s4:user", "crc32m:percent", "crc32m:"])

@@ -45,7 +45,7 @@ NOW = 1_700_000_000_000
 # -- the store ------------------------------------------------------------------------------------
 
 
-def test_what_is_asked_for_waits_in_a_file_apart_from_progress(
+def test_requested_startpoints_wait_in_a_file_apart_from_progress(
     store: Store, tmp_path: Path
 ) -> None:
     store.put([CLICKS], Timestamp(5), NOW)
@@ -109,7 +109,7 @@ def test_a_fan_out_keeps_what_is_pending_for_other_partitions(store: Store) -> N
 
 
 @pytest.mark.parametrize("stream", ["foo.bar", "a.7.b", "7", "a.0", "x[1]", "clicks.Partition 0"])
-def test_a_stream_may_be_called_whatever_it_likes(store: Store, stream: str) -> None:
+def test_the_stream_of_a_startpoint_may_have_any_name(store: Store, stream: str) -> None:
     place = ("log", stream, 0)
     store.put([place], Specific(1), NOW)
     store.put([("log", "a", 7), CLICKS], Oldest(), NOW)
@@ -129,7 +129,7 @@ def test_a_request_that_has_expired_is_never_applied_and_can_be_replaced(
     assert store.fan_out({"Partition 0": [CLICKS]}, late).pending != {}
 
 
-def test_what_was_consumed_is_not_given_again_and_removed(store: Store) -> None:
+def test_consumed_startpoints_are_not_given_again_and_are_removed(store: Store) -> None:
     store.put([CLICKS], Oldest(), NOW)
     store.fan_out({"Partition 0": [CLICKS], "Partition 1": [CLICKS]}, NOW)
     (request,) = store.take("Partition 0", ())
@@ -137,7 +137,7 @@ def test_what_was_consumed_is_not_given_again_and_removed(store: Store) -> None:
     assert [task for task, _ in store.pending()] == ["Partition 1"]
 
 
-def test_a_delete_for_a_task_leaves_what_is_for_all(store: Store) -> None:
+def test_deleting_a_startpoint_of_a_task_leaves_those_for_all_tasks(store: Store) -> None:
     store.put([CLICKS], Oldest(), NOW)
     store.put([CLICKS], Specific(1), NOW, "Partition 0")
     assert store.delete([CLICKS], "Partition 0") == 1
@@ -337,7 +337,7 @@ async def test_a_startpoint_comes_before_a_reset_and_after_what_the_task_itself_
     assert job.offsets() == []
 
 
-async def test_one_for_a_partition_holds_for_all_tasks_and_one_for_a_task_for_that_alone(
+async def test_a_startpoint_of_a_partition_is_for_all_tasks_and_one_of_a_task_for_it(
     job: Job, system: MemorySystem
 ) -> None:
     system.create("clicks", 2)
@@ -367,7 +367,7 @@ async def test_a_startpoint_is_over_once_its_offset_is_committed_though_nothing_
     assert job.offsets() == [10]
 
 
-async def test_going_back_and_coming_to_where_it_was_is_written_although_no_offset_has_changed(
+async def test_a_startpoint_is_consumed_by_a_commit_even_if_no_offset_has_changed(
     job: Job,
 ) -> None:
     await job.run("clicks", events=10)
@@ -399,7 +399,7 @@ async def test_a_startpoint_that_is_set_while_the_job_runs_is_for_its_next_start
         (Specific(1), r"startpoint offset 1 .*has no offset 1: it has 3 to 9"),
     ],
 )
-async def test_one_that_cannot_be_had_stops_the_start_until_it_is_taken_back(
+async def test_an_impossible_startpoint_stops_the_start_until_it_is_removed(
     job: Job, system: MemorySystem, startpoint: Startpoint, said: str, tmp_path: Path
 ) -> None:
     system.trim("clicks", 0, 3)
@@ -416,7 +416,7 @@ async def test_one_that_cannot_be_had_stops_the_start_until_it_is_taken_back(
     assert job.offsets() == list(range(3, 10))
 
 
-async def test_what_nobody_reads_and_what_has_expired_is_told_at_the_start_with_the_way_out(
+async def test_unread_and_expired_startpoints_are_logged_at_the_start_with_the_fix(
     job: Job, system: MemorySystem, tmp_path: Path
 ) -> None:
     system.create("clicks", 2)
@@ -717,7 +717,7 @@ app = TaskApp("tasks", Write, inputs=["log.clicks"])
 
 
 @pytest.mark.parametrize("said", ["by the task", "by a reset"])
-async def test_what_a_task_or_a_reset_says_of_the_beginning_holds_at_a_start_and_at_no_take_over(
+async def test_starting_offsets_of_tasks_and_resets_apply_to_starts_and_not_to_takeovers(
     tmp_path: Path, said: str
 ) -> None:
     async with bench(tmp_path, partitions=4) as it:

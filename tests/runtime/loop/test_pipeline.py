@@ -106,7 +106,7 @@ async def test_a_shedding_stage_inside_the_app_counts_what_it_drops() -> None:
         assert sum(one.admitted for one in stages) == len(app.seen)
 
 
-async def test_an_executor_of_one_s_own_is_named_in_the_configuration() -> None:
+async def test_a_custom_executor_is_named_in_the_configuration() -> None:
     from apps.sampling.executor import Sample
 
     app = HoldingApp()
@@ -878,7 +878,7 @@ def drained(spill: Spill) -> dict[int, list[Any]]:
     return found
 
 
-def test_what_is_spilled_comes_back_in_order_for_each_partition(tmp_path: Path) -> None:
+def test_spilled_events_come_back_in_order_for_each_partition(tmp_path: Path) -> None:
     spill, file = spill_of(tmp_path, types=(Click, Blob))
     put = defaultdict[int, list[Any]](list)
     for n in range(3000):
@@ -893,7 +893,7 @@ def test_what_is_spilled_comes_back_in_order_for_each_partition(tmp_path: Path) 
     file.close()
 
 
-def test_what_was_read_is_given_back_to_the_disk(tmp_path: Path) -> None:
+def test_space_of_events_that_were_read_is_given_back_to_the_disk(tmp_path: Path) -> None:
     spill, file = spill_of(tmp_path, types=(Blob,))
     block = [Blob("joe", bytes(2000))] * 512
     for _ in range(12):

@@ -6,7 +6,7 @@ import time
 
 import trio
 
-from s4node.runtime.loop.rest import Rest
+from s4node.runtime.loop.run_loop import Rest
 
 
 async def test_a_process_rests_while_all_of_it_waits_and_not_while_it_works() -> None:

@@ -19,7 +19,7 @@ from s4node.cluster.coordination.enrolment import Enrolment
 from s4node.cluster.coordination.registry import Registry
 from s4node.cluster.tree.folder import FolderCoordination
 from s4node.events.keys import crc32m
-from s4node.net.egress.outbox_rows import ways_of
+from s4node.net.egress.outbox_rows import channels_of
 from s4node.state import epochs
 from s4node.state.browse import StateReader
 from s4node.state.rows import OUTBOX
@@ -42,7 +42,7 @@ async def test_an_app_that_is_removed_and_comes_again_with_its_state_counts_all_
             await cluster.come(*USERS)
 
 
-async def test_a_task_that_goes_back_keeps_nothing_for_an_app_that_has_gone_meanwhile(
+async def test_a_task_that_is_rolled_back_keeps_nothing_for_an_app_that_has_left(
     cluster: Cluster,
 ) -> None:
     with trio.fail_after(60):
@@ -60,7 +60,7 @@ async def test_a_task_that_goes_back_keeps_nothing_for_an_app_that_has_gone_mean
             await cluster.come(*USERS)
 
 
-async def test_a_task_that_goes_back_keeps_nothing_of_a_way_that_was_made_anew_meanwhile(
+async def test_a_task_that_is_rolled_back_keeps_nothing_of_a_former_channel(
     cluster: Cluster,
 ) -> None:
     with trio.fail_after(60):
@@ -78,7 +78,7 @@ async def test_a_task_that_goes_back_keeps_nothing_of_a_way_that_was_made_anew_m
 
 
 @pytest.mark.parametrize("partitions", [1, 5])
-async def test_an_app_that_begins_anew_with_other_partitions_is_sent_what_comes_from_then_on(
+async def test_an_app_that_begins_anew_with_other_partitions_gets_later_events(
     cluster: Cluster, partitions: int
 ) -> None:
     with trio.fail_after(60):
@@ -98,7 +98,7 @@ async def test_an_app_that_begins_anew_with_other_partitions_is_sent_what_comes_
 
 
 @pytest.mark.parametrize("partitions", [1, 5])
-async def test_what_waits_for_an_app_that_begins_anew_with_other_partitions_is_counted_once(
+async def test_events_for_an_app_that_begins_anew_with_other_partitions_count_once(
     cluster: Cluster, partitions: int
 ) -> None:
     with trio.fail_after(60):
@@ -283,7 +283,7 @@ class Cluster:
     def saved(self) -> set[str]:
         """The ways of which the relay's tasks have rows in their databases."""
         kept = self.relay.replay.committer._tasks.values()
-        return {name for each in kept for name in ways_of(each.state.rows(OUTBOX))}
+        return {name for each in kept for name in channels_of(each.state.rows(OUTBOX))}
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ async def test_a_client_that_knows_the_event_sends_it_straight_to_its_partition(
     seen = Seen()
     async with running(clicks_app(seen), partitions=4) as node:
         await send_all(node, CLICKS)
-        assert node.ports["clicks"].redispatched == 0
+        assert node.ports["clicks"].deserializer.redispatched == 0
     in_order(seen)
     seen.at_home(4)
 
@@ -86,7 +86,7 @@ async def test_events_of_a_client_with_another_key_find_their_partition_in_order
     seen = Seen()
     async with running(clicks_app(seen, ours), partitions=4) as node:
         await send_all(node, CLICKS, key=theirs)
-        redispatched = node.ports["clicks"].redispatched
+        redispatched = node.ports["clicks"].deserializer.redispatched
         assert redispatched == 0 if ours == "user" else 0 < redispatched < 4000
     in_order(seen)
     seen.at_home(4)
@@ -124,7 +124,7 @@ async def test_an_adapter_whose_key_finder_is_not_used_warns_once_of_both(
             running(Source(CLICKS, key=theirs, many=False), to(consumer)),
         ):
             await until(lambda: seen.total == 4000)
-            assert (consumer.ports["clicks"].redispatched == 0) == (told is None)
+            assert (consumer.ports["clicks"].deserializer.redispatched == 0) == (told is None)
     in_order(seen)
     seen.at_home(4)
     warned = [line for line in logs if "whose node sends each of them on" in line["event"]]
@@ -138,7 +138,7 @@ async def test_a_named_key_finder_on_both_ends_is_trusted() -> None:
     assert isinstance(ByUser(), KeyFinder)
     async with running(clicks_app(seen, ByUser("by-user")), partitions=4) as node:
         await send_all(node, CLICKS, key=ByUser("by-user"))
-        assert node.ports["clicks"].redispatched == 0
+        assert node.ports["clicks"].deserializer.redispatched == 0
     in_order(seen)
     seen.at_home(4)
 
@@ -181,7 +181,7 @@ async def test_frames_of_a_peer_that_routes_by_nothing_we_know_are_dispatched_ag
             frame = data_frame("clicks", "raw", first, events, partition=3, routing=routing)
             await peer.send_frames(frame)
         await until(lambda: seen.total == 2000)
-        assert node.ports["clicks"].redispatched > 1000
+        assert node.ports["clicks"].deserializer.redispatched > 1000
     in_order(seen, CLICKS[:2000])
     seen.at_home(4)
 
@@ -220,7 +220,7 @@ async def test_the_clusters_hasher_decides_the_partition_and_clients_follow(
     seen = Seen()
     async with running(clicks_app(seen), {"s4.hasher": name}, partitions=4) as node:
         await send_all(node, CLICKS)
-        assert node.ports["clicks"].redispatched == 0
+        assert node.ports["clicks"].deserializer.redispatched == 0
     in_order(seen)
     seen.at_home(4, hasher)
 
@@ -433,7 +433,7 @@ async def test_an_adapters_key_finder_chooses_the_partition_and_keeps_the_order(
         running(Source(CLICKS, key="user"), to(consumer)),
     ):
         await until(lambda: seen.total == 4000)
-        assert consumer.ports["clicks"].redispatched == 0
+        assert consumer.ports["clicks"].deserializer.redispatched == 0
     in_order(seen)
     seen.at_home(4)
 

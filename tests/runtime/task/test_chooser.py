@@ -93,7 +93,7 @@ def test_a_low_priority_starves_while_a_higher_one_has_events() -> None:
     assert order(TieredPriority({"a": 1}, RoundRobin), "b" + "a" * 50, 50) == "a" * 50
 
 
-def test_a_higher_priority_that_may_not_go_lets_a_lower_one_go() -> None:
+def test_a_held_input_of_higher_priority_lets_a_lower_one_go() -> None:
     chooser = Waiting(TieredPriority({"a": 1}, RoundRobin))
     chooser.update("a", batch("a"))
     chooser.update("b", batch("b"))
@@ -117,7 +117,9 @@ def test_a_higher_priority_that_may_not_go_lets_a_lower_one_go() -> None:
         (2, "abbb", "abbb"),
     ],
 )
-def test_an_input_keeps_its_turn_for_so_many_events(size: int, offers: str, chosen: str) -> None:
+def test_an_input_keeps_its_turn_for_as_many_events_as_a_batch_has(
+    size: int, offers: str, chosen: str
+) -> None:
     assert order(Batching(RoundRobin(), size), offers) == chosen
 
 
@@ -152,7 +154,7 @@ def test_an_input_that_has_nothing_loses_its_turn() -> None:
     assert chooser.choose()[0] == "b"  # type: ignore[index]
 
 
-def test_an_input_that_may_not_go_loses_its_turn_and_no_batch() -> None:
+def test_a_held_input_loses_its_turn_but_no_batch() -> None:
     chooser = Waiting(Batching(RoundRobin[str](), 10))
     chooser.update("a", batch("a"))
     chooser.update("b", batch("b"))
@@ -181,7 +183,7 @@ def choices(chooser: Waiting) -> str:
     return "nothing" if chosen is None else str(chosen[0])
 
 
-def test_nothing_else_goes_before_what_bootstraps_is_caught_up_with() -> None:
+def test_other_inputs_wait_until_bootstrap_inputs_are_caught_up() -> None:
     bootstrap = lagging({RULES: 2})
     chooser = Waiting(Bootstrapping(RoundRobin[Ssp](), bootstrap, {"rules": 1}))
     chooser.update(CLICKS, batch("clicks"))
@@ -201,7 +203,7 @@ def test_an_input_never_bootstraps_again() -> None:
     assert bootstrap.streams == frozenset()
 
 
-def test_every_partition_of_a_stream_must_be_caught_up_with() -> None:
+def test_every_partition_of_a_bootstrap_stream_must_be_caught_up() -> None:
     bootstrap = lagging({RULES: 1, MORE: 1})
     chooser = Waiting(Bootstrapping(RoundRobin[Ssp](), bootstrap, {"rules": 1}))
     assert bootstrap.lag == {"log.rules": 2}
@@ -215,7 +217,7 @@ def test_every_partition_of_a_stream_must_be_caught_up_with() -> None:
     assert choices(chooser) == "log.clicks[0]"
 
 
-def test_of_two_that_bootstrap_the_higher_priority_is_caught_up_with_first() -> None:
+def test_of_two_bootstrap_inputs_that_of_higher_priority_is_read_first() -> None:
     types = Ssp("log", "types", 0)
     bootstrap = lagging({RULES: 1, types: 1})
     chooser = Waiting(Bootstrapping(RoundRobin[Ssp](), bootstrap, {"rules": 1, "types": 2}))
@@ -239,7 +241,7 @@ def test_of_two_that_bootstrap_the_higher_priority_is_caught_up_with_first() -> 
         (9, Bounds(0, 3), False),
     ],
 )
-def test_what_has_nothing_more_at_the_start_is_caught_up_with(
+def test_a_bootstrap_input_without_events_is_caught_up(
     position: int, bounds: Bounds, lags: bool
 ) -> None:
     bootstrap = Bootstrap([RULES])
@@ -248,7 +250,7 @@ def test_what_has_nothing_more_at_the_start_is_caught_up_with(
     assert bootstrap.reached(RULES, bounds.upcoming) == lags
 
 
-def test_nothing_else_goes_before_it_is_known_how_far_to_read() -> None:
+def test_other_inputs_wait_until_the_end_of_the_bootstrap_is_known() -> None:
     bootstrap = Bootstrap([RULES, MORE])
     chooser = Waiting(Bootstrapping(RoundRobin[Ssp](), bootstrap, {"rules": 1}))
     chooser.update(CLICKS, batch("clicks"))
@@ -273,7 +275,7 @@ def made(values: dict[str, str], bootstrap: Bootstrap | None = None) -> MessageC
     return RoundRobin() if chooser is None else chooser
 
 
-def test_without_settings_inputs_take_turns_and_there_is_none() -> None:
+def test_without_settings_inputs_take_turns_and_need_no_chooser() -> None:
     assert ChooserSettings.from_config(Config.from_values({})).make({}) is None
     assert type(made({"streams.a.samza.priority": "0"})) is RoundRobin
 
@@ -298,7 +300,7 @@ def test_layers_are_composed_where_they_are_configured() -> None:
     assert type(made({"streams.b.samza.priority": "3"})) is TieredPriority
 
 
-def test_what_bootstraps_goes_before_all_others_unless_it_has_a_priority() -> None:
+def test_a_bootstrap_input_goes_first_unless_it_has_a_priority() -> None:
     values = {"streams.r.samza.bootstrap": "true", "streams.a.samza.priority": "7"}
     assert order(made(values), "aarr") == "rraa"
     assert order(made(values | {"streams.r.samza.priority": "1"}), "aarr") == "aarr"
@@ -313,7 +315,7 @@ def test_what_bootstraps_goes_before_all_others_unless_it_has_a_priority() -> No
         ("streams.live.samza.bootstrap", "a live stream cannot be replayed"),
     ],
 )
-def test_settings_of_streams_that_are_no_such_inputs_are_refused(key: str, what: str) -> None:
+def test_chooser_settings_of_streams_that_are_not_inputs_are_refused(key: str, what: str) -> None:
     value = "true" if key.endswith("bootstrap") else "1"
     found = ChooserSettings.from_config(
         Config.from_values({key: value, "streams.a.b.samza.priority": "1"})
@@ -359,7 +361,7 @@ def own(wrong: str = "") -> MessageChooser[Any]:
     return chooser
 
 
-def test_one_s_own_chooser_chooses_within_each_tier() -> None:
+def test_a_custom_chooser_chooses_within_each_tier() -> None:
     assert order(own(), "abc") == "cba"
     values = {"task.chooser.class": f"{HERE}:LastFirst", "streams.b.samza.priority": "1"}
     assert order(made(values), "abc") == "bca"
@@ -374,7 +376,7 @@ def test_one_s_own_chooser_chooses_within_each_tier() -> None:
         ("put", "raised TypeError: 'mappingproxy' object does not support item assignment"),
     ],
 )
-def test_one_s_own_chooser_that_breaks_the_contract_is_told(wrong: str, what: str) -> None:
+def test_a_custom_chooser_that_breaks_the_contract_is_reported(wrong: str, what: str) -> None:
     chooser = Waiting(own(wrong))
     chooser.update("a", batch("a"))
     with pytest.raises(S4Error) as caught:

@@ -41,7 +41,7 @@ from s4node.systems.memory import MemorySystem
         "several callbacks",
     ],
 )
-async def test_what_tasks_store_is_the_truth_without_the_events_that_take_too_long(
+async def test_stores_of_tasks_are_exact_without_the_events_that_take_too_long(
     system: MemorySystem, settings: dict[str, str], way: str
 ) -> None:
     task, more = WAYS[way]
@@ -108,7 +108,7 @@ def writes(store: Any, _collector: Any, _callback: Any) -> None:
 
 
 @pytest.mark.parametrize("late", [completes, sends, writes])
-async def test_what_comes_after_the_timeout_of_its_event_counts_for_nothing(
+async def test_results_after_the_timeout_of_their_event_are_ignored(
     system: MemorySystem, settings: dict[str, str], late: Callable[..., None]
 ) -> None:
     clicks = fill(system, 3, lambda n: n == 1, partitions=1)
@@ -121,7 +121,7 @@ async def test_what_comes_after_the_timeout_of_its_event_counts_for_nothing(
         assert stored(container) == truth([*clicks, Click("joe", 3)])
 
 
-async def test_where_the_stream_says_nothing_an_event_that_takes_too_long_stops_the_container(
+async def test_without_on_error_an_event_that_takes_too_long_stops_the_container(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     fill(system, 3, lambda n: n == 1, partitions=1)

@@ -22,7 +22,7 @@ def test_each_state_has_one_rule_and_the_gate_follows_it() -> None:
         assert found is op, state
 
 
-def test_no_rule_is_there_for_nothing() -> None:
+def test_every_rule_is_used() -> None:
     for rule, _ in RULES:
         assert any(fits(rule, state) for state in STATES), rule
 
@@ -245,7 +245,7 @@ def test_any_interleaving_keeps_the_rules_and_everything_due_gets_its_turn(
 
 @pytest.mark.parametrize("phase", Phase)
 @pytest.mark.parametrize("following", Phase)
-def test_a_phase_is_followed_by_those_of_the_table_only(phase: Phase, following: Phase) -> None:
+def test_a_phase_changes_only_as_the_table_allows(phase: Phase, following: Phase) -> None:
     gate = Gate(phase=phase)
     assert gate.may_enter(following) == (following in NEXT[phase])
     if gate.may_enter(following):
@@ -256,7 +256,7 @@ def test_a_phase_is_followed_by_those_of_the_table_only(phase: Phase, following:
             gate.enter(following)
 
 
-def test_every_phase_has_its_line_in_the_table_and_no_phase_comes_again() -> None:
+def test_every_phase_is_in_the_table_and_none_is_entered_twice() -> None:
     assert NEXT.keys() == set(Phase)
 
     def after(phase: Phase) -> set[Phase]:

@@ -489,7 +489,7 @@ async def test_a_collector_that_is_used_after_a_window_raises(
 
 @pytest.mark.parametrize("handlers", [1, 2])
 @pytest.mark.parametrize("awaits", [False, True])
-async def test_what_a_handler_of_a_pe_leaves_running_cannot_put_when_it_has_ended(
+async def test_tasks_that_a_handler_leaves_running_cannot_put_after_its_end(
     system: MemorySystem, settings: dict[str, str], awaits: bool, handlers: int
 ) -> None:
     fill(system, 1, 3)
@@ -599,7 +599,7 @@ async def test_a_callback_of_a_container_that_is_gone_is_ignored(
     assert committed(container) in (None, 0)  # it will be processed again
 
 
-async def test_a_failure_that_is_told_by_a_callback_names_the_event(
+async def test_a_failure_reported_by_a_callback_names_the_event(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     fill(system, 1, 3)
@@ -1265,7 +1265,7 @@ async def test_a_plain_wrapper_of_an_async_task_is_told_to_be_async(
         await run_to_end(Job(lambda: Wrapper(Awaiting(nothing))), settings)
 
 
-async def test_sending_to_a_stream_that_is_not_there_names_those_that_are(
+async def test_sending_to_an_unknown_stream_of_a_task_names_the_known_ones(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     fill(system, 1, 1)
@@ -1280,7 +1280,7 @@ async def test_sending_to_a_stream_that_is_not_there_names_those_that_are(
 # --- what a task is given ------------------------------------------------------------------------
 
 
-async def test_a_task_is_told_its_place_and_says_where_its_inputs_begin(
+async def test_a_task_knows_its_partition_and_sets_its_starting_offsets(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     fill(system, 2, 20)
@@ -1394,7 +1394,7 @@ async def test_threads_run_tasks_beside_each_other_and_leave_the_loop_free(
     assert sorted(met) == [0, 1, 2, 3]
 
 
-async def test_a_live_input_and_one_that_can_be_read_again_come_to_the_same_task(
+async def test_a_live_and_a_replayable_input_reach_the_same_task(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     from s4node import Client

@@ -127,7 +127,7 @@ def test_each_commit_that_was_asked_for_covers_exactly_its_event(async_commit: b
     assert machine.progress[0].safe == 4
 
 
-def test_a_due_window_lets_nothing_begin_and_runs_when_all_has_ended() -> None:
+def test_a_due_window_waits_for_events_in_flight_and_lets_none_begin() -> None:
     machine = Machine(by_key=False, concurrency=2, async_commit=False)
     machine.offer(0, [0, 1, 2])
     machine.settle()

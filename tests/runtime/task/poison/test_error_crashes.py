@@ -29,7 +29,7 @@ from s4node.systems.embedded_log import EmbeddedLog
 
 
 @pytest.mark.parametrize("app", ["elements", "async elements", "tasks"])
-async def test_an_event_that_kills_the_process_three_times_is_left_out_then(
+async def test_an_event_that_kills_the_process_three_times_is_skipped(
     tmp_path: Path, app: str
 ) -> None:
     async with bench(tmp_path) as it:
@@ -79,7 +79,7 @@ def page_beside(user: str) -> str:
     return next(f"page-{n}" for n in range(99) if home(f"page-{n}") == home(user))
 
 
-async def test_an_event_of_a_task_s_own_that_kills_is_left_out_and_its_equals_are_not(
+async def test_a_tasks_own_event_that_kills_is_skipped_and_equal_ones_are_not(
     tmp_path: Path,
 ) -> None:
     kills, page = tmp_path / "kills", page_beside("joe")
@@ -102,7 +102,7 @@ async def test_an_event_of_a_task_s_own_that_kills_is_left_out_and_its_equals_ar
             assert it.counted() == {"joe": count} | ({page: count - 1} if count > 1 else {})
 
 
-async def test_equal_events_of_a_task_s_own_are_innocent_where_each_was_under_way_at_one_death(
+async def test_equal_own_events_are_not_blamed_if_each_was_in_flight_at_one_death(
     tmp_path: Path,
 ) -> None:
     hold, page = tmp_path / "hold", page_beside("joe")
@@ -144,7 +144,7 @@ async def test_events_at_which_a_handler_fails_leave_nothing_however_often_the_p
         assert letters == sorted(set(bad))
 
 
-async def test_output_streams_show_each_event_once_and_nothing_of_those_that_were_left_out(
+async def test_output_streams_have_each_event_once_and_nothing_of_skipped_events(
     tmp_path: Path,
 ) -> None:
     dice = random.Random(5)
@@ -186,7 +186,7 @@ async def test_output_streams_show_each_event_once_and_nothing_of_those_that_wer
 
 
 @pytest.mark.parametrize("count", [500, 5000])
-async def test_thousands_of_events_without_a_key_are_letters_in_the_log_once_and_the_app_goes_on(
+async def test_thousands_of_events_without_a_key_are_dead_letters_in_the_log_once(
     tmp_path: Path, count: int
 ) -> None:
     async with bench(tmp_path) as it:
@@ -248,7 +248,7 @@ async def test_dead_letters_are_listed_shown_and_sent_again_once(
             await until(lambda: it.counted() == truth)
 
 
-async def test_letters_of_what_the_tasks_of_the_app_have_sent_each_other_are_not_sent_again(
+async def test_dead_letters_of_events_between_tasks_of_the_app_are_not_sent_again(
     tmp_path: Path,
 ) -> None:
     async with bench(tmp_path) as it:
@@ -278,7 +278,7 @@ async def test_letters_of_what_the_tasks_of_the_app_have_sent_each_other_are_not
         ("log", "log.hops[1]", 3, False),
     ],
 )
-def test_what_programs_and_other_apps_have_sent_can_be_sent_again(
+def test_events_of_programs_and_other_apps_can_be_sent_again(
     system: str, origin: str, offset: int, own: bool
 ) -> None:
     sent = dead_letter((system, "hops", 1), origin, offset, "ValueError", Click("joe", 1))

@@ -45,7 +45,7 @@ PES = [(Count, 1), (AsyncCount, 1), (Count, 4), (AsyncCount, 4)]
 
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize(("pe", "handlers"), PES)
-async def test_what_pes_count_is_the_truth_without_the_events_at_which_they_fail(
+async def test_counts_of_pes_are_exact_without_the_events_that_fail(
     system: MemorySystem,
     settings: dict[str, str],
     pe: type[ProcessingElement],
@@ -108,7 +108,7 @@ WAYS = {
 
 @pytest.mark.parametrize("where", ["some", "many in a row"])
 @pytest.mark.parametrize("way", WAYS)
-async def test_what_tasks_store_is_the_truth_without_the_events_at_which_they_fail(
+async def test_stores_of_tasks_are_exact_without_the_events_that_fail(
     system: MemorySystem, settings: dict[str, str], way: str, where: str
 ) -> None:
     task, more = WAYS[way]
@@ -121,7 +121,7 @@ async def test_what_tasks_store_is_the_truth_without_the_events_at_which_they_fa
         assert stored(container) == truth(clicks)
 
 
-async def test_other_tasks_go_on_while_one_goes_back(
+async def test_other_tasks_go_on_while_one_is_rolled_back(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     closing, closed = trio.Event(), trio.Event()
@@ -148,7 +148,7 @@ async def test_other_tasks_go_on_while_one_goes_back(
         assert stored(container) == {"joe": 1, users[0]: 1, users[1]: 1}
 
 
-async def test_what_a_task_goes_back_to_is_read_again_while_its_reader_is_being_closed(
+async def test_a_rollback_while_the_reader_is_being_closed_reads_its_events_again(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     closing, closed = trio.Event(), trio.Event()
@@ -216,7 +216,7 @@ class Late(ProcessingElement):
 
 
 @pytest.mark.parametrize("handlers", [1, 4])
-async def test_what_is_spoiled_behind_a_stream_of_the_app_is_found_before_the_inputs_end(
+async def test_unsaveable_state_after_an_internal_stream_is_found_before_the_inputs_end(
     system: MemorySystem, settings: dict[str, str], handlers: int
 ) -> None:
     class Hopping(App):
@@ -282,7 +282,7 @@ class Sums:
 
 
 @pytest.mark.parametrize("partitions", [1, 2])
-async def test_what_is_put_at_the_end_of_the_inputs_comes_once_but_for_that_which_fails(
+async def test_events_put_at_the_end_of_the_inputs_count_once_except_failing_ones(
     system: MemorySystem, settings: dict[str, str], partitions: int
 ) -> None:
     class Summing(TaskApp):
@@ -339,7 +339,7 @@ class Live(App):
 
 
 @pytest.mark.parametrize("where", PLACES)
-async def test_producers_of_durable_streams_go_back_as_well(
+async def test_producers_of_durable_streams_are_rolled_back_too(
     settings: dict[str, str], where: str
 ) -> None:
     del settings["systems.memory.samza.offset.default"]

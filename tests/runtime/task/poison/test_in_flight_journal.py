@@ -21,7 +21,7 @@ def killed(origin: str, first: int, last: int, kills: int = 1) -> Suspect:
     return Suspect(origin, first, last, 0, kills)
 
 
-def test_what_was_under_way_at_a_death_is_suspected_by_the_next_owner(tmp_path: Path) -> None:
+def test_events_in_flight_at_a_death_are_suspects_of_the_next_owner(tmp_path: Path) -> None:
     first = enter(tmp_path, 1, {})
     assert first.suspects == []
     slot = first.take_slot()
@@ -62,7 +62,7 @@ def test_the_task_s_own_events_are_suspected_until_somebody_says_that_they_are_c
     assert enter(tmp_path, 3, {}).suspects == [killed(hops, 7, 7)]
 
 
-def test_what_has_ended_is_not_suspected_and_slots_are_used_again(tmp_path: Path) -> None:
+def test_ended_events_are_not_suspects_and_their_slots_are_reused(tmp_path: Path) -> None:
     first = enter(tmp_path, 1, {})
     slots = [first.take_slot() for _ in range(SLOTS)]
     assert slots[-1] == -1  # of which nothing is known
@@ -93,7 +93,7 @@ def test_origins_have_long_names_but_for_those_that_no_slot_holds(tmp_path: Path
     assert enter(tmp_path, 2, {}).suspects == [killed(long, 7, 7)]
 
 
-def test_a_file_of_another_layout_tells_nothing(tmp_path: Path) -> None:
+def test_a_journal_of_another_layout_has_no_suspects(tmp_path: Path) -> None:
     first = enter(tmp_path, 1, {})
     first.write_slot(CLICKS, 10, 19)
     (file,) = tmp_path.iterdir()
@@ -106,7 +106,7 @@ def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
         enter(tmp_path / "none", 1, {})
 
 
-def test_a_disk_without_room_is_told_when_the_file_is_made_and_not_by_a_signal(
+def test_a_full_disk_is_reported_when_the_journal_is_made_and_not_by_a_signal(
     small_disk: Path,
 ) -> None:
     first = enter(small_disk, 1, {})

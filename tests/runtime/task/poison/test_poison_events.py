@@ -63,7 +63,7 @@ def test_a_batch_without_poison_events_stays_as_it_is() -> None:
     assert batch.numbers is None
 
 
-def test_an_event_of_the_task_s_own_is_left_out_once_until_that_is_taken_back() -> None:
+def test_a_tasks_own_event_is_skipped_once_until_that_is_undone() -> None:
     poison_events = PoisonEvents()
 
     def left(*numbers: int) -> list[int]:

@@ -13,7 +13,7 @@ from s4node.runtime.task.poison.suspects import ALL, MOST_KILLS, Suspect, Suspec
     killer=st.integers(0, 199),
     committed=st.integers(0, 199),
 )
-def test_an_event_that_always_kills_is_convicted_with_the_third_death(
+def test_an_event_that_always_kills_is_blamed_at_the_third_death(
     slices: list[int], killer: int, committed: int
 ) -> None:
     committed = min(committed, killer)

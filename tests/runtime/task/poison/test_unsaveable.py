@@ -49,7 +49,7 @@ class AsyncSpoils(ProcessingElement):
     ("pe", "handlers", "cache"),
     [(Spoils, 1, 0), (Spoils, 1, 3), (AsyncSpoils, 1, 0), (Spoils, 4, 0), (AsyncSpoils, 4, 3)],
 )
-async def test_events_are_left_out_that_leave_what_cannot_be_saved(
+async def test_events_that_leave_unsaveable_state_are_skipped(
     system: MemorySystem,
     settings: dict[str, str],
     pe: type[ProcessingElement],
@@ -75,7 +75,7 @@ async def test_events_are_left_out_that_leave_what_cannot_be_saved(
         assert counted(container) == truth(clicks + more)
 
 
-async def test_where_events_may_not_be_left_out_the_app_ends_by_what_cannot_be_saved(
+async def test_unsaveable_state_stops_an_app_that_may_skip_no_events(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     fill(system, 50, lambda n: n == 20)
@@ -90,7 +90,7 @@ class SpoilsInTime(Count):
         self.clicks = 2**70
 
 
-async def test_what_no_event_has_spoiled_ends_the_app_and_leaves_no_event_out(
+async def test_unsaveable_state_that_no_event_caused_stops_the_app_and_skips_none(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     app = OnePE(SpoilsInTime, system="memory")
@@ -103,7 +103,7 @@ async def test_what_no_event_has_spoiled_ends_the_app_and_leaves_no_event_out(
     assert container.statistics().replay.left_out == {}
 
 
-async def test_what_a_timer_spoils_again_and_again_ends_the_app_while_events_come(
+async def test_a_timer_that_keeps_making_state_unsaveable_stops_the_app(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     app = OnePE(SpoilsInTime, system="memory")
@@ -122,7 +122,7 @@ async def test_what_a_timer_spoils_again_and_again_ends_the_app_while_events_com
     assert container.statistics().replay.left_out == {}
 
 
-async def test_many_keys_that_cannot_be_saved_and_a_small_cache_hold_nobody_up(
+async def test_many_unsaveable_keys_with_a_small_cache_hold_nobody_up(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     system.create("clicks", 1)
@@ -144,7 +144,7 @@ class SpoilsAtOnce(Count):
     def on_event(self, event: Click) -> None: ...
 
 
-async def test_what_a_start_has_spoiled_ends_the_app_and_leaves_no_event_out(
+async def test_a_start_that_makes_state_unsaveable_stops_the_app_and_skips_no_event(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     app = OnePE(SpoilsAtOnce, system="memory", key=None)
@@ -157,7 +157,7 @@ async def test_what_a_start_has_spoiled_ends_the_app_and_leaves_no_event_out(
     assert container.statistics().replay.left_out == {}
 
 
-async def test_timers_that_spoil_nothing_do_not_hinder_the_search(
+async def test_harmless_timers_do_not_hinder_the_search(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     class Ticks(Spoils):
@@ -186,7 +186,7 @@ class Stack(ProcessingElement):
             self.numbers.append(event.number)
 
 
-async def test_what_cannot_be_saved_is_not_forgotten_by_a_cache_and_nobody_else_is_to_blame(
+async def test_a_cache_does_not_drop_unsaveable_state_and_only_its_event_is_blamed(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     app = OnePE(Stack, system="memory")
@@ -204,7 +204,7 @@ async def test_what_cannot_be_saved_is_not_forgotten_by_a_cache_and_nobody_else_
         assert container.statistics().replay.left_out == {"clicks": 1}
 
 
-async def test_inputs_that_end_are_saved_before_that_is_told(
+async def test_state_is_saved_before_tasks_hear_of_the_end_of_their_inputs(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
     clicks = fill(system, 500, PLACES["some"])

@@ -64,7 +64,7 @@ def test_after_an_event_was_found_the_search_goes_on_to_its_end() -> None:
     assert not successor(after).looks
 
 
-def test_what_comes_again_by_time_is_looked_for_ever_longer_until_none_is_to_blame() -> None:
+def test_failures_by_time_are_searched_for_longer_each_time_until_none_is_blamed() -> None:
     """Something spoils what is saved each 1,000 events, whatever they are; commits are of 10."""
     examination, goings_back = UnsaveableSearch(), 0
     while True:

@@ -7,7 +7,7 @@ import pytest
 from s4node.events.event import Event
 from s4node.events.schema import EventType, JsonType
 from s4node.net.wire import frame as wire
-from s4node.net.wire.decoder import FrameDecoder
+from s4node.net.wire.body import FrameDecoder
 
 
 def test_a_frame_of_json_is_decoded_in_one_call() -> None:

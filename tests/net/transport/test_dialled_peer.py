@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from s4node.net.transport.peer_answers import PeerAnswers
+from s4node.net.transport.dialled_peer import PeerAnswers
 
 
 def test_a_peer_is_no_node_until_one_of_its_frames_can_be_read() -> None:

@@ -1,0 +1,317 @@
+"""A stream of the trio client: takes events, and returns what became of them.
+
+Rules
+- ``send`` waits only while the queue is full, by events or by bytes; otherwise it appends and
+  returns. It lets other trio tasks run every few hundred events, or every MiB of them, so not every
+  call is a checkpoint.
+- When ``flush`` returns, every event sent before it was processed, except refused and shed ones,
+  which it returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import trio
+
+from s4node.errors import EventError, StageBroken, StageClosed, WouldBlock
+from s4node.events.event import GenericEvent
+from s4node.events.schema import GENERIC, EventType, TypeDecl
+from s4node.logger import get_logger
+from s4node.net.egress.emitter import Emitter
+from s4node.net.egress.refusal import Refusal
+from s4node.net.egress.routes import Routes
+from s4node.net.transport import fork_guard
+from s4node.net.wire import frame as wire
+
+log = get_logger("s4node.net")
+
+_BREATHE = 255
+"""Events to take before other tasks run. The number is odd, so that if large and small events
+alternate, the last one, which is weighed, is not always of the same kind."""
+_BREATHE_BYTES = 1 << 20
+"""The same in bytes."""
+
+
+class ClientStream:
+    """One stream of a client. Get it from :meth:`s4node.Client.stream`.
+
+    ``told`` is the error of the stream, once it was raised.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        producer: str,
+        routes: Routes,
+        emitter: Emitter,
+        news: trio.lowlevel.ParkingLot,
+        *,
+        timeout: float,
+        queue_size: int,
+    ) -> None:
+        self.closed = False
+        self._addresses = addresses
+        self._producer = producer
+        self._timeout = timeout
+        self._routes = routes
+        self._outbox = outbox = routes.outbox
+        self._emitter = emitter
+        self._news = news
+        self._queue_size = queue_size
+        self._put = outbox.put
+        self._known = outbox.types.kinds
+        self.told = ""  # the error of the stream, once it was raised
+        self._told_new = False
+        self._unbreathed = 0
+        self._breath = 1  # the first event is weighed
+
+    @property
+    def name(self) -> str:
+        """The stream's name."""
+        return self._outbox.stream
+
+    @property
+    def partitions(self) -> int:
+        """The number of partitions of the app."""
+        return len(self._outbox.lanes)
+
+    @property
+    def types(self) -> tuple[TypeDecl, ...]:
+        """The event types that the app accepts on this stream."""
+        return self._outbox.answer.types if self._outbox.answer else ()
+
+    @property
+    def pressure(self) -> float:
+        """How full the queue is; ``send`` waits from 1 on."""
+        outbox = self._outbox
+        return max(outbox.pending / self._queue_size, outbox.unsettled_bytes / wire.WINDOW_BYTES)
+
+    @property
+    def breath(self) -> int:
+        """The number of events that may be taken before the next check for room."""
+        weight = self._outbox.weight or _BREATHE_BYTES
+        return _BREATHE if weight * _BREATHE <= _BREATHE_BYTES else int(_BREATHE_BYTES / weight) | 1
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Counts of events: admitted, shed, refused by the node, unsent (refused here), pending."""
+        outbox = self._outbox
+        return {"admitted": outbox.admitted, **outbox.refusals.counts, "pending": outbox.unsettled}
+
+    async def resume_at(self, partition: int = 0) -> int:
+        """Return the number of committed events of this producer's earlier lives in a partition.
+
+        For durable streams; 0 if no earlier life is known. Raises EventError if the app has got
+        another number of partitions since, for then no partition has the first events.
+        """
+        if self._outbox.counted_before:
+            raise EventError(
+                f"stream {self.name!r}: {self._outbox.counted_before} events of earlier lives were "
+                f"counted in another number of partitions; send all again, with again=True"
+            )
+        lane = self._outbox.lanes[partition]
+        while not lane.open:
+            self._check_open()
+            await self._news.park()
+        return lane.known
+
+    async def send(self, event: Any) -> None:
+        """Send one event; wait while the queue is full, by events or by bytes.
+
+        If the call is cancelled while it waits, the event has been taken all the same.
+        """
+        cls = event.__class__
+        if cls not in self._known or cls is GenericEvent:
+            self._admit((event,))
+        self._put(event)
+        self._unbreathed += 1
+        if not self._emitter.awake:
+            self._emitter.send_soon()
+        if self._unbreathed >= self._breath:
+            await self._breathe()
+
+    async def send_many(self, events: Iterable[Any]) -> None:
+        """Send events in order; as ``send``, but one call for all of them.
+
+        All of the events are taken, or none: none if one is not an event that the stream carries
+        (EventError), if ``events`` itself raises, or if the stream has failed. An event that the
+        app refuses or sheds later does not affect the others; ``flush`` returns it. If the call is
+        cancelled while it waits for room, all have been taken.
+        """
+        batch = events if isinstance(events, list) else list(events)
+        self._admit(batch)
+        self._outbox.extend(batch)
+        self._unbreathed += len(batch)
+        self._emitter.wake()
+        if self._unbreathed >= self._breath:
+            await self._breathe()
+
+    def read_as(self, type_name: str = "") -> None:
+        """Send JSON objects as ``bytes``, which the node reads as its type of this name.
+
+        Without a name, the stream's only type is used. A stream of a log also accepts
+        GenericEvents, and uses them if it has no other type. Raises EventError if there is no such
+        type.
+        """
+        types, answer = self.types, self._outbox.answer
+        if answer is not None and answer.headers.get(wire.LOG):
+            generic = EventType(GenericEvent).declaration
+            if type_name == GENERIC or not types:
+                types = (*types, generic)
+        names = [kind.name for kind in types]
+        if not type_name and len(names) != 1:
+            raise EventError(f"stream {self.name!r} takes {', '.join(names)}; name one of them")
+        for kind in types:
+            if kind.name == (type_name or names[0]):
+                self._outbox.declare_json(kind)
+                return
+        raise EventError(f"stream {self.name!r} takes {', '.join(names)}, not {type_name!r}")
+
+    def send_nowait(self, event: Any) -> None:
+        """Send one event, or raise WouldBlock if the queue is full."""
+        if self.pressure >= 1:
+            raise WouldBlock(
+                f"stream {self.name!r} is full: {self._outbox.pending} events wait, and with the "
+                f"unacknowledged ones take about {self._outbox.unsettled_bytes} bytes"
+            )
+        self._admit((event,))
+        self._put(event)
+        self._emitter.wake()
+
+    def take_refusals(self) -> list[Refusal]:
+        """The events refused or shed since the last call, without waiting."""
+        return self._outbox.refusals.drain()
+
+    def extend_nowait(self, events: list[Any]) -> None:
+        """Take events even if the queue is full; for callers with their own bound."""
+        self._admit(events)
+        self._outbox.extend(events)
+        self._emitter.wake()
+
+    async def flush(self) -> list[Refusal]:
+        """Wait until every event sent so far has its verdict; return the refused and shed ones.
+
+        On a durable stream, this waits until all events are committed. Raises EventError if the
+        node refused the stream meanwhile, and StageBroken if it was away for longer than the
+        client's ``timeout``; unacknowledged events are then still kept.
+        """
+        self._check_open()
+        outbox = self._outbox
+        await trio.lowlevel.checkpoint()
+        self._emitter.hurry()
+        asked_last = not outbox.pending
+        stuck = 0.0
+        while outbox.unsettled and not outbox.error:
+            with trio.move_on_after(1) as second:
+                await self._news.park()
+            if second.cancelled_caught or not (asked_last or outbox.pending):
+                asked_last = not outbox.pending
+                self._emitter.hurry()
+            stuck = self._still_stuck(stuck)
+        self._check_open()
+        return outbox.refusals.drain() if outbox.refusals.waiting else []
+
+    def watermark(self, time: float) -> None:
+        """Say that no event sent from now on is older than ``time`` (seconds since 1970).
+
+        More than the lateness of the stream, that is. Without this, the nodes are told the latest
+        time of the events sent; with it, a quiet program need not be waited for.
+        """
+        self._check_open()
+        self._outbox.latest.reach(time)
+        self._emitter.wake()
+
+    def end(self) -> None:
+        """Have the nodes forget this producer's id when the client is left.
+
+        A program that starts with the same id later begins at 0. A producer with a random id is
+        forgotten anyway.
+        """
+        self._routes.over = True
+
+    async def wait_room(self) -> None:
+        """Wait while the queue is full, as ``send`` does, but not for ever.
+
+        Raises StageBroken, as ``flush``, if the node was away for longer than ``timeout``.
+        """
+        self._emitter.wake()
+        await trio.lowlevel.checkpoint()
+        stuck = 0.0
+        while self.pressure >= 1:
+            self._check_open()
+            with trio.move_on_after(1):
+                await self._news.park()
+            stuck = self._still_stuck(stuck)
+
+    def _still_stuck(self, since: float) -> float:
+        """Return the time since which events wait for unreachable partitions; 0 if none do."""
+        now = trio.current_time()
+        since = (since or now) if self._routes.stuck else 0.0
+        if since and now - since >= self._timeout:
+            raise self._broken()
+        return since
+
+    def _broken(self) -> StageBroken:
+        """The error if events have had no verdict for the client's timeout."""
+        outbox, seconds = self._outbox, f"{self._timeout:g} s"
+        left = f"{outbox.unsettled} events have no verdict"
+        closed = ", ".join(map(str, self._routes.closed))
+        stranger = self._emitter.stranger
+        if stranger or not (closed and self._emitter.connected):
+            what = f"; {stranger}" if stranger else ""
+            places = ", ".join(self._addresses)
+            return StageBroken(
+                f"stream {self.name!r}: no answer from {places} for {seconds}{what}; {left}",
+                "Start the node and flush again",
+            )
+        return StageBroken(
+            f"stream {self.name!r}: a node answers, but no node takes partition {closed} for "
+            f"{seconds}; {left}. The app may be failing: s4 status and the node's log say why. Or "
+            f"it is starting, or has yet to commit events of an earlier life of this producer",
+            "Flush again when it runs",
+        )
+
+    def tell_unknown(self) -> None:
+        """Log that nodes do not know earlier lives of this producer, and other warnings."""
+        if self._routes.all_is_new and not self._told_new:
+            self._told_new = True
+            log.warning(
+                "no earlier life of this producer is known: all its events are new",
+                stream=self.name,
+                producer=self._producer,
+            )
+        while self._routes.warnings:
+            what, facts = self._routes.warnings.popleft()
+            log.warning(what, stream=self.name, producer=self._producer, **facts)
+
+    def _admit(self, events: Sequence[Any]) -> None:
+        """Declare new event classes and freeze GenericEvents; raises for anything but events."""
+        self._check_open()
+        for cls in set(map(type, events)):
+            if cls not in self._known:
+                self._outbox.types.declare(cls)
+            if cls is GenericEvent:
+                for event in events:
+                    if event.__class__ is GenericEvent:
+                        event.freeze()
+
+    async def _breathe(self) -> None:
+        """Let other tasks run, and wait for room."""
+        self._unbreathed = 0
+        self._emitter.wake()
+        await trio.lowlevel.checkpoint()
+        while self.pressure >= 1:
+            self._check_open()
+            await self._news.park()
+        self._breath = self.breath
+
+    def _check_open(self) -> None:
+        if fork_guard.forked:
+            fork_guard.check()
+        if self._outbox.error:
+            self.told = self._outbox.error
+            raise EventError(f"stream {self.name!r}: {self._outbox.error}")
+        if self.closed:
+            raise StageClosed(f"stream {self.name!r}: the client is closed")

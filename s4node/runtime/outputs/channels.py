@@ -1,0 +1,83 @@
+"""The channels of a task: the path of each of its streams to other tasks, or to one consumer.
+
+Rules
+- The name of a channel is its stream, or its stream and the consumer. A former channel, which sends
+  what a savepoint still had, has a longer name than the channel that begins after it.
+- A channel to an absent consumer that an earlier owner has left is unclaimed until the consumer
+  comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from s4node.net.egress.emitter import Emitter
+from s4node.net.egress.lane import Lane
+from s4node.net.egress.outbox_rows import Rows
+from s4node.net.egress.routes import Routes
+from s4node.net.egress.transactional_outbox import TransactionalOutbox
+from s4node.runtime.task.task import Task
+from s4node.state.job import LIFE
+from s4node.state.task_state import TaskState
+
+_TO = "\1"
+"""Separates a stream from its consumer in the name of a channel."""
+FORMER = f"{_TO}former"
+"""Ends the name of a former channel."""
+
+
+class Side:
+    """One task's part: its channels by stream, and what its previous owner left for it."""
+
+    def __init__(self, task: Task, state: TaskState, fence: int) -> None:
+        self.task = task
+        self.state = state
+        self.fence = fence
+        self.channels: dict[str, Channel] = {}
+        self.unclaimed: dict[str, Unclaimed] = {}  # for consumers that are not there yet
+        self.left: dict[str, list[Any]] = {}
+        self.own_rows = False
+        self.moved = 0  # the value of _moved when the last commit began
+        self.committing = False
+        self.life: str = state.meta(LIFE) or ""
+
+
+class Unclaimed(NamedTuple):
+    """The rows that an earlier owner left for an absent consumer, and their events and bytes."""
+
+    rows: Rows
+    depth: int
+    bytes: int
+
+
+@dataclass(eq=False, repr=False)
+class Channel:
+    """The path of a task's stream to other tasks, or to one consumer."""
+
+    outbox: TransactionalOutbox
+    routes: Routes
+    emitter: Emitter
+    replaces: bool = False  # another channel, whose rows are still in the database
+
+
+def channel_name(stream: str, consumer: str) -> str:
+    """The name of a task's channel to a consumer of an output stream."""
+    return f"{stream}{_TO}{consumer}"
+
+
+def parts_of(channel: str) -> tuple[str, str]:
+    """The stream and the consumer in a channel's name; no consumer between tasks of the app."""
+    stream, _, rest = channel.partition(_TO)
+    return stream, rest.partition(_TO)[0]
+
+
+def former_first(channels: Iterable[str]) -> list[str]:
+    """The names of channels, each after its former one."""
+    return sorted(channels, key=lambda name: -name.count(FORMER))
+
+
+def is_near(channel: Channel, lane: Lane) -> bool:
+    """Return True if the owner of a lane is connected, or may connect soon."""
+    return lane.open or channel.emitter.is_near(channel.routes.route_of(lane))
