@@ -71,7 +71,7 @@ lint: install ## check style and formatting
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 
-types: install ## check types
+types: install-spark ## check types
 	$(PYTHON_OF_VENV) -m mypy
 
 demo: install-spark ## flights through Spark and PEs and back: history into state, then live; checked

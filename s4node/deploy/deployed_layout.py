@@ -14,7 +14,6 @@ from collections.abc import Callable
 import msgspec
 import trio
 
-from s4node import threads
 from s4node.cluster.coordination.entries import AppId, AppInfo, Found
 from s4node.cluster.coordination.registry import Registry
 from s4node.config import settings
@@ -63,8 +62,7 @@ async def _repartition(
     ending = config[settings.TASK_SHUTDOWN_MS] + config[settings.CONTAINER_END_TIMEOUT]
     tell(f"{info.name} {info.version} drains and ends")
     async with registry.pause(app, f"repartition by process {os.getpid()}"):
-        async with state.ended(registry, ending):
-            moved = await threads.run_sync(change)
+        moved = await state.change_ended(registry, ending, change)
         passing("deploy.repartitioned")
         await registry.set_app(info, found.version)
     seconds = config[settings.CONTAINER_START_TIMEOUT] + config[settings.CLUSTER_GATHER_TIMEOUT]

@@ -11,11 +11,12 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
 import trio
 
@@ -28,13 +29,15 @@ from s4node.config import settings
 from s4node.config.config import Config
 from s4node.deploy.savepoint import SavepointOf, savepoint_of
 from s4node.deploy.savepoint_restore import SavepointRestore
-from s4node.errors import CheckpointError, DeployFailed
-from s4node.offsets.job_lock import runs, stopped
+from s4node.errors import CheckpointError, DeployFailed, JobRuns
+from s4node.offsets.job_lock import stopped
 from s4node.runtime.commit.committer import folder_of
 from s4node.savepoints.manifest import Manifest, Upgrade
 from s4node.savepoints.place import SavepointPlace
 from s4node.savepoints.shipped import savepoints_of
 from s4node.state.remote_job import RemoteJob, depot_of
+
+R = TypeVar("R")
 
 KEPT = 3
 """How many of the savepoints that deployments take are kept."""
@@ -124,23 +127,25 @@ class StateChange:
     async def make(self, registry: Registry, seconds: float) -> Manifest | None:
         """Take the savepoint and go back, once nothing of the job runs, which takes at most so many
         ``seconds``. Returns the savepoint."""
-        async with self.ended(registry, seconds):
-            return await threads.run_sync(self._change)
+        return await self.change_ended(registry, seconds, self._change)
 
-    @asynccontextmanager
-    async def ended(self, registry: Registry, seconds: float) -> AsyncIterator[None]:
-        """Wait until nothing of the job runs, and keep it from starting."""
-        with trio.move_on_after(seconds) as limit:
-            await self._wait_ended(registry)
-            async with JobPresence(registry, self._id).stopped():
-                while await threads.run_sync(runs, self._folder):  # noqa: ASYNC110 - it ends now
-                    await trio.sleep(_AGAIN_SECONDS)
-        if limit.cancelled_caught:
-            raise DeployFailed(
-                f"{self._id.app} did not end within {seconds:g} s; see the logs of its nodes"
-            )
-        async with JobPresence(registry, self._id).stopped():
-            yield
+    async def change_ended(self, registry: Registry, seconds: float, change: Callable[[], R]) -> R:
+        """Call ``change`` in a thread once nothing of the job runs, which takes at most so many
+        ``seconds``; the job does not start meanwhile. ``change`` raises JobRuns, before it does
+        anything, if a container holds the job's lock."""
+        until = trio.current_time() + seconds
+        while True:
+            with trio.move_on_at(until) as limit:
+                await self._wait_ended(registry)
+            if limit.cancelled_caught or trio.current_time() > until:
+                raise DeployFailed(
+                    f"{self._id.app} did not end within {seconds:g} s; see the logs of its nodes"
+                )
+            try:
+                async with JobPresence(registry, self._id).stopped():
+                    return await threads.run_sync(change)
+            except JobRuns:  # a container that starts waits to enter, and then sees the pause
+                await trio.sleep(_AGAIN_SECONDS)
 
     async def _wait_ended(self, registry: Registry) -> None:
         path = Registry.path_of_app(self._id)
@@ -186,10 +191,8 @@ class StateChange:
             with stopped(self._folder), self.place.opened(taken) as saved:
                 self._restored(taken, saved).restore(outputs_again=True, accept_loss=True)
 
-        if self._restore is None:
-            return
-        async with self.ended(registry, seconds):
-            await threads.run_sync(restore)
+        if self._restore is not None:
+            await self.change_ended(registry, seconds, restore)
 
     def sweep(self, packages: Store, needed: str) -> None:
         """Remove the oldest savepoints of deployments, and their packages unless ``needed``."""
