@@ -196,7 +196,7 @@ class TimedCalls:
                 timers.keep(key, timer)
 
     def _has_failed(self, call: Call) -> bool:
-        return bool(self.failed) and call.what in self.failed
+        return bool(self.failed.calls) and call.what in self.failed.calls
 
     def _keeps(self, call: Call) -> bool:
         """Leave a call out; return True if it is made again at the next start."""

@@ -49,39 +49,33 @@ class LeftOutCall(NamedTuple):
 
 
 class FailedHooks:
-    """The failed calls of one task."""
+    """The failed calls of one task; ``calls`` says why each has failed."""
 
     def __init__(self) -> None:
-        self._failed: dict[HookCall, FailedCall] = {}
+        self.calls: dict[HookCall, FailedCall] = {}
         self._told: set[HookCall] = set()  # their dead letters are part of a commit
         self._going: list[HookCall] = []  # ... of the one that is being written
         self._new: list[HookCall] = []  # ... of the next one
 
-    def __contains__(self, call: object) -> bool:
-        return call in self._failed
-
-    def __bool__(self) -> bool:
-        return bool(self._failed)
-
     @property
     def at_limit(self) -> bool:
         """True if there are as many as a task may leave out."""
-        return len(self._failed) >= MOST
+        return len(self.calls) >= MOST
 
     def add(self, call: HookCall, failed: FailedCall) -> None:
         """Leave a call out from now on."""
-        self._failed[call] = failed
+        self.calls[call] = failed
 
     def kept(self, call: HookCall) -> bool:
         """Return True if a call is made again at the next start."""
-        return self._failed[call].kept
+        return self.calls[call].kept
 
     def left_out(self, call: HookCall, partition: int) -> LeftOutCall | None:
         """The dead letter of a call that is left out; None if it was told before."""
         if call in self._told or call in self._going or call in self._new:
             return None
         self._new.append(call)
-        failed = self._failed[call]
+        failed = self.calls[call]
         fault, place = failed.fault, Place(str(call), -1)
         dead_letter = GenericEvent(
             system=LIVE,

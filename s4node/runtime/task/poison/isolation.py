@@ -274,7 +274,8 @@ class Isolation(Generic[T]):
     def commit_taken(self) -> None:
         """Note that a commit was taken."""
         self.poison_events.taken()
-        self.failed_hooks.taken()
+        if self.failed_hooks.calls:
+            self.failed_hooks.taken()
         self.examination.taken()
         if self._backoff is not None and self._backoff.commit_taken():
             self._backoff = None
@@ -282,7 +283,8 @@ class Isolation(Generic[T]):
     def written(self) -> None:
         """Note that the commit was written."""
         self.poison_events.written()
-        self.failed_hooks.written()
+        if self.failed_hooks.calls:
+            self.failed_hooks.written()
         self.end_written = self._end_taken
         if self._suspects is None:
             return
