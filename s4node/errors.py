@@ -53,11 +53,12 @@ class ProcessingError(S4Error):
 
     Attributes name the place: ``app``, ``pe`` (class name), ``key`` (None if no instance was
     reached) and ``position`` (a text such as ``clicks[0]@spark-1:4711``). ``at`` has the event's
-    batch and its index there; None if there was no event. ``hook`` is a call of a window or a timer
+    batch and its index there; None if there was no event. ``call`` is that of a window or a timer
     that can be left out. An error that has neither, and is not ``of_event``, cannot be skipped.
     """
 
     at: tuple[object, int] | None = None
+    call: object = None
 
     def __init__(
         self,
@@ -68,10 +69,10 @@ class ProcessingError(S4Error):
         cause: BaseException,
         *,
         of_event: bool = True,
-        hook: object = None,
+        call: object = None,
     ) -> None:
         place, leave_out = position, ""
-        if of_event or hook is not None:
+        if of_event or call is not None:
             place = f"event at {position}" if of_event else position
             such = "events" if of_event else "calls"
             leave_out = (
@@ -91,7 +92,7 @@ class ProcessingError(S4Error):
         self.pe = pe
         self.key = key
         self.position = position
-        self.hook = hook
+        self.call = call
         self.__cause__ = cause
 
 

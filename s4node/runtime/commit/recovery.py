@@ -87,8 +87,8 @@ class Recovery:
 
     def takes(self, task: Task, error: ProcessingError) -> bool:
         """Return True if the task rolls back for this failure; otherwise it stops the app."""
-        if isinstance(error.hook, HookCall):
-            return self._takes_call(task, error, error.hook)
+        if isinstance(error.call, HookCall):
+            return self._takes_call(task, error, error.call)
         assert error.at is not None
         batch, index = error.at
         assert isinstance(batch, EventBatch)

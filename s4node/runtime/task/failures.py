@@ -103,8 +103,8 @@ class Failures(Generic[T]):
     def roll_back(self, error: ProcessingError) -> None:
         """Roll back because of ``error``; raises it if it stops the app."""
         recovery = self._recovery
-        of_call = error.at is not None or error.hook is not None
-        if not of_call or recovery is None or not recovery.takes(self._task, error):
+        can_leave_out = error.at is not None or error.call is not None
+        if not can_leave_out or recovery is None or not recovery.takes(self._task, error):
             raise error
         self._halt()
 

@@ -386,7 +386,7 @@ class PeProcessor(Processor):
             f"{hook} in partition {self._partition}",
             error,
             of_event=False,
-            hook=call,
+            call=call,
         )
 
     # -- life --------------------------------------------------------------------------------
