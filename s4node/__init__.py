@@ -28,7 +28,7 @@ from s4node.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from s4node.app.app import AdapterApp, App
-    from s4node.app.processing_element import ProcessingElement
+    from s4node.app.processing_element import OfKey, ProcessingElement
     from s4node.app.stream import InputStream, OutputStream, Stream
     from s4node.app.stream_task import (
         AsyncStreamTask,
@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from s4node.net.client.sync_client import SyncClient, SyncStream
     from s4node.net.egress.refusal import Refusal
     from s4node.offsets.startpoint import Oldest, Specific, Timestamp, Upcoming
+    from s4node.pes.aggregates import Aggregates, Count, Fold, Max, Mean, Min, Sum, Top
+    from s4node.pes.pairs import Pairs
     from s4node.runtime.container.container import Container
     from s4node.runtime.container.lifecycle import ContainerListener
     from s4node.stages.executors import Executor
@@ -64,12 +66,22 @@ __all__ = [
     "App",
     "AdapterApp",
     "ProcessingElement",
+    "OfKey",
     "Window",
     "tumbling",
     "hopping",
     "session",
     "count",
     "day",
+    "Aggregates",
+    "Count",
+    "Sum",
+    "Min",
+    "Max",
+    "Mean",
+    "Top",
+    "Fold",
+    "Pairs",
     "Event",
     "GenericEvent",
     "created_ms",
@@ -113,12 +125,22 @@ _HOMES = {
     "App": "app.app",
     "AdapterApp": "app.app",
     "ProcessingElement": "app.processing_element",
+    "OfKey": "app.processing_element",
     "Window": "app.windows",
     "tumbling": "app.windows",
     "hopping": "app.windows",
     "session": "app.windows",
     "count": "app.windows",
     "day": "app.windows",
+    "Aggregates": "pes.aggregates",
+    "Count": "pes.aggregates",
+    "Sum": "pes.aggregates",
+    "Min": "pes.aggregates",
+    "Max": "pes.aggregates",
+    "Mean": "pes.aggregates",
+    "Top": "pes.aggregates",
+    "Fold": "pes.aggregates",
+    "Pairs": "pes.pairs",
     "Event": "events.event",
     "GenericEvent": "events.event",
     "created_ms": "events.event",

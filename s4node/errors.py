@@ -53,11 +53,12 @@ class ProcessingError(S4Error):
 
     Attributes name the place: ``app``, ``pe`` (class name), ``key`` (None if no instance was
     reached) and ``position`` (a text such as ``clicks[0]@spark-1:4711``). ``at`` has the event's
-    batch and its index there; None if there was no event. An error that is not ``of_event`` cannot
-    be skipped.
+    batch and its index there; None if there was no event. ``call`` is that of a window or a timer
+    that can be left out. An error that has neither, and is not ``of_event``, cannot be skipped.
     """
 
     at: tuple[object, int] | None = None
+    call: object = None
 
     def __init__(
         self,
@@ -68,13 +69,15 @@ class ProcessingError(S4Error):
         cause: BaseException,
         *,
         of_event: bool = True,
+        call: object = None,
     ) -> None:
         place, leave_out = position, ""
-        if of_event:
-            place = f"event at {position}"
+        if of_event or call is not None:
+            place = f"event at {position}" if of_event else position
+            such = "events" if of_event else "calls"
             leave_out = (
-                ", or have s4.stream.<stream>.onError skip such events (a live stream also needs "
-                "grade = durable)"
+                f", or have s4.stream.<stream>.onError skip such {such} (a live stream also needs "
+                f"grade = durable)"
             )
         if isinstance(cause, NotRestorable):  # before any handler was called
             text = f"{cause.fact} (app {app!r}, {place}). The app stops here: {cause.fix}"
@@ -82,13 +85,14 @@ class ProcessingError(S4Error):
             text = (
                 f"{pe} of app {app!r} raised {described(cause)}; "
                 f"key {key!r}, {place}. The app stops here: {_fix_of('handler', pe, cause)}"
-                f"{',' if of_event else ' or'} catch the exception in it"
+                f"{',' if leave_out else ' or'} catch the exception in it"
             )
         super().__init__(f"{text}{leave_out}")
         self.app = app
         self.pe = pe
         self.key = key
         self.position = position
+        self.call = call
         self.__cause__ = cause
 
 

@@ -85,6 +85,8 @@ def set_app(
         vars(prototype).update(options, triggers=[Trigger(*trigger) for trigger in triggers])
         element = prototype._element_cls.__new__(prototype._element_cls)
         element.key = None
+        if prototype.windows is not None:
+            prototype.give_windows(prototype.windows)
         for attribute, value in values.items():
             setattr(element, attribute, value)
         app.prototypes[name] = prototype, element

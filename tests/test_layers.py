@@ -26,7 +26,7 @@ ROOMS = [
     "version", "errors", "clocks", "threads", "tokens", "config", "log_throttle", "logger",
     "failpoints", "disk", "sqlite",
     "metrics",
-    "events", "exit_record", "store_spec", "app", "packaged", "stages", "offsets", "state",
+    "events", "exit_record", "store_spec", "app", "pes", "packaged", "stages", "offsets", "state",
     "savepoints",
     "net.wire", "net.certificates", "net.transport", "net.egress", "net.ingress", "net.client",
     "systems", "log.partition", "log.sink", "log",
@@ -67,9 +67,10 @@ PURE_MODULES = {
         "type_words"
     ),
     "app": (
-        "app cycles dataflow graph instances pe_codec pe_timers processing_element prototype "
-        "stream stream_task window_dispatch window_instances windows"
+        "app cycles dataflow graph in_order instances open_windows pe_codec pe_timers "
+        "processing_element prototype stream stream_task window_dispatch window_instances windows"
     ),
+    "pes": "aggregates pairs",
     "stages": "backpressure credit executors key_order stage",
     "offsets": (
         "checkpoint cuts input_progress ordered_release producer_offsets receipts "
@@ -96,10 +97,12 @@ PURE_MODULES = {
     "cluster.coordination": "assignment entries view",
     "cluster.node": "container_status restart_policy supervisor_protocol",
     "runtime.event_time": "task_times window_state",
-    "runtime.task.poison": "dead_letter isolation poison_events suspects unsaveable_search",
+    "runtime.task.poison": (
+        "dead_letter failed_hooks isolation poison_events suspects unsaveable_search"
+    ),
     "runtime.task": (
         "actions backlog chooser failures gate in_flight pace pe_processor "
-        "pe_state processor settings stream_task_processor task task_context timers"
+        "pe_state processor settings stream_task_processor task task_context timed_calls timers"
     ),
     "runtime.loop": "coordinator_requests",
     "runtime.outputs": "dispatch",
@@ -117,6 +120,7 @@ PURE_MODULES = {
 }
 PURE_ROOMS = {
     "app",
+    "pes",
     "stages",
     "net.wire",
     "runtime.event_time",

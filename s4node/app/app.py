@@ -15,10 +15,11 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeVar
 
+from s4node.app.in_order import BY_TIME, IN_ORDER, InOrder, complete, join, time_in_order
 from s4node.app.processing_element import ProcessingElement
-from s4node.app.prototype import Prototype
+from s4node.app.prototype import OF_KEY, Prototype, key_class
 from s4node.app.stream import InputStream, OutputStream, Stream, StreamTime
-from s4node.app.windows import LONGEST
+from s4node.app.windows import LONGEST, tumbling
 from s4node.errors import GraphError
 from s4node.events.event import LIVE
 from s4node.events.keys import KeySpec
@@ -126,6 +127,7 @@ class App:
         time: str = "",
         lateness: float = 0,
         idle: float = IDLE,
+        order: str = "",
     ) -> Stream:
         """A stream inside the app: events that PEs put on it go to ``pes``.
 
@@ -135,10 +137,12 @@ class App:
 
         ``time`` is the field with the time of an event: seconds since 1970 as a float, ms as an
         int, or a datetime with a time zone. Events may be out of order by ``lateness`` seconds. A
-        producer that has sent nothing for ``idle`` seconds is waited for no longer.
+        producer that has sent nothing for ``idle`` seconds is waited for no longer. With
+        ``order="time"`` PEs get the events of a key in the order of their times; streams that lead
+        to the same PEs so have one order.
         """
         told = self._time(name, time, lateness, idle)
-        return self._add(Stream, name, pes, key, types, broadcast, told)
+        return self._ordered(Stream, name, pes, key, types, broadcast, told, order)
 
     def create_input_stream(
         self,
@@ -150,6 +154,7 @@ class App:
         time: str = "",
         lateness: float = 0,
         idle: float = IDLE,
+        order: str = "",
     ) -> InputStream:
         """A stream that brings events from outside to ``pes``; see :meth:`create_stream`.
 
@@ -157,7 +162,7 @@ class App:
         as ``log``; the setting ``task.inputs`` overrides it.
         """
         told = self._time(name, time, lateness, idle)
-        stream = self._add(InputStream, name, pes, key, types, False, told)
+        stream = self._ordered(InputStream, name, pes, key, types, False, told, order)
         stream.system = system
         return stream
 
@@ -182,6 +187,16 @@ class App:
     def freeze(self) -> None:
         """Complete the graph: prototypes become what their instances share."""
         self._frozen = True
+        for prototype, element in [*self.prototypes.values()]:
+            if isinstance(element, InOrder):
+                complete(prototype, element.out)
+            if prototype.cls._of_key and prototype.windows is not None:
+                name = f"{prototype.name}{OF_KEY}"
+                own = prototype.own = Prototype(key_class(prototype.cls), self, name)
+                own.singleton = prototype.singleton
+                if prototype.ttl:
+                    own.set_ttl(prototype.ttl)
+                self.prototypes[name] = own, own.element()
         for prototype, element in self.prototypes.values():
             prototype.freeze(element)
 
@@ -220,6 +235,42 @@ class App:
         self.streams[name] = stream
         return stream
 
+    def _ordered(
+        self,
+        kind: type[S],
+        name: str,
+        pes: Sequence[ProcessingElement],
+        key: KeySpec | None,
+        types: Sequence[type] | type,
+        broadcast: bool,
+        time: StreamTime | None,
+        order: str,
+    ) -> S:
+        """A stream whose events go to the PEs as they come, or in the order of their times."""
+        if order not in ("", "time"):
+            raise GraphError(f"stream {name!r}: order={order!r}; leave it out, or give 'time'")
+        if not order:
+            return self._add(kind, name, pes, key, types, broadcast, time)
+        if time is None:
+            raise GraphError(
+                f"stream {name!r} has order='time' but no time; name the field with time="
+            )
+        if broadcast:
+            raise GraphError(f"stream {name!r} has order='time' and broadcast; choose one")
+        for _, known in self.prototypes.values():
+            if isinstance(known, InOrder) and known.out.targets == tuple(p._prototype for p in pes):
+                stream = self._add(kind, name, [known], key, types or _types_of(pes), False, time)
+                join(known.out, self.streams[known.out.in_order_of[0]], stream)
+                return stream
+        told = time_in_order(time)
+        inner = self._add(Stream, f"{name}{BY_TIME}", pes, key, types, broadcast, told)
+        inner.in_order_of = (name,)
+        held = self.create_pe(InOrder, name=f"{name}{IN_ORDER}")
+        held.out = inner
+        held.set_window(tumbling(told.lateness), late=inner)
+        held.set_singleton(key is None)
+        return self._add(kind, name, [held], key, types or _types_of(pes), broadcast, time)
+
     def _time(self, stream: str, field: str, lateness: float, idle: float) -> StreamTime | None:
         """What a stream tells of the time of its events; None without a field."""
         if not isinstance(field, str) or (field and not field.isidentifier()):
@@ -244,6 +295,11 @@ class App:
     def _free_name(self, name: str) -> str:
         taken = sum(1 for known in self.prototypes if known.split("#")[0] == name)
         return f"{name}#{taken + 1}" if taken else name
+
+
+def _types_of(pes: Sequence[ProcessingElement]) -> tuple[type, ...]:
+    """The types that the handlers of these PEs name."""
+    return tuple(dict.fromkeys(t for pe in pes for t in pe._prototype.event_types()))
 
 
 class AdapterApp(App):

@@ -26,12 +26,13 @@ from s4node.app.processing_element import ProcessingElement
 from s4node.app.prototype import Prototype, shared_containers
 from s4node.app.stream import OutputStream, Stream
 from s4node.app.window_dispatch import (
+    make_windows,
     only_handler,
     time_problems,
     window_lines,
     window_problems,
 )
-from s4node.app.window_instances import WindowInstances, make_windows
+from s4node.app.window_instances import WindowInstances
 from s4node.errors import EventTimeError, GraphError, KeyFinderError
 from s4node.events.routing import KeyRule, compiled, holds_keys, is_generic
 from s4node.store_spec import StoreSpec
@@ -44,6 +45,7 @@ def check(app: App) -> None:
         if not prototype.on_event.declared and not prototype.on_time:
             problems.append(f"PE {prototype.name!r} has neither on_event nor on_time")
         problems += window_problems(app, prototype)
+        problems += _ttl_problems(prototype)
         problems += [
             f"PE {prototype.name!r}: {name} {_NEVER_RUNS}, and send with stream.put(event)"
             for name in _generators(prototype.hooks())
@@ -106,6 +108,27 @@ def uncalled(app: App) -> Iterable[tuple[str, str, str]]:
             yield prototype.name, "on_time", "set_timer_interval"
 
 
+def _ttl_problems(prototype: Prototype) -> Iterable[str]:
+    """The mistakes about the end of a PE's state."""
+    if not prototype.ttl:
+        return
+    where = f"PE {prototype.name!r} has set_ttl"
+    if prototype.on_remove is not None:
+        yield (
+            f"{where} and on_remove, which would not be called for state that is only on disk; use "
+            f"a timer (self.after) that removes the instance"
+        )
+    if prototype.cache_idle:
+        yield f"{where} and set_pe_cache(idle_seconds=...); leave out the latter"
+    if prototype.singleton:
+        yield f"{where}, but is a singleton, which lives as long as its partition; leave it out"
+    if prototype.windows is not None and not prototype.cls._of_key:
+        yield (
+            f"{where} and windows, with which its state ends anyway; leave it out, or annotate the "
+            f"state of keys with OfKey"
+        )
+
+
 def _store_problems(spec: StoreSpec[Any, Any]) -> Iterable[str]:
     where = f"store {spec.name!r}"
     if spec.key not in (str, int, bytes, tuple) and get_origin(spec.key) is not tuple:
@@ -150,6 +173,11 @@ def _problems(app: App, stream: Stream) -> Iterable[str]:
     where = f"stream {stream.name!r}"
     if not stream.targets and not isinstance(stream, OutputStream) and not app.has_tasks:
         yield f"{where} leads to no PE"
+    if stream.parallelism > 1 and any(stream.name in s.in_order_of for s in app.streams.values()):
+        yield (
+            f"{where} has order='time' and a parallelism; its handlers run one after the other, so "
+            f"leave out set_parallelism"
+        )
     if stream.broadcast and stream.key is not None:
         yield f"{where} has a key and broadcast; choose one"
     for target in stream.targets:
@@ -290,7 +318,8 @@ def make_instances(
     """The instance map that the prototype's configuration asks for."""
     if prototype.windows is not None:
         return make_windows(prototype, partition, wall)
-    if (prototype.cache_size or prototype.cache_idle) and not prototype.singleton:
+    bounded = prototype.cache_size or prototype.cache_idle or prototype.ttl
+    if bounded and not prototype.singleton:
         return BoundedInstances(prototype, partition, clock)
     return Instances(prototype, partition)
 

@@ -138,6 +138,13 @@ class Instances(dict[Any, PE]):
         while self.leaving:
             await on_remove(self.leaving.pop(0))
 
+    def is_open(self, _end: float) -> bool:
+        """Return True if a window that ends then has not ended."""
+        return False
+
+    def loaded(self, key: Any) -> None:
+        """Note an instance that was read without an event of its key."""
+
     def trim(self) -> None:
         """Apply the bounds; an unbounded map has none."""
 
@@ -153,11 +160,12 @@ class Instances(dict[Any, PE]):
 class BoundedInstances(Instances):
     """A map that keeps the instances used last, bounded by number and idle time."""
 
-    __slots__ = ("_clock", "_used")
+    __slots__ = ("_clock", "_idle", "_used")
 
     def __init__(self, prototype: Prototype, partition: int, clock: Callable[[], float]) -> None:
         super().__init__(prototype, partition)
         self._clock = clock
+        self._idle = prototype.ttl or prototype.cache_idle
         self._used: dict[Any, float] = {}
 
     def __getitem__(self, key: Any) -> PE:
@@ -166,16 +174,21 @@ class BoundedInstances(Instances):
             instance = self.__missing__(key)
         else:
             super().__setitem__(key, instance)  # now the youngest
-        if self.prototype.cache_idle:
+        if self._idle:
             self._used.pop(key, None)
             self._used[key] = self._clock()
         return instance
 
+    def loaded(self, key: Any) -> None:
+        """Note an instance that was read without an event of its key."""
+        if self._idle:
+            self._used.setdefault(key, self._clock())
+
     def trim(self) -> None:
         """Remove the least recently used beyond the size, and all that are idle for too long."""
         self.shrink(())
-        if self.prototype.cache_idle:
-            before = self._clock() - self.prototype.cache_idle
+        if self._idle:
+            before = self._clock() - self._idle
             idle = takewhile(lambda item: item[1] <= before, self._used.items())
             for instance in [dict.__getitem__(self, key) for key, _ in idle]:  # not a use
                 self.remove(instance)
@@ -216,7 +229,7 @@ class BoundedInstances(Instances):
     @property
     def next_expiry(self) -> float | None:
         """When the least recently used instance expires."""
-        if not self.prototype.cache_idle:
+        if not self._idle:
             return None
         oldest = next(iter(self._used.values()), None)  # a thread may just have the only one out
-        return None if oldest is None else oldest + self.prototype.cache_idle
+        return None if oldest is None else oldest + self._idle

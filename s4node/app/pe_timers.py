@@ -33,7 +33,10 @@ class TimerKeeper(Protocol):
         ...
 
 
-class _Timer(NamedTuple):
+class Timer(NamedTuple):
+    """A timer that is set: its ``number`` says which of two of the same name was set later."""
+
+    name: str
     time: float
     number: int
     by_wall: bool
@@ -52,7 +55,7 @@ class PeTimers:
         self.keeper: TimerKeeper | None = None
         self._pe = pe
         self._event_time = event_time
-        self._timers: dict[Any, dict[str, _Timer]] = {}
+        self._timers: dict[Any, dict[str, Timer]] = {}
         self._heaps: tuple[list[Any], list[Any]] = ([], [])  # by events, by the clock
         self._number = 0
 
@@ -82,7 +85,7 @@ class PeTimers:
     def restore(self, key: Any, name: str, time: float, *, by_wall: bool) -> None:
         """Take a timer that was saved."""
         self._number += 1
-        timer = _Timer(time, self._number, by_wall)
+        timer = Timer(name, time, self._number, by_wall)
         self._timers.setdefault(key, {})[name] = timer
         heappush(self._heaps[by_wall], (time, self._number, key, name))
 
@@ -112,8 +115,14 @@ class PeTimers:
         """True if a timer is due by the watermark."""
         return self.next_at(by_wall=False) <= self.watermark
 
-    def take_due(self) -> Iterator[tuple[Any, str]]:
-        """Take the timers that are due now: their keys and names."""
+    def keep(self, key: Any, timer: Timer) -> None:
+        """Keep a timer that was taken until the next start, unless it is set again."""
+        self._timers.setdefault(key, {})[timer.name] = timer
+        if self.keeper is not None:
+            self.keeper.set_timer(key, timer.name, timer.time, by_wall=timer.by_wall)
+
+    def take_due(self) -> Iterator[tuple[Any, Timer]]:
+        """Take the timers that are due now, with their keys."""
         last = self._number
         for by_wall, now in ((False, self.watermark), (True, self.now())):
             heap, later = self._heaps[by_wall], []
@@ -123,8 +132,9 @@ class PeTimers:
                     later.append(entry)
                     continue
                 _, _, key, name = entry
+                timer = self._timers[key][name]
                 self.cancel(key, name)
-                yield key, name
+                yield key, timer
             for entry in later:
                 heappush(heap, entry)
 

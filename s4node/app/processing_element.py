@@ -7,6 +7,8 @@ Rules
   slots, which are small and quick, and an attribute that is not declared cannot be set. A mutable
   default is copied for each instance. What all are to share is annotated as ClassVar: a list, dict
   or the like without an annotation is refused.
+- Attributes annotated with ``OfKey`` are state of the key of an instance with a window. They are
+  those of another instance, which all windows of the key share.
 - What is set on the prototype holds for all its instances: a state attribute's new default, or
   anything else (streams, parameters) as a common value.
 - One instance runs one handler at a time.
@@ -18,13 +20,20 @@ from abc import ABCMeta
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from types import FunctionType
-from typing import Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar, get_args
 
 from s4node.app.pe_timers import PeTimers
 from s4node.app.stream import Stream, Target
-from s4node.app.windows import Window, WindowKind
+from s4node.app.windows import EarlyWindow, Window, WindowKind
 from s4node.errors import GraphError, S4Error
 from s4node.events.keys import Key
+
+T = TypeVar("T")
+
+_OF_KEY = "of the key"
+
+OfKey = Annotated[T, _OF_KEY]
+"""``total: OfKey[int] = 0`` in a class with windows is state of the key, beside its windows."""
 
 _RESERVED = {
     "_again", "_group", "_home", "_mark", "_prototype", "_round", "_row", "_span", "_state",
@@ -36,21 +45,29 @@ class ElementType(ABCMeta):
     """The class of PE classes: makes slots of annotated attributes with defaults."""
 
     _state: dict[str, Any]
+    _of_key: dict[str, tuple[Any, Any]]
+    """The annotations and defaults of the attributes that all windows of a key share."""
 
     def __new__(
         mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **more: Any
     ) -> ElementType:
         inherited: dict[str, Any] = {}
+        of_key: dict[str, tuple[Any, Any]] = {}
         for base in reversed(bases):
             inherited |= getattr(base, "_state", {})
+            of_key |= getattr(base, "_of_key", {})
         own = {
             attribute: namespace.pop(attribute)
             for attribute, kind in _annotations(namespace).items()
             if attribute in namespace and not _is_class_variable(kind)
         }
+        for attribute, kind in _annotations(namespace).items():
+            if attribute in own and _is_of_key(kind):
+                of_key[attribute] = kind, own.pop(attribute)
+                namespace[attribute] = _OfKeyAttribute(attribute)
         changed = [n for n in inherited if n in namespace and _is_default(namespace[n])]
         own |= {attribute: namespace.pop(attribute) for attribute in changed}
-        for attribute in own.keys() & _RESERVED:
+        for attribute in (own.keys() | of_key.keys()) & _RESERVED:
             raise GraphError(f"PE class {name}: {attribute!r} is taken; give it another name")
         slots = namespace.get("__slots__", ())
         slots = (slots,) if isinstance(slots, str) else slots
@@ -69,7 +86,36 @@ class ElementType(ABCMeta):
                 f"state; let one derive from the other, or keep the state in one"
             ) from error
         cls._state = inherited | own
+        cls._of_key = of_key
         return cls
+
+
+class _OfKeyAttribute:
+    """An attribute of the key's own instance, seen from the instance of one of its windows."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, _owner: type) -> Any:
+        return self if instance is None else getattr(self._own(instance), self._name)
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        setattr(self._own(instance), self._name, value)
+
+    def _own(self, instance: Any) -> Any:
+        home = getattr(instance, "_home", None)
+        if home is None:
+            raise S4Error(
+                f"{self._name!r} of {type(instance).__name__} is state of a key: use it in "
+                f"handlers, and set its default in the class"
+            )
+        return home.owner.state_of_key(instance.key)
+
+
+def _is_of_key(kind: Any) -> bool:
+    if isinstance(kind, str):
+        return kind.replace("s4node.", "").startswith("OfKey[")
+    return _OF_KEY in get_args(kind)[1:]
 
 
 def _is_default(value: Any) -> bool:
@@ -124,7 +170,16 @@ class PrototypeOptions(Target, Protocol):
     def set_timer_interval(self, seconds: float) -> None: ...
     def set_singleton(self, singleton: bool) -> None: ...
     def set_cache(self, max_size: int, idle_seconds: float) -> None: ...
-    def set_window(self, kind: object, clock: object, grace: object, late: object) -> None: ...
+    def set_ttl(self, seconds: float) -> None: ...
+    def set_window(
+        self,
+        kind: object,
+        clock: object,
+        grace: object,
+        late: object,
+        early: object,
+        tell_late: object,
+    ) -> None: ...
 
 
 class Home(Protocol):
@@ -134,6 +189,10 @@ class Home(Protocol):
     timers: PeTimers | None
 
     def get(self, key: Any, /) -> ProcessingElement | None: ...
+
+    def is_open(self, end: float, /) -> bool:
+        """Return True if a window that ends then has not ended."""
+        ...
 
     def remove(self, instance: ProcessingElement) -> None:
         """Drop the instance and call its ``on_remove``; no effect if it is gone already."""
@@ -197,6 +256,8 @@ class ProcessingElement(metaclass=ElementType):
         """The window of this instance; in ``on_event`` of overlapping windows the pane."""
         if not hasattr(self, "_span"):
             raise S4Error(f"{self!r} has no window; call set_window on its prototype")
+        if self._home.is_open(self._span[1]):
+            return EarlyWindow(*self._span, self._round)
         return Window(*self._span, self._round)
 
     # -- for the prototype, before the app starts --------------------------------------------
@@ -228,6 +289,15 @@ class ProcessingElement(metaclass=ElementType):
         """
         self._prototype.set_cache(max_size, idle_seconds)
 
+    def set_ttl(self, seconds: float) -> None:
+        """Let the state of a key end ``seconds`` after its last event, by the clock.
+
+        It also ends if it is not in memory, on disk, without being read. So there is no
+        ``on_remove``. The timers of the key end with it. With windows, it is the state of the key
+        beside them (:data:`OfKey`).
+        """
+        self._prototype.set_ttl(seconds)
+
     def set_window(
         self,
         kind: WindowKind,
@@ -235,6 +305,8 @@ class ProcessingElement(metaclass=ElementType):
         clock: str = "event",
         grace: float = 0,
         late: Stream | None = None,
+        early: float = 0,
+        tell_late: bool = False,
     ) -> None:
         """Have an instance for each key *and window*, and ``on_window`` called at its end.
 
@@ -242,9 +314,12 @@ class ProcessingElement(metaclass=ElementType):
         ``count(100)`` or ``day("Europe/Berlin")``. Windows end by the time of events, which their
         streams tell (``time=``), or by the ``clock="wall"``. For ``grace`` seconds of event time
         after its end, events still count, and ``on_window`` is called again. Later ones are counted
-        as late, and put on the stream ``late`` if one is given.
+        as late, and put on the stream ``late`` if one is given. With ``early``, ``on_window`` is
+        also called every so many seconds of the clock before the end, on instances that have
+        changed; ``self.window.final`` is False then. With ``tell_late`` the program that has sent a
+        late event gets a refusal that says by how much.
         """
-        self._prototype.set_window(kind, clock, grace, late)
+        self._prototype.set_window(kind, clock, grace, late, early, tell_late)
 
     # -- for an instance ---------------------------------------------------------------------
 

@@ -33,6 +33,11 @@ from s4node.errors import GraphError
 from s4node.events.event import Event, GenericEvent
 from s4node.events.routing import compiled
 
+OF_KEY = " (key)"
+"""Ends the name of a PE with the state of keys beside their windows."""
+
+_EARLIEST = 0.1  # seconds
+
 Handler: TypeAlias = Callable[[Any, Any], Any]
 P = TypeVar("P", bound=ProcessingElement)
 
@@ -52,12 +57,15 @@ class Trigger:
 
 class WindowOptions(NamedTuple):
     """The windows of a prototype: by which clock they end, for how long after that events still
-    count, and the stream of late events."""
+    count, the stream of late events, the seconds between results before the end, and whether the
+    senders of late events are told."""
 
     kind: WindowKind
     on_wall_clock: bool = False
     grace: float = 0.0
     late: Stream | None = None
+    early: float = 0.0
+    tell_late: bool = False
 
 
 class HandlerTable(dict[type, Handler]):
@@ -104,6 +112,8 @@ class Prototype:
         self.timer_interval: float | None = None  # until it is set, be it to 0 for never
         self.cache_size = 0
         self.cache_idle = 0.0
+        self.ttl = 0.0
+        self.own: Prototype | None = None  # of the keys, beside their windows
         self.triggers: list[Trigger] = []
         self.windows: WindowOptions | None = None
         self.started = False
@@ -220,7 +230,24 @@ class Prototype:
             raise GraphError(f"{self.name}: a PE cache needs max_size > 0 or idle_seconds > 0")
         self.cache_size, self.cache_idle = max_size, idle_seconds
 
-    def set_window(self, kind: object, clock: object, grace: object, late: object) -> None:
+    def set_ttl(self, seconds: float) -> None:
+        self._check_not_started()
+        self._check_number("set_ttl", "seconds", seconds)
+        if not 0 < seconds <= 100 * LONGEST:
+            raise GraphError(
+                f"{self.name}: set_ttl(seconds={seconds!r}); give more than 0, at most 100 years"
+            )
+        self.ttl = float(seconds)
+
+    def set_window(
+        self,
+        kind: object,
+        clock: object,
+        grace: object,
+        late: object,
+        early: object,
+        tell_late: object,
+    ) -> None:
         self._check_not_started()
         if not isinstance(kind, WindowKind):
             raise GraphError(
@@ -244,16 +271,36 @@ class Prototype:
                 f"{self.name}: set_window(late={late!r}): give a stream of this app, from "
                 f"create_stream or create_output_stream"
             )
-        if (grace or late is not None) and (clock == "wall" or kind.events):
+        if not isinstance(tell_late, bool):
+            raise GraphError(
+                f"{self.name}: set_window(tell_late={tell_late!r}): give True or False"
+            )
+        if (grace or late is not None or tell_late) and (clock == "wall" or kind.events):
             raise GraphError(
                 f"{self.name}: only windows by the time of events have late events; leave out "
-                f"grace and late"
+                f"grace, late and tell_late"
+            )
+        self._check_number("set_window", "early", early)
+        if early and (kind.is_hopping or kind.events):
+            raise GraphError(
+                f"{self.name}: set_window(early={early!r}): {kind.text} windows have no results "
+                f"before their end; use tumbling, session or day, or end windows more often"
+            )
+        if early and early < _EARLIEST:  # type: ignore[operator]
+            raise GraphError(
+                f"{self.name}: set_window(early={early!r}); give at least {_EARLIEST:g} s"
             )
         if "window" in self.cls._state:
             raise GraphError(f"{self.name}: the attribute 'window' is taken; give it another name")
+        self.give_windows(
+            WindowOptions(kind, clock == "wall", float(grace), late, float(early), tell_late)  # type: ignore[arg-type]
+        )
+
+    def give_windows(self, options: WindowOptions) -> None:
+        """Have instances with a window, which have further slots."""
         own = self.cls.__mro__[1]
         self.cls = self._bound(own, ("_again", "_round", "_span", "_until"))
-        self.windows = WindowOptions(kind, clock == "wall", float(grace), late)  # type: ignore[arg-type]
+        self.windows = options
 
     def freeze(self, element: ProcessingElement) -> None:
         """The app starts: values set on the prototype hold for all its instances."""
@@ -302,6 +349,20 @@ class Prototype:
             )
 
 
+def key_class(cls: ElementType) -> type[ProcessingElement]:
+    """The class of the state of keys, of the attributes of ``cls`` annotated with OfKey."""
+    author = cls.__mro__[1]
+    body = {name: default for name, (_, default) in cls._of_key.items()}
+    kinds = {name: _within(kind) for name, (kind, _) in cls._of_key.items()}
+    named = {"__module__": author.__module__, "__annotations__": kinds}
+    return ElementType(author.__name__, (ProcessingElement,), {**body, **named})  # type: ignore[return-value]
+
+
+def _within(kind: Any) -> Any:
+    """What an annotation with OfKey holds: of ``OfKey[int]`` it is ``int``."""
+    return kind[kind.index("[") + 1 : -1] if isinstance(kind, str) else typing.get_args(kind)[0]
+
+
 def _is_fixed(value: Any) -> bool:
     """Return True if no instance can change a default, so that all may have the same."""
     if isinstance(value, tuple):
@@ -322,7 +383,7 @@ def shared_containers(cls: type) -> dict[str, tuple[type, Any]]:
 
     By name: the class that has it, and the container.
     """
-    meant = {*class_variables(cls), *getattr(cls, "_state", ()), "_state"}
+    meant = {*class_variables(cls), *getattr(cls, "_state", ()), "_state", "_of_key", "_aggregates"}
     found = {n: (base, value) for base in reversed(cls.__mro__) for n, value in vars(base).items()}
     return {
         name: (base, value)

@@ -102,6 +102,8 @@ class Stream:
         self.broadcast = broadcast
         self.carrier: Carrier | None = None
         self.parallelism = 1
+        self.in_order_of: tuple[str, ...] = ()
+        """The streams whose events this one has, in the order of their times."""
         self._index = index
         named = types or dict.fromkeys(t for p in self.targets for t in p.event_types())
         self._declared = tuple(named) or self._default_types()
@@ -118,6 +120,12 @@ class Stream:
     @property
     def types(self) -> tuple[EventType, ...]:
         return tuple(self._types.values())
+
+    def take_types_of(self, other: Stream) -> None:
+        """Carry the types of another stream, too."""
+        self._declared = tuple(dict.fromkeys((*self._declared, *other._declared)))
+        self._types = {cls: EventType(cls) for cls in self._declared}
+        self._accepts = frozenset(self._types) - {GenericEvent}
 
     def set_parallelism(self, handlers: int) -> None:
         """Let up to ``handlers`` handlers of this stream run at a time in each partition.

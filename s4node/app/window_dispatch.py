@@ -9,27 +9,30 @@ Rules
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 
 from s4node.app.app import App
+from s4node.app.in_order import InOrder
+from s4node.app.open_windows import CountWindows, SessionWindows, TableWindows
 from s4node.app.prototype import HandlerTable, Prototype
 from s4node.app.stream import Stream
-from s4node.app.window_instances import (
-    CountWindows,
-    SessionWindows,
-    TableWindows,
-    WindowInstances,
-)
+from s4node.app.window_instances import WindowInstances
 from s4node.events.event_time import TimeRule
 
 
 def window_problems(app: App, prototype: Prototype) -> Iterable[str]:
     """The mistakes of a PE with windows."""
     where, options = f"PE {prototype.name!r}", prototype.windows
+    _, element = app.prototypes[prototype.name]
     if options is None:
+        for name in prototype.cls._of_key:
+            yield (
+                f"{where} has no windows, so all its state is of its key; leave OfKey out of the "
+                f"annotation of {name!r}, or call set_window"
+            )
         return
     for hook, why in (
         (prototype.triggers, "set_trigger"),
@@ -51,7 +54,7 @@ def window_problems(app: App, prototype: Prototype) -> Iterable[str]:
                 f"{where} has windows by the time of events, but stream {stream.name!r} does not "
                 f"say which field has it; add time= to the stream, or clock='wall' to the windows"
             )
-        if stream.parallelism > 1:
+        if stream.parallelism > 1 and not isinstance(element, InOrder):
             yield (
                 f"{where} has windows, so stream {stream.name!r}, which leads to it, cannot have "
                 f"a parallelism; handlers of a window run one after the other"
@@ -142,7 +145,7 @@ def window_lines(
         lines += [
             f"if not {start} <= {at} < {end}:",
             *(f"    {line}" for line in found),
-            f"if {table} is None: _l{number}(e)",
+            f"if {table} is None: _l{number}(e, {key}, {at})",
             "else:",
             f"    i = {table}[{key}]",
             *(f"    {line}" for line in call),
@@ -151,7 +154,7 @@ def window_lines(
         bindings[f"_f{number}"] = home.session_of
         lines += [
             f"i = _f{number}(_r{number}, {key}, {at})",
-            f"if i is None: _l{number}(e)",
+            f"if i is None: _l{number}(e, {key}, {at})",
             "else:",
             *(f"    {line}" for line in call),
         ]
@@ -176,3 +179,13 @@ def only_handler(stream: Stream, table: HandlerTable) -> Any:
     """The one handler that takes every event of the stream, or None if they differ."""
     found = {table.find(kind.cls) for kind in stream.types}
     return found.pop() if len(found) == 1 else None
+
+
+def make_windows(
+    prototype: Prototype, partition: int, wall: Callable[[], float]
+) -> WindowInstances:
+    """The windows that a prototype is configured for."""
+    assert prototype.windows is not None
+    kind = prototype.windows.kind
+    made = SessionWindows if kind.gap else CountWindows if kind.events else TableWindows
+    return made(prototype, partition, wall)

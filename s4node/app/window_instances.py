@@ -1,18 +1,15 @@
-"""The instances of a prototype with windows, in one task. Pure.
+"""The instances of a prototype with windows, in one task: what all kinds have in common. Pure.
 
 Rules
 - The instance of (key, window) is made at its first event, and is in memory until its window ends.
-  There is a table of instances for each open window. The dispatch asks for the table of an event's
-  time only when that leaves the last window.
 - A window ends when the watermark (or the clock) reaches its end. ``on_window`` is called once on
   each of its instances, oldest window first, in parts; events go on in between.
 - Within the grace after that, an event still counts, and ``on_window`` is called again on its
   instance. After that the window is gone, and an event for it is late: it is counted, and put on
   the stream of late events if there is one.
-- An overlapping window is made of its panes when it ends: a copy of the first one into which the
-  later ones are merged. A pane stays until the last window that holds it is gone.
-- Sessions of a key that an event connects become the oldest one, into which the later are merged.
-- A count ends with its last event, in the dispatch.
+- An instance whose ``on_window`` has failed is kept apart, as it was before that call. The call is
+  made again at the next start.
+- ``open_windows`` has the kinds.
 """
 
 from __future__ import annotations
@@ -21,14 +18,12 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from heapq import heappop, heappush
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from s4node.app.instances import Instances
 from s4node.app.prototype import Prototype
 from s4node.app.windows import Span
-from s4node.errors import EventTimeError
-from s4node.events.event_time import TimeRule
+from s4node.events.event import tell_sender
 from s4node.events.keys import identity
 
 PE: TypeAlias = Any
@@ -70,11 +65,17 @@ class Due(NamedTuple):
 class WindowInstances(Instances):
     """The windows of ``prototype`` in a partition.
 
-    ``watermark`` is the time up to which events have come. ``late`` counts late events. ``wall``
-    gives Unix time.
+    ``watermark`` is the time up to which events have come. ``late`` counts late events. ``failed``
+    has the instances whose ``on_window`` has failed, ``own`` those of the keys beside their
+    windows, if the class has any; ``have(keys)`` loads these. ``held`` counts the events that a
+    stream in order holds back here, -1 if that is not known. ``wall`` gives Unix time. ``changed``
+    are the instances for which there is an early result at ``early_at``.
     """
 
-    __slots__ = ("_grace", "_kind", "_options", "late", "saver", "wall", "watermark")
+    __slots__ = (
+        "_early", "_grace", "_kind", "_options", "changed", "early_at", "failed", "have", "held",
+        "late", "own", "saver", "wall", "watermark",
+    )  # fmt: skip
 
     def __init__(self, prototype: Prototype, partition: int, wall: Callable[[], float]) -> None:
         super().__init__(prototype, partition)
@@ -82,10 +83,17 @@ class WindowInstances(Instances):
         self._options = prototype.windows
         self._kind = prototype.windows.kind
         self._grace = prototype.windows.grace
+        self._early = prototype.windows.early
+        self.changed: dict[PE, None] = {}
+        self.early_at = math.inf
         self.wall = wall
         self.watermark = NEVER
         self.late = 0
         self.saver: WindowKeeper | None = None
+        self.failed = FailedWindows(self)
+        self.own: Instances | None = None
+        self.have: Callable[[Iterable[Any]], None] | None = None
+        self.held = -1
 
     # -- what is there -----------------------------------------------------------------------
 
@@ -105,15 +113,57 @@ class WindowInstances(Instances):
         return sorted(found, key=lambda each: each._span)
 
     @property
+    def owner(self) -> WindowInstances:
+        """Itself, as the home of instances."""
+        return self
+
+    def is_open(self, end: float) -> bool:
+        """Return True if a window that ends then has not ended."""
+        return end > self.watermark and not self._kind.events
+
+    def note_change(self, instance: PE) -> None:
+        """Have an early result for an instance, to which an event comes."""
+        if not self.changed:
+            self.early_at = self.wall() + self._early
+        self.changed[instance] = None
+
+    def early_calls(self) -> Iterator[Due]:
+        """The calls for early results that are due now."""
+        if self.early_at > self.wall():
+            return
+        changed, self.changed, self.early_at = self.changed, {}, math.inf
+        for instance in changed:
+            if instance._until == NEVER and self.is_open(instance._span[1]):
+                self.touch(instance)
+                yield Due(instance, partial(_told_early, instance))
+
+    def state_of_key(self, key: Any) -> PE:
+        """The instance of a key beside its windows, marked as changing."""
+        own = self.own
+        assert own is not None
+        if own.prototype.singleton:
+            instance = own.singleton()
+        else:
+            if self.have is not None and key not in own:
+                self.have([key])
+            instance = own[key]
+        if own.keeper is not None:
+            own.keeper.touch((key,))
+        return instance
+
+    @property
     def open_windows(self) -> int:
         """The number of open windows; each key has its own sessions and counts."""
         return len(self)
 
     # -- changes -----------------------------------------------------------------------------
 
-    def come_late(self, event: Any) -> None:
-        """Count a late event, and pass it on."""
+    def come_late(self, event: Any, key: Any, time: float) -> None:
+        """Count a late event, pass it on, and tell its sender, as the options say."""
         self.late += 1
+        if self._options.tell_late:
+            by = self.watermark - time
+            tell_sender(f"late by {by:.3f} s for {self.prototype.name} {key!r}", event)
         if self._options.late is not None:
             self._options.late.put(event)
 
@@ -161,357 +211,78 @@ class WindowInstances(Instances):
             self.remove(instance)
 
 
-class _Table(Instances):
-    """The instances of one window, or pane."""
+class FailedWindows(Instances):
+    """The instances of ``owner`` whose ``on_window`` has failed; each key may have several.
 
-    __slots__ = ("owner", "span")
+    Those that were restored are called again.
+    """
 
-    def __init__(self, owner: TableWindows, span: Span) -> None:
+    __slots__ = ("_again", "_by_key", "owner", "saver")
+
+    def __init__(self, owner: WindowInstances) -> None:
         super().__init__(owner.prototype, owner.partition)
         self.owner = owner
-        self.span = span
-
-    def __missing__(self, key: Any) -> PE:
-        instance = self[key] = self.owner.made(key, self.span, self)
-        return instance
-
-    def remove(self, instance: PE) -> None:
-        """Drop an instance."""
-        self.owner.remove(instance)
-
-
-class _Ended:
-    """A table whose window has ended, within its grace: notes the instances that change."""
-
-    __slots__ = ("_note", "_table")
-
-    def __init__(self, table: _Table, note: Callable[[PE], None]) -> None:
-        self._table = table
-        self._note = note
-
-    def __getitem__(self, key: Any) -> PE:
-        instance = self._table[key]
-        self._note(instance)
-        return instance
-
-
-class TableWindows(WindowInstances):
-    """Windows that all keys have in common: of a length, or days, or overlapping."""
-
-    __slots__ = ("_again", "_ends", "_over", "_whole", "by_number", "tables")
-
-    def __init__(self, prototype: Prototype, partition: int, wall: Callable[[], float]) -> None:
-        super().__init__(prototype, partition, wall)
-        self.tables: dict[float, _Table] = {}
-        self.by_number: dict[float, _Table] = {}
-        """The tables that have not ended, by number, if their kind has numbers."""
-        self._whole = self._kind.whole
-        self._ends: list[tuple[float, float]] = []  # the end of a window, the start of a table
-        self._over: list[tuple[float, float]] = []  # when a table goes, and its start
-        self._again: dict[tuple[float, Any], float] = {}  # ends and keys changed since, and a table
-
-    def all(self) -> Iterator[PE]:
-        """All instances, by window."""
-        for table in self.tables.values():
-            yield from table.values()
-
-    @property
-    def open_windows(self) -> int:
-        """The number of open windows, or panes."""
-        return len(self.tables)
-
-    def table_of(self, rule: TimeRule | None, t: Any) -> tuple[Any, float, float]:
-        """The table of a time, and the times that it holds; None and none if it is late.
-
-        Raises EventTimeError for what is no time.
-        """
-        if rule is not None:
-            t = rule.check(t, self.wall())
-        assert self._kind.span is not None
-        try:
-            start, end = span = self._kind.span(t)
-        except (ValueError, OverflowError, OSError) as error:
-            raise EventTimeError(f"{t!r} is no time: {error}") from error
-        ends = self._kind.ends_of(span)
-        if ends[-1] + self._grace <= self.watermark:
-            return None, math.inf, math.inf
-        table = self.tables.get(start) or self._opened(span)
-        if ends[0] <= self.watermark:
-            return _Ended(table, self._changed), start, end
-        if self._whole:
-            self.by_number[start // self._whole] = table
-        return table, start, end
-
-    def _opened(self, span: Span) -> _Table:
-        table = self.tables.get(span[0])
-        if table is None:
-            table = self.tables[span[0]] = _Table(self, span)
-            ends = self._kind.ends_of(span)
-            for end in ends:
-                heappush(self._ends, (end, span[0]))
-            heappush(self._over, (ends[-1] + self._grace, span[0]))
-        return table
-
-    def _changed(self, instance: PE) -> None:
-        """Have ``on_window`` called again for windows that have ended, as an event came."""
-        self.touch(instance)
-        instance._again = True
-        for end in self._kind.ends_of(instance._span):
-            if end <= self.watermark < end + self._grace:
-                self._again[end, instance.key] = instance._span[0]
-
-    def restore(self, instance: PE) -> None:
-        """Take an instance that was saved."""
-        self._opened(instance._span)[instance.key] = instance
-        if instance._again:
-            self._changed(instance)
-
-    def remove(self, instance: PE) -> None:
-        """Drop the instance of an open window, or pane."""
-        dropped, table, key = instance, self.tables.get(instance._span[0]), instance.key
-        if table is not None and table.get(key) is instance:
-            del table[key]
-            self._forget(dropped)
-            dropped._until = math.inf
-
-    @property
-    def next_end(self) -> float:
-        """The watermark at which something is due."""
-        if self._again:
-            return NEVER
-        return min((heap[0][0] for heap in (self._ends, self._over) if heap), default=math.inf)
-
-    def calls(self) -> Iterator[Due]:
-        """The calls that are due at the current watermark."""
-        while self._ends and self._ends[0][0] <= self.watermark:
-            end, _ = self._ends[0]
-            starts = []
-            while self._ends and self._ends[0][0] == end:
-                starts.append(heappop(self._ends)[1])
-            by_key: dict[Any, list[PE]] = {}
-            for table in [self.tables[start] for start in starts if start in self.tables]:
-                if self._whole:
-                    self.by_number.pop(table.span[0] // self._whole, None)
-                for key, instance in table.items():
-                    found = by_key.get(key)
-                    if found is None:
-                        by_key[key] = [instance]
-                    else:
-                        found.append(instance)
-            for key, mine in by_key.items():
-                call = self._call(key, end, mine)
-                if call is not None:
-                    yield call
-        while self._again:
-            (end, key), start = next(iter(self._again.items()))
-            first = end - self._kind.length if self._kind.is_hopping else start
-            panes = [
-                table[key]
-                for _, table in sorted(self.tables.items())
-                if first <= table.span[0] and table.span[1] <= end and key in table
-            ]
-            call = self._call(key, end, panes, again=True)
-            if call is not None:
-                yield call
-        while self._over and self._over[0][0] <= self.watermark:
-            _, start = heappop(self._over)
-            for instance in list(self.tables[start].values()):
-                self.remove(instance)
-            del self.tables[start]
-
-    def _call(self, key: Any, end: float, panes: list[PE], *, again: bool = False) -> Due | None:
-        """The call for a key in the window that ends at ``end``, if it was not made."""
-        if self._again:
-            self._again.pop((end, key), None)
-        if len(panes) > 1:
-            panes = [pane for pane in panes if pane._until < math.inf]  # not removed
-        newest = panes[-1] if panes else None
-        if newest is None or newest._until == math.inf or (newest._until >= end and not again):
-            return None
-        for pane in panes if again else (newest,):
-            self.touch(pane)
-        if not self._kind.is_hopping:
-            return Due(newest, partial(self._fired, newest, end))
-        whole = self._merged(key, end, panes)
-        return Due(whole, partial(_ended, newest, end, panes if again else (newest,)))
-
-    def _merged(self, key: Any, end: float, panes: list[PE]) -> PE:
-        """An instance of an overlapping window, made of copies of its panes."""
-        whole: PE = self.prototype.make(key, self)
-        whole._span = end - self._kind.length, end
-        whole._round = int(panes[-1]._until >= end)
-        for name in self.prototype.cls._state:
-            value = getattr(panes[0], name)
-            setattr(whole, name, value if value.__class__ in _PLAIN else copy.deepcopy(value))
-        for pane in panes[1:]:
-            whole.merge(pane)
-        return whole
-
-
-def _ended(newest: PE, end: float, panes: Iterable[PE]) -> None:
-    """Note in the panes of a key that a window of theirs has ended."""
-    newest._until = max(newest._until, end)
-    for pane in panes:
-        pane._again = False
-
-
-class SessionWindows(WindowInstances):
-    """Sessions: each key has its own, the oldest first."""
-
-    __slots__ = ("_again", "_by_key", "_ends", "_number", "_over")
-
-    def __init__(self, prototype: Prototype, partition: int, wall: Callable[[], float]) -> None:
-        super().__init__(prototype, partition, wall)
+        self.saver: WindowKeeper | None = None
         self._by_key: dict[Any, list[PE]] = {}
-        self._ends: list[tuple[float, int, PE]] = []  # as they were; sessions grow
-        self._over: list[tuple[float, int, PE]] = []
-        self._again: dict[PE, None] = {}
-        self._number = 0
+        self._again: list[PE] = []
 
-    def all(self) -> Iterator[PE]:
-        """All instances, by key."""
-        for sessions in self._by_key.values():
-            yield from sessions
-
-    def session_of(self, rule: TimeRule | None, key: Any, t: Any) -> PE | None:
-        """The instance of the session that an event belongs to; None if the event is late."""
-        if rule is not None:
-            t = rule.check(t, self.wall())
-        sessions = self._by_key.get(key)
-        if sessions is not None:
-            instance = sessions[-1]
-            start, end = instance._span
-            if start <= t < end and end > self.watermark:
-                if t + self._kind.gap > end:
-                    self.touch(instance)
-                    instance._span = start, t + self._kind.gap
-                return instance
-        return self._joined(key, t, sessions or [])
-
-    def _joined(self, key: Any, t: float, sessions: list[PE]) -> PE | None:
-        """The session of an event that begins, extends or connects sessions."""
-        start, end = t, t + self._kind.gap
-        near = [each for each in sessions if each._span[0] < end and start < each._span[1]]
-        if not near:
-            if end + self._grace <= self.watermark:
-                return None
-            instance = self.made(key, (start, end), self)
-            self.restore(instance)
-            return instance
-        kept, *others = near
-        self.touch(kept)
-        first, last = ended = kept._span
-        for other in others:
-            kept.merge(other)
-            last = max(last, other._span[1])
-            kept._round = max(kept._round, other._round)
-            self.remove(other)
-        kept._span = min(first, start), max(last, end)
-        kept._again = True
-        if kept._span[0] < first and self.saver is not None:
-            self.saver.moved(kept)
-        if ended[1] <= self.watermark:  # else its end is awaited, wherever that is now
-            self._await(kept)
-        return kept
+    def add(self, instance: PE) -> None:
+        """Keep a copy of an instance as it is now."""
+        kept: PE = self.prototype.make(instance.key, self)
+        kept._span, kept._round = instance._span, instance._round
+        copy_state(instance, kept)
+        self.drop_within(instance)
+        self._by_key.setdefault(kept.key, []).append(kept)
+        if self.saver is not None:
+            self.saver.touch_one(kept)
 
     def restore(self, instance: PE) -> None:
-        """Take an instance, new or saved."""
-        sessions = self._by_key.setdefault(instance.key, [])
-        sessions.append(instance)
-        sessions.sort(key=lambda each: each._span)
-        self._await(instance)
+        """Take an instance that was saved; its ``on_window`` is called again."""
+        self._by_key.setdefault(instance.key, []).append(instance)
+        self._again.append(instance)
 
-    def _await(self, instance: PE) -> None:
-        """Have ``on_window`` called at the end of a session, or soon if it was called before."""
-        end = instance._span[1]
-        self._number += 1
-        if instance._until < end:
-            heappush(self._ends, (end, self._number, instance))
-        elif instance._again:
-            self._again[instance] = None
-        if self._grace:
-            heappush(self._over, (end + self._grace, self._number, instance))
-
-    def remove(self, instance: PE) -> None:
-        """Drop the instance of an open session."""
-        sessions = self._by_key.get(instance.key, [])
-        if instance in sessions:
-            sessions.remove(instance)
-            if not sessions:
-                del self._by_key[instance.key]
-            self._again.pop(instance, None)
-            self._forget(instance)
+    def __bool__(self) -> bool:
+        return bool(self._by_key)
 
     @property
-    def next_end(self) -> float:
-        """The watermark at which something is due."""
-        if self._again:
-            return NEVER
-        return min((heap[0][0] for heap in (self._ends, self._over) if heap), default=math.inf)
+    def is_due(self) -> bool:
+        """True if calls are made again."""
+        return bool(self._again)
 
     def calls(self) -> Iterator[Due]:
-        """The calls that are due at the current watermark."""
-        for instance in self._passed(self._ends, 0.0):
-            end = instance._span[1]
-            if instance._until < end:
-                self.touch(instance)
-                yield self._call(instance, end)
+        """The calls that are made again, the oldest window first."""
+        self._again.sort(key=lambda each: each._span, reverse=True)
         while self._again:
-            instance = next(iter(self._again))
-            del self._again[instance]
-            self.touch(instance)
-            yield self._call(instance, instance._span[1])
-        for instance in self._passed(self._over, self._grace):
-            self.remove(instance)
+            instance = self._again.pop()
+            if instance in self._by_key.get(instance.key, ()):
+                yield Due(instance, partial(self.drop_within, instance))
 
-    def _call(self, instance: PE, end: float) -> Due:
-        return Due(instance, lambda: self._fired(instance, end))
+    def is_open(self, end: float) -> bool:
+        """Return True if a window that ends then has not ended."""
+        return self.owner.is_open(end)
 
-    def _passed(self, heap: list[tuple[float, int, PE]], grace: float) -> Iterator[PE]:
-        """The sessions whose end, as it is now, has passed, in order."""
-        while heap and heap[0][0] <= self.watermark:
-            _, number, instance = heappop(heap)
-            if instance not in self._by_key.get(instance.key, ()):
-                continue
-            at = instance._span[1] + grace
-            if at > self.watermark:
-                heappush(heap, (at, number, instance))
-            else:
-                yield instance
-
-
-class CountWindows(WindowInstances):
-    """Windows of a number of events; each key has its own. ``_round`` counts the events."""
-
-    __slots__ = ()
-
-    def __missing__(self, key: Any) -> PE:
-        instance = self[key] = self.made(key, (0.0, float(self._kind.events)), self)
-        return instance
-
-    def __len__(self) -> int:
-        return dict.__len__(self)
-
-    def __iter__(self) -> Iterator[Any]:
-        return dict.__iter__(self)
-
-    def restore(self, instance: PE) -> None:
-        """Take an instance that was saved."""
-        self[instance.key] = instance
+    def drop_within(self, instance: PE) -> None:
+        """Drop the instances of a key within the window of ``instance``: it has a result."""
+        start, end = instance._span
+        mine = self._by_key.get(instance.key, ())
+        for each in [each for each in mine if start <= each._span[0] and each._span[1] <= end]:
+            self._by_key[each.key].remove(each)
+            if not self._by_key[each.key]:
+                del self._by_key[each.key]
+            if self.saver is not None:
+                self.saver.erase(each)
 
     def remove(self, instance: PE) -> None:
-        """Drop an instance."""
-        key = instance.key
-        if self.get(key) is instance:
-            del self[key]
-            self._forget(instance)
+        """Drop an instance, as its handler asks."""
+        self.drop_within(instance)
 
 
-def make_windows(
-    prototype: Prototype, partition: int, wall: Callable[[], float]
-) -> WindowInstances:
-    """The windows that a prototype is configured for."""
-    assert prototype.windows is not None
-    kind = prototype.windows.kind
-    made = SessionWindows if kind.gap else CountWindows if kind.events else TableWindows
-    return made(prototype, partition, wall)
+def _told_early(instance: PE) -> None:
+    instance._round += 1
+
+
+def copy_state(origin: PE, to: PE) -> None:
+    """Give an instance a copy of the state of another one."""
+    for name in origin._state:
+        value = getattr(origin, name)
+        setattr(to, name, value if value.__class__ in _PLAIN else copy.deepcopy(value))

@@ -23,6 +23,7 @@ LONGEST = 366 * 86_400.0
 """Seconds of the longest window, gap and grace: state without an end is a mistake."""
 
 _MOMENT = 0.001
+_PARTS = 64
 _PANES = 10_000
 
 
@@ -37,9 +38,25 @@ class Window(NamedTuple):
     round: int = 0
 
     @property
+    def final(self) -> bool:
+        """True at the end of the window, and within its grace."""
+        return True
+
+    @property
     def last(self) -> float:
         """The last millisecond in it: the time for its result, which then falls into it."""
         return self.end - _MOMENT
+
+
+class EarlyWindow(Window):
+    """A window that has not ended."""
+
+    __slots__ = ()
+
+    @property
+    def final(self) -> bool:
+        """False: there are further results."""
+        return False
 
 
 Span = tuple[float, float]
@@ -65,13 +82,14 @@ class WindowKind(NamedTuple):
     def whole(self) -> float:
         """The length of windows, or panes, whose number is a time divided by it; else 0.
 
-        So it is for those that begin at multiples of whole seconds.
+        So it is for those that begin at multiples of whole seconds, or of a 64th of one.
         """
         if not self.length or self.text.startswith("day") or self.offset:
             return 0.0
         pane = math.gcd(round(self.length * 1000), round(self.every * 1000)) / 1000
         size = pane if self.every else self.length
-        return size if size == int(size) else 0.0
+        exact = size * _PARTS == int(size * _PARTS)  # so that no number is rounded
+        return size if exact else 0.0
 
     @property
     def is_hopping(self) -> bool:

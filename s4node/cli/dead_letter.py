@@ -9,7 +9,8 @@ Rules
   stays as long as the dead letter.
 - Many events are sent at a time, because each waits for a commit; those of one key keep their
   order.
-- An event that does not decode, or that the app itself has put, cannot be replayed.
+- An event that does not decode, or that the app itself has put, cannot be replayed. A failed call
+  of a window or a timer is made again at the next start of the app.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ _MARK = "replayed"
 _NAME = "under"
 _OUTCOMES = "sent", "sent before", "refused again", "not sent"
 _ID = re.compile(r"[0-9]+:[0-9]+", re.ASCII)
-_SHOWN = ("system", "stream", "partition", "offset", "app", "task", "reason", "pe", "key")
+_PLACE = ("system", "stream", "partition", "offset", "app", "task")
+_SHOWN = (*_PLACE, "reason", "pe", "key", "hook", "of")
 
 
 class DeadLetter(NamedTuple):
@@ -233,12 +235,11 @@ def show(target: str, ids: Sequence[str], config: Config, *, as_json: bool) -> i
                 if value != "":
                     print(f"{name}: {on_one_line(str(value))}")
             event = one.event
-            what = (
-                f"{one.dead_letter.type} {json.dumps(msgspec.to_builtins(event))}"
-                if event is not None
-                else (f"does not decode: {one.dead_letter.raw.hex()}")
-            )
-            print(f"event: {what}")
+            what = f"does not decode: {one.dead_letter.raw.hex()}"
+            if event is not None:
+                what = f"{one.dead_letter.type} {json.dumps(msgspec.to_builtins(event))}"
+            if not one.dead_letter.get("hook"):
+                print(f"event: {what}")
             if one.dead_letter.get("trace"):
                 print(one.dead_letter.trace.rstrip("\n"))
         return 0
@@ -272,6 +273,8 @@ def replay(
             if one.sent:
                 return "sent before"
             try:
+                if hook := one.dead_letter.get("hook"):
+                    raise _NotReplayable(f"the app calls {hook} again at its next start")
                 if one.is_own(home.cluster):
                     raise _NotReplayable(
                         "the app itself has put its event; replay the event that led to it"

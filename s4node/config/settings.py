@@ -469,6 +469,19 @@ ON_ERROR = Pattern(
     "rolls back to its last commit. So the tasks must have state.",
     "s4.stream.clicks.onError",
 )
+HELD_BACK = Pattern(
+    _INPUTS, "s4.stream.<stream>.heldBack", "1000000", kinds.whole(1),
+    "The most events of a stream with order='time' that a task holds back until their turn comes. "
+    "The default is 1000000. What happens beyond says s4.stream.<stream>.heldBackBeyond.",
+    "s4.stream.clicks.heldBack",
+)
+HELD_BACK_BEYOND = Pattern(
+    _INPUTS, "s4.stream.<stream>.heldBackBeyond", "fail", kinds.choice("fail", "pass"),
+    "What happens to an event that a task cannot hold back any more: fail, the default, stops the "
+    "container, and says what the watermark waits for; pass hands it on at once, out of order, and "
+    "counts it as late.",
+    "s4.stream.clicks.heldBackBeyond",
+)
 MONITOR_PARTITIONS = Setting(
     _INPUTS, "job.coordinator.monitor-partition-change.frequency.ms", "300000",
     kinds.milliseconds(10),

@@ -28,6 +28,7 @@ from s4node.deploy.cluster_snapshot import (
     rows_of,
     state_of,
     watermarks_of,
+    windows_of,
 )
 from s4node.errors import S4Error
 
@@ -101,6 +102,7 @@ def _snapshot(
         outboxes_of(told),
         restoring_of(told),
         watermarks_of(told),
+        windows_of(told),
     )
 
 

@@ -97,13 +97,26 @@ class RestoringRow(msgspec.Struct, frozen=True):
 class WatermarkRow(msgspec.Struct, frozen=True, order=True):
     """The watermark of a stream, in seconds since 1970: the lowest of all tasks that have one.
 
-    ``holding`` is the source that holds it back.
+    ``holding`` is the source that holds it back, and ``behind`` says by how many seconds the latest
+    event is later. The clock of ``skewed`` is ``ahead`` by so many seconds, if any is.
     """
 
     app: str
     stream: str
     at: float
     holding: str = ""
+    behind: float = 0.0
+    ahead: float = 0.0
+    skewed: str = ""
+
+
+class WindowsRow(msgspec.Struct, frozen=True, order=True):
+    """What the tasks of an app have of windows: how many, events held back, and late ones."""
+
+    app: str
+    windows: int
+    held_back: int
+    late: int
 
 
 class NodeRow(msgspec.Struct, frozen=True):
@@ -146,6 +159,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     outboxes: list[OutboxRow] = []
     restoring: list[RestoringRow] = []
     watermarks: list[WatermarkRow] = []
+    windows: list[WindowsRow] = []
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -238,10 +252,28 @@ def watermarks_of(reports: Iterable[ContainerStatistics]) -> list[WatermarkRow]:
     for report in reports:
         for task in report.tasks:
             for stream, (at, holding) in task.watermarks.items():
-                row = WatermarkRow(report.app, stream, at, holding)
+                behind = task.behind.get(stream, 0.0)
+                row = WatermarkRow(
+                    report.app, stream, at, holding, behind, *task.ahead.get(stream, (0.0, ""))
+                )
                 known = lowest.setdefault((report.app, stream), row)
                 lowest[report.app, stream] = min(row, known)
     return sorted(lowest.values())
+
+
+def windows_of(reports: Iterable[ContainerStatistics]) -> list[WindowsRow]:
+    """What apps have of windows, if they have any."""
+    found: dict[str, WindowsRow] = {}
+    for report in reports:
+        for task in report.tasks:
+            known = found.get(report.app, WindowsRow(report.app, 0, 0, 0))
+            found[report.app] = WindowsRow(
+                report.app,
+                known.windows + task.windows,
+                known.held_back + task.held_back,
+                known.late + sum(task.late.values()),
+            )
+    return sorted(row for row in found.values() if row.windows or row.held_back or row.late)
 
 
 def _rank(row: Row) -> tuple[int, int]:

@@ -45,7 +45,7 @@ _STRUCT_MACHINERY = {
     "__static_attributes__", "__firstlineno__",
 }  # fmt: skip
 _NO_FILE = "<dynamic-code>"  # what cloudpickle writes instead of a file, from 3.1.3 on
-_OPTIONS = ("singleton", "timer_interval", "cache_size", "cache_idle")
+_OPTIONS = ("singleton", "timer_interval", "cache_size", "cache_idle", "ttl", "windows")
 
 
 def dumps(found: object, module: ModuleType) -> bytes:

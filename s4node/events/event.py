@@ -272,6 +272,21 @@ def event_id() -> str:
     return f"{task}/{batch.receipt.origin}:{batch.number(index)}"
 
 
+def tell_sender(reason: str, event: Any) -> None:
+    """Have the program that sent the event being handled told that it did not count, and why.
+
+    No effect for events of inputs, of tasks, and of the task itself.
+    """
+    now = handled.get()
+    if now is None:
+        return
+    _, batch, it, index = now
+    if it is not None:
+        index = batch.at + index - length_hint(it) - 1
+    if batch.receipt is not None and batch.receipt.ssp[0] == LIVE:
+        batch.receipt.refuse(batch.number(index), reason, event)
+
+
 def created_ms() -> int:
     """When the event being handled was sent, or appended to its log: ms since 1970.
 

@@ -42,8 +42,10 @@ class TaskStatistics(msgspec.Struct, frozen=True):
     them, ``in_flight`` are being processed. ``calls`` and ``seconds`` are by kind of call: commit,
     window, timer, end of stream, process. ``ignored`` counts exceptions by class; ``lagging``
     counts, by input, the partitions that a bootstrap still has to read. ``windows`` are open;
-    ``late`` counts late events by PE. ``watermarks`` has the watermark of each stream with time, in
-    seconds since 1970, and the source that holds it back.
+    ``held_back`` are events that a stream in order holds back. ``late`` counts late events by PE.
+    ``watermarks`` has the watermark of each stream with time, in seconds since 1970, and the source
+    that holds it back; ``behind`` says by how many seconds its latest event is later. ``ahead`` has
+    the seconds by which a source of a stream is ahead of the clock here.
     """
 
     name: str
@@ -62,8 +64,11 @@ class TaskStatistics(msgspec.Struct, frozen=True):
     seconds: dict[str, float]
     lagging: dict[str, int]
     windows: int = 0
+    held_back: int = 0
     late: dict[str, int] = {}
     watermarks: dict[str, tuple[float, str]] = {}
+    behind: dict[str, float] = {}
+    ahead: dict[str, tuple[float, str]] = {}
 
 
 class InputStatistics(msgspec.Struct, frozen=True):

@@ -69,6 +69,12 @@ class Watermarks:
         active = {name: each.time for name, each in self._sources.items() if not each.idle}
         return min(active, key=active.__getitem__, default="")
 
+    @property
+    def newest(self) -> tuple[float, str]:
+        """The latest time of any source, and which one is there; NEVER and empty without any."""
+        times = ((each.time, name) for name, each in self._sources.items())
+        return max(times, default=(NEVER, ""))
+
     def join(self, source: str) -> None:
         """Add a source, if it is new, at the current watermark."""
         if source not in self._sources:

@@ -51,11 +51,16 @@ class Codec(Protocol):
         """The states of several instances."""
         ...
 
+    def ended(self, key: Any, data: bytes, /) -> bytes | None:
+        """A row of a PE whose state ends: None if it has ended, otherwise as it is to be."""
+        ...
+
 
 class SavedInstances:
     """The saved instances of a prototype; ``live`` are the instances in memory, by key.
 
-    ``stored`` is False while there are surely none that are only in the database.
+    ``stored`` is False while there are surely none that are only in the database. ``ends`` says
+    that they end some time after their last event.
     """
 
     def __init__(
@@ -70,6 +75,7 @@ class SavedInstances:
         stored: bool,
     ) -> None:
         self.stored = stored
+        self.ends = False
         self.mark = object()
         self._touched: dict[bytes, list[Any]] = {}  # by key group, each instance once
         self._left = 0  # how many of them have left memory since
@@ -185,6 +191,29 @@ class SavedInstances:
         if instance._mark is self.mark:
             self._leaves(instance)
         instance._mark = None
+
+    def expire(self, limit: int, start: bytes, groups: range) -> bytes:
+        """Delete the rows that have ended among the next ``limit``, unless they are in memory.
+
+        Returns where to continue, or no bytes at the end.
+        """
+        for group in groups:
+            begin, end = prefix(group, self._table), prefix(group, self._table + 1)
+            if end <= start:
+                continue
+            for row, data in self._database.scan(max(begin, start), end):
+                key = key_encoding.decode(row[PREFIX_BYTES:])
+                if key not in self._live and self._changes.find(row, _MISSING) is _MISSING:
+                    kept = self._codec.ended(key, data)
+                    if kept is not data:
+                        self._changes.fill(row, kept)
+                limit -= 1
+                if limit <= 0:
+                    return row + b"\x00"
+            limit -= 1  # looking takes time, too
+            if limit <= 0:
+                return end
+        return b""
 
     def _leaves(self, instance: Any) -> None:
         """Count a touched instance that leaves memory; when many have left, prune the lists."""

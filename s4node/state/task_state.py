@@ -179,6 +179,13 @@ class TaskState:
         """The saved timers of a prototype."""
         return SavedTimers(self.table(f"timers {name}"), self.database, self.changes, self._hasher)
 
+    def expire_instances(self, limit: int, starts: dict[str, bytes]) -> Iterator[None]:
+        """Delete rows of PEs that have ended, a part of each; ``starts`` says where to go on."""
+        for name, saved in self.instances.items():
+            if saved.ends:
+                starts[name] = saved.expire(limit, starts.get(name, b""), self._groups)
+                yield
+
     def unused(self) -> list[str]:
         """The PEs that have a table here and that the app no longer has."""
         pes = [name.removeprefix("pe ") for name in self.tables if name.startswith("pe ")]

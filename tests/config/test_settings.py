@@ -140,6 +140,8 @@ def test_the_list_has_these_families_of_keys() -> None:
         "streams.<stream>.samza.reset.offset",
         "streams.<stream>.onLost",
         "s4.stream.<stream>.onError",
+        "s4.stream.<stream>.heldBack",
+        "s4.stream.<stream>.heldBackBeyond",
     ]
 
 

@@ -12,6 +12,7 @@ from s4node.deploy.cluster_snapshot import (
     Row,
     Snapshot,
     WatermarkRow,
+    WindowsRow,
     bottleneck_of,
     outboxes_of,
     ranges,
@@ -19,6 +20,7 @@ from s4node.deploy.cluster_snapshot import (
     rows_of,
     state_of,
     watermarks_of,
+    windows_of,
     with_rates,
 )
 from s4node.metrics.statistics import (
@@ -111,6 +113,21 @@ def test_the_watermark_of_a_stream_is_the_lowest_of_all_tasks() -> None:
         report({"s": (4, "z")}),
     ]
     assert watermarks_of(reports) == [WatermarkRow("a", "r", 9.0), WatermarkRow("a", "s", 3.0, "y")]
+
+
+def test_windows_held_back_and_late_events_of_an_app_are_added_up() -> None:
+    def report(app: str, windows: int, held_back: int, late: int) -> ContainerStatistics:
+        task = TaskStatistics(
+            "t", 0, 0, 0, 0, 0, 0, 0, 0, {}, {}, {}, {}, {}, {},
+            windows=windows, held_back=held_back, late={"a": late, "b": 1},
+        )  # fmt: skip
+        return ContainerStatistics(app, tasks=[task])
+
+    reports = [report("b", 1, 2, 3), report("a", 1, 1, 1), report("b", 4, 0, 0)]
+    assert windows_of([*reports, ContainerStatistics("c", tasks=[])]) == [
+        WindowsRow("a", 1, 1, 2),
+        WindowsRow("b", 5, 2, 5),
+    ]
 
 
 def test_outboxes_of_all_tasks_are_one_row_for_each_receiver_that_something_waits_for() -> None:

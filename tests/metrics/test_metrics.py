@@ -430,6 +430,8 @@ def placed(name: str) -> str:
 OF_EVENT_TIME = {
     ("TaskInstanceMetrics", "<pe>-late-messages"),
     ("TaskInstanceMetrics", "<stream>-watermark"),
+    ("TaskInstanceMetrics", "<stream>-watermark-lag-ms"),
+    ("TaskInstanceMetrics", "<stream>-ahead-ms"),
 }
 """Metrics of apps whose events have a time: tests/runtime/event_time/test_windows.py."""
 

@@ -124,8 +124,19 @@ def _rendered(snapshot: Snapshot, width: int, *, live: bool) -> RenderableType:
         for one in snapshot.restoring
     ]
     texts += [
-        f"stream {one.stream} of {one.app} is at {_moment(one.at)}, held back by {one.holding}"
+        f"stream {one.stream} of {one.app} is at {_moment(one.at)}, {one.behind:.1f} s behind its "
+        f"latest event, held back by {one.holding or 'nothing'}"
         for one in snapshot.watermarks
+    ]
+    texts += [
+        f"stream {one.stream} of {one.app}: the clock of {one.skewed} is {one.ahead:.0f} s ahead"
+        for one in snapshot.watermarks
+        if one.skewed
+    ]
+    texts += [
+        f"{one.app} has {one.windows} open windows, {one.held_back} events held back, and "
+        f"{one.late} late ones"
+        for one in snapshot.windows
     ]
     for text in map(on_one_line, texts):
         if live:

@@ -10,6 +10,8 @@ Rules
   turns, so that a death names the event.
 - The first failure of a stream is logged, the others are counted. Each event that kills is logged
   once, however often its task comes to it again.
+- A call of ``on_window`` or ``on_timer`` that fails is left out like an event. Of the streams that
+  lead to its PE, the strictest one decides: ``fail``, else ``dead-letter``, else ``skip``.
 - If tasks can be rolled back, the end of the inputs waits until everything before it is committed,
   because nothing would be replayed after it. The task's own work at the end is committed before
   anything else; a later rollback does not tell it of the end again.
@@ -31,6 +33,7 @@ from s4node.runtime.commit.committer import Committer
 from s4node.runtime.commit.dead_letter_queue import DeadLetterQueue
 from s4node.runtime.loop.run_loop import RunLoop
 from s4node.runtime.task.gate import Op
+from s4node.runtime.task.poison.failed_hooks import MOST, FailedCall, HookCall, LeftOutCall
 from s4node.runtime.task.poison.poison_events import (
     KILLED,
     KILLS,
@@ -44,6 +47,7 @@ from s4node.runtime.task.task import Task
 log = get_logger("s4node.runtime")
 
 FAIL, SKIP, DEAD_LETTER = "fail", "skip", "dead-letter"
+_STRICTNESS = (FAIL, DEAD_LETTER, SKIP)
 
 
 class Recovery:
@@ -58,6 +62,7 @@ class Recovery:
         committer: Committer,
     ) -> None:
         self.counts: Counter[str] = Counter()
+        self._app = app
         self._failing: set[str] = set()  # streams whose first failure was logged
         self._killers: set[tuple[int, Place]] = set()  # by task; each was logged
         self._turn: Task | None = None
@@ -70,8 +75,10 @@ class Recovery:
         self._dead_letters = stream if isinstance(stream, OutputStream) else None
 
     def said(self, stream: str) -> str:
-        """The setting ``onError`` of a stream."""
-        return self._said.get(stream, FAIL)
+        """The setting ``onError`` of a stream, or the strictest of those that it has in order."""
+        known = self._app.streams.get(stream)
+        names = (known.in_order_of if known is not None else ()) or (stream,)
+        return min((self._said.get(name, FAIL) for name in names), key=_STRICTNESS.index)
 
     @property
     def undoes(self) -> bool:
@@ -80,6 +87,8 @@ class Recovery:
 
     def takes(self, task: Task, error: ProcessingError) -> bool:
         """Return True if the task rolls back for this failure; otherwise it stops the app."""
+        if isinstance(error.call, HookCall):
+            return self._takes_call(task, error, error.call)
         assert error.at is not None
         batch, index = error.at
         assert isinstance(batch, EventBatch)
@@ -102,6 +111,55 @@ class Recovery:
         assert task.failures.isolation is not None
         task.failures.isolation.poison_events.add(place, fault)
         return True
+
+    def _takes_call(self, task: Task, error: ProcessingError, call: HookCall) -> bool:
+        """Return True if the task leaves a call of a window or a timer out from now on."""
+        stream, said = self._said_of(call.pe)
+        assert task.failures.isolation is not None
+        hooks = task.failures.isolation.failed_hooks
+        if said == FAIL:
+            return False
+        if hooks.at_limit:
+            log.error("so many calls of windows or timers fail that the app stops", limit=MOST)
+            return False
+        fault = fault_of(error)
+        if call.pe not in self._failing:
+            self._failing.add(call.pe)
+            log.error(
+                "a call cannot be made and is left out; further ones are only counted",
+                call=str(call),
+                on_error=said,
+                reason=fault.reason,
+                exc_info=error.__cause__,
+            )
+        self.counts[stream] += 1
+        hooks.add(call, FailedCall(stream, fault, kept=said == DEAD_LETTER))
+        return True
+
+    def _said_of(self, pe: str) -> tuple[str, str]:
+        """The stream that decides for the windows and timers of a PE, and its ``onError``."""
+        names = [
+            stream.name
+            for stream in self._app.streams.values()
+            if any(target.name == pe for target in stream.targets)
+        ]
+        return min(
+            ((name, self.said(name)) for name in names),
+            key=lambda each: _STRICTNESS.index(each[1]),
+        )
+
+    def call_left_out(self, task: Task, left: LeftOutCall) -> None:
+        """Handle a call of a window or a timer that the task leaves out."""
+        if not left.failed.kept:
+            return
+        assert task.failures.isolation is not None
+        if self._dead_letters is not None:
+            left.dead_letter.put("app", task.app.name)
+            left.dead_letter.put("task", task.name)
+            left.dead_letter.freeze()
+            task.failures.isolation.tell_call(left, self._dead_letters)
+        else:
+            self._dead_letter_queue.send_skipped(task, left.place, left.dead_letter)
 
     def searches(self, task: Task, error: NotSaveable) -> None:
         """Log that the task rolls back to find the event that caused this error."""

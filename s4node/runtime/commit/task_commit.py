@@ -137,6 +137,7 @@ class TaskCommits:
         "_epochs",
         "_expire_at",
         "_failing_since",
+        "_pe_expire_at",
         "_written_ms",
         "again",
         "checkpoint",
@@ -177,6 +178,7 @@ class TaskCommits:
         self._written_ms = 0  # when the last commit began
         self._failing_since: float | None = None
         self._expire_at: dict[str, bytes] = {}
+        self._pe_expire_at: dict[str, bytes] = {}
 
     def close(self) -> None:
         """Close the task's files; uncommitted changes are lost."""
@@ -197,6 +199,7 @@ class TaskCommits:
         self.task = new
         self.again = False
         self._expire_at = {}
+        self._pe_expire_at = {}
         self.state = self.state.reloaded()
         self._epochs = dict(checkpoint_of(self.state).epochs)
         self.pending = None
@@ -423,12 +426,14 @@ class TaskCommits:
             self._context.store.check_fence(self.claim)
 
     async def expire(self) -> None:
-        """Delete expired rows of stores, in slices, as part of the next commit."""
+        """Delete expired rows of stores and PEs, in slices, as part of the next commit."""
         for name, store in self.state.stores.items():
             if store.expires:
                 at = store.expire(_EXPIRED_AT_ONCE, self._expire_at.get(name, b""))
                 self._expire_at[name] = at
                 await trio.lowlevel.checkpoint()
+        for _ in self.state.expire_instances(_EXPIRED_AT_ONCE, self._pe_expire_at):
+            await trio.lowlevel.checkpoint()
 
 
 def _hears_tasks(what: TaskProgress) -> bool:

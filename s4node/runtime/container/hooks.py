@@ -15,9 +15,11 @@ from typing import Any
 
 from s4node.app import graph
 from s4node.app.app import AdapterApp, App
+from s4node.app.in_order import InOrder
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import (
+    ConfigError,
     GraphError,
     LifecycleError,
     S4Error,
@@ -43,6 +45,26 @@ async def declare(app: App, config: Config, partitions: int) -> None:
     bind(app, config)
     graph.check(app)
     app.freeze()
+    _bound_held_back(app, config)
+
+
+def _bound_held_back(app: App, config: Config) -> None:
+    """Bound what streams with ``order="time"`` hold back; raises ConfigError for other streams."""
+    most, beyond = config.matching(settings.HELD_BACK), config.matching(settings.HELD_BACK_BEYOND)
+    known = {name for stream in app.streams.values() for name in stream.in_order_of}
+    problems = [
+        f"s4.stream.{name}: nothing is held back on it; app {app.name!r} has these streams with "
+        f"order='time': {', '.join(sorted(known)) or 'none'}"
+        for name in sorted({*most, *beyond} - known)
+    ]
+    if problems:
+        raise ConfigError("\n".join(problems), tuple(problems))
+    for prototype, element in app.prototypes.values():
+        if isinstance(element, InOrder):
+            cls: Any = prototype.cls
+            names = element.out.in_order_of
+            cls.most = min((most[name] for name in names if name in most), default=cls.most)
+            cls.passes = all(beyond.get(name) == "pass" for name in names)
 
 
 async def call(app: App, hook: Callable[[], Any]) -> None:

@@ -106,9 +106,12 @@ def _task(
         "outbox-messages": sum(each.depth for each in outboxes if each.task == task.name),
         "keys": sum(task.instances.values()),
         "open-windows": task.windows,
+        "held-back-messages": task.held_back,
         "late-messages": sum(task.late.values()),
         **{f"{name}-late-messages": count for name, count in task.late.items()},
         **{f"{name}-watermark": round(at * 1000) for name, (at, _) in task.watermarks.items()},
+        **{f"{name}-watermark-lag-ms": round(by * 1000) for name, by in task.behind.items()},
+        **{f"{name}-ahead-ms": round(by * 1000) for name, (by, _) in task.ahead.items()},
         **{f"exception-ignored-{name}": count for name, count in task.ignored.items()},
         **{f"{_place(each)}-offset": each.offset for each in progress},
     }

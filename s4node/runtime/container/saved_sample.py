@@ -24,6 +24,7 @@ from s4node.app.app import App
 from s4node.errors import StateError, StoreCorrupt
 from s4node.events.keys import KEY_GROUPS, Hasher, Key
 from s4node.logger import get_logger
+from s4node.runtime.event_time.window_state import FAILED
 from s4node.runtime.inputs.job_model import TaskModel
 from s4node.runtime.task.pe_processor import PeProcessor
 from s4node.state import key_encoding
@@ -89,7 +90,9 @@ def _look(
 
 def _check_used(app: App, state: TaskState, savepoint: str) -> None:
     """Raise StateError if the app has no class or store for what a savepoint has."""
-    known = {f"pe {name}" for name in app.prototypes} | {f"store {name}" for name in app.stores}
+    known = {f"store {name}" for name in app.stores}
+    for name in app.prototypes:
+        known |= {f"pe {name}", f"pe {name}{FAILED}", f"timers {name}"}
     gone = sorted(name for name in state.tables if name not in known)
     if gone:
         raise StateError(

@@ -8,6 +8,7 @@ Rules
 - What a task puts on a stream is at the lowest watermark of the streams from which it is put, but
   not before all windows that end by then have had their turn. In a cycle only the streams from
   outside count, so events on their way around may be late.
+- What a stream with ``order="time"`` hands on comes from this task alone.
 - Events that a task has put for itself count when they are processed: what it puts on a stream is
   at a time once the events that waited then are done.
 - The watermarks are part of each commit. After a restart they are not lower.
@@ -38,6 +39,9 @@ EVENT_TIME = "event time"
 """The fact with the watermarks of a task."""
 
 _TICK = 0.2
+
+_AHEAD = 1.0
+"""Seconds that the clock of a source may be ahead before it is reported."""
 
 
 class SourceState(NamedTuple):
@@ -99,7 +103,7 @@ class _Timed:
         self.returning: set[str] = set()
         self.feeders: tuple[str, ...] = ()  # the streams whose watermarks are what is put on it
         self.marks: deque[tuple[int, float]] = deque()  # of own events: admitted before, and time
-        self.marked = NEVER
+        self.told: float | None = None  # a further mark, of events that are handed on meanwhile
 
 
 class TaskTimes:
@@ -127,11 +131,12 @@ class TaskTimes:
             if rule is not None and stream.time is not None:
                 if isinstance(stream, OutputStream):
                     continue
-                inner = not isinstance(stream, InputStream)
+                inner = not isinstance(stream, InputStream) and not stream.in_order_of
                 watermarks = Watermarks(stream.time.lateness, stream.time.idle)
                 self._streams[stream.name] = _Timed(stream.name, rule, watermarks)
                 if inner:
                     watermarks.expected = app.partitions
+        self._in_order = {s.name for s in app.streams.values() if s.in_order_of}
         self._feed(app)
         self._windows = [
             (each, [s.name for s in app.streams.values() if each.prototype in s.targets])
@@ -180,7 +185,7 @@ class TaskTimes:
 
     def watch(self, stream: str, sources: Sources) -> None:
         """Have the sources of a stream looked at."""
-        if stream in self._streams:
+        if stream in self._streams and stream not in self._in_order:
             self._streams[stream].sources = sources
             self._news = True
 
@@ -209,7 +214,8 @@ class TaskTimes:
     def reported(self, stream: str, source: str, time: float) -> None:
         """Note what a source has reported, once its events before that are processed."""
         timed = self._streams.get(stream)
-        if timed is not None and time <= self._wall() + MOST_AHEAD:
+        mine = stream not in self._in_order
+        if timed is not None and mine and time <= self._wall() + MOST_AHEAD:
             timed.watermarks.reach(source, time)
             self._news = True
 
@@ -240,6 +246,11 @@ class TaskTimes:
             if each.next_end < math.inf
         ]
         found += [
+            self._clock() + max(0.0, each.early_at - self._wall())
+            for each, _ in self._windows
+            if each.early_at < math.inf
+        ]
+        found += [
             self._clock() + max(0.0, timers.next_at(by_wall=True) - self._wall())
             for timers, _ in self._timers
             if timers.next_at(by_wall=True) < math.inf
@@ -252,6 +263,8 @@ class TaskTimes:
 
     @property
     def _windows_due(self) -> bool:
+        if any(each.failed.is_due for each, _ in self._windows):
+            return True
         return any(each.next_end <= each.watermark for each, _ in self._by_event) or any(
             timers.is_due for timers, _ in self._timers
         )
@@ -297,12 +310,15 @@ class TaskTimes:
             self.put[name] = time
             timed = self._streams.get(name)
             if timed is not None:
-                timed.marks.append((self.queues[name].admitted, time))
+                timed.told = time
                 follows = True
         return follows
 
     def _pass_marks(self, timed: _Timed) -> None:
         """Take what the task has put for itself to be at a time once it is processed."""
+        if timed.told is not None:  # what was put before it is in the queue by now
+            timed.marks.append((self.queues[timed.name].admitted, timed.told))
+            timed.told = None
         if not timed.marks:
             return
         queue = self.queues[timed.name]
@@ -386,15 +402,31 @@ class TaskTimes:
     # -- looking -----------------------------------------------------------------------------
 
     def statistics_parts(self) -> dict[str, Any]:
-        """Open windows, late events by PE, and the watermarks with what holds them back."""
+        """Open windows, late events by PE, the watermarks, and what holds them back.
+
+        Behind is a watermark as far as the latest event of its stream is later; ahead is a source
+        whose clock is later than the one here.
+        """
         windows = [each for each, _ in self._windows]
+        wall, newest = self._wall(), {n: s.watermarks.newest for n, s in self._streams.items()}
         return {
             "windows": sum(each.open_windows for each in windows),
+            "held_back": sum(max(0, each.held) for each in windows),
             "late": {each.prototype.name: each.late for each in windows},
             "watermarks": {
                 name: (each.watermarks.value, each.watermarks.holding)
                 for name, each in self._streams.items()
                 if each.watermarks.value > NEVER
+            },
+            "behind": {
+                name: newest[name][0] - each.watermarks.value
+                for name, each in self._streams.items()
+                if each.watermarks.value > NEVER
+            },
+            "ahead": {
+                name: (time - wall, source)
+                for name, (time, source) in newest.items()
+                if wall + _AHEAD < time < math.inf
             },
         }
 

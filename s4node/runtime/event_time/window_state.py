@@ -4,7 +4,8 @@ Rules
 - A row is found by the key group, the start of the window, and the key. It has the end of the
   window, what was called on it, and the state of the instance.
 - All windows that have not ended are read at the start, as they are in memory until they end.
-- The kind of windows is saved, too. Windows of another kind cannot go on as these.
+- The kind of windows is saved, too. Windows of another kind cannot go on as these, but those whose
+  ``on_window`` has failed may.
 """
 
 from __future__ import annotations
@@ -17,13 +18,17 @@ import msgspec
 
 from s4node.app.pe_codec import Facts, codec_in
 from s4node.app.processing_element import ProcessingElement
-from s4node.app.window_instances import WindowInstances, WindowKeeper
+from s4node.app.window_instances import FailedWindows, WindowInstances, WindowKeeper
 from s4node.errors import StateError
 
 _encode = msgspec.msgpack.Encoder().encode
 
 KIND = "windows of "
 """Begins the name of the fact with the kind of windows of a PE."""
+
+
+FAILED = " (failed)"
+"""Ends the name of the table with the instances of a PE whose ``on_window`` has failed."""
 
 
 class _Row(msgspec.Struct, array_like=True, gc=False):
@@ -58,14 +63,15 @@ class State(Facts, Protocol):
 class WindowCodec:
     """Saves the windows of ``instances`` in ``state``, and restores those that are there."""
 
-    def __init__(self, name: str, instances: WindowInstances, state: State) -> None:
+    def __init__(self, name: str, instances: WindowInstances | FailedWindows, state: State) -> None:
         self._codec = codec_in(state, name, instances.prototype.cls)
         saved = state.saved_windows(name, self)
         rows = list(saved.all_rows())
         options = instances.prototype.windows
         assert options is not None
         known, kind = state.meta(KIND + name), options.kind.text
-        if rows and known is not None and known != kind:
+        ended = isinstance(instances, FailedWindows)
+        if rows and known not in (None, kind) and not ended:
             raise StateError(
                 f"PE {name!r} has {len(rows)} saved instances of {known} windows, which cannot go "
                 f"on as {kind}; keep the kind, or give the PE another name (create_pe(..., name=))"
@@ -76,7 +82,7 @@ class WindowCodec:
         for start, key, data in rows:
             instances.restore(self._restored(instances, start, key, data))
 
-    def _restored(self, instances: WindowInstances, start: float, key: Any, data: bytes) -> Any:
+    def _restored(self, instances: Any, start: float, key: Any, data: bytes) -> Any:
         instance: Any = instances.prototype.make(key, instances)
         try:
             row = _decode(data)

@@ -110,7 +110,7 @@ def durable_of(app: App, config: Config) -> frozenset[str]:
             f"stream {name!r} of app {app.name!r} has time=, but fast streams tell no other task "
             f"of it; set s4.stream.<stream>.grade = durable for an input, or use one partition"
             for name in inner_of(app)
-            if app.streams[name].time is not None
+            if app.streams[name].time is not None and not app.streams[name].in_order_of
         ]
     if problems:
         raise ConfigError("\n".join(problems))

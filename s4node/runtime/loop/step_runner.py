@@ -134,7 +134,11 @@ class StepRunner:
         if op is Op.COMMIT:
             self._carry_out(task, task.end_step(op, self._loop.commit(task)))
         else:
-            self._finish(task, op, at_once(task.run(op, limit)))
+            try:
+                self._finish(task, op, at_once(task.run(op, limit)))
+            except ProcessingError as error:
+                self._carry_out(task, task.failed(error, op))
+                return 1
         self._took(task, op, limit, clocks.steady() - began)
         return limit if op is Op.TIMER else 1
 
@@ -151,9 +155,7 @@ class StepRunner:
             else:
                 result = await task.run(op, limit)
         except ProcessingError as error:
-            if op is not Op.PROCESS:
-                raise
-            self._carry_out(task, task.failed(error))
+            self._carry_out(task, task.failed(error, op))
             return
         seconds = clocks.steady() - began
         self._finish(task, op, result)

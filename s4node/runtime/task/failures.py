@@ -73,12 +73,14 @@ class Failures(Generic[T]):
         self._recovery = recovery
         self.isolation = Isolation(self._task, recovery)
         self._backlog.on_load = self.isolation.loaded
+        self._processor.leave_out(self.isolation.failed_hooks)
 
     def succeed(self, before: Failures[T]) -> None:
         """Take over from the task that has failed; call before the start."""
         assert self.isolation is not None
         assert before.isolation is not None
         self.isolation.succeeds(before.isolation)
+        self._processor.leave_out(self.isolation.failed_hooks)
         if self.isolation.end_written:
             self._gate.inputs = Inputs.TOLD
 
@@ -101,7 +103,8 @@ class Failures(Generic[T]):
     def roll_back(self, error: ProcessingError) -> None:
         """Roll back because of ``error``; raises it if it stops the app."""
         recovery = self._recovery
-        if error.at is None or recovery is None or not recovery.takes(self._task, error):
+        can_leave_out = error.at is not None or error.call is not None
+        if not can_leave_out or recovery is None or not recovery.takes(self._task, error):
             raise error
         self._halt()
 

@@ -9,7 +9,7 @@ Rules
 - Durable instances are read from the store before or while their events are processed, all of a
   slice at once; see ``pe_state``.
 - Handlers of a parallel stream overlap, in order for each key; no other stream's run beside them.
-- Event time moves between slices, as a timer: first the watermarks, then the windows that end.
+- What time makes due is called between slices; see ``timed_calls``.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -35,20 +34,9 @@ from s4node.events.routing import failed_at, key_failure
 from s4node.runtime.event_time.task_times import Sources, TaskTimes
 from s4node.runtime.task.gate import Op
 from s4node.runtime.task.pe_state import PeState, State
+from s4node.runtime.task.poison.failed_hooks import FailedHooks, HookCall, LeftOutCall
 from s4node.runtime.task.processor import InFlightEvent, Mode, Processor
-
-Call = tuple[str, Callable[[Any], Any], ProcessingElement, Callable[[], None] | None]
-"""A hook that is due: its name, itself, the instance, and what to do after it."""
-
-
-@dataclass
-class Timer:
-    """The next firing of a prototype's ``on_time``."""
-
-    instances: Instances
-    on_time: Callable[[Any], Any]
-    interval: float
-    due: float
+from s4node.runtime.task.timed_calls import Call, TimedCalls
 
 
 class PeProcessor(Processor):
@@ -80,6 +68,9 @@ class PeProcessor(Processor):
             name: graph.make_instances(prototype, partition, clock, wall)
             for name, (prototype, _) in app.prototypes.items()
         }
+        for windows in self._windowed():
+            if windows.prototype.own is not None:
+                windows.own = self.instances[windows.prototype.own.name]
         self._triggers = {
             name: graph.TriggerState(prototype, clock)
             for name, (prototype, _) in app.prototypes.items()
@@ -100,20 +91,12 @@ class PeProcessor(Processor):
         ]
         awaited = set(map(id, self._leaving))  # trimmed in steps that can wait
         self._trimmed = [i for i in self._bounded if id(i) not in awaited]
-        self._timers = [
-            Timer(self.instances[name], p.on_time, p.timer_interval, clock() + p.timer_interval)
-            for name, (p, _) in app.prototypes.items()
-            if p.timer_interval and p.on_time is not None
-        ]
-        idles = any(p.cache_idle for p, _ in app.prototypes.values())
-        self.timed = bool(self._timers) or idles or self.times.timed
-        self._timing: Iterator[Call] | None = None
-        self._slow: dict[str, bool] = {}  # PEs with slow timers, and whether that was reported
-        self._timed_for = 0.0  # seconds that earlier steps with timers have taken
-        self._step_began = 0.0  # when the current one began
+        self._calls = TimedCalls(app, partition, self.instances, self.times, clock)
+        idles = any(p.cache_idle or p.ttl for p, _ in app.prototypes.values())
+        self.timed = bool(self._calls.intervals) or idles or self.times.timed
         self._kept: PeState | None = None
         waits = bool(self._leaving) or any(
-            inspect.iscoroutinefunction(timer.on_time) for timer in self._timers
+            inspect.iscoroutinefunction(each.on_time) for each in self._calls.intervals
         )
         waits = waits or any(
             inspect.iscoroutinefunction(hook)
@@ -125,11 +108,21 @@ class PeProcessor(Processor):
     def attach_state(self, state: State) -> None:
         """Make the instances durable in ``state`` and restore singletons; call before the start."""
         self.times.restore(state)
+        self._calls.have = self.have
+        for windows in self._windowed():
+            if windows.own is not None:
+                windows.have = partial(self.have, windows.own.prototype.name)
         kept = self._kept = PeState(self._app, self.instances, self._triggers, state)
         for name in self._plans:
             stream = self._app.streams[name]
             savers = kept.savers(stream, parallel=self._parallel.get(name, 1) > 1)
             self._plans[name] = graph.compile_plan(stream, self.instances, self._triggers, savers)
+
+    def _windowed(self) -> list[WindowInstances]:
+        return [each for each in self.instances.values() if isinstance(each, WindowInstances)]
+
+    def leave_out(self, failed: FailedHooks) -> None:
+        self._calls.failed = failed
 
     def attach_queues(self, queues: Mapping[Any, Any]) -> None:
         self.times.queues = queues
@@ -322,9 +315,9 @@ class PeProcessor(Processor):
     @property
     def next_due(self) -> float | None:
         """When the next timer or expiry is due; None if there is none."""
-        if self._timing is not None:  # the rest of a round
+        if self._calls.under_way:  # the rest of a round
             return -math.inf
-        due = [timer.due for timer in self._timers]
+        due = [each.due for each in self._calls.intervals]
         due += [at for i in self._bounded if (at := i.next_expiry) is not None]
         if self.times.timed and (at := self.times.next_due) is not None:
             due.append(at)
@@ -343,96 +336,49 @@ class PeProcessor(Processor):
             return True
         waits = self._timer_mode is Mode.AWAIT
         token = begin_put(self.put)
-        self._step_began = self._clock()
+        calls = self._calls
+        calls.begin_step()
         try:
-            for name, hook, instance, done in self._take_timed(limit):
+            for call in calls.take(limit):
                 try:
-                    result = hook(instance)
+                    result = call.hook(call.instance)
                     if waits and inspect.isawaitable(result):
                         await result
                 except BaseException as error:
                     if is_signal(error):
                         raise
-                    raise self._hook_failed(name, error, instance) from error
-                if done is not None:
-                    done()
-            if self._timing is None:
+                    raise self._call_failed(call, error) from error
+                if call.done is not None:
+                    call.done()
+            if not calls.under_way:
                 await self.tidy()
                 if op is Op.END_OF_STREAM:
                     self.times.inputs_finished()
         finally:
-            self._timed_for = self._spent
+            calls.end_step()
             end_put(token)
-        return self._timing is None
+        return not calls.under_way
 
-    def _take_timed(self, limit: int) -> Iterator[Call]:
-        if self._timing is None:
-            self._timing = self._timed()
-        for _ in range(limit):
-            pair = next(self._timing, None)
-            if pair is None:
-                self._timing = None
-                return
-            yield pair
-
-    def _timed(self) -> Iterator[Call]:
-        now = self._clock()
-        if self.times.timed:
-            yield from self._windows()
-        for timer in self._timers:
-            if timer.due <= now:
-                missed = int((now - timer.due) // timer.interval)  # ticks coalesce
-                timer.due += (missed + 1) * timer.interval
-                before = self._spent
-                for instance in list(timer.instances.values()):
-                    if timer.instances.get(instance.key) is instance:  # not removed meanwhile
-                        if timer.instances.keeper is not None:
-                            timer.instances.keeper.touch((instance.key,))
-                        yield "on_time", timer.on_time, instance, None
-                if self._spent - before >= timer.interval:
-                    self._slow.setdefault(timer.instances.prototype.cls.__name__, False)
-
-    def _windows(self) -> Iterator[Call]:
-        """The calls of ``on_window`` that are due now."""
-        self.times.step()
-        for windows in self.times.windows():
-            on_window = windows.prototype.on_window
-            assert on_window is not None
-            for instance, done in windows.calls():
-                yield "on_window", on_window, instance, done
-        for name, instances in self.instances.items():
-            if instances.timers is not None:
-                yield from self._fire(name, instances, instances.timers)
-        self.times.windows_ended()
-
-    def _fire(self, name: str, instances: Instances, timers: PeTimers) -> Iterator[Call]:
-        """The calls of ``on_timer`` that are due now, also on instances that are not in memory."""
-        on_timer = instances.prototype.on_timer
-        assert on_timer is not None
-        for key, timer in timers.take_due():
-            if self._kept is not None:
-                self._kept.have(name, [key])
-            instance = dict.get(instances, key)
-            if instance is not None:
-                yield "on_timer", partial(_call_timer, on_timer, timer), instance, None
-
-    @property
-    def _spent(self) -> float:
-        """Seconds that calling timers has taken, without the events that came between."""
-        return self._timed_for + self._clock() - self._step_began
+    def left_out_calls(self) -> Iterable[LeftOutCall]:
+        return self._calls.left_out()
 
     def slow_timers(self) -> list[str]:
-        """Return the PEs with a round longer than its interval; each PE once."""
-        found = [name for name, told in self._slow.items() if not told]
-        self._slow.update(dict.fromkeys(found, True))
-        return found
+        return self._calls.slow_timers()
+
+    def _call_failed(self, call: Call, error: BaseException) -> ProcessingError:
+        what = call.what
+        if what is None:
+            return self._hook_failed(call.name, error, call.instance)
+        return self._hook_failed(f"{call.name} of {what.what}", error, call.instance, what)
 
     def _hook_failed(
-        self, hook: str, error: BaseException, instance: ProcessingElement | None = None
+        self,
+        hook: str,
+        error: BaseException,
+        instance: ProcessingElement | None = None,
+        call: HookCall | None = None,
     ) -> ProcessingError:
         pe = instance if instance is not None else graph.blame(error)
-        window = getattr(pe, "_span", None)
-        hook = hook if window is None else f"{hook} of window {window[0]:.15g} to {window[1]:.15g}"
         return ProcessingError(
             self._app.name,
             type(pe).__name__ if pe is not None else "a PE",
@@ -440,6 +386,7 @@ class PeProcessor(Processor):
             f"{hook} in partition {self._partition}",
             error,
             of_event=False,
+            call=call,
         )
 
     # -- life --------------------------------------------------------------------------------
@@ -465,7 +412,3 @@ class PeProcessor(Processor):
                         raise self._hook_failed("on_create", error, singleton) from error
         finally:
             end_put(token)
-
-
-def _call_timer(on_timer: Callable[[Any, str], Any], name: str, instance: Any) -> Any:
-    return on_timer(instance, name)

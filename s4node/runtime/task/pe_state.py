@@ -27,8 +27,11 @@ from s4node.app.stream import OutputStream, Stream
 from s4node.app.window_instances import WindowInstances
 from s4node.errors import KeyFinderError, StateError, is_signal
 from s4node.events.keys import check_key
-from s4node.runtime.event_time.window_state import SavedWindows, WindowCodec
+from s4node.runtime.event_time.window_state import FAILED, SavedWindows, WindowCodec
 from s4node.store_spec import StoreSpec
+
+TTL = "pe ttl of "
+"""Begins the name of the fact with the seconds after which the state of a PE ends; 0 for never."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -37,15 +40,20 @@ class _Counted(msgspec.Struct, omit_defaults=True):
     """A row with the counts of triggers; a row without triggers is an array.
 
     For each trigger ``fired`` has the events since it fired, and when that was. In rows of earlier
-    versions, ``counts`` has the seconds before the row was written.
+    versions, ``counts`` has the seconds before the row was written. ``used`` is the Unix time of
+    the last event, if the state ends some time after it.
     """
 
     state: bytes
     fired: list[tuple[float, float] | None] = []
     counts: list[tuple[float, float] | None] = []
+    used: float = 0.0
 
 
-_COUNTED = 0x82  # the first byte of such a row: a map of two
+def _is_counted(data: bytes) -> bool:
+    return data[0] & 0xF0 == 0x80  # a map
+
+
 _decode = msgspec.msgpack.Decoder(_Counted).decode
 
 
@@ -56,6 +64,9 @@ class Saved(Keeper, graph.Saver, Protocol):
     def stored(self) -> bool:
         """True if there may be saved instances that are not in memory."""
         ...
+
+    ends: bool
+    """True if instances end some time after their last event."""
 
     def find(self, keys: Iterable[Any]) -> Mapping[Any, bytes]:
         """The saved states of those keys that have one."""
@@ -95,32 +106,60 @@ class _Prototype:
         self.instances = instances
         self._trigger = trigger
         self._now = state.now
+        self._ttl = instances.prototype.ttl
+        if self._ttl != (state.meta(f"{TTL}{name}") or 0):
+            state.set_meta(f"{TTL}{name}", self._ttl)
         self._codec = codec_in(state, name, instances.prototype.cls)
         self._find: Callable[[Any], Any]
         self._coming: Iterable[Any] = ()
         self.saved = state.saved(name, instances, self)
+        self.saved.ends = bool(self._ttl)
         instances.keeper = self.saved
         instances.fetch = self._fetch
 
     def encode(self, instance: ProcessingElement) -> bytes:
         data = self._codec.encode(instance)
-        if self._trigger is None:
+        if self._trigger is None and not self._ttl:
             return data
-        return _encode(_Counted(data, self._trigger.fired(instance.key, self._now())))
+        now, fired = self._now(), self._trigger
+        counts = [] if fired is None else fired.fired(instance.key, now)
+        return _encode(_Counted(data, counts, used=now if self._ttl else 0.0))
 
     def encode_all(self, instances: list[ProcessingElement]) -> list[bytes]:
-        if self._trigger is None:
+        if self._trigger is None and not self._ttl:
             return self._codec.encode_all(instances)
         return list(map(self.encode, instances))
 
+    def ended(self, key: Any, data: bytes) -> bytes | None:
+        """A row that may have ended: None if it has, otherwise the row, which may begin to age.
+
+        The timers of a key that has ended end with it.
+        """
+        if not self._ttl:
+            return data
+        if not _is_counted(data):
+            return _encode(_Counted(data, used=self._now()))
+        counted = self._counted(data)
+        if not counted.used:
+            counted.used = self._now()
+            return _encode(counted)
+        if counted.used + self._ttl > self._now():
+            return data
+        if self.instances.timers is not None:
+            self.instances.timers.cancel_all(key)
+        return None
+
+    def _counted(self, data: bytes) -> _Counted:
+        try:
+            return _decode(data)
+        except msgspec.MsgspecError as error:
+            name = self.instances.prototype.name
+            raise StateError(f"saved state of {name} cannot be read: {error}") from error
+
     def restore(self, instance: ProcessingElement, data: bytes, *, look: bool = False) -> None:
         """Restore the saved state of an instance, and its triggers unless it is only looked at."""
-        if data[0] == _COUNTED:
-            try:
-                counted = _decode(data)
-            except msgspec.MsgspecError as error:
-                name = type(instance).__name__
-                raise StateError(f"saved state of {name} cannot be read: {error}") from error
+        if _is_counted(data):
+            counted = self._counted(data)
             data = counted.state
             if self._trigger is not None and not look:
                 now = self._now()
@@ -131,7 +170,7 @@ class _Prototype:
     def instance_of(self, key: Any) -> ProcessingElement | None:
         """A copy of the saved instance of a key; None if there is none."""
         data = self.saved.find([key]).get(key)
-        if data is None:
+        if data is None or self.ended(key, data) is None:
             return None
         instance = self.instances.prototype.make(key, self.instances)
         self.restore(instance, data, look=True)
@@ -166,9 +205,12 @@ class _Prototype:
         if not missing:
             return
         for key, data in self.saved.find(missing).items():
+            if self._ttl and self.ended(key, data) is None:
+                continue
             instance = home.prototype.make(key, home)
             self.restore(instance, data)
             home[key] = instance
+            home.loaded(key)
 
 
 def keys_of(find: Callable[[Any], Any], events: Iterable[Any]) -> set[Any]:
@@ -202,6 +244,7 @@ class PeState:
         windows = {n: i for n, i in instances.items() if isinstance(i, WindowInstances)}
         for name, windowed in windows.items():
             WindowCodec(name, windowed, state)
+            WindowCodec(f"{name}{FAILED}", windowed.failed, state)
         for name, each in kept.items():
             timers = each.instances.timers
             if timers is not None:

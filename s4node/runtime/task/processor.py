@@ -23,6 +23,7 @@ from s4node.offsets.ordered_release import OrderedRelease
 from s4node.runtime.task.actions import Asked
 from s4node.runtime.task.gate import Op
 from s4node.runtime.task.pe_state import State
+from s4node.runtime.task.poison.failed_hooks import FailedHooks, LeftOutCall
 
 
 class Mode(Enum):
@@ -133,6 +134,13 @@ class Processor(ABC):
 
     def slow_timers(self) -> Iterable[str]:
         """Return the PEs with a round of ``on_time`` longer than its interval; each PE once."""
+        return ()
+
+    def leave_out(self, failed: FailedHooks, /) -> None:
+        """Leave out the calls of windows and timers that have failed."""
+
+    def left_out_calls(self) -> Iterable[LeftOutCall]:
+        """Take the calls of windows and timers that were left out."""
         return ()
 
     @abstractmethod

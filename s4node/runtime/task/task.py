@@ -271,6 +271,11 @@ class Task:
             isolation = self.failures.isolation
             looks = isolation is not None and isolation.examination.looks
             return self._looked_at(done) if looks else done
+        isolation = self.failures.isolation
+        if isolation is not None and op is Op.TIMER:
+            limit = isolation.calls_limit(limit)
+            if isolation.pulls(limit):
+                self.want_commit()
         return await self.processor.run(op, limit)
 
     def _slice(self, limit: int) -> tuple[EventBatch, list[Any]]:
@@ -342,6 +347,9 @@ class Task:
                 actions = self.in_flight.commit_ended()
         else:
             gate.end_step(op)
+            if isolation is not None:
+                for left in self.processor.left_out_calls():
+                    isolation.call_left_out(left)
             if op is Op.WINDOW:
                 self.timetable.window_ended(self._clock())
             elif op is Op.TIMER:
@@ -358,11 +366,11 @@ class Task:
             actions = (*actions, *failures.check_changes())
         return actions
 
-    def failed(self, error: ProcessingError) -> Actions:
-        """End a slice that has failed; raises the error if it stops the app."""
+    def failed(self, error: ProcessingError, op: Op = Op.PROCESS) -> Actions:
+        """End a step that has failed; raises the error if it stops the app."""
         self.failures.roll_back(error)
         self._slicing = False
-        return self.failures.undone(Op.PROCESS)
+        return self.failures.undone(op)
 
     def want_commit(self) -> None:
         """Commit as soon as the gate allows; the caller wakes the loop."""

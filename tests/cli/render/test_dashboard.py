@@ -19,6 +19,7 @@ from s4node.deploy.cluster_snapshot import (
     Row,
     Snapshot,
     WatermarkRow,
+    WindowsRow,
 )
 
 
@@ -64,12 +65,18 @@ def test_a_task_whose_state_is_being_fetched_says_how_far_it_is() -> None:
 
 def test_the_time_of_a_stream_is_shown_with_what_holds_it_back() -> None:
     console = Console(width=120, file=io.StringIO(), highlight=False)
-    row = WatermarkRow("market", "trades", 1_700_000_000.5, "trades[3]@spark")
-    shown = msgspec.structs.replace(snapshot(), watermarks=[row])
-    console.print(rendered([shown], 120, live=False))
+    row = WatermarkRow("market", "trades", 1_700_000_000.5, "trades[3]@spark", 5.25, 3600.0, "p")
+    windows = [WindowsRow("market", 3, 120, 7)]
+    shown = msgspec.structs.replace(snapshot(), watermarks=[row], windows=windows)
+    console.print(rendered([shown], 200, live=False))
     assert isinstance(console.file, io.StringIO)
-    text = "stream trades of market is at 2023-11-14 22:13:20+00:00, held back by trades[3]@spark"
-    assert text in console.file.getvalue()
+    text = " ".join(console.file.getvalue().split())
+    assert (
+        "stream trades of market is at 2023-11-14 22:13:20+00:00, 5.2 s behind its latest event, "
+        "held back by trades[3]@spark"
+    ) in text
+    assert "stream trades of market: the clock of p is 3600 s ahead" in text
+    assert "market has 3 open windows, 120 events held back, and 7 late ones" in text
 
 
 def test_columns_that_say_less_go_first_and_empty_ones_before_them() -> None:

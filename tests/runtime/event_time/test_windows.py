@@ -103,6 +103,17 @@ def test_an_event_after_the_end_is_late_counted_and_put_on_the_stream_of_late_ev
         assert bars(test) == [("a", 0, 1, 0)]
 
 
+def test_the_sender_of_a_late_event_may_be_told_by_how_much_it_is_late() -> None:
+    with AppTest(market(tumbling(60), tell_late=True)) as test:
+        test.send("trades", *a(10, 70))
+        test.send("trades", *a(61, 59, 62))
+        [refused] = test.refused
+        assert refused.event == Trade("a", 59, 59)
+        assert refused.reason == "late by 6.000 s for Candle 'a'"
+        assert test.output("late") == a(59)
+        assert test.windows(Candle, "a")[0].n == 3
+
+
 def test_within_the_grace_a_late_event_counts_and_there_is_another_result() -> None:
     with AppTest(market(tumbling(60), grace=20)) as test:
         test.send("trades", *a(10, 70))
@@ -205,6 +216,17 @@ def test_the_metrics_show_open_windows_late_events_and_the_watermark() -> None:
         assert values["open-windows"] == values["late-messages"] == 1
         assert values["Candle-late-messages"] == 1
         assert values["trades-watermark"] == 125_000
+        assert values["trades-watermark-lag-ms"] == 5_000
+
+
+def test_a_producer_whose_clock_is_ahead_is_named() -> None:
+    with AppTest(market(tumbling(60), clock="wall")) as test:
+        [task] = test._runtime.tasks
+        now = test._runtime.world._wall()
+        task.processor.times._wall = lambda: now  # type: ignore[attr-defined]
+        test.send("trades", *a(now + 30))
+        [(stream, (by, source))] = task.statistics().ahead.items()
+        assert (stream, round(by), source) == ("trades", 30, "trades[0]@test")
 
 
 # --- times ---------------------------------------------------------------------------------------
@@ -349,6 +371,8 @@ def windowed(cls: type[ProcessingElement], *more: Any, **options: Any) -> Any:
         (windowed(Ends, grace=1e9), {}, "more than a year"),
         (windowed(Ends, grace=1, clock="wall"), {}, "only windows by the time of events"),
         (windowed(Ends, late="trades"), {}, "give a stream of this app"),
+        (windowed(Ends, tell_late=1), {}, "give True or False"),
+        (windowed(Ends, tell_late=True, clock="wall"), {}, "only windows by the time of events"),
         (windowed(Named), {}, "'window' is taken"),
         (windowed(Ends), {"time": ""}, "does not say which field"),
         (windowed(Ends), {"time": "when"}, "is not there in Trade"),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from s4node.events.event import EventBatch
 from s4node.offsets.receipts import PartReceipt
+from s4node.runtime.task.poison.failed_hooks import FailedHooks, LeftOutCall
 from s4node.runtime.task.poison.poison_events import (
     KILLED,
     KILLS,
@@ -71,6 +72,10 @@ class IsolationPolicy(Protocol[T_contra]):
         """Handle events of a batch that the task skips."""
         ...
 
+    def call_left_out(self, task: T_contra, left: LeftOutCall, /) -> None:
+        """Handle a call of a window or a timer that the task leaves out."""
+        ...
+
     def may(self, task: T_contra, /) -> bool:
         """Return True if a task with suspects may process an event now."""
         ...
@@ -92,13 +97,16 @@ class Isolation(Generic[T]):
         "_task",
         "_under_way",
         "_untold",
+        "_untold_calls",
         "end_written",
         "examination",
+        "failed_hooks",
         "poison_events",
     )
 
     def __init__(self, task: T, policy: IsolationPolicy[T]) -> None:
         self.poison_events = PoisonEvents()
+        self.failed_hooks = FailedHooks()
         self.examination = UnsaveableSearch()
         self.end_written = False  # a commit covers the end of its inputs
         self._end_taken = False
@@ -109,6 +117,7 @@ class Isolation(Generic[T]):
         self._under_way: InFlightJournal | None = None
         self._suspects: Suspects | None = None
         self._untold: list[tuple[EventBatch, LeftOut, Stream]] = []
+        self._untold_calls: list[tuple[Stream, Any]] = []
 
     # -- life --------------------------------------------------------------------------------
 
@@ -124,6 +133,8 @@ class Isolation(Generic[T]):
     def succeeds(self, before: Isolation[T]) -> None:
         """Take over from the failed task that this one replaces."""
         self.poison_events = before.poison_events
+        self.failed_hooks = before.failed_hooks
+        self.failed_hooks.going_back()
         self.end_written = before.end_written
         self._backoff = CommitBackoff()
         self._under_way = before._under_way
@@ -161,12 +172,21 @@ class Isolation(Generic[T]):
         """Put a dead letter on a stream, in the first commit that covers its event."""
         self._untold.append((batch, left, stream))
 
+    def call_left_out(self, left: LeftOutCall) -> None:
+        """Report a call that the task has left out."""
+        self._policy.call_left_out(self._task, left)
+
+    def tell_call(self, left: LeftOutCall, stream: Stream) -> None:
+        """Put the dead letter of a call on a stream, in the next commit."""
+        self._untold_calls.append((stream, left.dead_letter))
+
     def taken(self) -> list[tuple[Stream, Any]]:
         """Return the dead letters, with their streams, that belong to the commit to be taken."""
         self._end_taken = self._task.gate.end_told
         if self._suspects is not None:
             self._suspects.taken(waits=bool(self._task.own_events()))
-        left, told = [], []
+        left, told = [], self._untold_calls
+        self._untold_calls = []
         for untold in self._untold:
             batch, one, stream = untold
             if is_covered(batch, one):
@@ -243,13 +263,19 @@ class Isolation(Generic[T]):
 
     # -- commits -----------------------------------------------------------------------------
 
+    def calls_limit(self, limit: int) -> int:
+        """The number of calls of windows and timers, up to ``limit``, before the next commit."""
+        return limit if self._backoff is None else min(limit, self._backoff.left)
+
     def pulls(self, count: int) -> bool:
-        """Count processed events; return True if a commit is due."""
+        """Count processed events, or calls; return True if a commit is due."""
         return self._backoff is not None and self._backoff.pulls(count)
 
     def commit_taken(self) -> None:
         """Note that a commit was taken."""
         self.poison_events.taken()
+        if self.failed_hooks.calls:
+            self.failed_hooks.taken()
         self.examination.taken()
         if self._backoff is not None and self._backoff.commit_taken():
             self._backoff = None
@@ -257,6 +283,8 @@ class Isolation(Generic[T]):
     def written(self) -> None:
         """Note that the commit was written."""
         self.poison_events.written()
+        if self.failed_hooks.calls:
+            self.failed_hooks.written()
         self.end_written = self._end_taken
         if self._suspects is None:
             return

@@ -1,0 +1,149 @@
+"""``order="time"``: a PE that holds a key's events back and hands them on in time order. Pure.
+
+Rules
+- A stream with ``order="time"`` leads to this PE only, which puts the events on an inner stream to
+  the author's PEs. What it holds back is the state of windows, one for each key and short span. So
+  held-back events are rows of each commit; positions and producers' numbers pass them; they take no
+  credit and no place in a stage.
+- Streams with ``order="time"`` that lead to the same PEs have one order.
+- A span is handed on once the watermark has passed it: sorted by time, events of one time by their
+  bytes. So the order of a key's events does not depend on the order in which they have come.
+- An event that comes after its span was handed on is late. It is handed on at once, out of order,
+  and counted.
+- A task holds back at most ``most`` events. Beyond that the app stops, or, if it ``passes`` them,
+  further events are handed on at once and count as late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from s4node.app.processing_element import ProcessingElement
+from s4node.app.prototype import Prototype
+from s4node.app.stream import Stream, StreamTime
+from s4node.errors import GraphError, S4Error
+from s4node.events.event_time import TimeRule
+from s4node.events.routing import KeyRule, is_generic
+from s4node.events.schema import EventType
+
+BY_TIME = "-by-time"
+"""Ends the name of the inner stream."""
+
+IN_ORDER = "-in-order"
+"""Ends the name of the PE."""
+
+_LONGEST, _SHORTEST = 0.25, 2.0**-6
+_OF_LATENESS = 8
+
+
+def span_of(lateness: float) -> float:
+    """The seconds of a span: a power of two, about an eighth of the lateness."""
+    span = _LONGEST
+    while span > _SHORTEST and span * _OF_LATENESS > lateness:
+        span /= 2
+    return span
+
+
+class InOrder(ProcessingElement):
+    """Holds the events of a key and span back. ``out`` is the inner stream."""
+
+    out: Stream
+    time_of: ClassVar[Any]
+    kinds: ClassVar[dict[type, EventType]] = {}
+    names: ClassVar[dict[str, EventType]] = {}
+    most: ClassVar[int] = 1_000_000
+    passes: ClassVar[bool] = False
+    held: list[tuple[float, str, bytes]] = []  # noqa: RUF012 - each instance has its own
+
+    def on_event(self, event: Any) -> None:
+        windows: Any = self._home.owner  # type: ignore[attr-defined]
+        if windows.held < 0:
+            windows.held = sum(len(each.held) for each in windows.all())
+        if windows.held >= self.most:
+            self._beyond(windows, event)
+            return
+        windows.held += 1
+        kind = self.kinds[event.__class__]
+        self.held.append((self.time_of(event), kind.name, kind.encode([event])))
+
+    def _beyond(self, windows: Any, event: Any) -> None:
+        stream = self.out.in_order_of[0]
+        if not self.passes:
+            raise S4Error(
+                f"stream {stream!r} with order='time' holds back {self.most} events in this task, "
+                f"which is its limit, as the watermark is {windows.watermark:.15g}; see what holds "
+                f"it back in s4 status, give the stream a shorter lateness or idle, or raise "
+                f"s4.stream.{stream}.heldBack"
+            )
+        windows.late += 1
+        self.out.put(event)
+
+    def on_window(self) -> None:
+        windows: Any = self._home.owner  # type: ignore[attr-defined]
+        if windows.held > 0:
+            windows.held -= len(self.held)
+        self.held.sort()
+        put, names = self.out.put, self.names
+        for _, name, raw in self.held:
+            put(names[name].decode(raw)[0])
+
+
+def complete(prototype: Prototype, inner: Stream) -> None:
+    """Give the prototype of an InOrder what it needs to know of its inner stream."""
+    assert inner.time is not None
+    cls: Any = prototype.cls
+    cls.kinds = {kind.cls: kind for kind in inner.types}
+    cls.names = {kind.name: kind for kind in inner.types}
+    cls.time_of = staticmethod(TimeRule(inner.name, inner.time.field, inner.types).find)
+
+
+def join(inner: Stream, first: Stream, other: Stream) -> None:
+    """Have an inner stream carry the events of another stream, too, in one order.
+
+    Raises GraphError if they have no common order.
+    """
+    assert inner.time is not None
+    assert other.time is not None
+    both = f"streams {first.name!r} and {other.name!r} lead to the same PEs with order='time'"
+    if inner.time.field != other.time.field:
+        raise GraphError(
+            f"{both}, so their time has to be in a field of the same name, not "
+            f"{inner.time.field!r} and {other.time.field!r}"
+        )
+    if (first.key is None) is not (other.key is None):
+        raise GraphError(f"{both}, so both need a key, or neither")
+    shared = {kind.cls for kind in inner.types} & {kind.cls for kind in other.types}
+    if shared and other.key != first.key:
+        names = ", ".join(sorted(cls.__name__ for cls in shared))
+        raise GraphError(f"{both} and carry {names} under different keys; give each its types=")
+    if other.key is not None:
+        if not isinstance(inner.key, KeyByType):
+            inner.key = KeyByType({kind.cls: inner.key for kind in inner.types})
+        inner.key.keys |= {kind.cls: other.key for kind in other.types}
+    inner.take_types_of(other)
+    inner.in_order_of += (other.name,)
+
+
+class KeyByType:
+    """The key of an event by the type of the event."""
+
+    def __init__(self, keys: dict[type, Any]) -> None:
+        self.keys = keys
+        self._finders: dict[type, Callable[[Any], Any]] = {}
+
+    def __call__(self, event: Any) -> Any:
+        cls = event.__class__
+        found = self._finders.get(cls)
+        if found is None:
+            rule = KeyRule(self.keys[cls], generic=is_generic([cls]))
+            found = self._finders[cls] = rule.finder()
+        return found(event)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"keys": self.keys, "_finders": {}}
+
+
+def time_in_order(told: StreamTime) -> StreamTime:
+    """The time of the inner stream; its events come from this task alone."""
+    return StreamTime(told.field, span_of(told.lateness), float("inf"))

@@ -1,0 +1,133 @@
+"""The join of two types of events that are close in time, for each key. Pure.
+
+Rules
+- A right event pairs with a left one of its key if its time is in ``within`` before and after that
+  of the left one, both included. Every such pair is found once.
+- A left event that has no pair is alone once the watermark has passed the last time for one.
+- Events are kept as long as something may pair with them; a key without any is removed.
+- The streams have ``order="time"``. Otherwise pairs are missed whose events come too late.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+from s4node.app.processing_element import ElementType, ProcessingElement
+from s4node.app.windows import LONGEST
+from s4node.errors import GraphError
+from s4node.events.event_time import TimeRule
+from s4node.events.schema import EventType
+
+
+class PairsType(ElementType):
+    """The class of classes of pairs: makes state and handlers for the two types of events."""
+
+    def __new__(
+        mcs,
+        name: str,
+        bases: tuple[type, ...],
+        namespace: dict[str, Any],
+        left: type | None = None,
+        right: type | None = None,
+        within: tuple[float, float] = (0, 0),
+        time: str = "at",
+        **more: Any,
+    ) -> PairsType:
+        if left is not None and right is not None:
+            kinds = {"_lefts": list[left], "_paired": list[bool], "_rights": list[right]}  # type: ignore[valid-type]
+            namespace["__annotations__"] = {**namespace.get("__annotations__", {}), **kinds}
+            namespace |= {"_lefts": [], "_paired": [], "_rights": []}
+            namespace["_within"] = _checked(name, within)
+            if left is right:
+                raise GraphError(f"{name}: pairs are of two types of events, not of one")
+
+            def on_event_left(self: Any, event: Any) -> None:
+                self._left(event)
+
+            def on_event_right(self: Any, event: Any) -> None:
+                self._right(event)
+
+            on_event_left.__annotations__ = {"event": left}
+            on_event_right.__annotations__ = {"event": right}
+            namespace["on_event_left"], namespace["on_event_right"] = on_event_left, on_event_right
+            rule = TimeRule(name, time, (EventType(left), EventType(right)))
+            namespace["_time_of"] = staticmethod(rule.find)
+        return super().__new__(mcs, name, bases, namespace, **more)  # type: ignore[return-value]
+
+
+def _checked(name: str, within: Any) -> tuple[float, float]:
+    try:
+        before, after = within
+        good = 0 <= before <= LONGEST and 0 <= after <= LONGEST
+    except (TypeError, ValueError):
+        good = False
+    if not good:
+        raise GraphError(
+            f"{name}: within={within!r}; give the seconds before and after the left event, each "
+            f"from 0 to a year"
+        )
+    return float(before), float(after)
+
+
+class Pairs(ProcessingElement, metaclass=PairsType):
+    """Pairs of a left and a right event: ``class Paid(Pairs, left=Order, right=Payment, ...)``.
+
+    ``within=(60, 900)`` says how many seconds before and after the left event the right one may
+    be; ``time`` is the field of both that has it. Write ``on_pair(self, left, right)``, and
+    ``on_alone(self, left)`` for left events without a pair.
+    """
+
+    _within: ClassVar[tuple[float, float]]
+    _time_of: ClassVar[Any]
+    _lefts: list[Any]
+    _paired: list[bool]
+    _rights: list[Any]
+
+    def on_pair(self, left: Any, right: Any) -> None:
+        """Called once for each pair."""
+
+    def on_alone(self, left: Any) -> None:
+        """Called for a left event that has no pair, when none can come any more."""
+
+    def _left(self, event: Any) -> None:
+        at, (before, after) = self._time_of(event), self._within
+        near = [each for each in self._rights if at - before <= self._time_of(each) <= at + after]
+        self._lefts.append(event)
+        self._paired.append(bool(near))
+        self._wait()
+        for right in near:
+            self.on_pair(event, right)
+
+    def _right(self, event: Any) -> None:
+        at, (before, after) = self._time_of(event), self._within
+        self._rights.append(event)
+        self._wait()
+        for number, left in enumerate(self._lefts):
+            if self._time_of(left) - before <= at <= self._time_of(left) + after:
+                self._paired[number] = True
+                self.on_pair(left, event)
+
+    def _wait(self) -> None:
+        """Have the first event dropped with which nothing can pair any more."""
+        before, after = self._within
+        ends = [self._time_of(each) + after for each in self._lefts]
+        ends += [self._time_of(each) + before for each in self._rights]
+        self.at(math.nextafter(min(ends), math.inf))
+
+    def on_timer(self, _name: str) -> None:
+        """Drop the events with which nothing can pair any more."""
+        before, after = self._within
+        past = self._home.timers.watermark  # type: ignore[union-attr]
+        lefts = list(zip(self._lefts, self._paired, strict=True))
+        over = [each for each in lefts if self._time_of(each[0]) + after < past]
+        kept = [each for each in lefts if self._time_of(each[0]) + after >= past]
+        self._lefts, self._paired = [each for each, _ in kept], [paired for _, paired in kept]
+        self._rights = [each for each in self._rights if self._time_of(each) + before >= past]
+        if self._lefts or self._rights:
+            self._wait()
+        else:
+            self.remove()
+        for left, paired in over:
+            if not paired:
+                self.on_alone(left)

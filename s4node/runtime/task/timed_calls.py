@@ -1,0 +1,218 @@
+"""The calls of PEs that time makes due: ``on_window``, ``on_timer`` and ``on_time``. Pure.
+
+Rules
+- Event time moves as the first part of a round: the watermarks, then the windows that end, then
+  timers. ``on_time`` follows.
+- A round is made in parts; events go on in between. A window or timer is done right after its call.
+- A call that has failed before is left out: its window or timer is done, and kept for the next
+  start if the failure says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Any, NamedTuple
+
+from s4node.app.app import App
+from s4node.app.instances import Instances
+from s4node.app.pe_timers import PeTimers, Timer
+from s4node.app.window_instances import FailedWindows, WindowInstances
+from s4node.runtime.event_time.task_times import TaskTimes
+from s4node.runtime.task.poison.failed_hooks import FailedHooks, HookCall, LeftOutCall
+
+
+class Call(NamedTuple):
+    """A hook that is due, and what to do after it. ``timer`` is that of ``on_timer``."""
+
+    name: str
+    hook: Callable[[Any], Any]
+    instance: Any
+    done: Callable[[], None] | None = None
+    timer: Timer | None = None
+
+    @property
+    def what(self) -> HookCall | None:
+        """Its identity; None for ``on_time``, which is not left out."""
+        instance, timer = self.instance, self.timer
+        if self.name == "on_time":
+            return None
+        if timer is not None:
+            what = f"timer {timer.name!r} at {timer.time:.15g}"
+        else:
+            start, end = instance._span
+            again = f", round {instance._round}" if instance._round else ""
+            what = f"window {start:.15g} to {end:.15g}{again}"
+        return HookCall(self.name, instance._prototype.name, instance.key, what)
+
+
+@dataclass
+class Interval:
+    """The next firing of a prototype's ``on_time``."""
+
+    instances: Instances
+    on_time: Callable[[Any], Any]
+    interval: float
+    due: float
+
+
+class TimedCalls:
+    """The calls that are due in a task.
+
+    ``have(pe, keys)`` loads saved instances into memory; its owner sets it if there are any.
+    ``failed`` has the calls to be left out.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        partition: int,
+        instances: Mapping[str, Instances],
+        times: TaskTimes,
+        clock: Callable[[], float],
+    ) -> None:
+        self.have: Callable[[str, Iterable[Any]], None] | None = None
+        self.failed = FailedHooks()
+        self.intervals = [
+            Interval(instances[name], p.on_time, p.timer_interval, clock() + p.timer_interval)
+            for name, (p, _) in app.prototypes.items()
+            if p.timer_interval and p.on_time is not None
+        ]
+        self._partition = partition
+        self._instances = instances
+        self._times = times
+        self._clock = clock
+        self._round: Iterator[Call] | None = None
+        self._left_out: list[LeftOutCall] = []
+        self._slow: dict[str, bool] = {}  # PEs with slow timers, and whether that was reported
+        self._spent_before = 0.0  # seconds that earlier steps have taken
+        self._step_began = 0.0  # when the current one began
+
+    @property
+    def under_way(self) -> bool:
+        """True if calls of a round are left."""
+        return self._round is not None
+
+    def begin_step(self) -> None:
+        """Note that a step with calls begins; ``end_step`` follows."""
+        self._step_began = self._clock()
+
+    def end_step(self) -> None:
+        """Note the end of a step."""
+        self._spent_before = self._spent
+
+    def take(self, limit: int) -> Iterator[Call]:
+        """Take up to ``limit`` calls of the round; it is over if fewer come."""
+        if self._round is None:
+            self._round = self._calls()
+        for _ in range(limit):
+            call = next(self._round, None)
+            if call is None:
+                self._round = None
+                return
+            yield call
+
+    def left_out(self) -> list[LeftOutCall]:
+        """Take the calls that were left out."""
+        found, self._left_out = self._left_out, []
+        return found
+
+    def slow_timers(self) -> list[str]:
+        """Return the PEs with a round of ``on_time`` longer than its interval; each PE once."""
+        found = [name for name, told in self._slow.items() if not told]
+        self._slow.update(dict.fromkeys(found, True))
+        return found
+
+    @property
+    def _spent(self) -> float:
+        """Seconds that calls have taken, without the events that came between."""
+        return self._spent_before + self._clock() - self._step_began
+
+    def _calls(self) -> Iterator[Call]:
+        now = self._clock()
+        if self._times.timed:
+            self._times.step()
+            for windows in self._times.windows():
+                yield from self._ended(windows)
+            for name, instances in self._instances.items():
+                if instances.timers is not None:
+                    yield from self._fired(name, instances, instances.timers)
+            self._times.windows_ended()
+        for each in self.intervals:
+            if each.due <= now:
+                missed = int((now - each.due) // each.interval)  # ticks coalesce
+                each.due += (missed + 1) * each.interval
+                yield from self._ticked(each)
+
+    def _ticked(self, each: Interval) -> Iterator[Call]:
+        """The calls of ``on_time`` of one PE."""
+        before = self._spent
+        for instance in list(each.instances.values()):
+            if each.instances.get(instance.key) is instance:  # not removed meanwhile
+                if each.instances.keeper is not None:
+                    each.instances.keeper.touch((instance.key,))
+                yield Call("on_time", each.on_time, instance)
+        if self._spent - before >= each.interval:
+            self._slow.setdefault(each.instances.prototype.cls.__name__, False)
+
+    def _ended(self, windows: WindowInstances) -> Iterator[Call]:
+        """The calls of ``on_window`` of one PE."""
+        on_window, failed = windows.prototype.on_window, windows.failed
+        assert on_window is not None
+        for instance, done in failed.calls():
+            call = Call("on_window", on_window, instance, done)
+            if not self._has_failed(call):
+                yield call
+            elif not self._keeps(call):
+                done()
+        for instance, done in chain(windows.early_calls(), windows.calls()):
+            then = partial(_over, failed, instance, done) if failed else done
+            call = Call("on_window", on_window, instance, then)
+            if not self._has_failed(call):
+                yield call
+                continue
+            if self._keeps(call):
+                failed.add(instance)
+            done()
+
+    def _fired(self, name: str, instances: Instances, timers: PeTimers) -> Iterator[Call]:
+        """The calls of ``on_timer`` of one PE, also on instances that are not in memory."""
+        on_timer = instances.prototype.on_timer
+        assert on_timer is not None
+        for key, timer in timers.take_due():
+            if self.have is not None:
+                self.have(name, [key])
+            instance = dict.get(instances, key)
+            if instance is None:
+                continue
+            call = Call(
+                "on_timer", partial(_call_timer, on_timer, timer.name), instance, None, timer
+            )
+            if not self._has_failed(call):
+                yield call
+            elif self._keeps(call):
+                timers.keep(key, timer)
+
+    def _has_failed(self, call: Call) -> bool:
+        return bool(self.failed.calls) and call.what in self.failed.calls
+
+    def _keeps(self, call: Call) -> bool:
+        """Leave a call out; return True if it is made again at the next start."""
+        what = call.what
+        assert what is not None
+        left = self.failed.left_out(what, self._partition)
+        if left is not None:
+            self._left_out.append(left)
+        return self.failed.kept(what)
+
+
+def _over(failed: FailedWindows, instance: Any, done: Callable[[], None]) -> None:
+    """Note a result of a window; one that has failed before is not needed any more."""
+    failed.drop_within(instance)
+    done()
+
+
+def _call_timer(on_timer: Callable[[Any, str], Any], name: str, instance: Any) -> Any:
+    return on_timer(instance, name)
