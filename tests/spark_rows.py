@@ -71,7 +71,11 @@ class Node:
                 preexec_fn=limits,
             )
         assert self.process.stdout is not None
-        assert json.loads(self.process.stdout.readline())["address"] == self.address
+        line = self.process.stdout.readline()
+        if fault and not line:  # it completes at its start what was decided before
+            assert self.process.wait(PATIENCE) == -signal.SIGKILL
+            return
+        assert json.loads(line)["address"] == self.address
 
     def kill(self) -> None:
         assert self.process is not None
@@ -145,8 +149,8 @@ def send_numbered(client: SyncClient, stream: str, parts: Iterable[list[Row]]) -
         skip = max(0, skip - len(rows))
 
 
-def until(true: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
+def until(true: Callable[[], object], what: str, patience: float = PATIENCE) -> None:
+    deadline = time.monotonic() + patience
     while not true():
         assert time.monotonic() < deadline, what
         time.sleep(0.02)

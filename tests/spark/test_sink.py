@@ -113,7 +113,7 @@ def test_a_job_that_fails_leaves_nothing_visible_and_nothing_staged(
     with pytest.raises(Exception, match="each attempt fails"):
         written(rows.mapInArrow(failing, rows.schema), node, stream).save()
     assert node.count(stream) == 0
-    assert node.staged == []
+    until(lambda: node.staged == [], "nothing is staged once no attempt is under way")
 
 
 def test_a_job_of_a_name_is_written_once_ever(spark: Any, node: Node, stream: str) -> None:
@@ -182,7 +182,7 @@ def test_an_event_that_is_too_large_for_a_frame_is_named(
     assert "write smaller rows, or raise s4.listener.maxFrameBytes of the node" in said(error)
     assert "Traceback" not in said(error)
     assert node.count(stream) == 0
-    assert node.staged == []
+    until(lambda: node.staged == [], "nothing is staged once no attempt is under way")
 
 
 def test_a_stream_that_is_missing_is_created_if_the_options_say_how(spark: Any, node: Node) -> None:

@@ -21,6 +21,8 @@ from s4node.failpoints import POINTS
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 SECONDS = 300
+START_SECONDS = 150
+"""How long a job of Spark may take until its first rows."""
 STEPS = [name for name in POINTS if name.startswith("sink.")]
 
 
@@ -94,7 +96,9 @@ def test_a_driver_that_is_killed_between_decision_and_commit_log_writes_each_row
                 sinks = node.ask("sink.list")["sinks"]
                 return any(each["batch"] >= batch for each in sinks)
 
-            until(lambda: published() or job.poll() is not None, "a batch is published")
+            until(
+                lambda: published() or job.poll() is not None, "a batch is published", START_SECONDS
+            )
             killed += not (commits / str(batch)).exists()
             if job.poll() is None:
                 job.send_signal(signal.SIGKILL)
@@ -109,7 +113,11 @@ def test_a_driver_that_is_killed_before_the_commit_log_doubles_and_loses_rows_th
 ) -> None:
     kind = "holding-numbered"
     with start(node, tmp_path, kind, "local[2]") as job:
-        until(lambda: (tmp_path / "holding").exists() or job.poll() is not None, "rows are sent")
+        until(
+            lambda: (tmp_path / "holding").exists() or job.poll() is not None,
+            "rows are sent",
+            START_SECONDS,
+        )
         kill(job)
     run(node, tmp_path, kind, "local[3]")
     check(node, kind)
@@ -122,7 +130,11 @@ def test_a_node_that_is_killed_at_every_step_during_a_query_gets_each_row_once(
         for step in STEPS:
             node.stop()
             node.start(step)
-            until(lambda: node.died or job.poll() is not None, f"the node dies at {step}")
+            until(
+                lambda: node.died or job.poll() is not None,
+                f"the node dies at {step}",
+                START_SECONDS,
+            )
             if job.poll() is not None:
                 break
         if node.died:
