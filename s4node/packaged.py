@@ -21,10 +21,13 @@ from s4node.app.processing_element import ElementType, ProcessingElement
 from s4node.app.prototype import Prototype, Trigger
 from s4node.app.stream import Stream, Target
 from s4node.errors import PackageError
+from s4node.pes.aggregates import Aggregate, AggregatesType
 from s4node.store_spec import StoreSpec
 from s4node.version import __version__
 
 _INNER = {
+    "Aggregate": Aggregate,
+    "AggregatesType": AggregatesType,
     "ElementType": ElementType,
     "Prototype": Prototype,
     "StoreSpec": StoreSpec,

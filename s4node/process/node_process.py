@@ -18,7 +18,7 @@ from s4node.process import log_setup
 from s4node.process.exit_status import exit_status
 from s4node.process.serve import run_until_signal
 
-log = get_logger("s4node.cluster")
+log = get_logger("s4node.process")
 
 
 def run_node(config: Config, name: str, on_ready: Callable[[Node], None]) -> int:

@@ -161,7 +161,7 @@ async def test_a_reader_that_reconnects_beyond_the_end_of_its_epoch_is_told(tmp_
             power.cut()
             # what comes before the reader is back has the offsets of what it has read
             async with open_log(LogSettings(tmp_path / "log")) as alone:
-                partition = alone.stream("clicks").partitions[0]
+                partition = alone.streams["clicks"].partitions[0]
                 for number in range(150):
                     await append_frames(partition, numbered("a", 10 * number, 10))
             async with s4_process(*keeper, "--listen", address, cwd=tmp_path):
