@@ -51,6 +51,7 @@ class Node:
         self.settings: dict[str, str] = {}
 
     def start(self, fault: str = "", limits: Callable[[], None] | None = None) -> None:
+        self.stop()
         given = {
             "s4.log.folder": str(self.folder / "log"),
             "s4.listener.address": self.address,
