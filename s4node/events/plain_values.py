@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import struct
+import sys
 from typing import Any
 
 import msgspec
@@ -65,7 +66,7 @@ def check_value(value: Any) -> None:
     """Raise EventError if a value of msgpack has a map with many arrays as keys."""
     if len(value) < _SMALL or not _LARGE_MAP.search(value):
         return
-    if array_keys(memoryview(value)) > MOST:
+    if array_keys(memoryview(value), MOST) > MOST:
         raise EventError(f"it has a map with more than {MOST} arrays as keys, which are slow")
 
 
@@ -104,8 +105,11 @@ _ARRAYS = {0xDC: struct.Struct(">H"), 0xDD: struct.Struct(">I")}
 _MAPS = {0xDE: struct.Struct(">H"), 0xDF: struct.Struct(">I")}
 
 
-def array_keys(data: bytes | memoryview) -> int:
-    """The most arrays among the keys of one map of a value; raises EventError if it ends early."""
+def array_keys(data: bytes | memoryview, enough: int = sys.maxsize) -> int:
+    """The most arrays among the keys of one map of a value; counts no further beyond ``enough``.
+
+    Raises EventError if the value ends early.
+    """
     most = 0
     at, end = 0, len(data)
     open_: list[list[int]] = []  # of each container: the items to come, 1 for a map, array keys
@@ -141,6 +145,8 @@ def array_keys(data: bytes | memoryview) -> int:
                 at += _MAPS[first].size
             if key and not inner_map:
                 found += 1
+                if found > enough:
+                    return found
             open_.append([left, is_map, found])
             left, is_map, found = inner, inner_map, 0
 

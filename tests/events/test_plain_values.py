@@ -74,3 +74,11 @@ def test_what_peers_send_beside_events_has_plain_keys() -> None:
     assert value_of(msgspec.Raw(encode(b"abc"))) == b"abc"
     with pytest.raises(msgspec.ValidationError, match="got `array`"):
         value_of(msgspec.Raw(encode({(1, 2): 3})))
+
+
+def test_keys_are_counted_no_further_than_is_asked_for() -> None:
+    cut = encode({(n, n): n for n in range(1000)})[:1000]
+
+    assert array_keys(cut, 64) == 65
+    with pytest.raises(EventError, match="ends early"):
+        array_keys(cut)
