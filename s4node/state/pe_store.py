@@ -185,7 +185,7 @@ class SavedInstances:
         self._changes.put(self._row(key), None)
 
     def _untouch(self, instance: Any) -> None:
-        """Save nothing more of an instance than the commit under way has of it."""
+        """Stop saving an instance. The commit in progress still writes what it holds."""
         if instance._mark is self._saving:
             self._commit(instance)
         if instance._mark is self.mark:
