@@ -13,7 +13,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 
 PROMISES = ("kept", "stronger", "different", "not yet")
 
@@ -40,12 +40,13 @@ class Outcomes:
     files: frozenset[str] = frozenset()
     """Files that were asked for whole."""
     left_out: frozenset[str] = frozenset()
-    """Files that were left out by name: they are asked for at another time, and judged then."""
+    """Files and folders left out by name: they are asked for at another time, and judged then."""
 
     def judges(self, test: str) -> bool:
         """Whether the test should have run."""
-        file = test.partition("::")[0]
-        due = (self.whole and file not in self.left_out) or file in self.files
+        file = PurePath(test.partition("::")[0])
+        left_out = any(file.is_relative_to(place) for place in self.left_out)
+        due = (self.whole and not left_out) or file.as_posix() in self.files
         return due or test in self.selected
 
     def note(self, nodeid: str, outcome: str) -> None:

@@ -71,12 +71,17 @@ def test_a_selected_test_that_never_ran_is_no_proof_in_a_part_of_the_suite() -> 
     assert failed == ["loop-01: tests/test_a.py::test_b did not run"]
 
 
-def test_what_is_in_a_file_that_was_left_out_by_name_is_judged_when_that_runs() -> None:
-    proof = guarantee("tests/test_a.py::test_b")
-    outcomes = Outcomes(whole=True, left_out=frozenset({"tests/test_a.py"}))
+@pytest.mark.parametrize("place", ["tests/spark/test_a.py", "tests/spark"])
+def test_what_was_left_out_by_name_is_judged_when_that_runs(place: str) -> None:
+    proof = guarantee("tests/spark/test_a.py::test_b")
+    other = guarantee("tests/spark_other/test_a.py::test_b")
+    outcomes = Outcomes(whole=True, left_out=frozenset({place}))
+    assert unproven([other], outcomes)[0] == [
+        "loop-01: tests/spark_other/test_a.py::test_b did not run"
+    ]
     assert unproven([proof], outcomes) == ([], [])
-    outcomes.selected.add("tests/test_a.py::test_b")
-    assert unproven([proof], outcomes)[0] == ["loop-01: tests/test_a.py::test_b did not run"]
+    outcomes.selected.add("tests/spark/test_a.py::test_b")
+    assert unproven([proof], outcomes)[0] == ["loop-01: tests/spark/test_a.py::test_b did not run"]
 
 
 @pytest.mark.parametrize(
