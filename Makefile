@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install install-spark test test-long test-crashes test-spark test-measured test-fast torture attacks fuzz lint types demo demo-live bench docker-test clean
+.PHONY: help install install-spark test test-long test-crashes test-spark test-measured test-fast torture cluster-test attacks fuzz lint types demo demo-live bench docker-test clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -37,7 +37,8 @@ CRASHES := tests/test_failpoints.py tests/deploy/test_deploy.py tests/deploy/tes
 # what Spark runs, its clusters and drivers that are killed, and the demos of flights
 SPARK := tests/spark tests/docs/test_spark_doc.py tests/example_apps/test_flights.py
 # and what has the machine for itself, for it measures
-MEASURED := tests/process/test_prompt.py tests/bench/test_bench.py tests/test_torture.py tests/test_attacks.py
+MEASURED := tests/process/test_prompt.py tests/bench/test_bench.py tests/test_torture.py tests/test_attacks.py \
+	tests/test_machines.py
 
 test: install-spark ## run all tests but those of test-long; JOBS=1 for one at a time
 	$(PYTHON_OF_VENV) -m pytest $(BESIDE) $(patsubst %,--ignore=%,$(CRASHES) $(SPARK) $(MEASURED)) $(ARGS)
@@ -58,6 +59,9 @@ test-fast: install ## run the tests that need neither Spark nor much time
 
 torture: install ## kill, stop and cut nodes, logs and tasks, fill disks, cut the power, go back to savepoints; SEED=, SECONDS= to repeat
 	PYTHONPATH=tests $(PYTHON_OF_VENV) -m torture --seconds $(or $(SECONDS),180) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+cluster-test: install-spark ## kill, stop and cut machines of a cluster over ZooKeeper; SEED=, MINUTES= to repeat
+	PYTHONPATH=tests $(PYTHON_OF_VENV) -m torture --what machines --seconds $$(( $(or $(MINUTES),10) * 60 )) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 attacks: install ## compare a healthy sender beside attackers with one beside honest peers; SECONDS= for each
 	PYTHONPATH=tests $(PYTHON_OF_VENV) -m attacks --seconds $(or $(SECONDS),20) $(ARGS)

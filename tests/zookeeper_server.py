@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import signal
@@ -16,10 +15,9 @@ from pathlib import Path
 import pytest
 from harness import DEADLINE, free_port
 
+from s4node.bench.servers import can_run_zookeeper, zookeeper_command
 from s4node.cluster.tree.zookeeper import ZooKeeperCoordination
 
-_JARS = ("zookeeper-*", "slf4j-api-*", "metrics-core-*", "snappy-java-*", "netty-*", "commons-io-*")
-_MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 TICK_SECONDS = 0.5
 LONGEST_SESSION = 60.0
 SHORTEST_SESSION = 2 * TICK_SECONDS
@@ -68,7 +66,7 @@ class ZooKeeperServer:
         )
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [*self._inside, *_java(), "-cp", _class_path(), _MAIN, str(config)],
+                [*self._inside, *zookeeper_command(config)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -108,21 +106,6 @@ class ZooKeeperServer:
             self._process.kill()
             self._process.wait()
             self._process = None
-
-
-def _java() -> list[str]:
-    from s4node.spark.java import java_home
-
-    java = str(java_home() / "bin" / "java")
-    return [java, "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
-
-
-def _class_path() -> str:
-    spec = importlib.util.find_spec("pyspark")
-    assert spec is not None
-    assert spec.origin is not None
-    jars = Path(spec.origin).parent / "jars"
-    return os.pathsep.join(str(jar) for name in _JARS for jar in sorted(jars.glob(f"{name}.jar")))
 
 
 @contextmanager
@@ -175,5 +158,5 @@ def zookeeper_ensemble(folder: Path) -> Iterator[ZooKeeperEnsemble]:
 
 
 def _check_jars() -> None:
-    if importlib.util.find_spec("pyspark") is None:
+    if not can_run_zookeeper():
         pytest.skip("ZooKeeper's jars are Spark's: make install-spark installs them")

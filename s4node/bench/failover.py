@@ -1,32 +1,31 @@
 """failover: how long partitions commit nothing after a node and its containers are killed.
 
-Two nodes share a folder for their coordination and ship state to a URL; each has a state folder of
-its own. A producer sends a probe to each partition every 50 ms. Another producer measures: it sends
-a probe to each partition after the kill -9, and waits until all are committed. ``seconds`` is the
-worst time of all kills. The coordination in a folder notices a death at once, so no time-out is
-part of it. ``checked`` compares the counts at the URL with what was sent. The place is a folder,
-and an S3 server in memory if moto and s3fs are installed.
+Two nodes ship state to a URL; each has a state folder of its own. They find each other in a folder,
+or, if Spark and kazoo are installed, through a ZooKeeper. A producer sends a probe to each
+partition every 50 ms. Another producer measures: it sends a probe to each partition after the kill
+-9, and waits until all are committed. ``seconds`` is the worst time of all kills, less the timeout
+that ZooKeeper grants (``timeout_s``), after which it notices a death; a folder notices it at once.
+``checked`` compares the counts at the URL with what was sent. The place is a folder, and an S3
+server in memory if moto and s3fs are installed.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import trio
 
+from s4node.bench import servers
 from s4node.bench.result import Result, middle
 from s4node.errors import S4Error
 from s4node.events.event import Event
@@ -42,6 +41,7 @@ QUICK = ((4, 1_000),)
 KILLS = 5
 PAUSE_SECONDS = 0.05
 
+_ZOOKEEPER, _S3 = "folder, ZooKeeper", "S3"
 _WAIT_SECONDS = 120.0
 _CLUSTER, _APP = "bench", "counting"
 _SOURCE = """
@@ -75,12 +75,15 @@ def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
     """A row for each number of partitions and keys."""
     results = []
     places = ["folder"]
-    if all(importlib.util.find_spec(name) for name in ("moto", "s3fs")) and not quick:
-        places.append("S3")
+    if servers.can_run_zookeeper() and not quick:
+        places.append(_ZOOKEEPER)
+    if servers.can_run_s3() and not quick:
+        places.append(_S3)
     for place, (partitions, keys) in product(places, QUICK if quick else CASES):
         say(f"{place}, {partitions} partitions, {keys:,} keys: kill a node and its containers")
         found = [trio.run(_killed, place, partitions, keys) for _ in range(1 if quick else KILLS)]
-        took = [seconds for seconds, _, _ in found]
+        timeout = servers.SESSION_SECONDS if place == _ZOOKEEPER else 0.0
+        took = [seconds - timeout for seconds, _, _ in found]
         results.append(
             Result(
                 "failover",
@@ -92,6 +95,7 @@ def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
                     "partitions": partitions,
                     "keys": keys,
                     "middle_s": middle(took),
+                    "timeout_s": timeout,
                 },
             )
         )
@@ -100,18 +104,22 @@ def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
 
 async def _killed(place: str, partitions: int, keys: int) -> tuple[float, int, bool]:
     """Kill one of two nodes: the seconds, the events sent, and if the counts are right."""
-    with tempfile.TemporaryDirectory(prefix="s4-bench-") as name, _store(place, name) as url:
+    with (
+        tempfile.TemporaryDirectory(prefix="s4-bench-") as name,
+        _store(place, Path(name)) as url,
+        _coordination(place, Path(name)) as where,
+    ):
         folder = Path(name)
-        with _node(folder, "one", partitions, url) as (_, address):  # noqa: SIM117 - it ends later
-            with _node(folder, "other", partitions, url) as (other, _):
-                await trio.to_thread.run_sync(_deploy, folder, partitions)
-                seconds, sent = await _measured(folder, other.pid, address, partitions, keys)
+        with _node(folder, "one", partitions, url, where) as (_, address):  # noqa: SIM117 - it ends later
+            with _node(folder, "other", partitions, url, where) as (other, _):
+                await trio.to_thread.run_sync(_deploy, folder, partitions, url, where)
+                seconds, sent = await _measured(where, other.pid, address, partitions, keys)
         counted = await trio.to_thread.run_sync(_counted, folder, url)
     return seconds, sent, counted == sent
 
 
 async def _measured(
-    folder: Path, pid: int, address: str, partitions: int, keys: int
+    where: list[str], pid: int, address: str, partitions: int, keys: int
 ) -> tuple[float, int]:
     probes = _keys_of_partitions(partitions)
     sent = 0
@@ -120,8 +128,9 @@ async def _measured(
         await stream.send_many(Click(f"key-{number}") for number in range(keys))
         await stream.flush()
         sent += keys
-        while len(set(await trio.to_thread.run_sync(_owners, folder))) < 2:  # noqa: ASYNC110
-            await trio.sleep(0.2)
+        with trio.fail_after(_WAIT_SECONDS):
+            while len(set(await trio.to_thread.run_sync(_owners, where))) < 2:  # noqa: ASYNC110
+                await trio.sleep(0.2)
         async with Client(address, timeout=_WAIT_SECONDS) as measuring:
             measured = await measuring.stream("clicks", types=Click)
             await measured.send_many(map(Click, probes))
@@ -165,35 +174,23 @@ def _keys_of_partitions(partitions: int) -> list[str]:
 
 
 @contextmanager
-def _store(place: str, folder: str) -> Iterator[str]:
-    """The URL of a store; an S3 server is a process, and is in the environment of the nodes."""
-    if place == "folder":
-        yield (Path(folder) / "store").as_uri()
+def _store(place: str, folder: Path) -> Iterator[str]:
+    """The URL of a store."""
+    if place != _S3:
+        yield (folder / "store").as_uri()
         return
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    os.environ |= {
-        "AWS_ACCESS_KEY_ID": "user",
-        "AWS_SECRET_ACCESS_KEY": "password",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-    }
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    quiet = subprocess.DEVNULL
-    with subprocess.Popen(command, stdout=quiet, stderr=quiet) as server:
-        try:
-            while server.poll() is None:
-                with suppress(ConnectionRefusedError):
-                    socket.create_connection(("127.0.0.1", port)).close()
-                    break
-                time.sleep(0.1)
-            import s3fs
+    with servers.s3(folder) as url:
+        yield url
 
-            s3fs.S3FileSystem.clear_instance_cache()
-            s3fs.S3FileSystem().mkdir("bench")
-            yield "s3://bench/state"
-        finally:
-            server.kill()
+
+@contextmanager
+def _coordination(place: str, folder: Path) -> Iterator[list[str]]:
+    """The options of commands, by which nodes find each other."""
+    if place != _ZOOKEEPER:
+        yield ["--folder", str(folder / "nodes")]
+        return
+    with servers.zookeeper(folder / "zookeeper") as url:
+        yield ["--coordination", url]
 
 
 def _s4(*arguments: str | Path) -> list[str]:
@@ -202,7 +199,7 @@ def _s4(*arguments: str | Path) -> list[str]:
 
 @contextmanager
 def _node(
-    folder: Path, name: str, partitions: int, url: str
+    folder: Path, name: str, partitions: int, url: str, where: list[str]
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A node in a process, and its address."""
     settings = {
@@ -211,10 +208,11 @@ def _node(
         "s4.state.folder": str(folder / name),
         "s4.state.url": url,
     }
+    if "--coordination" in where:
+        settings["s4.session.timeout"] = f"{servers.SESSION_SECONDS * 1000:.0f}"
+        settings["s4.coordination.folder"] = str(folder / f"machine-of-{name}")
     options = [word for key, value in settings.items() for word in ("-p", f"{key}={value}")]
-    command = _s4(
-        "node", _CLUSTER, "--name", name, "--folder", folder / "nodes", "--json", *options
-    )
+    command = _s4("node", _CLUSTER, "--name", name, "--json", *where, *options)
     with (folder / f"{name}.log").open("w") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
     try:
@@ -234,21 +232,22 @@ def _node(
         process.stdout.close()
 
 
-def _deploy(folder: Path, partitions: int) -> None:
+def _deploy(folder: Path, partitions: int, url: str, where: list[str]) -> None:
     (folder / "counting_app.py").write_text(_SOURCE)
     command = _s4(
         *("deploy", folder / "counting_app.py", "--cluster", _CLUSTER, "--name", _APP),
-        *("--folder", folder / "nodes", "--partitions", str(partitions)),
+        *(*where, "--partitions", str(partitions)),
         *("-p", "s4.stream.clicks.grade=durable"),
+        *(("-p", f"s4.state.url={url}") if "--coordination" in where else ()),
     )
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise S4Error(f"the app could not be deployed: {done.stderr}")
 
 
-def _owners(folder: Path) -> list[str]:
+def _owners(where: list[str]) -> list[str]:
     """The owners of the app's partitions."""
-    command = _s4("status", "--cluster", _CLUSTER, "--folder", folder / "nodes", "--json")
+    command = _s4("status", "--cluster", _CLUSTER, *where, "--json")
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found: list[dict[str, Any]] = json.loads(done.stdout)
     return [owner for one in found for app in one["apps"] for owner in app["owners"]]

@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from torture import exact_run, log_run, power_run, repartition_run, savepoint_run
+from torture import exact_run, log_run, machines_run, power_run, repartition_run, savepoint_run
 from torture.run import main
 
 parser = argparse.ArgumentParser()
@@ -17,7 +17,7 @@ parser.add_argument("--seed", type=int)
 parser.add_argument("--seconds", type=float, default=180)
 parser.add_argument("--round", type=float, default=15)
 parser.add_argument("--deaths", choices=("yes", "no", "both"), default="both")
-WHAT = ("cluster", "log", "exact", "power", "savepoint", "repartition", "all")
+WHAT = ("cluster", "log", "exact", "power", "savepoint", "repartition", "machines", "all")
 parser.add_argument("--what", choices=WHAT, default="all")
 parser.add_argument("--kills", type=int, default=200, help="of the exact run, at least")
 parser.add_argument("--deeds", default=",".join(exact_run.DEEDS), help="of the exact run")
@@ -45,6 +45,8 @@ if held and options.what in ("savepoint", "all"):
     held = savepoint_run.main(seed, options.rounds, folder())
 if held and options.what in ("repartition", "all"):
     held = repartition_run.main(seed, options.rounds, folder())
+if options.what == "machines":  # which needs ZooKeeper, and root
+    held = machines_run.main(seed, options.seconds, folder())
 while held and options.what in ("cluster", "log", "all") and time.monotonic() < until:
     deaths = options.deaths == "yes" or (options.deaths == "both" and seed % 2 == 1)
     if options.what in ("cluster", "all"):

@@ -63,9 +63,16 @@ class Third(Step):
 def exact() -> App:
     """Inputs ``orders`` of the log and ``calls`` of sockets, output ``done``."""
     database.PIECE_ROWS = PIECE_ROWS
+    app = hops()
+    first = app.prototypes["First"][1]
+    app.create_input_stream("orders", first, key="user", types=Order, system="log")
+    return app
+
+
+def hops() -> App:
+    """Input ``calls`` of sockets, output ``done``."""
     app = App("exact")
     first, second, third = (app.create_pe(step) for step in (First, Second, Third))
-    app.create_input_stream("orders", first, key="user", types=Order, system="log")
     app.create_input_stream("calls", first, key="user", types=Order)
     first.onward = app.create_stream("second", second, key="second", types=Order)
     second.onward = app.create_stream("third", third, key="third", types=Order)

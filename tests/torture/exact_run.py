@@ -35,6 +35,8 @@ from torture.log_run import LogTorture
 from torture.run import SESSION_SECONDS, SETTINGS, Member
 from torture.small_disk import SmallDisk
 
+STEPS = {"First": "", "Second": " again", "Third": " at last"}
+"""The steps, with what ends their keys."""
 STREAM_OF = {"log-1": "orders", "log-2": "orders", "call-1": "calls", "call-2": "calls"}
 DEEDS = (
     *("member", "member", "member", "member", "log", "producer", "stop", "pause", "freeze"),
@@ -133,7 +135,7 @@ class ExactTorture(LogTorture):
         sent = self._sent()
         await self._wait_done(sum(sent.values()))
         await self._stop_members()
-        done = await self._came_out()
+        done = await came_out(self.address, sum((await self._counts())["done"]))
         self.total = len(done)
         self.complaints += wrong(sent, done)
         self.complaints += await self._wrong_state(sent)
@@ -165,41 +167,19 @@ class ExactTorture(LogTorture):
         if patience.cancelled_caught:
             self.complaints.append(f"only {there} of {total} came out within 90 s")
 
-    async def _came_out(self) -> list[Order]:
-        """What came out, in the order of each partition."""
-        left = sum((await self._counts())["done"])
-        found: list[Order] = []
-        if not left:
-            return found
-        with trio.fail_after(60):
-            async with (
-                Client(self.address) as client,
-                client.subscribe("done", types=Order, start=Oldest()) as orders,
-            ):
-                async for one in orders:
-                    found.append(one)
-                    if len(found) == left:
-                        break
-        return found
-
     async def _wrong_state(self, sent: dict[str, int]) -> list[str]:
         """What the steps have counted, compared with what was sent."""
         folder = ["-p", f"s4.state.folder={self.state}"]
-        found = []
-        users = Counter(order(name, n).user for name, count in sent.items() for n in range(count))
-        for step, behind in (("First", ""), ("Second", " again"), ("Third", " at last")):
+        kept = {}
+        for step in STEPS:
             told = await run_s4(
                 "state", "scan", "exact", "--table", step, "--json", *folder, cwd=self.folder
             )
             if told.returncode:
                 return [f"s4 state scan {step}: {told.stderr}"]
             rows = [json.loads(line) for line in told.stdout.splitlines()]
-            kept = {row["key"]: row["value"]["wanted"] for row in rows}
-            truth = {f"{user}{behind}": count for user, count in users.items()}
-            for key in sorted(kept.keys() | truth.keys()):
-                if kept.get(key) != truth.get(key):
-                    found.append(f"{step} {key} is {kept.get(key)}, and not {truth.get(key)}")
-        return found
+            kept[step] = {row["key"]: row["value"]["wanted"] for row in rows}
+        return wrong_counts(sent, kept)
 
     # -- processes ---------------------------------------------------------------------------
 
@@ -399,6 +379,35 @@ class ExactTorture(LogTorture):
     async def _end(self) -> None:
         await super()._end()
         self.disk.unmount()
+
+
+async def came_out(address: str, count: int) -> list[Order]:
+    """So many events that came out to the log, in the order of each partition."""
+    found: list[Order] = []
+    if not count:
+        return found
+    with trio.fail_after(60):
+        async with (
+            Client(address) as client,
+            client.subscribe("done", types=Order, start=Oldest()) as orders,
+        ):
+            async for one in orders:
+                found.append(one)
+                if len(found) == count:
+                    break
+    return found
+
+
+def wrong_counts(sent: dict[str, int], kept: dict[str, dict[str, int]]) -> list[str]:
+    """What is not true of what the steps have counted, by step and key."""
+    users = Counter(order(name, n).user for name, count in sent.items() for n in range(count))
+    found = []
+    for step, behind in STEPS.items():
+        truth = {f"{user}{behind}": count for user, count in users.items()}
+        for key in sorted(kept[step].keys() | truth.keys()):
+            if kept[step].get(key) != truth.get(key):
+                found.append(f"{step} {key} is {kept[step].get(key)}, and not {truth.get(key)}")
+    return found
 
 
 def wrong(sent: dict[str, int], done: list[Order]) -> list[str]:

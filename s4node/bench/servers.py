@@ -1,0 +1,123 @@
+"""Servers for benchmarks, each a process on a free port: ZooKeeper, and an S3 server in memory.
+
+ZooKeeper comes with the jars that Spark brings along.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from s4node.errors import S4Error
+
+SESSION_SECONDS = 4.0
+"""The timeout that ZooKeeper grants."""
+
+_JARS = ("zookeeper-*", "slf4j-api-*", "metrics-core-*", "snappy-java-*", "netty-*", "commons-io-*")
+_MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+_START_SECONDS = 60.0
+
+
+def can_run_zookeeper() -> bool:
+    """Return True if Spark's jars, and what connects to ZooKeeper, are installed."""
+    return _installed("pyspark", "kazoo")
+
+
+def can_run_s3() -> bool:
+    """Return True if an S3 server, and what connects to it, are installed."""
+    return _installed("moto", "s3fs")
+
+
+def _installed(*names: str) -> bool:
+    return all(importlib.util.find_spec(name) for name in names)
+
+
+def zookeeper_command(config: Path) -> list[str]:
+    """The command line of a ZooKeeper with this configuration."""
+    from s4node.spark.java import java_home
+
+    spec = importlib.util.find_spec("pyspark")
+    assert spec is not None
+    assert spec.origin is not None
+    jars = Path(spec.origin).parent / "jars"
+    path = os.pathsep.join(str(jar) for name in _JARS for jar in sorted(jars.glob(f"{name}.jar")))
+    java = str(java_home() / "bin" / "java")
+    options = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+    return [java, *options, "-cp", path, _MAIN, str(config)]
+
+
+@contextmanager
+def zookeeper(folder: Path) -> Iterator[str]:
+    """A ZooKeeper with its data in ``folder``, during the block; the URL of a tree there."""
+    port = _free_port()
+    folder.mkdir()
+    config = folder / "zoo.cfg"
+    config.write_text(
+        f"tickTime=500\ndataDir={folder}\nclientPort={port}\nclientPortAddress=127.0.0.1\n"
+        "admin.enableServer=false\n4lw.commands.whitelist=srvr\nmaxClientCnxns=0\n"
+    )
+    with _server(zookeeper_command(config), folder / "log", lambda: _serves(port)):
+        yield f"zk://127.0.0.1:{port}/bench"
+
+
+@contextmanager
+def s3(folder: Path) -> Iterator[str]:
+    """An S3 server during the block; a URL there. Processes find it by their environment."""
+    port = _free_port()
+    os.environ |= {
+        "AWS_ACCESS_KEY_ID": "user",
+        "AWS_SECRET_ACCESS_KEY": "password",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+    }
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with _server(command, folder / "s3.log", lambda: _listens(port)):
+        import s3fs
+
+        s3fs.S3FileSystem.clear_instance_cache()
+        s3fs.S3FileSystem().mkdir("bench")
+        yield "s3://bench/state"
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        number: int = free.getsockname()[1]
+        return number
+
+
+@contextmanager
+def _server(command: Sequence[str], log: Path, answers: Callable[[], bool]) -> Iterator[None]:
+    """A process, once it answers; it is killed at the end."""
+    with (
+        log.open("wb") as file,
+        subprocess.Popen(command, stdout=file, stderr=file) as server,
+    ):
+        try:
+            until = time.monotonic() + _START_SECONDS
+            while not answers():
+                if server.poll() is not None or time.monotonic() > until:
+                    raise S4Error(f"{command[0]} does not start: {log.read_text()[-1000:]}")
+                time.sleep(0.1)
+            yield
+        finally:
+            server.kill()
+
+
+def _listens(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False
+
+
+def _serves(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1) as end:
+        end.sendall(b"srvr")
+        return b"Mode: " in end.recv(4096)
+    return False
