@@ -92,7 +92,7 @@ def bootstrap(
         if file:
             spark.addArtifacts(file, pyfile=True)
         histories: dict[str, Any] = {
-            stream: place if place.startswith("tcp://") else spark.read.load(place)
+            stream: place if place.startswith(("tcp://", "tls+tcp://")) else spark.read.load(place)
             for stream, place in places.items()
         }
         if not histories:

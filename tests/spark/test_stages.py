@@ -88,6 +88,11 @@ def feeding_itself(made: App) -> None:
     again.out = made.create_stream("again", again, key="user", types=Click)
 
 
+def in_time_order(made: App) -> None:
+    pe = made.create_pe(Timed, name="pe")
+    made.create_input_stream("clicks", pe, key="user", types=Click, time="n", order="time")
+
+
 def two_types(made: App) -> None:
     made.create_input_stream(
         "clicks", made.create_pe(Timed, name="pe"), key="user", types=(Click, Note)
@@ -100,6 +105,7 @@ def two_types(made: App) -> None:
         (app(unkeyed), 1, "stream 'clicks' has no key, so its events go to the instances of 'pe'"),
         (app(broadcast), 1, "stream 'news' is broadcast: each event would go to all tasks"),
         (app(feeding_itself), 1, "feed themselves, so there is no last level"),
+        (app(in_time_order), 1, "stream 'clicks' has order='time'"),
         (app(two_types), 1, "stream 'clicks' takes Click, Note, and a DataFrame has one type"),
         (keyed(Timed, set_singleton={}), 2, "PE 'pe' is a singleton in each of 2 tasks"),
         (keyed(Sharing), 1, "changes Sharing.seen, which all keys of a task share"),
@@ -131,12 +137,14 @@ def test_what_does_not_happen_over_history_is_told() -> None:
         set_timer_interval={"seconds": 5.0},
         set_trigger={"event_type": Click, "seconds": 5.0},
         set_pe_cache={"idle_seconds": 60.0},
+        set_ttl={"seconds": 60.0},
     )
     made.create_input_stream("visits", made.create_pe(Clocked), key="user", types=Click)
     assert left_out(made, ["clicks"]) == [
         "on_time of 'pe' is not called; nodes call it for keys that get events",
         "triggers of 'pe' fire by number of events, not by seconds",
         "instances of 'pe' do not expire",
+        "the state of 'pe' does not end; its keys age from this run on",
         "'Clocked' reads a clock, which shows the time of the run over history",
         "input stream 'visits' has no history",
     ]

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from s4node.app import cycles
 from s4node.app.app import App
 from s4node.app.dataflow import edges, puts
+from s4node.app.in_order import InOrder
 from s4node.app.processing_element import ProcessingElement, class_variables
 from s4node.app.prototype import Prototype, can_change
 from s4node.app.stream import InputStream, OutputStream, Stream
@@ -106,7 +107,11 @@ def _refused(app: App, tasks: int, histories: Collection[str]) -> Iterator[str]:
                     f"stream {stream.name!r} has no key, so its events go to the instances of "
                     f"{target.name!r} that exist when they come"
                 )
+        for name in stream.in_order_of:
+            yield f"stream {name!r} has order='time', in which a history is not held back yet"
     for prototype, _ in app.prototypes.values():
+        if issubclass(prototype.cls, InOrder):
+            continue  # its streams are refused
         if prototype.windows is not None:
             yield f"PE {prototype.name!r} has windows, which are not made from a history yet"
         if prototype.on_timer is not None:
@@ -127,6 +132,8 @@ def left_out(app: App, histories: Collection[str]) -> list[str]:
             found.append(f"triggers of {name!r} fire by number of events, not by seconds")
         if prototype.cache_idle:
             found.append(f"instances of {name!r} do not expire")
+        if prototype.ttl:
+            found.append(f"the state of {name!r} does not end; its keys age from this run on")
         if any("clock" in function.__code__.co_names for function in _functions(prototype)):
             found.append(f"{name!r} reads a clock, which shows the time of the run over history")
     inputs = [s.name for s in app.streams.values() if isinstance(s, InputStream)]
