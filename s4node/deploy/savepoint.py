@@ -75,7 +75,7 @@ class SavepointOf:
         async with coordination.registry(f"s4 savepoint {self.app}") as registry:
             for each in range(number, number + _TRIES):
                 try:
-                    await registry.request_savepoint(state, each)
+                    await registry.job.request_savepoint(state, each)
                 except EntryExists as error:
                     raise CheckpointError(
                         f"another savepoint of {self.app!r} is being taken; wait for it"
@@ -94,7 +94,7 @@ class SavepointOf:
                     failed = str(error)
                 finally:
                     with trio.CancelScope(shield=True):
-                        await registry.withdraw_savepoint(state)
+                        await registry.job.withdraw_savepoint(state)
                         await threads.run_sync(place.discard, each)
         raise CheckpointError(f"no savepoint of {self.app!r} was taken: {failed}")
 
@@ -106,12 +106,12 @@ class SavepointOf:
         self, registry: Registry, state: str, number: int, timeout: float
     ) -> Mapping[str, CutReport]:
         """Wait for the cuts of all tasks; raises CheckpointError if one is not made in time."""
-        path = registry.path_of_savepoint(state)
+        path = registry.job.path_of_savepoint(state)
         cuts: dict[str, CutReport] = {}
         with trio.move_on_after(timeout):
             while True:
                 seen = await registry.session.change(path)
-                cuts = await registry.cuts(state, number)
+                cuts = await registry.job.cuts(state, number)
                 self.tell(len(cuts), len(self.tasks))
                 for report in cuts.values():
                     if report.error:

@@ -151,7 +151,7 @@ class StateChange:
         path = Registry.path_of_app(self._id)
         while True:
             seen = await registry.session.change(path)
-            if not await registry.members(self._id) and not await registry.running(self._id):
+            if not await registry.members(self._id) and not await registry.job.running(self._id):
                 return
             await registry.session.wait_change(path, seen)
 

@@ -42,6 +42,8 @@ DEEDS = (
     *("member", "member", "member", "member", "log", "producer", "stop", "pause", "freeze"),
     *("away", "wake", "row", "fill", "stranger"),
 )
+OF_CHANCE = ("member", "log", "row")
+"""These kill what may be about to reach a point: they end when there were enough kills."""
 MOST = 3
 STRANGER = "stranger"
 PARTITIONS = 4
@@ -199,12 +201,14 @@ class ExactTorture(LogTorture):
         await self._begin_producer(name, command, self._notes(name))
 
     def _environment_of(self, name: str) -> dict[str, str]:
-        """Half of the containers, and of the log's nodes, die at a point that is most wanted."""
+        """Most containers and nodes of the log die at a point that is most wanted; after enough
+        kills, all do."""
         found = super()._environment_of(name)
         points = OF_LOG if name == "log" else OF_CONTAINERS
         fewest = min(self.hits[point] for point in points)
         often = self.kills <= 0 and fewest >= self._wanted
-        if name in STREAM_OF or often or self._chance.random() < 0.4:
+        by_chance = self.kills > 0 and self._chance.random() < 0.4
+        if name in STREAM_OF or often or by_chance:
             return found
         point = self._chance.choice([p for p in points if self.hits[p] <= fewest + 1])
         self.faults[name] = point
@@ -263,7 +267,8 @@ class ExactTorture(LogTorture):
                 strangers = [name for name in self._living() if name.startswith(STRANGER)]
                 if len(self._living()) - len(strangers) < MOST:
                     under_way.start_soon(self._start, "exact", self._name("exact"))
-                self._do(self._chance.choice(self._deeds), under_way)
+                deeds = [d for d in self._deeds if self.kills > 0 or d not in OF_CHANCE]
+                self._do(self._chance.choice(deeds), under_way)
         if not self._enough:
             self.complaints.append(f"{self.kills} kills or some points are still missing")
         self.log("the adversary is done")

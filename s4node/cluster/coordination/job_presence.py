@@ -51,35 +51,35 @@ class JobPresence:
         """Enter the job, until the session ends, with the state that ``identify`` names. With
         ``adopt`` a start makes it the state of the job. Calls ``at_start`` first if no other
         container with this state is there."""
-        async with self._registry.gate(self._app):
+        async with self._registry.job.gate(self._app):
             own = await identify()
-            state = await self._registry.state(self._app)
+            state = await self._registry.job.state(self._app)
             start = ""
-            running = await self._registry.running(self._app)
+            running = await self._registry.job.running(self._app)
             if running:
-                start = await self._registry.start(self._app)
+                start = await self._registry.job.start(self._app)
             elif adopt:
                 state = ""
             if not state:
                 state = own
-                await self._registry.set_state(self._app, state)
+                await self._registry.job.set_state(self._app, state)
             if not start:
                 start = tokens.fresh(_NAME_BYTES)
-                await self._registry.set_start(self._app, start)
+                await self._registry.job.set_start(self._app, start)
             if own not in running.values():
                 await at_start()
-            await self._registry.add_running(self._app, own)
+            await self._registry.job.add_running(self._app, own)
         return Entered(start, own, state)
 
     @asynccontextmanager
     async def stopped(self) -> AsyncIterator[str]:
         """Keep the job from starting; gives the identity of its state, empty before the first
         start. Raises JobRuns if the job is running."""
-        async with self._registry.gate(self._app):
-            if await self._registry.running(self._app):
+        async with self._registry.job.gate(self._app):
+            if await self._registry.job.running(self._app):
                 members = ", ".join(sorted(await self._registry.members(self._app)))
                 raise JobRuns(
                     f"the job {str(self._app)!r} is running"
                     f"{f', in {members}' if members else ''}; stop all of its containers first"
                 )
-            yield await self._registry.state(self._app)
+            yield await self._registry.job.state(self._app)

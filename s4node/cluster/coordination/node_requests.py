@@ -102,7 +102,7 @@ async def requesting(
             contextlib.suppress(SessionLost, NoEntry),
         ):
             await registry.session.delete(path)
-            await registry.delete_tree(Registry.path_of_answers(cluster, id_))
+            await registry.entries.delete_tree(Registry.path_of_answers(cluster, id_))
 
 
 # -- the side of a node ---------------------------------------------------------------------------

@@ -39,7 +39,7 @@ class StartpointStore:
     async def named(self, app: AppId, identify: Callable[[], str]) -> str:
         """The identity of the state of ``app``. ``identify`` may create it, as no container can
         enter meanwhile."""
-        async with self._registry() as registry, registry.gate(app):
+        async with self._registry() as registry, registry.job.gate(app):
             return await threads.run_sync(identify)
 
     async def requests(self, state: str) -> Requests:
@@ -52,7 +52,7 @@ class StartpointStore:
         Raises StartpointError if they cannot be read or written.
         """
         async with self._registry() as registry:
-            return await registry.change_startpoints(state, change)
+            return await registry.job.change_startpoints(state, change)
 
     @asynccontextmanager
     async def _registry(self) -> AsyncIterator[Registry]:

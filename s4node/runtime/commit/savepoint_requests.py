@@ -70,9 +70,9 @@ class SavepointRequests:
 
     async def _step(self) -> None:
         assert self._registry is not None
-        path = self._registry.path_of_savepoint(self._state)
+        path = self._registry.job.path_of_savepoint(self._state)
         seen = await self._registry.session.change(path)
-        number = await self._registry.requested_savepoint(self._state)
+        number = await self._registry.job.requested_savepoint(self._state)
         self._cuts.request_all(number)
         if number:
             passing("savepoint.due")
@@ -87,7 +87,7 @@ class SavepointRequests:
         if self._registry is None:
             return  # the command asks again
         try:
-            await self._registry.report_cut(self._state, number, report)
+            await self._registry.job.report_cut(self._state, number, report)
         except CoordinationError as error:
             _tell_trouble(str(error))
 

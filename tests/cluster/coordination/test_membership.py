@@ -208,7 +208,7 @@ async def test_a_member_that_cannot_reach_the_state_gets_nothing_whoever_dies(
     tmp_path: Path,
 ) -> None:
     async with FolderCoordination(tmp_path).session("first") as session:
-        await Registry(session).set_state(AppId("east", "count"), "one")
+        await Registry(session).job.set_state(AppId("east", "count"), "one")
     async with seat(tmp_path, "b", expected=3, state="other") as b:
         async with seat(tmp_path, "a", expected=3, state="one") as a:
             async with seat(tmp_path, "c", expected=3, state="one") as c:
