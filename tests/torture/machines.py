@@ -150,6 +150,15 @@ class Machine:
         """Undo that."""
         self._do("mount", "-o", "remount,bind,rw", self._shared)
 
+    def fill(self) -> None:
+        """Leave no room on its disk."""
+        full = self.disk / "full"
+        self._do("sh", "-c", f"! dd if=/dev/zero of={full} bs=64k status=none 2>&1 | grep -v space")
+
+    def make_room(self) -> None:
+        """Undo that."""
+        self._do("rm", self.disk / "full")
+
     def wipe(self) -> None:
         """Remove all that is on its disk."""
         self._do("find", self.disk, "-mindepth", "1", "-delete")

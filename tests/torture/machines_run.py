@@ -22,7 +22,7 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -44,19 +44,18 @@ from torture import exact, machines
 from torture.exact import Order, order
 from torture.exact_run import STEPS, came_out, wrong, wrong_counts
 from torture.fences import entries_in, wrong_log
+from torture.machine_faults import FAULTS, SESSION_SECONDS
 from torture.machines import SWITCH, Machine
 
 PARTITIONS = 6
-SESSION_SECONDS = 3.0
 WELL_SECONDS = 30.0
 START_SECONDS = 60.0
-HOLD_SECONDS = 1.5 * SESSION_SECONDS
+COMMAND_SECONDS = 120.0
 NAMES = ("one", "two", "three")
 PRODUCERS = ("call-1", "call-2")
 PROBE = "call-probe"
+SHORT = ("kill both", "freeze", "cut from ZooKeeper")
 _LOG_PORT, _NODE_PORT, _HTTP_PORT = 13000, 12000, 9404
-
-Fault = Callable[["Cluster", str], Awaitable[None]]
 
 
 class Cluster:
@@ -74,6 +73,7 @@ class Cluster:
         self._processes: dict[str, trio.Process] = {}
         self.machines: dict[str, Machine] = {}
         self.zookeeper: ZooKeeperServer
+        self._versions = 0
         self._probed = 0
         self._slowest = 0.0
         self._over = trio.Event()
@@ -116,7 +116,8 @@ class Cluster:
         async with trio.open_nursery() as starting:
             for name in NAMES:
                 starting.start_soon(self.start_node, name)
-        await self._deploy()
+        told = await self.deploy()
+        assert not told, told
         for name in PRODUCERS:
             notes = str(self._folder / f"{name}.sent")
             command = [sys.executable, "-m", "torture.exact_producer", ",".join(self._addresses)]
@@ -195,26 +196,36 @@ class Cluster:
                     return
                 await trio.sleep(0.5)  # ZooKeeper may be away
 
-    async def _deploy(self) -> None:
-        """Deploy the app of hops, from a machine that is none of the nodes'."""
+    async def deploy(self) -> str:
+        """Deploy the app of hops, or a new version of it, from no node's machine.
+
+        Returns what went wrong, if anything did.
+        """
+        self._versions += 1
         file = self._folder / "hopping.py"
-        file.write_text(f"{inspect.getsource(exact)}\n\napp = hops()\n")
+        version = f"VERSION = {self._versions}"
+        file.write_text(f"{inspect.getsource(exact)}\n\n{version}\napp = hops()\n")
         settings = {
             "s4.stream.calls.grade": "durable",
             "s4.stream.done.consumers": "outside",
             "s4.cluster.outside.address": f"tcp://{SWITCH}:{_LOG_PORT}",
             "task.commit.ms": "200",
         }
+        deploy = ("deploy", file.name, "--partitions", str(PARTITIONS))
+        return await self._s4(*deploy, *_options(settings))
+
+    async def drain(self, name: str) -> str:
+        """Empty a node; returns what went wrong, if anything did."""
+        return await self._s4("drain", name)
+
+    async def _s4(self, *command: str) -> str:
         where = ("--cluster", "shop", "--coordination", self.zookeeper.url("s4"))
         url = ("-p", f"s4.state.url={self._store.as_uri()}")
+        elsewhere = ("--folder", self._folder / "elsewhere")
         done = await run_s4(
-            *("deploy", file.name, "--partitions", str(PARTITIONS), *where, *url),
-            *("--folder", self._folder / "elsewhere"),
-            *_options(settings),
-            cwd=self._folder,
-            deadline=START_SECONDS,
+            *command, *where, *url, *elsewhere, cwd=self._folder, deadline=COMMAND_SECONDS
         )
-        assert not done.returncode, done.stderr
+        return done.stderr if done.returncode else ""
 
     def _end(self) -> None:
         """Leave no process behind; the machines end with this process's namespaces."""
@@ -316,6 +327,14 @@ class Cluster:
         if node:
             await self._processes[name].wait()
 
+    async def restart(self, name: str) -> None:
+        """Stop a node in order, as whoever updates it does, and start it again."""
+        _kill(self._processes[name].pid, signal.SIGTERM)
+        with trio.move_on_after(START_SECONDS):
+            await self._processes[name].wait()
+        await self.kill(name, node=True, containers=True)
+        await self.start_node(name)
+
     async def stop_for(self, name: str, seconds: float) -> None:
         """Stop a node and its containers for a while."""
         pid, below = self.pids_of(name)
@@ -392,108 +411,6 @@ def _options(settings: Mapping[str, str]) -> list[str]:
 def _kill(pid: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, number)
-
-
-# -- faults ---------------------------------------------------------------------------------------
-
-
-async def _kill_container(run: Cluster, victim: str) -> None:
-    await run.kill(victim, node=False, containers=True)
-
-
-async def _kill_node(run: Cluster, victim: str) -> None:
-    await run.kill(victim, node=True, containers=False)
-    await trio.sleep(1)
-    await run.start_node(victim)
-
-
-async def _kill_both(run: Cluster, victim: str) -> None:
-    await run.kill(victim, node=True, containers=True)
-    await trio.sleep(HOLD_SECONDS)
-    await run.start_node(victim)
-
-
-async def _lose_disk(run: Cluster, victim: str) -> None:
-    await run.kill(victim, node=True, containers=True)
-    run.machines[victim].wipe()
-    await run.start_node(victim)
-
-
-async def _pause(run: Cluster, victim: str) -> None:
-    await run.stop_for(victim, 0.5 * SESSION_SECONDS)
-
-
-async def _freeze(run: Cluster, victim: str) -> None:
-    await run.stop_for(victim, 2.5 * SESSION_SECONDS)
-
-
-async def _unplug(run: Cluster, victim: str) -> None:
-    run.machines[victim].unplug()
-    await trio.sleep(HOLD_SECONDS)
-    run.machines[victim].plug_in()
-
-
-async def _cut_zookeeper(run: Cluster, victim: str) -> None:
-    there = run.machines["zookeeper"].ip
-    run.machines[victim].cut(there)
-    await trio.sleep(HOLD_SECONDS)
-    run.machines[victim].join(there)
-
-
-async def _deafen(run: Cluster, victim: str) -> None:
-    run.machines[victim].deafen(run.machines["zookeeper"].ip)
-    await trio.sleep(HOLD_SECONDS)
-    run.machines[victim].hear()
-
-
-async def _cut_nodes(run: Cluster, victim: str) -> None:
-    other = run.machines[next(name for name in NAMES if name != victim)].ip
-    run.machines[victim].cut(other)
-    await trio.sleep(HOLD_SECONDS)
-    run.machines[victim].join(other)
-
-
-async def _lose(run: Cluster, victim: str) -> None:
-    run.machines[victim].lose(0.05)
-    await trio.sleep(HOLD_SECONDS)
-    run.machines[victim].hear()
-
-
-async def _kill_zookeeper(run: Cluster, _: str) -> None:
-    run.zookeeper.kill()
-    await trio.sleep(HOLD_SECONDS)
-    await trio.to_thread.run_sync(run.zookeeper.start)
-
-
-async def _stop_zookeeper(run: Cluster, _: str) -> None:
-    run.zookeeper.signal(signal.SIGSTOP)
-    await trio.sleep(HOLD_SECONDS)
-    run.zookeeper.signal(signal.SIGCONT)
-
-
-async def _refuse(run: Cluster, victim: str) -> None:
-    run.machines[victim].refuse()
-    await trio.sleep(HOLD_SECONDS)
-    run.machines[victim].accept()
-
-
-FAULTS: dict[str, Fault] = {
-    "kill container": _kill_container,
-    "kill node": _kill_node,
-    "kill both": _kill_both,
-    "lose disk": _lose_disk,
-    "pause": _pause,
-    "freeze": _freeze,
-    "unplug": _unplug,
-    "cut from ZooKeeper": _cut_zookeeper,
-    "deaf to ZooKeeper": _deafen,
-    "cut from another": _cut_nodes,
-    "lose packets": _lose,
-    "kill ZooKeeper": _kill_zookeeper,
-    "stop ZooKeeper": _stop_zookeeper,
-    "store refuses": _refuse,
-}
-SHORT = ("kill both", "freeze", "cut from ZooKeeper")
 
 
 def main(seed: int, seconds: float, folder: Path, faults: Sequence[str] = ()) -> bool:
