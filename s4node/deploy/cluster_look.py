@@ -22,6 +22,7 @@ from s4node.deploy.cluster_snapshot import (
     AppRow,
     NodeRow,
     Snapshot,
+    StreamRow,
     bottleneck_of,
     outboxes_of,
     restoring_of,
@@ -74,7 +75,18 @@ async def of_cluster(registry: Registry, cluster: str, place: str) -> Snapshot:
                 {member.value.node: member.value.address for member in group.members},
             )
         )
-    return _snapshot(cluster, place, nodes, answers, apps)
+    return _snapshot(cluster, place, nodes, answers, apps, await _streams(registry, cluster))
+
+
+async def _streams(registry: Registry, cluster: str) -> list[StreamRow]:
+    """The streams that apps of the cluster take, or put events on."""
+    found = []
+    for stream in await registry.streams():
+        producers = await registry.stream_users(stream, "producers")
+        consumers = await registry.stream_users(stream, "consumers")
+        if any(app.cluster == cluster for app in (*producers, *consumers)):
+            found.append(StreamRow(stream, [*map(str, producers)], [*map(str, consumers)]))
+    return found
 
 
 def _snapshot(
@@ -83,6 +95,7 @@ def _snapshot(
     nodes: dict[str, NodeInfo],
     answers: dict[str, admin.NodeStatus | str],
     apps: list[AppRow],
+    streams: list[StreamRow],
 ) -> Snapshot:
     told = [
         each
@@ -103,6 +116,7 @@ def _snapshot(
         restoring_of(told),
         watermarks_of(told),
         windows_of(told),
+        streams,
     )
 
 
@@ -145,4 +159,4 @@ async def of_process(running: Running) -> Snapshot:
         members,
         {node.name: running.address} if running.address else {},
     )
-    return _snapshot(running.cluster, "", {node.name: node}, answers, [app])
+    return _snapshot(running.cluster, "", {node.name: node}, answers, [app], [])

@@ -119,6 +119,14 @@ class WindowsRow(msgspec.Struct, frozen=True, order=True):
     late: int
 
 
+class StreamRow(msgspec.Struct, frozen=True):
+    """A stream between apps: which put events on it, and which take them, as ``cluster.app``."""
+
+    stream: str
+    producers: list[str]
+    consumers: list[str]
+
+
 class NodeRow(msgspec.Struct, frozen=True):
     """A living node; ``problem`` is why it does not answer, or empty."""
 
@@ -160,6 +168,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     restoring: list[RestoringRow] = []
     watermarks: list[WatermarkRow] = []
     windows: list[WindowsRow] = []
+    streams: list[StreamRow] = []
 
     @property
     def key(self) -> tuple[str, str, str]:

@@ -112,6 +112,18 @@ def _rendered(snapshot: Snapshot, width: int, *, live: bool) -> RenderableType:
                 spare=("address", "process", "starts"),
             )
         )
+    if snapshot.streams:
+        parts.append(
+            _table(
+                ("stream", "from", "to"),
+                [
+                    (one.stream, ", ".join(one.producers) or "-", ", ".join(one.consumers) or "-")
+                    for one in snapshot.streams
+                ],
+                width,
+                spare=(),
+            )
+        )
     texts = [f"node {node.name} {node.problem}" for node in snapshot.nodes if node.problem]
     texts += [
         f"{c.app} on {c.node} ended at {_clock(c.failed_ms)} because: {c.failure}"

@@ -18,6 +18,7 @@ from s4node.deploy.cluster_snapshot import (
     RestoringRow,
     Row,
     Snapshot,
+    StreamRow,
     WatermarkRow,
     WindowsRow,
 )
@@ -61,6 +62,21 @@ def test_a_task_whose_state_is_being_fetched_says_how_far_it_is() -> None:
     assert isinstance(console.file, io.StringIO)
     text = "task Partition 3 of counter fetches its state: 320 of at most 1,007 objects"
     assert text in console.file.getvalue()
+
+
+def test_a_stream_is_shown_with_the_apps_at_both_ends() -> None:
+    console = Console(width=120, file=io.StringIO(), highlight=False)
+    streams = [
+        StreamRow("clicks", ["outside.web"], ["east.count", "north.count"]),
+        StreamRow("totals", ["east.count"], []),
+    ]
+    shown = msgspec.structs.replace(snapshot(), streams=streams)
+    console.print(rendered([shown], 120, live=False))
+    assert isinstance(console.file, io.StringIO)
+    lines = [line.split() for line in console.file.getvalue().splitlines()]
+    assert ["stream", "from", "to"] in lines
+    assert ["clicks", "outside.web", "east.count,", "north.count"] in lines
+    assert ["totals", "east.count", "-"] in lines
 
 
 def test_the_time_of_a_stream_is_shown_with_what_holds_it_back() -> None:
