@@ -128,9 +128,11 @@ async def _measured(
         await stream.send_many(Click(f"key-{number}") for number in range(keys))
         await stream.flush()
         sent += keys
-        with trio.fail_after(_WAIT_SECONDS):
-            while len(set(await trio.to_thread.run_sync(_owners, where))) < 2:  # noqa: ASYNC110
-                await trio.sleep(0.2)
+        until = trio.current_time() + _WAIT_SECONDS
+        while len(set(owners := await trio.to_thread.run_sync(_owners, where))) < 2:
+            if trio.current_time() > until:
+                raise S4Error(f"after {_WAIT_SECONDS:g} s the partitions' owners are {owners}")
+            await trio.sleep(0.2)
         async with Client(address, timeout=_WAIT_SECONDS) as measuring:
             measured = await measuring.stream("clicks", types=Click)
             await measured.send_many(map(Click, probes))
