@@ -3,7 +3,8 @@
 Rules
 - Each connection has one trio task. Frames are read only when there is room to send them, so a slow
   reader delays only its own connection and needs no memory.
-- The readers of a connection take turns; a turn is bounded in bytes.
+- The readers of a connection take turns; a turn is bounded in bytes. Only those are looked at that
+  may have something to get, and others have their turn between two of them.
 - A reader learns of new event types, and of lost events, at their place in the stream.
 """
 
@@ -77,59 +78,67 @@ class Feed:
         self._node = node
         self._incarnation = incarnation
         self._headers = headers
-        self._readings: dict[tuple[str, str], _Reading] = {}
-        self._hellos: list[tuple[HostedStream, wire.Hello]] = []
+        self._readings: dict[str, dict[str, _Reading]] = {}  # by stream and reader
+        self._due: dict[_Reading, None] = {}  # to look at
+        self._hellos: dict[tuple[str, str], tuple[HostedStream, wire.Hello]] = {}
         self._work = trio.lowlevel.ParkingLot()
 
     def hello(self, hosted: HostedStream, hello: wire.Hello) -> None:
         """Start a reader, or start it again."""
-        self._hellos.append((hosted, hello))
-        self.wake()
+        self._hellos[hello.stream, hello.peer] = hosted, hello
+        self._work.unpark_all()
 
     def on_verdict(self, verdict: wire.Verdict) -> bool:
         """Raise a reader's credit; returns False if the reader is unknown."""
-        reading = self._readings.get((verdict.stream, verdict.producer))
+        reading = self._readings.get(verdict.stream, {}).get(verdict.producer)
         if reading is None:
-            return self._is_starting(verdict.stream, verdict.producer)
+            return (verdict.stream, verdict.producer) in self._hellos
         for ruling in verdict.rulings:
             cursor = reading.cursors.get(ruling.partition)
             if cursor is not None and ruling.limit > cursor.limit:
                 cursor.limit = ruling.limit
-        self.wake()
+        self._due[reading] = None
+        self._work.unpark_all()
         return True
 
     def unsubscribe(self, stream: str, reader: str) -> None:
         """Stop a reader, even if it has not been started yet."""
-        self._readings.pop((stream, reader), None)
-        self._hellos = [
-            each for each in self._hellos if (each[1].stream, each[1].peer) != (stream, reader)
-        ]
+        reading = self._readings.get(stream, {}).pop(reader, None)
+        if reading is not None:
+            self._due.pop(reading, None)
+        self._hellos.pop((stream, reader), None)
 
-    def wake(self) -> None:
-        """Look for frames to send."""
-        self._work.unpark_all()
+    def grown(self, stream: str) -> None:
+        """Look for frames of a stream to send."""
+        if readings := self._readings.get(stream):
+            self._due |= dict.fromkeys(readings.values())
+            self._work.unpark_all()
 
     async def run(self) -> None:
         """Send frames until cancelled or until the connection ends."""
         with suppress(trio.ClosedResourceError, StageBroken):
             while True:
-                busy = False
-                while self._hellos:
-                    begun = self._hellos[0]
+                if self._hellos:
+                    key, begun = next(iter(self._hellos.items()))
                     await self._send([await self._begin(*begun)])
-                    self._hellos = [each for each in self._hellos if each is not begun]
-                    busy = True
-                for reading in list(self._readings.values()):
+                    if self._hellos.get(key) is begun:
+                        del self._hellos[key]
+                elif self._due:
+                    reading = next(iter(self._due))
+                    del self._due[reading]
                     for cursor in list(reading.cursors.values()):
                         if cursor.ready:
                             await self._turn(reading, cursor)
-                            busy = True
-                if not busy:
+                            if cursor.ready and self._has(reading):
+                                self._due[reading] = None
+                else:
                     await self._work.park()
+                    continue
+                await trio.lowlevel.checkpoint()
 
-    def _is_starting(self, stream: str, reader: str) -> bool:
-        """Return True if this reader is still to be started."""
-        return any((hello.stream, hello.peer) == (stream, reader) for _, hello in self._hellos)
+    def _has(self, reading: _Reading) -> bool:
+        """Return True if a reader has not stopped."""
+        return self._readings.get(reading.hosted.name, {}).get(reading.reader) is reading
 
     # -- beginning -----------------------------------------------------------------------------
 
@@ -140,8 +149,9 @@ class Feed:
         except S4Error as error:
             return self._hello_frame(reading, error=error)
         reading.cursors = {cursor.partition.number: cursor for cursor in cursors}
-        if self._is_starting(hosted.name, hello.peer):  # not ended while its cursors were looked up
-            self._readings[hosted.name, hello.peer] = reading
+        if (hosted.name, hello.peer) in self._hellos:  # not ended while its cursors were looked up
+            self._readings.setdefault(hosted.name, {})[hello.peer] = reading
+            self._due[reading] = None
         return self._hello_frame(reading, cursors)
 
     async def _cursors(self, hosted: HostedStream, hello: wire.Hello) -> list[_Cursor]:

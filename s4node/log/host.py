@@ -142,14 +142,14 @@ class LogHost:
             max_bytes=self._queue.max_bytes,
             queue=self._queue,
             notify=_notify,
-            grown=self._grown,
+            grown=lambda _: self._grown(stream.name),
             split_soon=lambda hosted: self._nursery.start_soon(_split, hosted),
             types=self._types,
         )
 
-    def _grown(self, _: int) -> None:
+    def _grown(self, stream: str) -> None:
         for feed in self._feeds.values():
-            feed.wake()
+            feed.grown(stream)
 
     def _tick(self, now: float) -> None:
         expiry = self._config[settings.PRODUCER_EXPIRY]
@@ -218,15 +218,16 @@ class LogHost:
                 connection.bad_frame("the log accepts verdict frames only from its readers")
         return True
 
-    def gone(self, connection: Connection) -> None:
-        """Forget the connection of a peer, which has ended."""
+    def gone(self, connection: Connection) -> bool:
+        """Forget some of the connection of a peer, which has ended; return True if there is
+        more."""
         self._feeds.pop(connection, None)
         scope = self._scopes.pop(connection, None)
         if scope is not None:
             scope.cancel()
         self._questions.gone(connection)
-        for stream in self._streams.by_name.values():
-            stream.admission.gone(connection, trio.current_time())
+        now = trio.current_time()
+        return any(each.admission.gone(connection, now) for each in self._streams.by_name.values())
 
     def _on_hello(self, hosted: HostedStream, hello: wire.Hello, connection: Connection) -> None:
         before = hosted.admission.connection_of(hello.peer)

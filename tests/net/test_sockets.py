@@ -30,7 +30,8 @@ from structlog.testing import capture_logs
 
 from s4node import AdapterApp, Client, Event
 from s4node.errors import ConfigError, ConnectionRefused
-from s4node.events.schema import EventType
+from s4node.events.schema import EventType, TypeDecl, fingerprint_of
+from s4node.net.transport.sp_messages import HANDSHAKE, framed
 from s4node.net.wire import frame as wire
 
 if TYPE_CHECKING:
@@ -436,9 +437,14 @@ async def test_a_crowd_of_strangers_is_let_go_and_leaves_no_file_descriptor(node
     assert counts(node)["strangers"] == 150
 
 
-async def test_more_peers_than_allowed_are_turned_away_and_counted() -> None:
+@pytest.mark.parametrize(
+    ("setting", "whose"), [("maxConnections", ""), ("maxConnectionsPerHost", " from 127.0.0.1")]
+)
+async def test_more_peers_than_allowed_are_turned_away_and_counted(
+    setting: str, whose: str
+) -> None:
     node = Node()
-    settings = {"s4.listener.maxConnections": "2"}
+    settings = {f"s4.listener.{setting}": "2"}
     async with running(node.app, settings) as node.container:
         async with AsyncExitStack() as crowd, trio.open_nursery() as busy:
             for _ in range(2):
@@ -447,7 +453,7 @@ async def test_more_peers_than_allowed_are_turned_away_and_counted() -> None:
                 busy.start_soon(go_on, peer)
             third = await trio.open_tcp_stream(*tcp(node.container.address))
             told = b"".join([part async for part in third])
-            assert b"the node has 2 connections (s4.listener.maxConnections)" in told
+            assert f"the node has 2 connections{whose} (s4.listener.{setting})".encode() in told
             await third.aclose()
             assert counts(node)["connections refused"] == 1
             with capture_logs() as logs:
@@ -481,6 +487,82 @@ async def test_a_peer_that_is_silent_for_longest_makes_room() -> None:
         busy.cancel_scope.cancel()
         last = await silent.receive_until(lambda frame: isinstance(frame, wire.Drain))
         assert "it is silent for longest, and others want to connect" in last.reason
+
+
+async def test_a_connection_that_says_nothing_is_ended_and_told_so() -> None:
+    node = Node()
+    settings = {"s4.listener.patience": "200"}
+    async with (
+        running(node.app, settings) as node.container,
+        raw_peer(node.container.address) as peer,
+    ):
+        assert await why_ended(peer) == "it has sent nothing"
+        assert counts(node)["connections ended"] == 1
+
+
+async def test_a_connection_that_does_not_finish_a_message_is_ended_and_told_so() -> None:
+    node = Node()
+    settings = {"s4.listener.patience": "200"}
+    async with (
+        running(node.app, settings) as node.container,
+        await trio.open_tcp_stream(*tcp(node.container.address)) as peer,
+    ):
+        await peer.send_all(
+            HANDSHAKE + framed(wire.envelope([GOOD])) + struct.pack(">Q", 9) + b"S4"
+        )
+        told = b"".join([part async for part in peer])
+        assert b"it does not finish a message" in told
+
+
+async def test_the_longest_of_too_many_unfinished_messages_ends_its_connection() -> None:
+    node = Node()
+    settings = {"s4.listener.unfinishedBytes": "100000"}
+    async with running(node.app, settings) as node.container, AsyncExitStack() as both:
+        short, longest = [
+            await both.enter_async_context(await trio.open_tcp_stream(*tcp(node.container.address)))
+            for _ in range(2)
+        ]
+        announced = HANDSHAKE + framed(wire.envelope([GOOD])) + struct.pack(">Q", 200_000)
+        await short.send_all(announced + bytes(45_000))
+        await longest.send_all(announced + bytes(60_000))
+        told = b"".join([part async for part in longest])
+        assert b"it has the longest unfinished message, and the node has too many" in told
+        assert counts(node)["connections ended"] == 1
+        await node.works()
+
+
+async def test_answers_beyond_what_peers_may_leave_unread_end_the_connection_with_most() -> None:
+    node = Node()
+    settings = {"s4.listener.unreadBytes": "4096"}
+    async with (
+        running(node.app, settings) as node.container,
+        raw_peer(node.container.address) as peer,
+    ):
+        await peer.send_frames(wire.Hello("raw", "1", "x" * 5000))
+        assert await why_ended(peer) == "it does not read its answers"
+
+
+async def test_types_beyond_what_a_connection_may_declare_are_refused_by_name() -> None:
+    node = Node()
+    settings = {"s4.listener.typeBytes": "65536"}
+    async with (
+        running(node.app, settings) as node.container,
+        raw_peer(node.container.address) as peer,
+    ):
+        fields = tuple((f"{'x' * 40}{n}", "str", True) for n in range(30))
+        declared = TypeDecl("Long", fingerprint_of("Long", fields), fields)
+        await peer.send_frames(wire.Hello("raw", "1", "clicks", (declared,)))
+        told = await error_of(peer)
+        assert "'clicks': this connection has declared event types of more than 1024 bytes" in told
+        assert not (await peer.open("clicks", "raw", Click)).error
+        assert counts(node)["limits reached"] == 1
+
+
+async def why_ended(peer: RawPeer) -> str:
+    """The reason with which the node ends a peer's connection."""
+    last = await peer.receive_until(lambda frame: isinstance(frame, wire.Drain))
+    assert isinstance(last, wire.Drain)
+    return last.reason
 
 
 async def go_on(peer: RawPeer) -> None:

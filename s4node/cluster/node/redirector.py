@@ -26,7 +26,8 @@ from s4node.metrics.reporter import reporters_of
 from s4node.metrics.reporting import Reporting
 from s4node.metrics.snapshot import MetricsSnapshot
 from s4node.net.ingress.connection import Connection
-from s4node.net.ingress.listener import Listener, check_reachable, no_log
+from s4node.net.ingress.listener import Listener, no_log
+from s4node.net.ingress.served_address import check_reachable
 from s4node.net.wire import frame as wire
 
 log = get_logger("s4node.cluster")
@@ -158,11 +159,11 @@ class Redirector:
     def on_drained(self) -> None:
         """Do nothing: no work waits for the frames that have arrived."""
 
-    def on_gone(self, connection: Connection) -> None:
-        """Forget the connection of a peer, which has ended."""
+    def on_gone(self, connection: Connection) -> bool:
+        """Forget some of the connection of a peer, which has ended; return True if there is
+        more."""
         self._asked.pop(connection, None)
-        if self._log is not None:
-            self._log.gone(connection)
+        return self._log is not None and self._log.gone(connection)
 
     def _answer(
         self, connection: Connection, wish: tuple[str, bool], nodes: tuple[str, ...]

@@ -40,6 +40,9 @@ MAX_PRODUCERS = 1024
 MAX_AWAY = 16_384
 """Lanes of a stream that are remembered while their producers are away."""
 
+_SOME_LANES = 256
+"""The lanes that are detached at a time: less than a millisecond."""
+
 _NOWHERE = wire.Position(-1, 0)
 
 _NO_DESERIALIZER = StageSettings(DESERIALIZER, capacity=UNLIMITED)
@@ -397,13 +400,20 @@ class StreamAdmission:
             if lane.pressing:  # else the answer follows once it is
                 self.touched(lane)
 
-    def gone(self, connection: Hashable, now: float) -> None:
-        """Detach the lanes of a connection that has ended; they wait for their producers."""
-        for producer in self._opened.pop(connection, ()):
-            self.detach(producer, connection, now)
+    def gone(self, connection: Hashable, now: float) -> bool:
+        """Detach some lanes of a connection that has ended; they wait for their producers.
+
+        Return True if it has more of them.
+        """
+        opened = self._opened.get(connection, set())
+        for _ in range(min(len(opened), max(1, _SOME_LANES // max(1, len(self.stages))))):
+            self.detach(opened.pop(), connection, now)
+        if not opened:
+            self._opened.pop(connection, None)
         if len(self._away) > MAX_AWAY:  # in the order in which they left
             for lane in list(self._away)[: len(self._away) - MAX_AWAY]:
                 self._evict(lane)
+        return bool(opened)
 
     def detach(self, producer: str, connection: Hashable, now: float) -> None:
         """Take a producer's lanes from a connection."""

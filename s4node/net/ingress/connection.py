@@ -82,9 +82,11 @@ class Connection:
         self.spoke = False  # a good frame has come
         self.heard = clocks.steady()  # when it has sent something last, about
         self.congested = False  # nothing more is read for now
+        self.busy = False  # its last slice was long, or has left something
         self._listener = listener
         self._hellos = Rate(listener.limits.hellos_per_second)
         self._lanes: dict[tuple[str, str], int] = {}  # by stream and producer
+        self._lane_count = 0  # of all
         self._type_bytes = 0
         self._told_rate = False
         self.holder: Holder | None = None
@@ -175,6 +177,9 @@ class Connection:
         lanes = self._own(self.dirty if delay_over else self.pressing)
         if not lanes and not self.answers:
             return self.due if self.dirty else None
+        assert self.socket is not None
+        if self.socket.unsent:  # make nothing that cannot be sent
+            return now + _RETRY_SECONDS
         verdicts, count = self._verdicts(lanes)
         told, later = lanes[:count], lanes[count:]
         self.pressing |= dict.fromkeys(later)  # they go with the next envelope
@@ -184,7 +189,6 @@ class Connection:
             return now + _RETRY_SECONDS
         self.answers.clear()
         self._answer_bytes = 0
-        assert self.socket is not None
         if self.socket.unsent or self._listener.unread.total:
             self._count_unread()
         for lane in told:
@@ -296,7 +300,7 @@ class Connection:
                 f"types, or another connection"
             )
         opened = hello.stream, hello.peer
-        lanes = sum(self._lanes.values()) + partitions - self._lanes.get(opened, 0)
+        lanes = self._lane_count + partitions - self._lanes.get(opened, 0)
         if lanes > limits.own_lanes:
             return self._limited(
                 f"stream {hello.stream!r}: with {hello.peer!r} this connection would have {lanes} "
@@ -304,7 +308,7 @@ class Connection:
                 f"another connection"
             )
         self._type_bytes += types
-        self._lanes[opened] = partitions
+        self._lanes[opened], self._lane_count = partitions, lanes
         self._listener.types.set(self, self._type_bytes)
         self._listener.lanes.set(self, lanes)
         self._listener.end_largest()
@@ -312,8 +316,9 @@ class Connection:
 
     def left(self, stream: str, peer: str) -> None:
         """Note that a producer or reader has ended."""
-        if self._lanes.pop((stream, peer), None) is not None:
-            self._listener.lanes.set(self, sum(self._lanes.values()))
+        if lanes := self._lanes.pop((stream, peer), 0):
+            self._lane_count -= lanes
+            self._listener.lanes.set(self, self._lane_count)
 
     def _limited(self, reason: str) -> str:
         """Count and log that a limit has taken effect; return the reason, for the peer."""

@@ -1,8 +1,11 @@
 """The listener of a node: accepts peers, reads their envelopes, and sends their verdicts.
 
 Rules
-- Each connection has a trio task: await readiness once, take frames for a bounded time, repeat.
-  What is left of an envelope is taken in the next turn of its connection.
+- Each connection has a trio task: await readiness once, take frames for a bounded time (a slice),
+  repeat. What is left of an envelope is taken in the next slice of its connection.
+- Connections whose last slice was long stand in one line, and one of them has a slice while all
+  others have theirs. So a peer that sends little waits for one long slice, however many peers send
+  much.
 - The handler decides about frames. A bad frame is counted, answered and dropped here; the peer
   stays connected.
 - A warning that peers can cause is written once a minute for each host.
@@ -16,7 +19,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from ipaddress import ip_address
 from typing import Protocol
 
 import trio
@@ -27,12 +29,13 @@ from s4node.config.config import Config
 from s4node.errors import ConfigError, RemoteFrameError, StageBroken
 from s4node.log_throttle import LogThrottle
 from s4node.logger import get_logger
-from s4node.net.certificates.credentials import SCHEME, Credentials, is_tls, missing
-from s4node.net.certificates.identity import NODE, Holder
+from s4node.net.certificates.credentials import SCHEME, Credentials
+from s4node.net.certificates.identity import Holder
 from s4node.net.ingress import node_totals
 from s4node.net.ingress.connection import Connection, last_word
 from s4node.net.ingress.peer_limits import Budget, PeerLimits
 from s4node.net.ingress.peer_rights import refusal, unwelcome
+from s4node.net.ingress.served_address import serving_credentials
 from s4node.net.transport import network
 from s4node.net.transport.network import Caller, Place
 from s4node.net.transport.pair_socket import host_and_port
@@ -41,6 +44,7 @@ from s4node.net.wire import frame as wire
 log = get_logger("s4node.net")
 
 _DRAIN_SECONDS = 0.002
+_LONG_SECONDS = 0.0005
 _RETRY_SECONDS = 0.005
 _WARNING_SECONDS = 60.0
 _SILENT_SECONDS = 1.0
@@ -58,8 +62,8 @@ class FrameHandler(Protocol):
         """Called after ``on_frame`` has got all frames that had arrived on a connection."""
         ...
 
-    def on_gone(self, connection: Connection) -> None:
-        """Called when a connection has ended."""
+    def on_gone(self, connection: Connection) -> bool:
+        """Called when a connection has ended, and again as long as this returns True."""
         ...
 
 
@@ -70,35 +74,6 @@ def no_log(query: wire.Query) -> bytes:
         "the log"
     )
     return wire.encode_frame(wire.Answer(query.id, {}, error, {wire.FAULT: "UnknownStream"}))
-
-
-def check_reachable(config: Config) -> None:
-    """Raise ConfigError if others would be told an address that they cannot connect to."""
-    address = config[settings.LISTENER_ADDRESS]
-    host, _ = host_and_port(address)
-    with suppress(ValueError):  # for a host name
-        if ip_address(host).is_unspecified and not config[settings.LISTENER_ADVERTISE]:
-            raise ConfigError(
-                f"s4.listener.address = {address!r} means all interfaces of this machine, but "
-                f"other nodes need a host to connect to; set s4.listener.advertise to its name"
-            )
-
-
-def _credentials(config: Config) -> Credentials | None:
-    """The credentials for the configured address, None without TLS; raises ConfigError if they are
-    not those of a node of our cluster."""
-    address, cluster = config[settings.LISTENER_ADDRESS], config[settings.CLUSTER_NAME]
-    if not is_tls(address):
-        return None
-    credentials = Credentials.configured(config)
-    if credentials is None:
-        raise missing(f"s4.listener.address = {address}")
-    if credentials.holder.roles.get(cluster) != NODE:
-        raise ConfigError(
-            f"s4.tls.certificate is that of {credentials.holder}, which may not serve as a node of "
-            f"cluster {cluster!r}; give a certificate for s4://{cluster}/{NODE}/NAME"
-        )
-    return credentials
 
 
 class Listener:
@@ -152,6 +127,7 @@ class Listener:
         self._news: dict[Connection, None] = {}
         self._seldom = LogThrottle(_WARNING_SECONDS)
         self._accepting = trio.CancelScope()
+        self._busy = trio.Lock()  # which busy connections get in the order in which they come
 
     @classmethod
     def configured(
@@ -166,7 +142,7 @@ class Listener:
             config[settings.LISTENER_ADDRESS],
             handler,
             advertise=config[settings.LISTENER_ADVERTISE],
-            credentials=_credentials(config),
+            credentials=serving_credentials(config),
             cluster=config[settings.CLUSTER_NAME],
             is_open=config[settings.ACCESS] == "open",
             ports=config[settings.LISTENER_PORTS],
@@ -409,7 +385,9 @@ class Listener:
             if not self._hosts[connection.host]:
                 del self._hosts[connection.host]
             connection.released()
-            self._handler.on_gone(connection)
+            with trio.CancelScope(shield=True):
+                while self._handler.on_gone(connection):  # a piece at a time
+                    await trio.lowlevel.checkpoint()
             await connection.socket.close()
 
     async def _read(self, connection: Connection) -> None:
@@ -425,7 +403,11 @@ class Listener:
                     await trio.sleep(_RETRY_SECONDS)
                 if connection.congested:
                     await connection.wait_clear()
-                taken = self._drain(connection)
+                if connection.busy:
+                    async with self._busy:
+                        taken = self._drain(connection)
+                else:
+                    taken = self._drain(connection)
                 if connection.socket.unfinished or self.unfinished.total:
                     self._count_unfinished(connection)
                 if connection.arrived.is_set():
@@ -439,8 +421,15 @@ class Listener:
 
     def _drain(self, connection: Connection) -> bool:
         """Handle the frames that have arrived, up to a bound; return False if there are none."""
+        began = clocks.steady()
+        taken = self._take_frames(connection, began + _DRAIN_SECONDS)
+        connection.busy = clocks.steady() - began > _LONG_SECONDS
+        return taken
+
+    def _take_frames(self, connection: Connection, until: float) -> bool:
+        """Handle frames until then."""
         assert connection.socket is not None
-        until, limit = clocks.steady() + _DRAIN_SECONDS, self.limits.frame_events
+        limit = self.limits.frame_events
         taken = False
         while True:
             now, empty = 0.0, connection.frames is None

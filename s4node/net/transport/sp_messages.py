@@ -3,6 +3,8 @@
 Rules
 - Memory follows the bytes that have come, never the length that a peer announces.
 - A message that is too long is passed over as it comes, and costs no memory.
+- One call returns a bounded number of messages, because bytes may hold very many short ones. The
+  bytes after them are kept, and go on with the next call.
 - A message that has come whole is copied once. The bytes of an unfinished one are kept here, and
   each is copied once more, so the work is linear in the bytes. They are kept in pieces: many arrays
   that grow at the same time leave holes in the memory of the process, several times their size.
@@ -19,6 +21,9 @@ HANDSHAKE = bytes.fromhex("00 53 50 00 00 10 00 00")
 
 _LENGTH = struct.Struct(">Q")
 _PIECE_BYTES = 65_536
+_MOST = 512
+"""The messages of one call, about."""
+_NOTHING = memoryview(b"")
 
 
 def framed(message: bytes) -> bytes:
@@ -29,7 +34,16 @@ def framed(message: bytes) -> bytes:
 class SpMessages:
     """Splits the bytes of one connection into messages of at most ``max_bytes``."""
 
-    __slots__ = ("_head", "_max_bytes", "_passed", "_pieces", "_size", "greeted", "unfinished")
+    __slots__ = (
+        "_head",
+        "_max_bytes",
+        "_passed",
+        "_pieces",
+        "_size",
+        "greeted",
+        "rest",
+        "unfinished",
+    )
 
     def __init__(self, max_bytes: int) -> None:
         self.greeted = False
@@ -39,17 +53,22 @@ class SpMessages:
         self._pieces: list[bytearray] = []
         self._size = 0  # of the message in pieces; 0 if there is none
         self._passed = 0  # the bytes of a message to pass over
+        self.rest = _NOTHING
+        """Bytes that are not split yet; the next call has to take them."""
         self.unfinished = 0
         """The bytes of a message that has not come whole."""
 
     def split(self, data: memoryview) -> list[bytes | RemoteFrameError]:
-        """The messages that end in ``data``, which may change afterwards.
+        """The next messages that end in ``data``, which may change afterwards.
 
         A longer message is an error in the list. Raises RemoteFrameError for another handshake.
         """
         found: list[bytes | RemoteFrameError] = []
-        at, end = 0, len(data)
+        at, end, rest = 0, len(data), data is self.rest
         while at < end:
+            if len(found) >= _MOST:
+                self.rest = data[at:] if rest else memoryview(bytes(data[at:]))
+                return found
             if self._passed:
                 gone = min(self._passed, end - at)
                 self._passed -= gone
@@ -90,6 +109,7 @@ class SpMessages:
             if at <= end:
                 found.append(b"".join(self._pieces))
                 self._pieces, self._size, self.unfinished = [], 0, 0
+        self.rest = _NOTHING
         return found
 
     def _keep(self, data: memoryview) -> None:

@@ -5,6 +5,7 @@ Rules
   here: it receives in threads of its own and reserves the length that a peer announces.
 - Receiving and sending never block. One call to the kernel may bring many messages. They come
   through a buffer that all connections of a listener share, so a quiet one needs no memory.
+- Receiving asks the kernel once, so a peer that sends a long message keeps nobody waiting.
 - The kernel may take only a part of a message. The rest is sent by ``send_rest``, and until then
   nothing else is accepted.
 - A peer that breaks the framing is as good as gone: its connection ends. So is one that asks for
@@ -82,35 +83,45 @@ class SpSocket:
             self._shaken()
 
     def receive_nowait(self) -> bytes | None:
-        """The next envelope, or None; raises RemoteFrameError for one that is too long."""
-        while not self._messages:
-            try:
-                size = self._raw.recv_into(self._buffer) if self._tls is None else self._decrypted()
-            except BlockingIOError:
+        """The next envelope, or None if none is whole; then there may be more bytes at once.
+
+        Raises RemoteFrameError for one that is too long.
+        """
+        if not self._messages:
+            self._receive()
+            if not self._messages:
                 return None
-            except OSError:
-                size = 0
-            if not size:
-                self._end()
-                return None
-            try:
-                found = self._splitting.split(self._buffer[:size])
-            except RemoteFrameError as error:
-                self.fault = str(error)
-                self._end()
-                return None
-            self._messages += found
-            self.taken += len(found)
-            self.unfinished = self._splitting.unfinished
-            if not self.connected and self._splitting.greeted:
-                self.connected = True
-                self._on_change(True)
-                if self._ended:
-                    return None
         message = self._messages.popleft()
         if isinstance(message, RemoteFrameError):
             raise message
         return message
+
+    def _receive(self) -> None:
+        """Split what was received before, or else what the kernel has now, into messages."""
+        data = self._splitting.rest
+        if not data:
+            try:
+                size = self._raw.recv_into(self._buffer) if self._tls is None else self._decrypted()
+            except BlockingIOError:
+                return
+            except OSError:
+                size = 0
+            if not size:
+                self._end()
+                return
+            data = self._buffer[:size]
+        try:
+            found = self._splitting.split(data)
+        except RemoteFrameError as error:
+            self.fault = str(error)
+            self._end()
+            return
+        self._messages += found
+        self.taken += len(found)
+        self.unfinished = self._splitting.unfinished
+        if not self.connected and self._splitting.greeted:
+            self.connected = True
+            self._on_change(True)
 
     def _decrypted(self) -> int:
         """Receive and decrypt what fits into the buffer; raises as ``recv_into``."""
@@ -188,7 +199,8 @@ class SpSocket:
 
     async def wait_readable(self) -> None:
         """Wait until an envelope may have arrived, or the connection has ended."""
-        if self._messages or self._ended or (self._tls is not None and self._tls.pending()):
+        waits = self._messages or self._splitting.rest or self._ended
+        if waits or (self._tls is not None and self._tls.pending()):
             await trio.lowlevel.checkpoint()
             return
         await trio.lowlevel.wait_readable(self._raw)

@@ -173,10 +173,11 @@ class FrameRouter:
         else:
             self._answering.unpark_all()
 
-    def on_gone(self, connection: Connection) -> None:
-        """Forget a connection that has ended."""
-        if self.log is not None:
-            self.log.gone(connection)
-        if self._opened:
-            self._readers.gone(connection)
-            self._inputs.gone(connection)
+    def on_gone(self, connection: Connection) -> bool:
+        """Forget some of a connection that has ended; return True if there is more."""
+        if self.log is not None and self.log.gone(connection):
+            return True
+        if not self._opened:
+            return False
+        self._readers.gone(connection)
+        return self._inputs.gone(connection)

@@ -23,7 +23,7 @@ from s4node.config.config import Config
 from s4node.errors import S4Error, TaskFenced
 from s4node.events.keys import Partitioner
 from s4node.logger import get_logger
-from s4node.net.ingress.listener import check_reachable
+from s4node.net.ingress.served_address import check_reachable
 from s4node.runtime.commit.producers import Producers
 from s4node.runtime.container.drain import Drain
 from s4node.runtime.container.durable_parts import DurableParts

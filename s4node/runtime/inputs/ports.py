@@ -229,13 +229,13 @@ class Ports:
             port.admission.forget(end.producer, connection)
             connection.left(end.stream, end.producer)
 
-    def gone(self, connection: Connection) -> None:
-        """Forget a connection that has ended."""
+    def gone(self, connection: Connection) -> bool:
+        """Forget some of a connection that has ended; return True if there is more."""
         now = trio.current_time()
         self._streams_of.pop(connection, None)
         for port in self._all:
             port.members.discard(connection)
-            port.admission.gone(connection, now)
+        return any(port.admission.gone(connection, now) for port in self._all)
 
     def keeps(self, lane: ProducerLane) -> bool:
         """Return True if the producer is connected from outside the app, so it can resend."""

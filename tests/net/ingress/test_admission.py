@@ -249,6 +249,21 @@ def test_a_producer_s_id_belongs_to_its_latest_connection() -> None:
     assert admitted(admission, 5, 5, connection=other) == (5, 10, 0)
 
 
+def test_many_lanes_of_a_connection_that_has_ended_are_detached_some_at_a_time() -> None:
+    admission, _ = admission_of(100)
+    for n in range(600):
+        greet(admission, f"p{n}", connection="gone")
+    greet(admission, "p3", connection="new")
+    left = []
+    while admission.gone("gone", 1.0):
+        left.append(sum(lane.connection == "gone" for lane in admission.lanes.values()))
+        assert len(left) < 4
+    assert left[0] > 300
+    assert [lane.producer for lane in admission.lanes.values() if lane.connection] == ["p3"]
+    assert not admission.gone("gone", 1.0)
+    admission.validate()
+
+
 def test_a_lane_outlives_its_connection() -> None:
     admission, ears = admission_of(100)
     greet(admission)

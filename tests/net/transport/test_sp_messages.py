@@ -35,6 +35,17 @@ def test_messages_come_out_whole_and_in_order_however_they_are_cut(
     assert splitting.unfinished == 0
 
 
+def test_many_short_messages_come_some_at_a_time() -> None:
+    stream = bytearray(HANDSHAKE + framed(b"") * 1999 + framed(b"last"))
+    splitting = SpMessages(MOST)
+    calls = [splitting.split(memoryview(stream))]
+    stream[:] = bytes(len(stream))
+    while splitting.rest:
+        calls.append(splitting.split(splitting.rest))
+    assert max(map(len, calls)) == 512
+    assert [message for call in calls for message in call] == [b""] * 1999 + [b"last"]
+
+
 def test_an_unfinished_message_costs_the_bytes_that_have_come_and_not_those_announced() -> None:
     splitting = SpMessages(1 << 40)
     splitting.split(memoryview(HANDSHAKE + struct.pack(">Q", 1 << 40) + b"abc"))
