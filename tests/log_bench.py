@@ -9,20 +9,10 @@ from pathlib import Path
 import trio
 from harness import free_port, plain_errors, s4_process
 from kept import kept_positions
+from shared_apps import KEEPER
 
 from s4node import Event
 from s4node.systems.embedded_log import EmbeddedLog
-
-KEEPER = """
-from s4node import App, GenericEvent, ProcessingElement
-
-class Ignore(ProcessingElement):
-    def on_event(self, event: GenericEvent) -> None:
-        pass
-
-app = App("keeper")
-app.create_input_stream("ignored", app.create_pe(Ignore), key="id")
-"""
 
 # writes each event down for good before it counts as processed
 TASKS = """

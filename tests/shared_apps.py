@@ -51,6 +51,55 @@ class Forward(ProcessingElement):
         self.out.put(event)
 
 
+KEEPER = """from s4node import App, GenericEvent, ProcessingElement
+
+class Ignore(ProcessingElement):
+    def on_event(self, event: GenericEvent) -> None:
+        pass
+
+app = App("keeper")
+app.create_input_stream("ignored", app.create_pe(Ignore), key="id")
+"""
+"""The module of an app whose node is there for its log."""
+
+VICTIM = """
+from s4node import App, Event, GenericEvent, ProcessingElement
+
+class Click(Event):
+    user: str
+    n: int = 0
+
+class Pair(Event):
+    a: int
+    b: int
+
+class Clicks(ProcessingElement):
+    n: int = 0
+    def on_event(self, event: Click):
+        if event.user == "healthy":
+            self.n += 1
+            if event.n < 0:
+                print("counted", self.n)
+
+class Pairs(ProcessingElement):
+    n: int = 0
+    def on_event(self, event: Pair):
+        self.n += 1
+
+class Anything(ProcessingElement):
+    n: int = 0
+    def on_event(self, event: GenericEvent):
+        self.n += 1
+
+app = App("victim")
+app.create_input_stream("clicks", app.create_pe(Clicks), key="user")
+app.create_input_stream("pairs", app.create_pe(Pairs), key=["a", "b"])
+app.create_input_stream("anything", app.create_pe(Anything), key="user")
+"""
+"""The module of an app that peers attack. It prints what the user "healthy" has sent when that
+user asks, with a number below 0."""
+
+
 def pe_class(name: str = "PE", /, **body: Any) -> type[Any]:
     """A PE class with these methods; other values are state, each of the type of its default."""
     for word, value in body.items():

@@ -11,7 +11,8 @@ import trio
 from counting_flow import USERS, append_by_key, counting
 from harness import run_s4, s4_process, until
 from kept import kept_instances
-from log_bench import KEEPER, append, bench
+from log_bench import append, bench
+from shared_apps import KEEPER
 
 from s4node.errors import ConfigError
 from s4node.failpoints import POINTS, point

@@ -165,6 +165,11 @@ class Receipt(Protocol):
         """The event's position in words, for messages."""
         ...
 
+    def senders(self, first: int, end: int) -> list[tuple[str, int]]:
+        """The producers that have sent these numbers, in runs: each with the end of its run. Their
+        names are empty for events of inputs."""
+        ...
+
 
 class EventBatch:
     """Events of one stream for one partition, in order.

@@ -86,6 +86,10 @@ class InputProgress:
         """The offset, for messages."""
         return f"{number}"
 
+    def senders(self, first: int, end: int) -> list[tuple[str, int]]:  # noqa: ARG002
+        """One run without a name: the producers of an input are not known."""
+        return [("", end)]
+
 
 def taken(
     progress: Mapping[SystemStreamPartition, InputProgress],

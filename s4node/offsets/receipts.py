@@ -92,6 +92,10 @@ class Progress(Protocol):
         """The position of a number, for messages."""
         ...
 
+    def senders(self, first: int, end: int) -> list[tuple[str, int]]:
+        """The producers that have sent these numbers, in runs: each with the end of its run."""
+        ...
+
 
 P = TypeVar("P", bound=Progress)
 
@@ -116,6 +120,10 @@ class _Counted(Generic[P]):
     def describe(self, number: int) -> str:
         """The position of an event, for messages."""
         return self.progress.describe(number)
+
+    def senders(self, first: int, end: int) -> list[tuple[str, int]]:
+        """The producers that have sent these numbers, in runs: each with the end of its run."""
+        return self.progress.senders(first, end)
 
 
 class BatchReceipt(_Counted[P]):

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import trio
 from harness import NodeProcess, environment, node_process, raw_peer, until
+from shared_apps import VICTIM
 
 from attacks.rows import Click
 from s4node import Client
@@ -31,41 +32,6 @@ TIMES = 2.0
 _QUIET = 0.010  # a p99 below this is as good as the control's
 _PAUSE = 0.004
 _BEGINNING = 0.5  # seconds that attackers have to begin
-
-APP = """
-from s4node import App, Event, GenericEvent, ProcessingElement
-
-class Click(Event):
-    user: str
-    n: int = 0
-
-class Pair(Event):
-    a: int
-    b: int
-
-class Clicks(ProcessingElement):
-    n: int = 0
-    def on_event(self, event: Click):
-        if event.user == "healthy":
-            self.n += 1
-            if event.n < 0:
-                print("counted", self.n)
-
-class Pairs(ProcessingElement):
-    n: int = 0
-    def on_event(self, event: Pair):
-        self.n += 1
-
-class Anything(ProcessingElement):
-    n: int = 0
-    def on_event(self, event: GenericEvent):
-        self.n += 1
-
-app = App("victim")
-app.create_input_stream("clicks", app.create_pe(Clicks), key="user")
-app.create_input_stream("pairs", app.create_pe(Pairs), key=["a", "b"])
-app.create_input_stream("anything", app.create_pe(Anything), key="user")
-"""
 
 
 class Seen(NamedTuple):
@@ -118,7 +84,7 @@ async def compare(folder: Path, row: str, seconds: float) -> Compared:
 
 async def _measured(folder: Path, row: str, seconds: float, rate: float) -> Seen:
     folder.mkdir(parents=True)  # noqa: ASYNC240
-    (folder / "app.py").write_text(APP)
+    (folder / "app.py").write_text(VICTIM)
     options = ("-p", "s4.cluster.partitions=2", "-p", f"s4.log.folder={folder / 'log'}")
     async with node_process("app.py", *options, cwd=folder) as node:
         await _create(node, "pages", 1, "")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import trio
 from harness import DEADLINE, NodeProcess, colliding_pairs, colliding_query, node_process, raw_peer
-from shared_apps import Click
+from shared_apps import VICTIM, Click
 
 from s4node import Client, Event
 from s4node.events.schema import fingerprint_of
@@ -30,33 +30,6 @@ MB = 1 << 20
 class Pair(Event):
     a: int
     b: int
-
-
-APP = """
-from s4node import App, Event, ProcessingElement
-
-class Click(Event):
-    user: str
-    n: int = 0
-
-class Pair(Event):
-    a: int
-    b: int
-
-class Clicks(ProcessingElement):
-    n: int = 0
-    def on_event(self, event: Click):
-        self.n += 1
-
-class Pairs(ProcessingElement):
-    n: int = 0
-    def on_event(self, event: Pair):
-        self.n += 1
-
-app = App("victim")
-app.create_input_stream("clicks", app.create_pe(Clicks), key="user")
-app.create_input_stream("pairs", app.create_pe(Pairs), key=["a", "b"])
-"""
 
 
 async def test_most_of_many_long_messages_costs_a_bounded_amount_of_memory(tmp_path: Path) -> None:
@@ -194,7 +167,7 @@ async def test_keys_that_share_one_hash_do_not_stall_the_node(tmp_path: Path) ->
 
 @asynccontextmanager
 async def victim(folder: Path, *options: str, partitions: int = 2) -> AsyncIterator[NodeProcess]:
-    (folder / "app.py").write_text(APP)
+    (folder / "app.py").write_text(VICTIM)
     options = ("-p", f"s4.cluster.partitions={partitions}", *options)
     async with node_process("app.py", *options, cwd=folder) as node:
         await serves(node)

@@ -15,16 +15,17 @@ import msgspec
 import pytest
 import trio
 from certificates import TLS, Issuer
-from harness import data_frame, plain_errors, run_s4, running, until
+from harness import data_frame, plain_errors, run_s4, running, s4_process, until
 from log_nodes import Tap, log_node
 from noted import Noted
 from several_containers import nodes, words
-from shared_apps import Click
+from shared_apps import Click, OnePE
 from structlog.testing import capture_logs
 
-from s4node import Client, Container, Credentials, SyncClient
+from s4node import Client, Container, Credentials, ProcessingElement, SyncClient
 from s4node.config.config import Config
 from s4node.errors import ConfigError, ConnectionRefused, StageBroken
+from s4node.events.event import handled
 from s4node.events.schema import EventType, JsonText
 from s4node.net.transport.network import Tcp
 from s4node.net.wire import frame as wire
@@ -101,6 +102,45 @@ async def test_members_send_each_other_what_belongs_to_them(issuer: Issuer, tmp_
         counted = Counter(" ".join(texts).split())
         await until(lambda: both.state("CountWords") == counted)
         assert all(container.processed for container in both.containers.values())
+
+
+async def test_who_has_sent_an_event_is_known_at_the_node_to_which_it_is_forwarded(
+    issuer: Issuer, tmp_path: Path
+) -> None:
+    places: list[str] = []
+
+    def note(_pe: ProcessingElement, _click: Click) -> None:
+        now = handled.get()
+        assert now is not None
+        places.append(now[1].position(now[1].at))
+
+    made, tls = (lambda: OnePE(note)), issuer.node()
+    async with nodes(tmp_path / "nodes", made, 2, **tls) as (both, _):
+        bank = issuer.credentials(BANK)
+        async with Client(both.containers["n0"].address, credentials=bank) as client:
+            clicks = await client.stream("clicks")
+            clicks.read_as()  # lines cannot be routed, so the first node passes them on
+            texts = [JsonText(b'{"user": "u%d"}' % n) for n in range(40)]
+            await clicks.send_many(texts)
+            assert await client.flush() == []
+            forwarded = [place for place in places if " from " in place]
+            assert all(place.endswith(f" from {client.producer}") for place in forwarded)
+            assert 0 < len(forwarded) < len(places) == 40
+            assert sum(f"@{client.producer}:" in place for place in places) == 40 - len(forwarded)
+
+
+@pytest.mark.slow
+async def test_a_command_uses_the_certificate_of_a_running_node_that_it_finds(
+    issuer: Issuer, tmp_path: Path
+) -> None:
+    settings = issuer.node("logs") | {
+        "s4.log.folder": str(tmp_path / "log"),
+        "s4.coordination.folder": str(tmp_path / "coordination"),
+    }
+    options = [word for name, value in settings.items() for word in ("-p", f"{name}={value}")]
+    async with s4_process("node", "logs", *options, cwd=tmp_path):
+        made = await run_s4("log", "create", "taps", cwd=tmp_path)
+        assert made.returncode == 0, made.stderr
 
 
 def test_a_task_of_spark_appends_under_its_certificate(issuer: Issuer, tmp_path: Path) -> None:

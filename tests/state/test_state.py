@@ -18,7 +18,7 @@ import trio.testing
 from harness import ANY_PORT, free_port, plain_errors, run_s4, running, s4_process, until
 from input_systems import dies
 from kept import kept_positions
-from shared_apps import Click, CountAndTell, CountingApp, Ignore
+from shared_apps import KEEPER, Click, CountAndTell, CountingApp, Ignore
 from structlog.testing import capture_logs
 
 from s4node import App, Config, Container, GenericEvent, ProcessingElement, TaskApp
@@ -783,17 +783,6 @@ class Clicks(App):
         self.create_input_stream("clicks", self.create_pe(Spread), key="user", system="log")
 
 app = Clicks("counter")
-"""
-
-KEEPER = """
-from s4node import App, GenericEvent, ProcessingElement
-
-class Ignore(ProcessingElement):
-    def on_event(self, event: GenericEvent) -> None:
-        pass
-
-app = App("keeper")
-app.create_input_stream("ignored", app.create_pe(Ignore), key="id")
 """
 
 

@@ -5,12 +5,14 @@ Rules
   acknowledged that another process may still lose.
 - Each frame asks the owner for a verdict, because the producer's credit is used up until then.
 - Events that the owner refuses are refused to the producer, with the owner's reason.
+- The owner is told which producers have sent the events.
 - The owner counts the events, as those of any producer. ``passed_on`` says how many they are, so
   that this node does not count them, too.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -53,7 +55,15 @@ class Forwarder(Outbox):
         """Forward a batch for a partition of another node."""
         self._events += len(batch.events)
         self._carried[batch.partition].append(_Carried(batch))
-        self.extend_lane(batch.partition, batch.events)
+        if batch.receipt is None:
+            self.extend_lane(batch.partition, batch.events)
+            return
+        indices = range(len(batch.events))
+        at = 0
+        for sender, end in batch.receipt.senders(batch.number(0), batch.number(indices[-1]) + 1):
+            until = bisect_left(indices, end, key=batch.number)
+            self.extend_lane(batch.partition, batch.events[at:until], sender)
+            at = until
 
     def behind(self, partition: int) -> bool:
         """Return True if events for a partition are still on their way."""

@@ -73,6 +73,9 @@ class FrameBuilder:
                 f"of {self._max_bytes} (s4.sender.maxFrameBytes)",
                 fewer,
             )
+        headers = self.headers
+        if lane.senders:
+            headers = {**headers, wire.SENDERS: lane.first_senders(count)}
         header = wire.Data(
             self._stream,
             lane.partition,
@@ -85,7 +88,7 @@ class FrameBuilder:
             flags,
             order,
             now_ms,
-            self.headers,
+            headers,
         )
         data = wire.encode_frame(header, body)
         if 0 < most_bytes < len(data):

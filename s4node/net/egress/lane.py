@@ -7,6 +7,8 @@ Rules
 - If events have a time, the owners of lanes are told the latest one: later events are not much
   older. A lane's owner is told once all earlier events of the lane were sent.
 - From an earlier life of its producer, a lane has the committed frames and their numbers.
+- Between nodes of a cluster, a lane knows which producers outside have sent the waiting events, in
+  runs, and a frame says so. It costs nothing if all events are the app's own.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ class Lane:
         "partition",
         "pending",
         "released",
+        "senders",
         "start",
         "told_time",
         "upto",
@@ -55,6 +58,7 @@ class Lane:
         self.partition = partition
         self.open = False  # its owner has answered the hello
         self.pending: list[Any] = []
+        self.senders: deque[tuple[str, int]] = deque()
         self.kept: deque[Kept] = deque()
         self.excepted = NumberRanges()
         self.cursor = 0
@@ -72,6 +76,40 @@ class Lane:
         self.kept = deque(kept)
         self.next_number = self.released = next_number
         self.start = self.upto = kept[0].first if kept else next_number
+
+    def extend(self, events: Sequence[Any], sender: str = "") -> None:
+        """Take waiting events; ``sender`` is the producer outside the cluster that sent them."""
+        senders = self.senders
+        if sender and self.pending and not senders:
+            senders.append(("", len(self.pending)))
+        if sender or senders:
+            before = senders.pop()[1] if senders and senders[-1][0] == sender else 0
+            senders.append((sender, before + len(events)))
+        self.pending += events
+
+    def first_senders(self, count: int) -> list[tuple[str, int]]:
+        """The senders of the first ``count`` waiting events, in runs."""
+        found = []
+        for sender, events in self.senders:
+            if count <= 0:
+                break
+            found.append((sender, min(count, events)))
+            count -= events
+        return found
+
+    def take(self, count: int) -> None:
+        """Remove the first ``count`` waiting events."""
+        del self.pending[:count]
+        while count and self.senders:
+            sender, events = self.senders.popleft()
+            if events > count:
+                self.senders.appendleft((sender, events - count))
+            count = max(0, count - events)
+
+    def wait_only(self, events: Sequence[Any] = ()) -> None:
+        """Have only these events wait, of unknown senders."""
+        self.pending = list(events)
+        self.senders.clear()
 
     def cut_back(self) -> list[Kept]:
         """Drop the frames that are not released, which were never sent; return them."""
@@ -150,6 +188,7 @@ class Lane:
         assert not self.kept or self.kept[-1].end == self.next_number
         assert self.start <= self.upto <= self.next_number
         self.excepted.validate()
+        assert not self.senders or sum(n for _, n in self.senders) == len(self.pending)
 
 
 class LatestTime:

@@ -192,9 +192,9 @@ class Outbox:
         self.lanes = [Lane(partition) for partition in range(partitions)]
         self.routing = routing
 
-    def extend_lane(self, partition: int, events: Sequence[Any]) -> None:
-        """Take events that belong to ``partition``."""
-        self.lanes[partition].pending += events
+    def extend_lane(self, partition: int, events: Sequence[Any], sender: str = "") -> None:
+        """Take events that belong to ``partition``; ``sender`` is as for a lane."""
+        self.lanes[partition].extend(events, sender)
         self._ready_events += len(events)
         self._weighed -= len(events)
         self._weigh(events)
@@ -208,7 +208,7 @@ class Outbox:
     def drop_pending(self) -> None:
         """Drop all events that are not in frames."""
         for lane in self.lanes:
-            lane.pending.clear()
+            lane.wait_only()
         self._incoming.clear()
         self._ready_events = self._weighed = 0
 
@@ -372,7 +372,7 @@ class Outbox:
                 if event.__class__ in rejected:
                     self._refuse(lane, rejected[event.__class__])
             self._ready_events -= len(lane.pending) - len(kept)
-            lane.pending = kept
+            lane.wait_only(kept)
 
     def reopen(self, lane: Lane, position: wire.Position, *, again: bool) -> bool:
         """Resume a lane at its owner's position; return False if the outbox has failed."""
@@ -523,7 +523,7 @@ class Outbox:
             built = build(lane, built.fewer, routing, now_ms, flags, most_bytes)
         self.latest.note(self.types.kinds, lane.pending, built.events, now_ms)
         first, end = lane.next_number, lane.next_number + built.events
-        del lane.pending[: built.events]
+        lane.take(built.events)
         self._ready_events -= built.events
         self.taken_out += built.events
         lane.next_number = end
@@ -538,6 +538,6 @@ class Outbox:
     def _drop_first(self, lane: Lane, reason: str) -> None:
         if self._order is not None and lane in self.lanes:
             self._order.leave_out(lane.partition, lane.next_number)
-        del lane.pending[:1]
+        lane.take(1)
         self._ready_events -= 1
         self._refuse(lane, reason)

@@ -144,9 +144,9 @@ class TransactionalOutbox(Outbox):
         super().extend(events)
         self._gather()
 
-    def extend_lane(self, partition: int, events: Sequence[Any]) -> None:
+    def extend_lane(self, partition: int, events: Sequence[Any], sender: str = "") -> None:
         """Take events for a partition."""
-        super().extend_lane(partition, events)
+        super().extend_lane(partition, events, sender)
         self._cut_whole(self.lanes[partition])
 
     def open_lanes(self, partitions: int, routing: str) -> None:

@@ -8,6 +8,8 @@ Rules
   does not tell it, and what was told is kept until the producer shows that it heard, for after a
   reconnect.
 - What a producer reports of event time holds once all events before it are processed.
+- The producer may be a node of the cluster that forwards events. A lane knows then who has sent
+  them, until they are settled.
 """
 
 from __future__ import annotations
@@ -176,6 +178,7 @@ class ProducerLane:
         "_before",
         "_low",
         "_ruled",
+        "_senders",
         "admission",
         "asked",
         "connection",
@@ -223,6 +226,7 @@ class ProducerLane:
         self.untold = Untold()
         self.unheard: deque[tuple[int, list[Unprocessed]]] | None = None
         self._ruled: list[Unprocessed] = []
+        self._senders: deque[tuple[str, int]] | None = None  # in runs, each with its end
         self._before = (start, start, start, start)
         self.held = False  # a frame was left to the producer for lack of room
         self.weight = 0.0  # bytes an event, lately
@@ -302,7 +306,32 @@ class ProducerLane:
 
     def describe(self, number: int) -> str:
         """Producer and number, for messages."""
-        return f"{self.producer}:{number}"
+        [(sender, _)] = self.senders(number, number + 1)
+        place = f"{self.producer}:{number}"
+        return place if sender == self.producer else f"{place} from {sender}"
+
+    def note_senders(self, first: int, runs: Iterable[tuple[str, int]]) -> None:
+        """Note who has sent the events from number ``first`` on, as the node that forwards them
+        says: in runs, each with its number of events."""
+        known = self._senders = self._senders or deque()
+        while known and known[0][1] <= self.settled:
+            known.popleft()
+        noted = known[-1][1] if known else self.settled
+        if first > noted:
+            known.append((self.producer, first))
+        for sender, count in runs:
+            first += count
+            if first > noted:  # else the frame has come again
+                known.append((sender or self.producer, first))
+
+    def senders(self, first: int, end: int) -> list[tuple[str, int]]:
+        """The producers that have sent these numbers, in runs: each with the end of its run."""
+        found = []
+        for sender, upto in self._senders or ():
+            if first < upto and first < end:
+                first = min(upto, end)
+                found.append((sender, first))
+        return found if first >= end else [*found, (self.producer, end)]
 
     @property
     def upto(self) -> int:

@@ -42,6 +42,10 @@ UNNAMED_KEY = "?"
 ROUTED = "="
 """The routing of frames between nodes of one cluster: each event is for the frame's partition."""
 
+SENDERS = "senders"
+"""Header of data frames between nodes of one cluster: the producers outside it that have sent the
+events, as pairs of a producer and its next so many events; an empty name for the app's own."""
+
 MAX_FRAME_BYTES = "max_frame_bytes"
 """Header of a node's hello: the longest frame that it takes, in bytes."""
 
@@ -397,6 +401,16 @@ def pairs(headers: Headers, name: str) -> dict[int, int]:
         return {}
     listed = [each for each in found if isinstance(each, (list, tuple)) and len(each) == 2]
     return {a: b for a, b in listed if isinstance(a, int) and isinstance(b, int)}
+
+
+def senders_of(data: Data) -> list[tuple[str, int]]:
+    """The senders in a data frame's header; empty unless they add up to its events."""
+    found = data.headers.get(SENDERS)
+    if not isinstance(found, (list, tuple)):
+        return []
+    listed = [tuple(each) for each in found if isinstance(each, (list, tuple)) and len(each) == 2]
+    good = [(a, b) for a, b in listed if isinstance(a, str) and isinstance(b, int) and b > 0]
+    return good if sum(count for _, count in good) == data.count else []
 
 
 def too_long(producer: str) -> str:

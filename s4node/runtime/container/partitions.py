@@ -176,10 +176,12 @@ class Partitions:
         task.backlog.offer(batch)
         self._loop.wake(task)
 
-    def send(self, task: Task, stream: str, partition: int, events: list[Any]) -> None:
-        """Send events that a task has read to the task of their keys."""
+    def send(
+        self, task: Task, stream: str, partition: int, events: list[Any], sender: str = ""
+    ) -> None:
+        """Send events that a task has read, or has from a producer, to the task of their keys."""
         assert self._exchange is not None
-        self._exchange.put(task, stream, partition, events)
+        self._exchange.put(task, stream, partition, events, sender)
 
     def backpressured(self, task: Task, stream: str) -> bool:
         """Return True if too many events that a task has sent on wait; then it reads no more."""

@@ -246,9 +246,9 @@ class Parts:
 
     # -- calls between parts ---------------------------------------------------------------------
 
-    def _send(self, stream: str, home: int, partition: int, events: list[Any]) -> None:
-        """Send events that a task has received to the task of their keys."""
-        self.partitions.send(self._tasks[home], stream, partition, events)
+    def _send(self, stream: str, home: int, sender: str, partition: int, events: list[Any]) -> None:
+        """Send events that a task has received from a producer to the task of their keys."""
+        self.partitions.send(self._tasks[home], stream, partition, events, sender)
 
     def _full(self, stream: str, home: int) -> bool:
         """Return True if too many events that a task has sent on wait."""

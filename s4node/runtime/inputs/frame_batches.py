@@ -33,8 +33,8 @@ from s4node.stages.stage import Gauge
 FRAME_BYTES = 512
 """The approximate memory of a waiting frame besides its body."""
 
-PIECE = 512
-"""Events that are decoded one by one, or refused for lack of a key, in one piece: about 3 ms."""
+PIECE = 128
+"""Events that are decoded one by one, or refused for lack of a key, in one piece: about 1 ms."""
 
 MAX_VERSIONS = 4096
 """Versions of event types that producers may have declared on a stream; the oldest is forgotten."""
@@ -46,7 +46,8 @@ class Deserializer:
     """How the frames of a stream are decoded: by the types that producers have declared.
 
     ``gauge`` counts undecoded frames. ``router`` finds the tasks of events; it is None if their
-    producer does. ``pass_on`` sends events from one partition's task to another's.
+    producer does. ``pass_on`` sends events from one partition's task, which has them from a
+    producer, to another's.
     ``redispatched`` counts such events, ``uncounted`` those admitted for other tasks, which count
     them, or for unknown tasks.
     """
@@ -54,7 +55,7 @@ class Deserializer:
     def __init__(self, stream: Stream, gauge: Gauge, router: Router | None) -> None:
         self.gauge = gauge
         self.router = router
-        self.pass_on: Callable[[int, int, list[Any]], None]
+        self.pass_on: Callable[[int, str, int, list[Any]], None]
         self.redispatched = 0
         self.uncounted = 0
         self._stream = stream
@@ -193,7 +194,7 @@ class MixedFrameBatch(FrameBatch):
         rest = self.decode()
         deserializer = self._deserializer
         assert deserializer.router is not None
-        send = partial(deserializer.pass_on, self.partition)
+        send = partial(deserializer.pass_on, self.partition, self.frame.progress.producer)
         found = sorted_out(self, self.frame, deserializer.router, send, PIECE)
         if found.seen < len(self.events):
             rest = self.keep_from(found.seen)

@@ -204,6 +204,8 @@ class InputPort:
             return ""
         if connection in self.members:
             self.forwarded += admitted.end - admitted.first
+            if wire.SENDERS in data.headers:
+                admitted.progress.note_senders(data.first, wire.senders_of(data))
         if 2 * len(body) < len(body.obj):  # type: ignore[arg-type]
             body = memoryview(bytes(body))
         routed = data.routing == wire.ROUTED or (self.routing and data.routing == self.routing)

@@ -36,8 +36,9 @@ from s4node.stages.stage import Gauge, Stage
 
 log = get_logger("s4node.runtime")
 
-Send = Callable[[str, int, int, list[Any]], None]
-"""Sends events of a stream from the task of one partition to the task of another."""
+Send = Callable[[str, int, str, int, list[Any]], None]
+"""Sends events of a stream from the task of one partition, which has them from a producer, to the
+task of another."""
 
 
 class Ports:

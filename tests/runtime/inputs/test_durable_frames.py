@@ -236,8 +236,8 @@ class Node:
     def _loaded(self, batch: EventBatch) -> None:
         self.left_out += [(batch, one) for one in self.poison_events.leave_out(batch)]
 
-    def _pass_on(self, _from: int, to: int, events: list[Click]) -> None:
-        assert to == 1
+    def _pass_on(self, _from: int, sender: str, to: int, events: list[Click]) -> None:
+        assert (sender, to) == ("p", 1)
         for event in events:
             assert event.kind == STRAY
             assert event.number not in self.sent_on

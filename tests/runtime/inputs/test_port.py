@@ -40,6 +40,49 @@ def body_of(*events: Any) -> bytes:
     return msgspec.msgpack.encode(list(events))
 
 
+# --- senders -------------------------------------------------------------------------------------
+
+
+def test_who_has_sent_forwarded_events_is_believed_of_a_node_of_the_cluster_only() -> None:
+    for member, told in ((True, [("bank", 2), ("till", 3)]), (False, [("p", 3)])):
+        node = Node()
+        node.hello(CLICK.declaration)
+        if member:
+            node.port.members.add(PEER)
+        clicks = [Click("a"), Click("b"), Click("c")]
+        headers = {wire.SENDERS: [("bank", 2), ("till", 1)]}
+        assert not node.data(body_of(*clicks), 3, headers=headers)
+        [batch] = node.batches
+        assert batch.receipt is not None
+        assert batch.receipt.senders(0, 3) == told
+        assert batch.position(1).endswith("p:1 from bank" if member else "p:1")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [7, [7], [("a",)], [("a", 1)], [("a", 4)], [("a", -1), ("b", 4)], [(1, 3)], [("a", "3")]],
+)
+def test_senders_that_do_not_add_up_are_ignored(header: Any) -> None:
+    node = Node()
+    node.hello(CLICK.declaration)
+    node.port.members.add(PEER)
+    body = body_of(Click("a"), Click("b"), Click("c"))
+    assert not node.data(body, 3, headers={wire.SENDERS: header})
+    assert node.batches[0].position(0).endswith("p:0")
+
+
+def test_senders_are_known_until_their_events_are_done_and_are_noted_once() -> None:
+    node = Node()
+    node.hello(CLICK.declaration)
+    node.port.members.add(PEER)
+    lane = node.port.admission.lanes["p", 0]
+    lane.note_senders(0, [("a", 2), ("b", 2)])
+    lane.note_senders(2, [("b", 2), ("", 1)])  # the frame comes again, with one event more
+    lane.note_senders(7, [("c", 1)])  # a frame before it had none
+    assert lane.senders(1, 9) == [("a", 2), ("b", 4), ("p", 5), ("p", 7), ("c", 8), ("p", 9)]
+    assert lane.senders(5, 6) == [("p", 6)]
+
+
 # --- opening -------------------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import trio
 from harness import ANY_PORT, NodeProcess, free_port, plain_errors, s4_process, until
+from shared_apps import KEEPER
 
 from s4node import Client, Event, Oldest
 from s4node.events.keys import crc32m
@@ -136,18 +137,6 @@ async def test_events_in_a_full_cycle_count_once_after_kills(
 
 
 # -- set-up ---------------------------------------------------------------------------------------
-
-
-KEEPER = """
-from s4node import App, GenericEvent, ProcessingElement
-
-class Ignore(ProcessingElement):
-    def on_event(self, event: GenericEvent) -> None:
-        pass
-
-app = App("keeper")
-app.create_input_stream("ignored", app.create_pe(Ignore), key="id")
-"""
 
 APP = """
 import os

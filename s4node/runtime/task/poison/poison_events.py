@@ -233,4 +233,6 @@ def _dead_letter(batch: EventBatch, index: int, fault: Fault) -> GenericEvent:
     else:
         home, offset = receipt.ssp, batch.number(index)
     more = {"pe": fault.pe, "key": fault.key, "trace": fault.trace}
+    if receipt is not None and home[0] == LIVE:
+        [(more["producer"], _)] = receipt.senders(offset, offset + 1)
     return dead_letter(home, origin_of(batch), offset, fault.reason, event, more)

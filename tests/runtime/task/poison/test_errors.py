@@ -30,11 +30,12 @@ from failing import (
 from harness import running, until
 from input_systems import dies, fresh
 from kept import kept_instances, kept_rows
-from shared_apps import counting
+from shared_apps import OnePE, counting
 
 from s4node import App, Client, Event, ProcessingElement, TaskApp
 from s4node.errors import ConfigError, ProcessingError
 from s4node.events.keys import Partitioner
+from s4node.events.schema import JsonText
 from s4node.systems.memory import MemorySystem
 
 # -- PEs ------------------------------------------------------------------------------------------
@@ -385,6 +386,37 @@ async def test_a_dead_letter_has_the_event_its_place_and_what_was_wrong(
     assert letter.trace.endswith("ValueError: click 1 is bad\n")
     assert letter.raw == b"\x91\x93\xa3joe\x01\xc3"
     assert [field[0] for field in letter.fields] == ["user", "number", "bad"]
+
+
+async def test_a_dead_letter_names_the_program_whose_event_another_task_has_sent_on(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    system.create("dead", 1)
+    settings |= {
+        "s4.stream.clicks.grade": "durable",
+        "s4.stream.clicks.onError": "dead-letter",
+        "task.dead.letter.stream": "memory.dead",
+        "task.commit.ms": "20",
+    }
+    texts = [JsonText(b'{"user": "user-%d", "bad": true}' % n) for n in range(8)]
+
+    async def send(address: str, program: str) -> None:
+        async with Client(address, producer=program) as client:
+            clicks = await client.stream("clicks")
+            clicks.read_as("Click")  # lines cannot be routed: all come to one partition
+            await clicks.send_many(texts)
+            await clicks.flush()
+
+    app = OnePE(Count, types=Click)
+    async with running(app, settings, partitions=4) as container:
+        async with trio.open_nursery() as nursery:
+            for program in ("bank", "till"):
+                nursery.start_soon(send, container.address, program)
+        while len(await letters(system)) < 16:
+            await trio.sleep(0.01)
+        assert container.ports["clicks"].decoding.redispatched
+    found = Counter(letter.producer for letter in await letters(system))
+    assert found == {"bank": 8, "till": 8}
 
 
 @pytest.mark.parametrize("where", ["some", "many in a row"])
