@@ -31,7 +31,7 @@ from s4node.errors import (
     UnknownStream,
 )
 from s4node.events.keys import Partitioner
-from s4node.events.schema import EventType, JsonText
+from s4node.events.schema import EventType, JsonText, TypeDecl, fingerprint_of
 from s4node.net.client.client_stream import ClientStream
 from s4node.net.wire import frame as wire
 from s4node.offsets.startpoint import Oldest
@@ -49,6 +49,34 @@ async def test_what_is_appended_is_read_from_the_oldest_on(tmp_path: Path) -> No
         assert found == [Click("joe", n) for n in range(5000)]
         described = await log.describe("clicks")
         assert described["partitions"][0]["upcoming"] == 5000
+
+
+async def test_the_partitions_of_a_log_are_at_most_those_of_the_setting(tmp_path: Path) -> None:
+    settings = {"s4.log.maxPartitions": "3"}
+    async with log_node(tmp_path, settings=settings) as node, log_at(node.address) as log:
+        await log.create("clicks", 2)
+        with pytest.raises(StoreError, match=r"s4\.log\.maxPartitions \(3\), of which 2 are used"):
+            await log.create("taps", 2)
+        await log.create("taps", 1)
+
+
+async def test_the_event_types_of_a_log_have_at_most_the_bytes_of_the_setting(
+    tmp_path: Path,
+) -> None:
+    fields = tuple((f"{'x' * 40}{n}", "str", True) for n in range(30))
+    long = TypeDecl("Long", fingerprint_of("Long", fields), fields)
+    settings = {"s4.log.typeBytes": "1024"}
+    async with log_node(tmp_path, settings=settings) as node, log_at(node.address) as log:
+        await log.create("clicks", 1)
+        async with raw_peer(node.address) as peer:
+            await peer.send_frames(wire.Hello("raw", "1", "clicks", (long,)))
+            answer = await peer.receive_until(lambda header: isinstance(header, wire.Hello))
+            assert isinstance(answer, wire.Hello)
+            assert "at most 1024 are allowed (s4.log.typeBytes)" in answer.error
+        async with Client(node.address) as client:
+            clicks = await client.stream("clicks")
+            await clicks.send(Click("ann"))
+            assert await clicks.flush() == []
 
 
 async def test_a_program_that_dies_appends_all_of_it_again_and_it_is_there_once(

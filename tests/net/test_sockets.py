@@ -134,6 +134,23 @@ async def test_a_frame_of_too_many_events_is_answered_to_its_producer(node: Node
         await until(lambda: node.seen == [2])
 
 
+async def test_the_most_events_of_a_frame_are_those_of_the_setting() -> None:
+    node = Node()
+    settings = {"s4.listener.maxFrameEvents": "3"}
+    async with (
+        running(node.app, settings) as node.container,
+        raw_peer(node.container.address) as peer,
+    ):
+        await peer.open("clicks", "raw", Click)
+        clicks = [Click("ann", n) for n in range(4)]
+        await peer.send_frames(
+            data_frame("clicks", "raw", 0, clicks), data_frame("clicks", "raw", 0, clicks[:3])
+        )
+        verdict = await peer.receive_until(lambda frame: getattr(frame, "error", ""))
+        assert "of 4 events is over the limit of 3 (s4.listener.maxFrameEvents)" in verdict.error
+        await until(lambda: node.seen == [0, 1, 2])
+
+
 async def test_a_peer_that_asks_too_often_is_told_once_and_counted() -> None:
     node = Node()
     settings = {"s4.listener.hellosPerSecond": "2"}

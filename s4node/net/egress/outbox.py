@@ -345,7 +345,7 @@ class Outbox:
         self._settled_before += lane.upto - lane.start + len(lane.excepted)
         self.kept_bytes -= sum(len(kept.data) for kept in lane.kept)
         lane.kept.clear()
-        lane.pending = []
+        lane.wait_only()
         return found
 
     def _count_off(self, lane: Lane) -> None:

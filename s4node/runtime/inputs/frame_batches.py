@@ -47,9 +47,8 @@ class Deserializer:
 
     ``gauge`` counts undecoded frames. ``router`` finds the tasks of events; it is None if their
     producer does. ``pass_on`` sends events from one partition's task, which has them from a
-    producer, to another's.
-    ``redispatched`` counts such events, ``uncounted`` those admitted for other tasks, which count
-    them, or for unknown tasks.
+    producer, to another's. ``redispatched`` counts such events, ``uncounted`` those admitted for
+    other tasks, which count them, or for unknown tasks.
     """
 
     def __init__(self, stream: Stream, gauge: Gauge, router: Router | None) -> None:

@@ -414,7 +414,7 @@ async def test_a_dead_letter_names_the_program_whose_event_another_task_has_sent
                 nursery.start_soon(send, container.address, program)
         while len(await letters(system)) < 16:
             await trio.sleep(0.01)
-        assert container.ports["clicks"].decoding.redispatched
+        assert container.ports["clicks"].deserializer.redispatched
     found = Counter(letter.producer for letter in await letters(system))
     assert found == {"bank": 8, "till": 8}
 
