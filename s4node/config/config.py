@@ -137,7 +137,8 @@ def _checked(line: Line) -> Entry | Problem:
         return Entry(line.name, line.text, key.parse(line.text), line.location)
     except ValueError as error:
         example = f"; write e.g. {key.text}" if key.text else ""
-        return line.problem(f"{line.name} = {line.text!r} {error}{example}")
+        text = kinds.without_password(line.text)
+        return line.problem(f"{line.name} = {text!r} {error}{example}")
 
 
 def _unwritable(text: str) -> str:

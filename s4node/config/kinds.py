@@ -258,6 +258,23 @@ def _parse_zookeeper(text: str) -> str:
     return text
 
 
+_PASSWORD = re.compile(r"(?<=://)([^/:]*):[^/]*@")
+
+
+def without_password(text: str) -> str:
+    """A text for messages: the password of a URL is left out."""
+    return _PASSWORD.sub(r"\1:***@", text)
+
+
+def _parse_url(text: str) -> str:
+    if _PASSWORD.search(text):
+        raise ValueError(
+            "has a password, which messages would show; give it to fsspec in the environment of "
+            "each node, as FSSPEC_SFTP_PASSWORD, and leave it out here"
+        )
+    return text
+
+
 def _parse_classes(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",")) if text else ()
     for name in names:
@@ -269,6 +286,7 @@ def _parse_classes(text: str) -> tuple[str, ...]:
 TEXT = Kind("text", str)
 FOLDER = Kind("folder; its full path is UTF-8", _parse_folder)
 ZOOKEEPER = Kind(f"{ZOOKEEPER_SCHEME}host:port,host:port/root, or empty", _parse_zookeeper)
+URL = Kind("URL without a password, or empty", _parse_url)
 CLASSES = Kind("comma-separated list of names of classes, or *", _parse_classes)
 HOST = Kind("host name or IP address, perhaps with :port, or empty", _parse_host)
 PORTS = Kind("range of ports, first-last, or empty", _parse_ports)

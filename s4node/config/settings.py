@@ -497,7 +497,7 @@ STATE_FOLDER = Setting(
     "disk of this machine, and yours alone.",
 )
 STATE_URL = Setting(
-    _PROGRESS, "s4.state.url", "", kinds.TEXT,
+    _PROGRESS, "s4.state.url", "", kinds.URL,
     "Where state is shipped to, beside s4.state.folder, for nodes that share no folder: a URL that "
     "fsspec knows, such as s3://bucket/s4 or file:///mnt/shared. A commit counts only once it is "
     "shipped; a node without a task's folder fetches the state from there.",

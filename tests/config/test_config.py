@@ -266,6 +266,17 @@ def test_nobody_can_connect_to_port_0() -> None:
     )
 
 
+def test_a_password_in_a_url_is_refused_and_not_told() -> None:
+    with pytest.raises(ConfigError, match=r"'sftp://me:\*\*\*@host/s4' has a password") as told:
+        Config.from_values({"s4.state.url": "sftp://me:hunter2@host/s4"})
+    assert "hunter2" not in str(told.value)
+    with pytest.raises(ConfigError) as told:
+        Config.from_values({"s4.coordination": "zk://me:hunter2@host:2181/s4"})
+    assert "hunter2" not in str(told.value)
+    without = Config.from_values({"s4.state.url": "s3://bucket/a@b:c/s4"})
+    assert without[cfg.STATE_URL] == "s3://bucket/a@b:c/s4"
+
+
 # --- the configuration object --------------------------------------------------------------------
 
 

@@ -64,14 +64,16 @@ class Listener(Protocol):
 
 
 def credentials_of(path: str) -> dict[str, Any]:
-    """kazoo's options for the credentials in a file; raises ConfigError."""
+    """kazoo's options for the credentials in a file; raises ConfigError, with no word of a line
+    that is not understood, because it may be a password."""
     given: dict[str, str] = {}
+    known = ", ".join(_CREDENTIALS)
     for line in properties.read(Path(path).expanduser()):
         if isinstance(line, properties.Problem):
-            raise ConfigError(str(line))
+            wrong = f"{line.file}:{line.line}: write key = value" if line.line else str(line)
+            raise ConfigError(f"{wrong}; the keys are {known}")
         if line.name not in _CREDENTIALS:
-            known = ", ".join(_CREDENTIALS)
-            raise ConfigError(f"{line.location}: {line.name!r} is unknown; it takes {known}")
+            raise ConfigError(f"{line.location} has another key than {known}; remove the line")
         given[line.name] = line.text
     options: dict[str, Any] = {}
     if "mechanism" in given:

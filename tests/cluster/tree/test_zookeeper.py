@@ -128,9 +128,17 @@ def test_credentials_are_passed_on_to_kazoo(tmp_path: Path) -> None:
         True,
         "/etc/ca.pem",
     )
-    file.write_text("user = a\n")
-    with pytest.raises(ConfigError, match=r"credentials:1: 'user' is unknown; it takes username"):
+
+
+@pytest.mark.parametrize("line", ["user = hunter2", "hunter2 = ", "password: hunter2", "=hunter2"])
+def test_a_mistake_in_credentials_is_told_without_what_may_be_a_password(
+    tmp_path: Path, line: str
+) -> None:
+    file = tmp_path / "credentials"
+    file.write_text(f"username = a\n{line}\n")
+    with pytest.raises(ConfigError, match=r"credentials:2.* username, password") as told:
         credentials_of(str(file))
+    assert "hunter2" not in str(told.value)
 
 
 async def test_a_change_while_the_connection_is_broken_is_told(
