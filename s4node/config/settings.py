@@ -154,7 +154,7 @@ LISTENER_MAX_FRAME_BYTES = Setting(
     "and the connection stays open.",
 )
 LISTENER_MAX_FRAME_EVENTS = Setting(
-    _LISTENER, "s4.listener.maxFrameEvents", "16384", kinds.whole(1),
+    _LISTENER, "s4.listener.maxFrameEvents", "4096", kinds.whole(1),
     "The most events of a frame; a frame of more is refused as a longer one is. It bounds the time "
     "that a frame takes from others.",
 )
@@ -197,8 +197,9 @@ LISTENER_TYPE_BYTES = Setting(
 LISTENER_HELLOS_PER_SECOND = Setting(
     _LISTENER, "s4.listener.hellosPerSecond", "500", kinds.whole(1),
     "Hellos, queries and bad frames that are read from a connection in a second, and four times as "
-    "many at once. Others wait in the connection. From all connections together, 8 times as many "
-    "are read; beyond that, those wait that have sent more than 64 lately.",
+    "many at once; a long one counts once for each kilobyte. Others wait in the connection. From "
+    "all connections together, 8 times as many are read; beyond that, those wait that have sent "
+    "more than 64 lately.",
 )
 
 _QUEUES = "Queues: their sizes count events"

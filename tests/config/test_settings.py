@@ -30,7 +30,7 @@ def test_the_list_has_these_keys_and_defaults() -> None:
         ("s4.tls.revoked", ""),
         ("s4.listener.maxEnvelopeBytes", "16777216"),
         ("s4.listener.maxFrameBytes", "1048576"),
-        ("s4.listener.maxFrameEvents", "16384"),
+        ("s4.listener.maxFrameEvents", "4096"),
         ("s4.listener.maxConnections", "1024"),
         ("s4.listener.maxConnectionsPerHost", "512"),
         ("s4.listener.patience", "30000"),

@@ -126,10 +126,10 @@ async def test_an_envelope_over_the_limit_is_answered_and_the_peer_stays(node: N
 async def test_a_frame_of_too_many_events_is_answered_to_its_producer(node: Node) -> None:
     async with raw_peer(node.container.address) as peer:
         await peer.open("clicks", "raw", Click)
-        many = data_frame("clicks", "raw", 0, [Click("a", 1)] * 16_385)
+        many = data_frame("clicks", "raw", 0, [Click("a", 1)] * 4097)
         await peer.send_frames(many, data_frame("clicks", "raw", 0, [Click("ann", 2)]))
         verdict = await peer.receive_until(lambda frame: getattr(frame, "error", ""))
-        assert "a frame of 16385 events is over the limit of 16384" in verdict.error
+        assert "a frame of 4097 events is over the limit of 4096" in verdict.error
         assert (verdict.stream, verdict.producer) == ("clicks", "raw")
         await until(lambda: node.seen == [2])
 
@@ -163,6 +163,22 @@ async def test_a_peer_that_asks_too_often_is_told_once_and_counted() -> None:
         await until(lambda: counts(node)["limits reached"] == 1)
 
 
+async def test_a_long_hello_counts_as_many_short_ones() -> None:
+    node = Node()
+    settings = {"s4.listener.hellosPerSecond": "25"}
+    fields = tuple((f"{'x' * 40}{n}", "str", True) for n in range(60))
+    long = TypeDecl("Long", fingerprint_of("Long", fields), fields)
+    async with (
+        running(node.app, settings) as node.container,
+        raw_peer(node.container.address) as peer,
+    ):
+        hello = wire.encode_frame(wire.Hello("raw", "1", "unknown", (long,)))
+        await peer.send(wire.envelope([hello] * 40))  # 100 short ones may come at once
+        told = await peer.receive_until(lambda frame: isinstance(frame, wire.Answer))
+        assert "beyond 25 a second wait" in told.error
+        assert counts(node)["limits reached"] == 1
+
+
 async def test_good_frames_beside_a_bad_one_are_taken(node: Node) -> None:
     async with raw_peer(node.container.address) as peer:
         await peer.open("clicks", "raw", Click)
@@ -192,7 +208,7 @@ async def test_good_frames_beside_a_bad_one_are_taken(node: Node) -> None:
             10**12,
             0,
             0,
-            "a frame of 1000000000000 events is over the limit of 16384",
+            "a frame of 1000000000000 events is over the limit of 4096",
         ),
         ([(1, 1, 2), (2, 1, 2)], b"\x00", 2, 0, 0, "order has 1 bytes for 2 events"),
         ([(1, 1, 2), (2, 1, 2)], b"\x00\x00", 2, 0, 0, "order and section 0 disagree"),

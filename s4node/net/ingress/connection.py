@@ -29,6 +29,8 @@ from s4node.net.wire import frame as wire
 _MAX_ANSWER_BYTES = 4 << 20
 _VERDICT_BYTES = 1 << 20
 _RETRY_SECONDS = 0.005
+_COUNTED_BYTES = 1024
+"""The bytes of a header for which it counts once more among the hellos of a second."""
 
 
 class Peers(Protocol):
@@ -157,13 +159,13 @@ class Connection:
             answer = wire.Verdict(*whose, error=reason)
         self.answer(wire.encode_frame(answer))
 
-    def bad_frame(self, reason: str, header: wire.Header | None = None) -> None:
-        """Count, log and answer a bad frame.
+    def bad_frame(self, reason: str, header: wire.Header | None = None, size: int = 0) -> None:
+        """Count, log and answer a bad frame, of which so many bytes were read.
 
         The answer names the stream and producer of a data frame whose header could be read.
         """
         self._listener.counts["bad frames"] += 1
-        self.count_hello()
+        self.count_hello(size)
         self.warn("bad frame", reason=reason)
         whose = (header.stream, header.producer) if isinstance(header, wire.Data) else ("", "")
         self.answer(wire.encode_frame(wire.Verdict(*whose, error=reason)))
@@ -258,11 +260,11 @@ class Connection:
         if self._listener.unread.set(self, size) is not None:
             self._listener.end_largest()
 
-    def count_hello(self) -> None:
-        """Note a hello, a query or a bad frame."""
-        now = trio.current_time()
-        self._hellos.count(now)
-        self._listener.hellos.count(now)
+    def count_hello(self, size: int = 0) -> None:
+        """Note a hello, a query or a bad frame, with a header of so many bytes."""
+        now, times = trio.current_time(), 1 + size // _COUNTED_BYTES
+        self._hellos.count(now, times)
+        self._listener.hellos.count(now, times)
         if self._waits(now):
             self.congested = True
             if not self._told_rate and self._hellos.seconds_until_next(now):

@@ -3,9 +3,9 @@
 Rules
 - Each connection has a trio task: await readiness once, take frames for a bounded time (a slice),
   repeat. What is left of an envelope is taken in the next slice of its connection.
-- Connections whose last slice was long stand in one line, and one of them has a slice while all
-  others have theirs. So a peer that sends little waits for one long slice, however many peers send
-  much.
+- Connections whose last slice was long, or that send a long message, stand in one line, and one of
+  them has a slice while all others have theirs. So a peer that sends little waits for one long
+  slice, however many peers send much.
 - The handler decides about frames. A bad frame is counted, answered and dropped here; the peer
   stays connected.
 - A warning that peers can cause is written once a minute for each host.
@@ -45,6 +45,7 @@ log = get_logger("s4node.net")
 
 _DRAIN_SECONDS = 0.002
 _LONG_SECONDS = 0.0005
+_LONG_BYTES = 65_536
 _RETRY_SECONDS = 0.005
 _WARNING_SECONDS = 60.0
 _SILENT_SECONDS = 1.0
@@ -423,7 +424,8 @@ class Listener:
         """Handle the frames that have arrived, up to a bound; return False if there are none."""
         began = clocks.steady()
         taken = self._take_frames(connection, began + _DRAIN_SECONDS)
-        connection.busy = clocks.steady() - began > _LONG_SECONDS
+        long = connection.socket is not None and connection.socket.unfinished > _LONG_BYTES
+        connection.busy = long or clocks.steady() - began > _LONG_SECONDS
         return taken
 
     def _take_frames(self, connection: Connection, until: float) -> bool:
@@ -444,7 +446,7 @@ class Listener:
                     empty = False
                     header = frame.header
                     if isinstance(frame, wire.BadFrame):
-                        connection.bad_frame(frame.reason, header)
+                        connection.bad_frame(frame.reason, header, frame.size)
                     elif isinstance(header, wire.Data) and header.count > limit:
                         connection.bad_frame(
                             f"a frame of {header.count} events is over the limit of {limit} "
@@ -454,7 +456,7 @@ class Listener:
                     else:
                         connection.spoke = True
                         if isinstance(header, (wire.Hello, wire.Query)):
-                            connection.count_hello()
+                            connection.count_hello(frame.size)
                         if connection.holder is None:
                             self._handler.on_frame(frame, connection)
                         elif problem := refusal(connection.holder, self._cluster, frame.header):

@@ -115,9 +115,10 @@ class Rate:
         self._most = self._left = per_second * burst_seconds
         self._since = 0.0
 
-    def count(self, now: float) -> None:
-        """Note that it has happened."""
-        self._left = min(self._most, self._left + (now - self._since) * self._per_second) - 1
+    def count(self, now: float, times: int = 1) -> None:
+        """Note that it has happened, so many times."""
+        left = min(self._most, self._left + (now - self._since) * self._per_second)
+        self._left = left - times
         self._since = now
 
     @property

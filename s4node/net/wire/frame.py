@@ -352,17 +352,20 @@ Header: TypeAlias = Hello | Data | Verdict | Watermark | Idle | EndOfStream | Dr
 
 
 class Frame(NamedTuple):
-    """A frame that was read: its header, and the bytes of a data frame's body."""
+    """A frame that was read: its header of ``size`` bytes, and the bytes of a data frame's body."""
 
     header: Header
     body: memoryview
+    size: int = 0
 
 
 class BadFrame(NamedTuple):
-    """A frame that could not be read, the reason, and its header if that could be read."""
+    """A frame that could not be read, the reason, and its header if that could be read; else the
+    ``size`` of what was tried to read."""
 
     reason: str
     header: Header | None = None
+    size: int = 0
 
 
 class _RawQuery(_Header, tag=7, frozen=True):
@@ -475,12 +478,14 @@ def read_envelope(data: bytes, max_frame_bytes: int) -> Iterator[Frame | BadFram
                 raw = isinstance(read, (_RawQuery, _RawAnswer))
                 header: Header = read.plain() if raw else read
             except _UNDECODABLE as error:  # bad UTF-8 is a plain ValueError
-                yield BadFrame(f"the header at offset {at + 8} does not decode: {error}")
+                yield BadFrame(
+                    f"the header at offset {at + 8} does not decode: {error}", None, head_size
+                )
             else:
                 if size > max_frame_bytes:
                     yield BadFrame(_over(size, max_frame_bytes), header)
                 else:
-                    yield Frame(header, view[body_at : at + size])
+                    yield Frame(header, view[body_at : at + size], head_size)
         at += size
 
 
