@@ -77,15 +77,14 @@ class Lane:
         self.next_number = self.released = next_number
         self.start = self.upto = kept[0].first if kept else next_number
 
-    def extend(self, events: Sequence[Any], sender: str = "") -> None:
-        """Take waiting events; ``sender`` is the producer outside the cluster that sent them."""
+    def note_sender(self, sender: str, count: int) -> None:
+        """Note who has sent the next ``count`` events, before they are added to those that wait;
+        ``sender`` is a producer outside the cluster, or empty."""
         senders = self.senders
-        if sender and self.pending and not senders:
+        if self.pending and not senders:
             senders.append(("", len(self.pending)))
-        if sender or senders:
-            before = senders.pop()[1] if senders and senders[-1][0] == sender else 0
-            senders.append((sender, before + len(events)))
-        self.pending += events
+        before = senders.pop()[1] if senders and senders[-1][0] == sender else 0
+        senders.append((sender, before + count))
 
     def first_senders(self, count: int) -> list[tuple[str, int]]:
         """The senders of the first ``count`` waiting events, in runs."""
@@ -97,9 +96,8 @@ class Lane:
             count -= events
         return found
 
-    def take(self, count: int) -> None:
-        """Remove the first ``count`` waiting events."""
-        del self.pending[:count]
+    def forget_senders(self, count: int) -> None:
+        """Forget who has sent the first ``count`` waiting events."""
         while count and self.senders:
             sender, events = self.senders.popleft()
             if events > count:

@@ -194,7 +194,10 @@ class Outbox:
 
     def extend_lane(self, partition: int, events: Sequence[Any], sender: str = "") -> None:
         """Take events that belong to ``partition``; ``sender`` is as for a lane."""
-        self.lanes[partition].extend(events, sender)
+        lane = self.lanes[partition]
+        if sender or lane.senders:
+            lane.note_sender(sender, len(events))
+        lane.pending += events
         self._ready_events += len(events)
         self._weighed -= len(events)
         self._weigh(events)
@@ -523,7 +526,9 @@ class Outbox:
             built = build(lane, built.fewer, routing, now_ms, flags, most_bytes)
         self.latest.note(self.types.kinds, lane.pending, built.events, now_ms)
         first, end = lane.next_number, lane.next_number + built.events
-        lane.take(built.events)
+        del lane.pending[: built.events]
+        if lane.senders:
+            lane.forget_senders(built.events)
         self._ready_events -= built.events
         self.taken_out += built.events
         lane.next_number = end
@@ -538,6 +543,7 @@ class Outbox:
     def _drop_first(self, lane: Lane, reason: str) -> None:
         if self._order is not None and lane in self.lanes:
             self._order.leave_out(lane.partition, lane.next_number)
-        lane.take(1)
+        del lane.pending[:1]
+        lane.forget_senders(1)
         self._ready_events -= 1
         self._refuse(lane, reason)

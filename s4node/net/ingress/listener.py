@@ -422,56 +422,53 @@ class Listener:
 
     def _drain(self, connection: Connection) -> bool:
         """Handle the frames that have arrived, up to a bound; return False if there are none."""
-        began = clocks.steady()
-        taken = self._take_frames(connection, began + _DRAIN_SECONDS)
-        long = connection.socket is not None and connection.socket.unfinished > _LONG_BYTES
-        connection.busy = long or clocks.steady() - began > _LONG_SECONDS
-        return taken
-
-    def _take_frames(self, connection: Connection, until: float) -> bool:
-        """Handle frames until then."""
         assert connection.socket is not None
+        began = clocks.steady()
+        until = began + _DRAIN_SECONDS
         limit = self.limits.frame_events
         taken = False
-        while True:
-            now, empty = 0.0, connection.frames is None
-            try:
-                if connection.frames is None:
-                    data = connection.socket.receive_nowait()
-                    if data is None:
-                        return taken
-                    taken, connection.heard = True, until
-                    connection.frames = wire.read_envelope(data, self._max_frame)
-                for frame in connection.frames:
-                    empty = False
-                    header = frame.header
-                    if isinstance(frame, wire.BadFrame):
-                        connection.bad_frame(frame.reason, header, frame.size)
-                    elif isinstance(header, wire.Data) and header.count > limit:
-                        connection.bad_frame(
-                            f"a frame of {header.count} events is over the limit of {limit} "
-                            f"(s4.listener.maxFrameEvents)",
-                            header,
-                        )
-                    else:
-                        connection.spoke = True
-                        if isinstance(header, (wire.Hello, wire.Query)):
-                            connection.count_hello(frame.size)
-                        if connection.holder is None:
-                            self._handler.on_frame(frame, connection)
-                        elif problem := refusal(connection.holder, self._cluster, frame.header):
-                            connection.refuse(frame.header, problem)
+        try:
+            while True:
+                now, empty = 0.0, connection.frames is None
+                try:
+                    if connection.frames is None:
+                        data = connection.socket.receive_nowait()
+                        if data is None:
+                            return taken
+                        taken, connection.heard = True, until
+                        connection.frames = wire.read_envelope(data, self._max_frame)
+                    for frame in connection.frames:
+                        empty = False
+                        header = frame.header
+                        if isinstance(frame, wire.BadFrame):
+                            connection.bad_frame(frame.reason, header, frame.size)
+                        elif isinstance(header, wire.Data) and header.count > limit:
+                            connection.bad_frame(
+                                f"a frame of {header.count} events is over the limit of {limit} "
+                                f"(s4.listener.maxFrameEvents)",
+                                header,
+                            )
                         else:
-                            self._handler.on_frame(frame, connection)
-                    now = clocks.steady()
-                    if now >= until or connection.congested:
-                        return True
-                if empty:
-                    connection.bad_frame("an envelope has at least one frame")
-            except RemoteFrameError as error:
-                connection.bad_frame(str(error))
-            connection.frames = None
-            if (
-                connection.congested or (now or clocks.steady()) >= until
-            ):  # no frames take time, too
-                return True
+                            connection.spoke = True
+                            if isinstance(header, (wire.Hello, wire.Query)):
+                                connection.count_hello(frame.size)
+                            if connection.holder is None:
+                                self._handler.on_frame(frame, connection)
+                            elif problem := refusal(connection.holder, self._cluster, frame.header):
+                                connection.refuse(frame.header, problem)
+                            else:
+                                self._handler.on_frame(frame, connection)
+                        now = clocks.steady()
+                        if now >= until or connection.congested:
+                            return True
+                    if empty:
+                        connection.bad_frame("an envelope has at least one frame")
+                except RemoteFrameError as error:
+                    connection.bad_frame(str(error))
+                connection.frames = None
+                # no frames take time, too
+                if connection.congested or (now or clocks.steady()) >= until:
+                    return True
+        finally:
+            long = connection.socket.unfinished > _LONG_BYTES
+            connection.busy = long or clocks.steady() - began > _LONG_SECONDS
