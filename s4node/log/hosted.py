@@ -60,6 +60,9 @@ FRAME_BYTES = 512
 MAX_TYPES = 4096
 """The most versions of event types that a stream may have."""
 
+_TOLD_BYTES = 262_144
+"""The bytes of the types that an answer has at most: what one connection may declare."""
+
 _GENERIC = EventType(GenericEvent)
 
 
@@ -120,6 +123,7 @@ class HostedStream:
         )
         self._type_bytes = types or TypeBytes()
         self.types: dict[int, TypeDecl] = {_GENERIC.fingerprint: _GENERIC.declaration}
+        self._told_types: tuple[TypeDecl, ...] | None = None
         self._readers: dict[int, TypeReader] = {_GENERIC.fingerprint: _GENERIC}
         for each in stream.partitions:
             for declared in each.types.values():
@@ -137,9 +141,19 @@ class HostedStream:
 
     @property
     def told_types(self) -> tuple[TypeDecl, ...]:
-        """The newest event types, for producers. GenericEvent needs no declaration."""
-        types = [kind for kind in self.types.values() if kind.name != GENERIC]
-        return tuple(types[-MAX_DECLARED:])
+        """The newest event types, for producers, as far as they make no long answer. GenericEvent
+        needs no declaration."""
+        if self._told_types is None:
+            told: list[TypeDecl] = []
+            size = 0
+            for kind in reversed(self.types.values()):
+                size += 0 if kind.name == GENERIC else size_of(kind)
+                if size > _TOLD_BYTES or len(told) == MAX_DECLARED:
+                    break
+                if kind.name != GENERIC:
+                    told.append(kind)
+            self._told_types = tuple(reversed(told))
+        return self._told_types
 
     @property
     def under_way(self) -> bool:
@@ -230,6 +244,7 @@ class HostedStream:
 
     def _learn(self, declared: TypeDecl) -> None:
         if declared.fingerprint not in self.types:
+            self._told_types = None
             self.types[declared.fingerprint] = declared
             self._type_bytes.used += size_of(declared)
         if declared.name != GENERIC:

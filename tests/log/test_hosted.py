@@ -8,6 +8,7 @@ from typing import Any
 from s4node.errors import StoreError
 from s4node.events.event import GenericEvent
 from s4node.events.keys import Partitioner
+from s4node.events.schema import fingerprint_of
 from s4node.log.hosted import HostedStream
 from s4node.log.partition.ledger import Appended, Incoming
 from s4node.log.writer import Answer, Done
@@ -38,6 +39,15 @@ def test_a_frame_after_one_that_a_closed_log_refused_is_not_appended() -> None:
     other.answer(Appended(1, 1, 6))
     assert own.asked == []
     assert stream.admission.lanes["a", OWN].safe == 0
+
+
+def test_an_answer_tells_the_newest_types_that_make_it_no_longer_than_one_connection_may() -> None:
+    stream, _, _ = hosted()
+    for number in range(5):
+        fields = tuple((f"{'x' * 200}{number}_{n}", "str", True) for n in range(500))
+        declared = wire.TypeDecl(f"Long{number}", fingerprint_of(f"Long{number}", fields), fields)
+        assert not stream.declare([declared])
+    assert [kind.name for kind in stream.told_types] == ["Long3", "Long4"]
 
 
 # -- set-up ---------------------------------------------------------------------------------------
