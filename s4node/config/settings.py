@@ -197,7 +197,7 @@ LISTENER_TYPE_BYTES = Setting(
 LISTENER_HELLOS_PER_SECOND = Setting(
     _LISTENER, "s4.listener.hellosPerSecond", "500", kinds.whole(1),
     "Hellos, queries and bad frames that are read from a connection in a second, and four times as "
-    "many at once; a long one counts once for each kilobyte. Others wait in the connection. From "
+    "many at once; a long hello counts once for each kilobyte. Others wait in the connection. From "
     "all connections together, 8 times as many are read; beyond that, those wait that have sent "
     "more than 64 lately.",
 )

@@ -96,8 +96,9 @@ class Lane:
             count -= events
         return found
 
-    def forget_senders(self, count: int) -> None:
-        """Forget who has sent the first ``count`` waiting events."""
+    def take(self, count: int) -> None:
+        """Remove the first ``count`` waiting events."""
+        del self.pending[:count]
         while count and self.senders:
             sender, events = self.senders.popleft()
             if events > count:

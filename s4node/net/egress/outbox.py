@@ -194,10 +194,9 @@ class Outbox:
 
     def extend_lane(self, partition: int, events: Sequence[Any], sender: str = "") -> None:
         """Take events that belong to ``partition``; ``sender`` is as for a lane."""
-        lane = self.lanes[partition]
-        if sender or lane.senders:
-            lane.note_sender(sender, len(events))
-        lane.pending += events
+        if sender or self.lanes[partition].senders:
+            self.lanes[partition].note_sender(sender, len(events))
+        self.lanes[partition].pending += events
         self._ready_events += len(events)
         self._weighed -= len(events)
         self._weigh(events)
@@ -206,7 +205,9 @@ class Outbox:
         """Sort incoming events into the lanes."""
         if self._incoming and self.lanes:
             self._weigh(self._incoming)
-            self._route()
+            events, self._incoming = self._incoming, []
+            self._weighed -= len(events)
+            self._route_from(events)
 
     def drop_pending(self) -> None:
         """Drop all events that are not in frames."""
@@ -453,11 +454,6 @@ class Outbox:
             if not texts and len(self.lanes) > 1:
                 self._why_only = OneLane(told_key(self._key), answer.routing)
 
-    def _route(self) -> None:
-        events, self._incoming = self._incoming, []
-        self._weighed -= len(events)
-        self._route_from(events)
-
     def _route_from(self, events: list[Any]) -> None:
         """Sort events that do not count yet into the lanes."""
         lanes = self.lanes
@@ -526,9 +522,7 @@ class Outbox:
             built = build(lane, built.fewer, routing, now_ms, flags, most_bytes)
         self.latest.note(self.types.kinds, lane.pending, built.events, now_ms)
         first, end = lane.next_number, lane.next_number + built.events
-        del lane.pending[: built.events]
-        if lane.senders:
-            lane.forget_senders(built.events)
+        lane.take(built.events)
         self._ready_events -= built.events
         self.taken_out += built.events
         lane.next_number = end
@@ -543,7 +537,6 @@ class Outbox:
     def _drop_first(self, lane: Lane, reason: str) -> None:
         if self._order is not None and lane in self.lanes:
             self._order.leave_out(lane.partition, lane.next_number)
-        del lane.pending[:1]
-        lane.forget_senders(1)
+        lane.take(1)
         self._ready_events -= 1
         self._refuse(lane, reason)

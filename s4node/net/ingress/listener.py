@@ -450,8 +450,10 @@ class Listener:
                             )
                         else:
                             connection.spoke = True
-                            if isinstance(header, (wire.Hello, wire.Query)):
+                            if isinstance(header, wire.Hello):
                                 connection.count_hello(frame.size)
+                            elif isinstance(header, wire.Query):  # which may have events in it
+                                connection.count_hello()
                             if connection.holder is None:
                                 self._handler.on_frame(frame, connection)
                             elif problem := refusal(connection.holder, self._cluster, frame.header):

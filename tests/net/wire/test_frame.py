@@ -320,8 +320,9 @@ def test_a_bad_header_is_reported_and_the_frames_beside_it_are_read(
 ) -> None:
     bad = struct.pack(">II", len(head), 3) + head + b"xyz"
     before, found, behind = read_envelope(wire.envelope([GOOD, bad, GOOD]), LIMIT)
-    assert before == behind == Frame(wire.Idle("clicks", "p"), memoryview(b""))
+    assert before == behind == Frame(wire.Idle("clicks", "p"), memoryview(b""), len(GOOD) - 8)
     assert isinstance(found, BadFrame)
+    assert found.size == len(head)
     assert found.reason.startswith(f"the header at offset {4 + len(GOOD) + 8} does not decode: ")
     assert words in found.reason
 
@@ -333,9 +334,9 @@ def test_a_frame_over_the_limit_is_reported_with_its_header_and_the_others_are_r
     _, bad, behind = read_envelope(envelope, len(large) - 1)
     over = f"a frame of {len(large)} bytes is over the limit of {len(large) - 1}"
     assert bad == BadFrame(over, data)
-    assert behind == Frame(wire.Idle("clicks", "p"), memoryview(b""))
+    assert behind == Frame(wire.Idle("clicks", "p"), memoryview(b""), len(GOOD) - 8)
     _, fits, _ = read_envelope(envelope, len(large))
-    assert fits == Frame(data, memoryview(b"\x00" * 1000))
+    assert fits == Frame(data, memoryview(b"\x00" * 1000), len(large) - 1008)
 
 
 def test_a_header_over_the_limit_is_not_even_read() -> None:
@@ -416,7 +417,8 @@ def test_arbitrary_headers_with_right_lengths_spoil_only_themselves(
     mixed = [part for encoded in frames for part in (encoded, GOOD)]
     read = read_any(wire.envelope(mixed))
     assert len(read) == 2 * len(heads)
-    assert all(frame == Frame(wire.Idle("clicks", "p"), memoryview(b"")) for frame in read[1::2])
+    good = Frame(wire.Idle("clicks", "p"), memoryview(b""), len(GOOD) - 8)
+    assert all(frame == good for frame in read[1::2])
 
 
 JUNK = st.recursive(
