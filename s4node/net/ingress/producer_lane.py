@@ -15,7 +15,7 @@ Rules
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -224,8 +224,8 @@ class ProducerLane:
         self.connection: Hashable | None = None
         self.ended = False  # its producer has sent an end of stream
         self.untold = Untold()
-        self.unheard: deque[tuple[int, list[Unprocessed]]] | None = None
-        self._ruled: list[Unprocessed] = []
+        self.unheard: deque[tuple[int, Sequence[Unprocessed]]] | None = None
+        self._ruled: Sequence[Unprocessed] = ()
         self._senders: deque[tuple[str, int]] | None = None  # in runs, each with its end
         self._before = (start, start, start, start)
         self.held = False  # a frame was left to the producer for lack of room
@@ -240,7 +240,7 @@ class ProducerLane:
         self.told_limit = start
         self.press_at = start
         self.seen = 0.0
-        self.marks: deque[tuple[int, float]] = deque()  # next numbers, and times before them
+        self.marks: list[tuple[int, float]] = []  # next numbers, and times before them
 
     @property
     def ssp(self) -> tuple[str, str, int]:
@@ -274,7 +274,7 @@ class ProducerLane:
     def pass_marks(self) -> None:
         """Pass on the times before which all events are done."""
         while self.marks and self.marks[0][0] <= self.safe:
-            self.admission.reached(self, self.marks.popleft()[1])
+            self.admission.reached(self, self.marks.pop(0)[1])
 
     def refuse(self, number: int, count: int, reason: str) -> None:
         """Report refused events to the producer."""
@@ -358,7 +358,7 @@ class ProducerLane:
         """Make the ruling to send now; it counts as told."""
         self._before = self.limit, self.told_upto, self.told_limit, self.press_at
         self.urgent = False
-        self._ruled = []
+        self._ruled = ()
         if self.asked <= self.settled:
             self.asked = -1
         outcome = wire.ADMITTED
