@@ -324,16 +324,7 @@ ROWS: dict[str, Callable[[Attack], Awaitable[None]]] = {
     )
 }
 
-SLOWER = {
-    unfinished_messages,
-    unread_answers,
-    many_lanes,
-    long_types,
-    readers_of_the_log,
-    empty_envelopes,
-    events_without_a_key,
-    events_that_do_not_decode,
-}
+SLOWER = {unfinished_messages, unread_answers, many_lanes, events_that_do_not_decode}
 """Beside these a healthy sender's p99 has not been seen within its bounds yet."""
 
 
