@@ -29,8 +29,6 @@ from s4node.net.wire import frame as wire
 _MAX_ANSWER_BYTES = 4 << 20
 _VERDICT_BYTES = 1 << 20
 _RETRY_SECONDS = 0.005
-_PAUSE_SECONDS = 0.05
-"""How long nothing is read at least, so that many connections that wait cost little."""
 _COUNTED_BYTES = 1024
 """The bytes of a header for which it counts once more among the hellos of a second."""
 
@@ -281,7 +279,7 @@ class Connection:
     async def wait_clear(self) -> None:
         """Wait until more may be read."""
         while self.congested:
-            await trio.sleep(max(_PAUSE_SECONDS, self._waits(trio.current_time())))
+            await trio.sleep(max(_RETRY_SECONDS, self._waits(trio.current_time())))
             self._count_unread()
             if self._answer_bytes <= self._listener.limits.own_unread_bytes:
                 self.congested = bool(self._waits(trio.current_time()))
