@@ -96,14 +96,18 @@ class Lane:
             count -= events
         return found
 
-    def take(self, count: int) -> None:
-        """Remove the first ``count`` waiting events."""
-        del self.pending[:count]
+    def forget_senders(self, count: int) -> None:
+        """Forget who has sent the first ``count`` waiting events."""
         while count and self.senders:
             sender, events = self.senders.popleft()
             if events > count:
                 self.senders.appendleft((sender, events - count))
             count = max(0, count - events)
+
+    def drop_first(self) -> None:
+        """Drop the first waiting event."""
+        del self.pending[:1]
+        self.forget_senders(1)
 
     def wait_only(self, events: Sequence[Any] = ()) -> None:
         """Have only these events wait, of unknown senders."""

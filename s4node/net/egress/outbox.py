@@ -382,16 +382,14 @@ class Outbox:
         """Resume a lane at its owner's position; return False if the outbox has failed."""
         if self.error:
             return False
-        before = lane.upto
-        self._settled(lane, before, lane.reopen(position, again=again))
+        self._settled(lane, lane.upto, lane.reopen(position, again=again))
         return True
 
     def take_ruling(self, lane: Lane, ruling: wire.Ruling) -> None:
         if ruling.exceptions or ruling.shed:
             self._take_exceptions(lane, ruling)
-        before = lane.upto
-        settled = lane.acknowledge(min(ruling.upto, lane.next_number, lane.released))
-        self._settled(lane, before, settled)
+        upto = min(ruling.upto, lane.next_number, lane.released)
+        self._settled(lane, lane.upto, lane.acknowledge(upto))
         lane.limit = max(lane.limit, ruling.limit)
         if ruling.outcome == wire.EXPECTED:
             lane.rewind(ruling.expected)
@@ -522,7 +520,9 @@ class Outbox:
             built = build(lane, built.fewer, routing, now_ms, flags, most_bytes)
         self.latest.note(self.types.kinds, lane.pending, built.events, now_ms)
         first, end = lane.next_number, lane.next_number + built.events
-        lane.take(built.events)
+        del lane.pending[: built.events]
+        if lane.senders:
+            lane.forget_senders(built.events)
         self._ready_events -= built.events
         self.taken_out += built.events
         lane.next_number = end
@@ -537,6 +537,6 @@ class Outbox:
     def _drop_first(self, lane: Lane, reason: str) -> None:
         if self._order is not None and lane in self.lanes:
             self._order.leave_out(lane.partition, lane.next_number)
-        lane.take(1)
+        lane.drop_first()
         self._ready_events -= 1
         self._refuse(lane, reason)
