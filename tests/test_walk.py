@@ -17,12 +17,11 @@ import pytest
 def test_an_event_touches_no_more_code_than_before(
     grade: str, files: int, hops: int, calls: int
 ) -> None:
-    script, bounds = Path(__file__).with_name("walk.py"), map(str, (files, hops, calls))
-    walk = [sys.executable, str(script), grade, "400", *bounds]
+    script = Path(__file__).with_name("walk.py")
+    walk = [sys.executable, str(script), grade, "400", *map(str, (files, hops, calls))]
     run = subprocess.run(walk, capture_output=True, text=True, timeout=240)
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout.splitlines()[-1])
-    least = min(found, key=lambda each: each["calls"])
-    assert least["files"] <= files, least
-    assert least["hops"] <= hops, least
-    assert least["calls"] <= calls, least
+    bounds = {"files": files, "hops": hops, "calls": calls}
+    within = [each for each in found if all(each[what] <= bounds[what] for what in bounds)]
+    assert within, min(found, key=lambda each: each["calls"])
