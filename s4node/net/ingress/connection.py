@@ -84,7 +84,6 @@ class Connection:
         self.spoke = False  # a good frame has come
         self.heard = clocks.steady()  # when it has sent something last, about
         self.congested = False  # nothing more is read for now
-        self.busy = False  # its last slice was long, or has left something
         self._listener = listener
         self._hellos = Rate(listener.limits.hellos_per_second)
         self._lanes: dict[tuple[str, str], int] = {}  # by stream and producer

@@ -3,9 +3,9 @@
 Rules
 - Each connection has a trio task: await readiness once, take frames for a bounded time (a slice),
   repeat. What is left of an envelope is taken in the next slice of its connection.
-- Connections whose last slice was long, or that send a long message, stand in one line, and one of
-  them has a slice while all others have theirs. So a peer that sends little waits for one long
-  slice, however many peers send much.
+- If there are several connections whose last slice was long, or that send a long message, they
+  stand in one line, and one of them has a slice while all others have theirs. So a peer that sends
+  little waits for one long slice, however many peers send much.
 - The handler decides about frames. A bad frame is counted, answered and dropped here; the peer
   stays connected.
 - A warning that peers can cause is written once a minute for each host.
@@ -128,7 +128,8 @@ class Listener:
         self._news: dict[Connection, None] = {}
         self._seldom = LogThrottle(_WARNING_SECONDS)
         self._accepting = trio.CancelScope()
-        self._busy = trio.Lock()  # which busy connections get in the order in which they come
+        self._busy: set[Connection] = set()
+        self._line = trio.Lock()  # which busy connections get in the order in which they come
 
     @classmethod
     def configured(
@@ -382,6 +383,7 @@ class Listener:
         finally:
             self.connections.pop(connection, None)
             self._news.pop(connection, None)
+            self._busy.discard(connection)
             self._hosts[connection.host] -= 1
             if not self._hosts[connection.host]:
                 del self._hosts[connection.host]
@@ -404,8 +406,8 @@ class Listener:
                     await trio.sleep(_RETRY_SECONDS)
                 if connection.congested:
                     await connection.wait_clear()
-                if connection.busy:
-                    async with self._busy:
+                if len(self._busy) > 1 and connection in self._busy:
+                    async with self._line:
                         taken = self._drain(connection)
                 else:
                     taken = self._drain(connection)
@@ -473,4 +475,7 @@ class Listener:
                     return True
         finally:
             long = connection.socket.unfinished > _LONG_BYTES
-            connection.busy = long or clocks.steady() - began > _LONG_SECONDS
+            if long or clocks.steady() - began > _LONG_SECONDS:
+                self._busy.add(connection)
+            else:
+                self._busy.discard(connection)
