@@ -23,8 +23,9 @@ install-spark: ## install Spark, a Java and the demo's data too
 JOBS ?= 3
 BESIDE := -n $(JOBS) --dist loadfile
 
-# what has a target of its own, for it takes long: processes that are killed, deploying
-CRASHES := tests/test_failpoints.py tests/deploy/test_deploy.py tests/deploy/test_savepoints.py \
+# what has a target of its own, for it takes long: processes that are killed, deploying, jobs of processes
+CRASHES := tests/test_failpoints.py tests/cli/test_job_commands.py tests/cli/test_running_apps.py \
+	tests/deploy/test_deploy.py tests/deploy/test_upgrade.py tests/deploy/test_savepoints.py \
 	tests/deploy/test_savepoint_parts.py tests/deploy/test_rollback.py tests/deploy/test_many_machines.py \
 	tests/deploy/test_repartition.py tests/deploy/test_deployed_layout.py \
 	tests/process/test_launch.py \
