@@ -5,7 +5,8 @@ Rules
   here: it receives in threads of its own and reserves the length that a peer announces.
 - Receiving and sending never block. One call to the kernel may bring many messages. They come
   through a buffer that all connections of a listener share, so a quiet one needs no memory.
-- Receiving asks the kernel once, so a peer that sends a long message keeps nobody waiting.
+- Receiving asks the kernel a few times at most, so a peer that sends a long message keeps nobody
+  waiting; most envelopes come whole.
 - The kernel may take only a part of a message. The rest is sent by ``send_rest``, and until then
   nothing else is accepted.
 - A peer that breaks the framing is as good as gone: its connection ends. So is one that asks for
@@ -34,6 +35,9 @@ _KEEPALIVE = (
     (stdlib.TCP_KEEPCNT, 3),
 )
 """A peer whose host is gone is noticed after a minute."""
+
+_RECEIVES = 4
+"""How often the kernel is asked for an envelope: for a megabyte, in half a millisecond."""
 
 RECORD_BYTES = 16_384
 """The longest piece of data in TLS."""
@@ -88,7 +92,9 @@ class SpSocket:
         Raises RemoteFrameError for one that is too long.
         """
         if not self._messages:
-            self._receive()
+            for _ in range(_RECEIVES):
+                if not self._receive() or self._messages:
+                    break
             if not self._messages:
                 return None
         message = self._messages.popleft()
@@ -96,32 +102,34 @@ class SpSocket:
             raise message
         return message
 
-    def _receive(self) -> None:
-        """Split what was received before, or else what the kernel has now, into messages."""
+    def _receive(self) -> bool:
+        """Split what was received before, or else what the kernel has now, into messages; return
+        True if so much has come that more may be there."""
         data = self._splitting.rest
         if not data:
             try:
                 size = self._raw.recv_into(self._buffer) if self._tls is None else self._decrypted()
             except BlockingIOError:
-                return
+                return False
             except OSError:
                 size = 0
             if not size:
                 self._end()
-                return
+                return False
             data = self._buffer[:size]
         try:
             found = self._splitting.split(data)
         except RemoteFrameError as error:
             self.fault = str(error)
             self._end()
-            return
+            return False
         self._messages += found
         self.taken += len(found)
         self.unfinished = self._splitting.unfinished
         if not self.connected and self._splitting.greeted:
             self.connected = True
             self._on_change(True)
+        return 2 * len(data) > len(self._buffer) and not self._ended
 
     def _decrypted(self) -> int:
         """Receive and decrypt what fits into the buffer; raises as ``recv_into``."""
