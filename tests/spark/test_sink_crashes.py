@@ -7,13 +7,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from zipfile import ZipFile
 
+import msgspec
 import pytest
 
 pytest.importorskip("pyspark")
 
 from harness import ROOT, environment
-from spark_job import FILES, TOTAL
+from spark_job import TOTAL
 from spark_rows import Node, check_exact, node_in, until
 
 from s4node.failpoints import POINTS
@@ -69,10 +71,13 @@ def run(node: Node, folder: Path, kind: str, master: str = "local[2,4]") -> None
     assert "done" in out, (folder / "spark.log").read_text()[-3000:]
 
 
-def test_an_executor_that_is_killed_midway_leaves_each_row_once(node: Node, tmp_path: Path) -> None:
-    run(node, tmp_path, "killing", "local-cluster[2,1,1024]")
+@pytest.mark.parametrize("kind", ["killing", "killing-numbered"])
+def test_an_executor_that_is_killed_midway_leaves_each_row_once_unless_rows_are_numbered(
+    node: Node, tmp_path: Path, kind: str
+) -> None:
+    run(node, tmp_path, kind, "local-cluster[2,1,1024]")
     assert (tmp_path / "killing").exists()
-    check_exact(node.rows("clicks"), TOTAL)
+    check(node, kind)
 
 
 def test_spark_connect_writes_and_reads_each_row_once_in_batches_and_streaming(
@@ -87,25 +92,24 @@ def test_spark_connect_writes_and_reads_each_row_once_in_batches_and_streaming(
 def test_a_driver_that_is_killed_between_decision_and_commit_log_writes_each_row_once(
     node: Node, tmp_path: Path
 ) -> None:
-    killed = 0
     commits = tmp_path / "checkpoint" / "commits"
-    for batch in range(FILES):
+    for batch in range(2):
+        node.stop()
+        node.start("sink.answer")  # it dies when the batch is visible, and the driver waits
         with start(node, tmp_path, "stream", "local[2]") as job:
-
-            def published(batch: int = batch) -> bool:
-                sinks = node.ask("sink.list")["sinks"]
-                return any(each["batch"] >= batch for each in sinks)
-
             until(
-                lambda: published() or job.poll() is not None, "a batch is published", START_SECONDS
+                lambda job=job: node.died or job.poll() is not None,
+                "a batch is published",
+                START_SECONDS,
             )
-            killed += not (commits / str(batch)).exists()
-            if job.poll() is None:
-                job.send_signal(signal.SIGKILL)
-                subprocess.run(["pkill", "-KILL", "-s", str(job.pid)], check=False)
-    assert killed
+            kill(job)
+        assert not (commits / str(batch)).exists()
+    node.stop()
+    node.start()
+    (sink,) = node.ask("sink.list")["sinks"]
+    assert sink["batch"] == 1
     run(node, tmp_path, "stream", "local[3]")
-    check_exact(node.rows("clicks"), TOTAL)
+    check(node, "stream")
 
 
 def test_a_driver_that_is_killed_before_the_commit_log_doubles_and_loses_rows_that_are_numbered(
@@ -142,3 +146,36 @@ def test_a_node_that_is_killed_at_every_step_during_a_query_gets_each_row_once(
         out, _ = job.communicate(timeout=SECONDS)
     assert "done" in out, (tmp_path / "spark.log").read_text()[-3000:]
     check_exact(node.rows("clicks"), TOTAL)
+
+
+@pytest.mark.parametrize("connect", ["", "connect:"])
+def test_executors_get_the_package_by_py_files_and_say_so_if_they_lack_it(
+    node: Node, tmp_path: Path, connect: str
+) -> None:
+    archive = tmp_path / "shipped.zip"
+    with ZipFile(archive, "w") as file:
+        for each in ("s4node", "pyspark_s4", "tests/spark_rows.py", "tests/harness.py"):
+            for path in [ROOT / each] if each.endswith(".py") else (ROOT / each).rglob("*.py"):
+                file.write(path, path.relative_to(ROOT))
+        file.writestr("tests/__init__.py", "")
+    python = sys._base_executable  # type: ignore[attr-defined]
+    master = f"{connect}local-cluster[1,1,1024]"
+    libraries = str(Path(msgspec.__file__).parents[1])  # without what .pth files there add
+    done = subprocess.run(
+        [python, "-m", "tests.spark_shipping", master, archive, node.address, "clicks"],
+        cwd=ROOT,
+        env={**environment(), "PYTHONPATH": libraries},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert "shipped 1000" in done.stdout, done.stdout + done.stderr[-3000:]
+    said = done.stdout.partition("shipped")[0]
+    assert "Traceback" not in said
+    if connect:  # the server, which plans, lacks the package as well
+        assert "DATA_SOURCE_NOT_FOUND" in said
+    else:
+        assert "No module named 's4node' for " in said
+        assert "as a wheel, or ship it with --py-files" in said
+    check_exact(node.rows("clicks"), 1000)
