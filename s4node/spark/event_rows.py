@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import inspect
@@ -85,6 +86,7 @@ class EventRows:
         self._checked = hasattr(cls, "__post_init__")
         self._turn = 0
         self._partitioner: Partitioner | None = None
+        self._few_keys = True  # rows share keys, as far as batches have shown
         info = inspect.type_info(cls)
         assert isinstance(info, inspect.StructType)
         known = [field.encode_name for field in info.fields]
@@ -110,7 +112,7 @@ class EventRows:
                 )
             place = at.pop(column)
             kind = schema.fields[place].dataType
-            if not _fits(field.type, kind):
+            if not fits(field.type, kind):
                 problems.append(f"column {column!r} is {kind.simpleString()}, not {said}")
             self._names.append(name)
             self._places.append(place)
@@ -218,12 +220,13 @@ class EventRows:
         for name, place, optional in zip(self._names, self._places, self._optional, strict=True):
             nulls = batch.column(place).null_count
             if nulls and (not optional or name in (key or ())):
-                what = "is the key of the stream" if name in (key or ()) else "may not be None"
+                of_key = name in (key or ())
+                what = "is the key of the stream" if of_key else "may not be None"
+                more = "" if of_key else ", or allow None in the class"
                 raise SinkError(
                     f"column {batch.schema.names[place]!r} has {nulls} nulls in {batch.num_rows} "
-                    f"rows, and field {name} of {self.type.name} {what}; filter them "
-                    f"(df.na.drop), fill them (df.na.fill), or allow None in the class. Nothing of "
-                    f"the batch is visible"
+                    f"rows, and field {name} of {self.type.name} {what}; filter them (df.na.drop) "
+                    f"or fill them (df.na.fill){more}. Nothing of the batch is visible"
                 )
 
     def _partitions(self, batch: pa.RecordBatch, key: Sequence[str], upload: Upload) -> pa.Array:
@@ -234,12 +237,14 @@ class EventRows:
         memo = self._partitioner.memo
         columns = [batch.column(self._places[self._names.index(name)]) for name in key]
         try:
-            if len(columns) == 1:
+            if len(columns) == 1 and self._few_keys:
                 coded = columns[0].dictionary_encode()
+                self._few_keys = 2 * len(coded.dictionary) < batch.num_rows
                 found = [memo[each] for each in coded.dictionary.to_pylist()]
                 return pa.array(found, pa.int16()).take(coded.indices)
-            keys = zip(*(column.to_pylist() for column in columns), strict=True)
-            return pa.array([memo[each] for each in keys], pa.int16())
+            values = [column.to_pylist() for column in columns]
+            keys = values[0] if len(values) == 1 else zip(*values, strict=True)
+            return pa.array(np.fromiter(map(memo.__getitem__, keys), np.int16, batch.num_rows))
         except KeyFinderError as error:
             raise SinkError(f"a row has no key for {'+'.join(key)}: {error}") from error
 
@@ -265,22 +270,22 @@ def _values(column: pa.Array) -> list[Any]:
     return found
 
 
-def _fits(kind: inspect.Type, column: spark.DataType) -> bool:
+def fits(kind: inspect.Type, column: spark.DataType) -> bool:
     """Return True if each value of the column, but for nulls, is of this type."""
     if isinstance(kind, inspect.UnionType):
-        return any(_fits(each, column) for each in kind.types)
+        return any(fits(each, column) for each in kind.types)
     if isinstance(column, spark.ArrayType):
         item = getattr(kind, "item_type", None)
         return isinstance(kind, inspect.AnyType) or (
             item is not None
-            and _fits(item, column.elementType)
+            and fits(item, column.elementType)
             and (not column.containsNull or _may_be_none(item))
         )
     if isinstance(column, spark.MapType):
         return isinstance(kind, inspect.AnyType) or (
             isinstance(kind, inspect.DictType)
-            and _fits(kind.key_type, column.keyType)
-            and _fits(kind.value_type, column.valueType)
+            and fits(kind.key_type, column.keyType)
+            and fits(kind.value_type, column.valueType)
             and (not column.valueContainsNull or _may_be_none(kind.value_type))
         )
     return isinstance(column, _TAKEN.get(type(kind), ()))

@@ -12,6 +12,7 @@ Rules
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,6 +52,7 @@ _OPTIONS = (
     *("path", "checkpointlocation"),  # Spark's own
 )
 _ABORT_SECONDS = 5.0
+_GC_THRESHOLD = 100_000
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 
 
@@ -208,6 +210,7 @@ class Sink:
     ) -> Staged:
         """Append the rows of one attempt; ``last`` if the sink has only this batch."""
         target = self._target
+        gc.set_threshold(_GC_THRESHOLD)  # rows are many, and free of cycles
         rows = EventRows(event_class(target.type), self._schema, target.columns)
         context = TaskContext.get()
         task = f"{context.partitionId()}/{context.attemptNumber()}" if context else "0/0"

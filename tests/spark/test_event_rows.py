@@ -1,0 +1,42 @@
+"""Rows as events: each goes to the partition of its key."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+import pyarrow as pa
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+from shared_apps import Click
+
+from s4node.events.keys import Partitioner
+from s4node.events.schema import EventType
+from s4node.spark.event_rows import EventRows
+
+SCHEMA = StructType([StructField("user", StringType()), StructField("n", LongType())])
+
+
+@pytest.mark.parametrize("routing", ["crc32m:user", "crc32m:user+n"])
+def test_rows_go_to_the_partition_of_their_key_whether_keys_are_few_or_many(routing: str) -> None:
+    rows = EventRows(Click, SCHEMA, {})
+    upload: Any = SimpleNamespace(
+        hello=SimpleNamespace(routing=routing), partitions=4, max_body=1 << 20
+    )
+    partition_of = Partitioner(4).partition_of
+    for users in (5, 2000, 3):  # few keys, many, and few again
+        sent = [(f"u{n % users}", n) for n in range(2000)]
+        batch = pa.record_batch({"user": [u for u, _ in sent], "n": [n for _, n in sent]})
+        found = []
+        for partition, count, body, routed in rows.frames(batch, upload):
+            events = EventType(Click).decode(body)
+            assert routed
+            assert len(events) == count
+            for event in events:
+                key = event.user if routing.endswith("user") else (event.user, event.n)
+                assert partition_of(key) == partition
+            found += [(event.user, event.n) for event in events]
+        assert sorted(found) == sorted(sent)
