@@ -76,8 +76,10 @@ def bootstrap(
     """Run the app over its history; returns the exit status."""
     try:
         from s4node.spark.history import bootstrap as on_spark
-        from s4node.spark.history.savepoint import write_savepoint
+        from s4node.spark.history.replay import AppSource
+        from s4node.spark.history.savepoint import check_free, write_savepoint
         from s4node.spark.java import spark_session
+        from s4node.spark.short_errors import reasons_of_spark
     except ImportError as error:
         raise ConfigError(
             f"Spark is not installed for {sys.executable}: {error}. "
@@ -86,25 +88,29 @@ def bootstrap(
     named, file = _named(target)
     values = {each.name: each.text for each in config.items() if each.origin != "default"}
     places = _places(history)
+    name = name or f"{datetime.now(UTC):%Y-%m-%dT%H%M%S}"
+    check_free(AppSource(named, values, config[settings.CLUSTER_PARTITIONS]), name)
     spark = spark_session(f"s4 bootstrap {target}", master=master)
     room = work or tempfile.mkdtemp(prefix="s4-bootstrap-")
     try:
-        if file:
-            spark.addArtifacts(file, pyfile=True)
-        histories: dict[str, Any] = {
-            stream: place if place.startswith(("tcp://", "tls+tcp://")) else spark.read.load(place)
-            for stream, place in places.items()
-        }
-        if not histories:
-            histories = _logs(config)
-        given = {"order": [each.strip() for each in order.split(",")]} if order else {}
-        found = on_spark.bootstrap(
-            spark, named, histories, config=values, work=room, tell=_tell, **given
-        )
-        if found.refused:
-            _tell(f"{found.refused} events had no key and were left out, the first: {found.why}")
-        name = name or f"{datetime.now(UTC):%Y-%m-%dT%H%M%S}"
-        manifest = write_savepoint(found, name)
+        with reasons_of_spark():
+            if file:
+                spark.addArtifacts(file, pyfile=True)
+            histories: dict[str, Any] = {
+                stream: place if _is_address(place) else spark.read.load(place)
+                for stream, place in places.items()
+            }
+            if not histories:
+                histories = _logs(config)
+            given = {"order": [each.strip() for each in order.split(",")]} if order else {}
+            found = on_spark.bootstrap(
+                spark, named, histories, config=values, work=room, tell=_tell, **given
+            )
+            if found.refused:
+                _tell(
+                    f"{found.refused} events had no key and were left out, the first: {found.why}"
+                )
+            manifest = write_savepoint(found, name)
     finally:
         if not work:
             shutil.rmtree(room, ignore_errors=True)
@@ -129,6 +135,10 @@ def _named(target: str) -> tuple[str, str]:
     place = target.partition(":")[0]
     file = str(Path(place).resolve()) if place.endswith(".py") else ""
     return f"{module.__name__}:{name}", file
+
+
+def _is_address(place: str) -> bool:
+    return place.startswith(("tcp://", "tls+tcp://"))
 
 
 def _places(history: list[str]) -> dict[str, str]:

@@ -9,10 +9,15 @@ Rules
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from pyspark.errors import PySparkException
+
 from s4node.errors import S4Error
+
+_OURS = re.compile(r"s4node\.[\w.]+: (.+)")
 
 
 @contextmanager
@@ -23,3 +28,14 @@ def short_errors() -> Iterator[None]:
     except S4Error:
         os.environ["SPARK_HIDE_TRACEBACK"] = "1"
         raise
+
+
+@contextmanager
+def reasons_of_spark() -> Iterator[None]:
+    """Turn an error of Spark in the block into an S4Error with the reason alone: what s4node has
+    raised in a task, or else Spark's first line."""
+    try:
+        yield
+    except PySparkException as error:
+        text = str(error).strip()
+        raise S4Error((_OURS.findall(text) or [text.partition("\n")[0]])[-1]) from None

@@ -19,7 +19,7 @@ import pytest
 from pyspark.sql import SparkSession
 from spark_nodes import ROOT, Node, running_node
 
-from s4node.errors import GraphError, StateError
+from s4node.errors import ConfigError, GraphError, StateError
 from s4node.events.keys import crc32m
 from s4node.runtime.commit.committer import folder_of
 from s4node.savepoints.shipped import savepoints_of
@@ -64,12 +64,16 @@ def settings(node: Node, folder: Path, *more: str) -> dict[str, str]:
 
 
 def s4(*words: str, **values: str) -> str:
+    done = ended(*words, **values)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def ended(*words: str, **values: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "s4node", *words]
     for name, value in values.items():
         command += ["-p", f"{name}={value}"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
 
 
 def run_to_the_end(node: Node, app: str, values: dict[str, str], total: int, *more: str) -> None:
@@ -223,6 +227,11 @@ def test_the_command_makes_a_savepoint_of_files_and_a_store_is_read_from_one(
         history = ["--history", f"payments={tmp_path / 'payments'}", "--order", "at"]
         printed = s4("bootstrap", TARGET, *history, "--name", "files", **on_spark)
         assert printed.startswith("savepoint files of Replayed: 2 tasks, ")
+        again = ended("bootstrap", TARGET, *history, "--name", "files", **on_spark)
+        assert again.stderr == (  # and nothing of Spark, which has not started
+            "s4: app 'Replayed' has a savepoint 'files' already; take another name, or remove that "
+            "one: s4 savepoints remove Replayed files\n"
+        )
         counts = {
             key: row["count"] for key, row in states(tmp_path / "spark", "files")["Account"].items()
         }
@@ -281,6 +290,9 @@ def test_parts_of_an_app_that_do_not_fit_are_reported_before_anything_runs(
         bootstrap(spark, "tests.spark.replayed_app:Shared", {"payments": df}, order=["at"])
     assert "Counting.on_event sets app.last, which all keys of a task share" in str(shared.value)
     assert "Counting.on_event changes app.table" in str(shared.value)
+    cast = df.selectExpr("account", "shop", "'3' as cents", "at")
+    with pytest.raises(ConfigError, match="'payments' does not fit: column 'cents' is string"):
+        bootstrap(spark, TARGET, {"payments": cast}, order=["at"])
     with pytest.raises(GraphError) as cycle:
         bootstrap(
             spark,

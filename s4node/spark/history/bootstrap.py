@@ -35,7 +35,7 @@ from s4node.spark.addresses import listed
 from s4node.spark.columns import OFFSET, PARTITION, TIME, kind_of
 from s4node.spark.connection import ask
 from s4node.spark.history import stages as app_stages
-from s4node.spark.history.event_batches import unpacked
+from s4node.spark.history.event_batches import misfits, unpacked
 from s4node.spark.history.replay import (
     EVENT,
     PATH,
@@ -154,6 +154,13 @@ def bootstrap(
             )
         else:
             frames[name] = history
+            bad = misfits(made.streams[name].types[0], history.schema)
+            if bad:
+                raise ConfigError(
+                    f"the history of {name!r} does not fit: {'; '.join(bad)}. Select or cast the "
+                    f"columns",
+                    tuple(bad),
+                )
     fields = _order(frames, order)
     work = work or tempfile.mkdtemp(prefix="s4-bootstrap-")
     counts = _counts(made, Config.from_values(values), positions)

@@ -5,24 +5,48 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pyarrow as pa
+from msgspec import inspect
+from pyspark.sql.types import StringType, StructType
 
-from s4node.errors import ConfigError, EventError
+from s4node.errors import EventError
 from s4node.events.event import GenericEvent
 from s4node.events.schema import EventType
+from s4node.events.type_words import words as in_words
 from s4node.spark.columns import kind_of
+from s4node.spark.event_rows import fits
+
+
+def misfits(kind: EventType, schema: StructType) -> list[str]:
+    """Why rows with these columns are not events of a type; empty if they are."""
+    info = inspect.type_info(kind.cls)
+    if kind.cls is GenericEvent or not isinstance(info, inspect.StructType):
+        return []
+    found, columns = [], {each.name: each.dataType for each in schema.fields}
+    for field in info.fields:
+        name, said = field.encode_name, in_words(field.type, (kind.cls,))
+        column = columns.get(name)
+        if column is None:
+            if field.required:
+                found.append(f"there is no column {name!r} for field {name}: {said}")
+        elif not (
+            fits(field.type, column) or (kind_of(said).as_json and isinstance(column, StringType))
+        ):
+            found.append(f"column {name!r} is {column.simpleString()}, not {said}")
+    return found
 
 
 def events_of(kind: EventType, batch: pa.RecordBatch) -> list[Any]:
-    """The events of a batch whose columns are the fields of an event type."""
+    """The events of a batch whose columns are the fields of an event type. Values of types that
+    Spark does not have are JSON text, as those of a log."""
     names = set(batch.schema.names)
     if kind.cls is GenericEvent:
         return [GenericEvent.from_attributes(row) for row in batch.to_pylist()]
     columns = []
-    for name, words, required in kind.declaration.fields:
+    hints = {each.encode_name: each.type for each in msgspec.structs.fields(kind.cls)}
+    for name, words, _ in kind.declaration.fields:
         if name not in names:
-            if required:
-                raise ConfigError(f"the history has no column {name!r}, which {kind.name} needs")
             continue
         wanted = kind_of(words)
         column = batch.column(name)
@@ -31,7 +55,11 @@ def events_of(kind: EventType, batch: pa.RecordBatch) -> list[Any]:
                 f"{column.null_count} rows of the history have no {name}, and {kind.name}.{name} "
                 f"is {words}; drop or fill them before, or declare {words} | None"
             )
-        columns.append((name, column.to_pylist()))
+        values = column.to_pylist()
+        if wanted.as_json and pa.types.is_string(column.type):
+            decode = msgspec.json.Decoder(hints[name]).decode
+            values = [None if value is None else decode(value) for value in values]
+        columns.append((name, values))
     given = [name for name, _ in columns]
     fields = [name for name, _, _ in kind.declaration.fields][: len(given)]
     if not columns:

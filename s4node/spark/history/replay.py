@@ -45,6 +45,7 @@ from s4node.runtime.task.pe_state import PeState
 from s4node.spark.event_rows import ON_SPARK
 from s4node.spark.history.event_batches import events_of, packed, unpacked
 from s4node.spark.history.stages import Stage
+from s4node.spark.short_errors import short_errors
 from s4node.state import key_encoding
 from s4node.state.rows import TASK_GROUP
 
@@ -139,7 +140,8 @@ class Replay:
     columns: str = ""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _Run(self).run(batches)
+        with short_errors():
+            yield from _Run(self).run(batches)
 
 
 class _Run:
@@ -486,5 +488,6 @@ def encoded_rows(
     source: AppSource, stream: str, order: StructType, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """The history of an input stream as rows of a stage that has put them."""
-    run = _Run(Replay(source, Stage(0, (), (), single=False), order, frozenset()))
-    yield from run.rows_in(stream, batches)
+    with short_errors():
+        run = _Run(Replay(source, Stage(0, (), (), single=False), order, frozenset()))
+        yield from run.rows_in(stream, batches)

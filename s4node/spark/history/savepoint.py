@@ -30,22 +30,28 @@ from s4node.savepoints import writer
 from s4node.savepoints.manifest import Manifest
 from s4node.savepoints.shipped import savepoints_of
 from s4node.spark.history.bootstrap import Bootstrapped
-from s4node.spark.history.replay import STATE
+from s4node.spark.history.replay import STATE, AppSource
 from s4node.state.database import Database
 from s4node.state.job import DONE, EPOCH_OF, WRITTEN, identity_of
-from s4node.state.remote_job import depot_of
+from s4node.state.remote_job import RemoteJob, depot_of
 from s4node.state.rows import TASK_GROUP, prefix
 from s4node.state.task_state import TaskState
 
 _ROWS = 200_000  # of one commit
 
 
+def check_free(source: AppSource, name: str) -> None:
+    """Raise CheckpointError if the app has a savepoint of this name."""
+    app = source.made().name
+    job, depot = _place_of(app, Config.from_values(source.values))
+    savepoints_of(job, depot).prepare(name, app)
+
+
 def write_savepoint(found: Bootstrapped, name: str) -> Manifest:
     """Write a savepoint among those of the app; raises CheckpointError if the name is taken."""
     config = Config.from_values(found.source.values)
     app = found.app.name
-    job = folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], app)
-    depot = depot_of(config, job)
+    job, depot = _place_of(app, config)
     model = _model(found, config)
     facts = model.facts
     guard = JobGuard(
@@ -66,6 +72,12 @@ def write_savepoint(found: Bootstrapped, name: str) -> Manifest:
                 database.close()
 
     return writer.write(savepoints_of(job, depot), about, list(tasks), opened)
+
+
+def _place_of(app: str, config: Config) -> tuple[Path, RemoteJob | None]:
+    """The folder of the app's job, and where its state is shipped, if it is."""
+    job = folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], app)
+    return job, depot_of(config, job)
 
 
 def _model(found: Bootstrapped, config: Config) -> JobModel:

@@ -1,0 +1,28 @@
+"""What a command says when Spark fails."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.errors import PySparkException
+
+from s4node.errors import S4Error
+from s4node.spark.short_errors import reasons_of_spark
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "An exception was thrown:\ns4node.errors.EventError: no n; fill it\n SQLSTATE: 38000",
+            "no n; fill it",
+        ),
+        ("[PATH_NOT_FOUND] no such path\n\tat org.apache...", "[PATH_NOT_FOUND] no such path"),
+    ],
+)
+def test_an_error_of_spark_is_told_in_one_line(text: str, told: str) -> None:
+    with pytest.raises(S4Error) as caught, reasons_of_spark():
+        raise PySparkException(text)
+    assert str(caught.value) == told
