@@ -84,3 +84,22 @@ def running_node(folder: Path, *settings: str, target: str = "", port: int = 0) 
         process.terminate()
         process.wait(20)
         process.stdout.close()
+
+
+def to_the_end(query: Any) -> Any:
+    """Run a streaming query on what there is now; returns it when it has ended.
+
+    Spark gives a Python worker of a streaming source ten seconds to start, whatever is set, which a
+    busy machine may not keep. Then the query runs again.
+    """
+    from pyspark.errors import StreamingQueryException
+
+    for attempt in range(4):
+        try:
+            started = query.trigger(availableNow=True).start()
+            started.awaitTermination()
+            break
+        except StreamingQueryException as error:
+            if attempt == 3 or "worker failed to connect back" not in str(error):
+                raise
+    return started

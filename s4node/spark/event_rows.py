@@ -173,7 +173,7 @@ class EventRows:
 
     def _rows(self, batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
         columns = [batch.column(place) for place in self._places]
-        return list(zip(*map(_values, columns), strict=True))
+        return list(zip(*map(values_of, columns), strict=True))
 
     def _bodies(
         self, rows: Sequence[tuple[Any, ...]], partition: int, most: int, routed: bool
@@ -260,7 +260,7 @@ def _key_of(hello: wire.Hello) -> tuple[str, ...] | None:
     return parts if all(part.isidentifier() for part in parts) else None
 
 
-def _values(column: pa.Array) -> list[Any]:
+def values_of(column: pa.Array) -> list[Any]:
     """The values of a column; asking for maps as dicts costs a hundred times as much."""
     found: list[Any] = (
         column.to_pylist(maps_as_pydicts="strict")
@@ -271,22 +271,19 @@ def _values(column: pa.Array) -> list[Any]:
 
 
 def fits(kind: inspect.Type, column: spark.DataType) -> bool:
-    """Return True if each value of the column, but for nulls, is of this type."""
+    """Return True if each value of the column, but for nulls in it, is of this type."""
     if isinstance(kind, inspect.UnionType):
         return any(fits(each, column) for each in kind.types)
     if isinstance(column, spark.ArrayType):
         item = getattr(kind, "item_type", None)
         return isinstance(kind, inspect.AnyType) or (
-            item is not None
-            and fits(item, column.elementType)
-            and (not column.containsNull or _may_be_none(item))
+            item is not None and fits(item, column.elementType)
         )
     if isinstance(column, spark.MapType):
         return isinstance(kind, inspect.AnyType) or (
             isinstance(kind, inspect.DictType)
             and fits(kind.key_type, column.keyType)
             and fits(kind.value_type, column.valueType)
-            and (not column.valueContainsNull or _may_be_none(kind.value_type))
         )
     return isinstance(column, _TAKEN.get(type(kind), ()))
 

@@ -10,12 +10,19 @@ import pytest
 pytest.importorskip("pyspark")
 
 import pyarrow as pa
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 from shared_apps import Click
 
+from s4node import Event
+from s4node.errors import SinkError
 from s4node.events.keys import Partitioner
 from s4node.events.schema import EventType
 from s4node.spark.event_rows import EventRows
+
+
+class Basket(Event):
+    prices: list[int]
+
 
 SCHEMA = StructType([StructField("user", StringType()), StructField("n", LongType())])
 
@@ -40,3 +47,14 @@ def test_rows_go_to_the_partition_of_their_key_whether_keys_are_few_or_many(rout
                 assert partition_of(key) == partition
             found += [(event.user, event.n) for event in events]
         assert sorted(found) == sorted(sent)
+
+
+def test_an_array_may_have_nulls_by_its_type_and_not_in_a_row() -> None:
+    rows = EventRows(Basket, StructType([StructField("prices", ArrayType(LongType()))]), {})
+    upload: Any = SimpleNamespace(
+        hello=SimpleNamespace(routing="crc32m:"), partitions=1, max_body=1 << 20, own_lane=0
+    )
+    (frame,) = rows.frames(pa.record_batch({"prices": pa.array([[5, 7], []])}), upload)
+    assert EventType(Basket).decode(frame[2]) == [Basket([5, 7]), Basket([])]
+    with pytest.raises(SinkError, match=r"a row is no Basket .*: \(\[5, None\],\); filter or"):
+        list(rows.frames(pa.record_batch({"prices": pa.array([[5, None]])}), upload))

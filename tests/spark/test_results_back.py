@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from spark_nodes import ROOT, Node, running_node
+from spark_nodes import ROOT, Node, running_node, to_the_end
 
 from s4node.spark.connection import ask
 from tests.spark.replayed_app import Payment
@@ -71,7 +71,7 @@ def upcoming(node: Node) -> int:
 
 def read_on(spark: SparkSession, node: Node, folder: Path) -> Counter[tuple[str, int]]:
     """Have a query read what it has not read yet; returns all that it has ever read."""
-    (
+    to_the_end(
         spark.readStream.format("s4")
         .option("address", node.address)
         .option("stream", "totals")
@@ -80,9 +80,6 @@ def read_on(spark: SparkSession, node: Node, folder: Path) -> Counter[tuple[str,
         .writeStream.format("parquet")
         .option("path", str(folder / "out"))
         .option("checkpointLocation", str(folder / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-        .awaitTermination()
     )
     rows: list[Any] = spark.read.parquet(str(folder / "out")).collect()
     return Counter((row["account"], row["number"]) for row in rows)

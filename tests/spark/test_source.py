@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from spark_nodes import Click, Node, running_node
+from spark_nodes import Click, Node, running_node, to_the_end
 
 from s4node import Event
 
@@ -114,7 +114,7 @@ def test_a_query_goes_on_where_its_checkpoint_is(
     node.append("growing", CLICKS[:500])
 
     def run(**options: Any) -> list[int]:
-        query = (
+        query = to_the_end(
             spark.readStream.format("s4")
             .option("address", node.address)
             .option("stream", "growing")
@@ -123,10 +123,7 @@ def test_a_query_goes_on_where_its_checkpoint_is(
             .writeStream.format("parquet")
             .option("path", str(tmp_path / "out"))
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .trigger(availableNow=True)
-            .start()
         )
-        query.awaitTermination()
         return [int(each["numInputRows"]) for each in query.recentProgress]
 
     assert run(maxEventsPerTrigger=200) == [200, 200, 100]
@@ -149,7 +146,7 @@ def test_a_checkpoint_of_another_stream_of_that_name_is_refused(
         .writeStream.format("noop")
         .option("checkpointLocation", str(tmp_path))
     )
-    query.trigger(availableNow=True).start().awaitTermination()
+    to_the_end(query)
     with running_node(tmp_path / "other") as other:
         other.create("clicks", 3, key="user")
         other.append("clicks", CLICKS[:300], key="user")
@@ -160,17 +157,16 @@ def test_a_checkpoint_of_another_stream_of_that_name_is_refused(
             .load()
             .writeStream.format("noop")
             .option("checkpointLocation", str(tmp_path))
-            .trigger(availableNow=True)
         )
         with pytest.raises(PySparkException, match=r"the events of clicks\[\d\] from offset"):
-            again.start().awaitTermination()
+            to_the_end(again)
 
 
 def test_a_query_that_is_restarted_with_other_columns_is_refused(
     spark: SparkSession, node: Node, tmp_path: Path
 ) -> None:
     def run(columns: str) -> None:
-        (
+        to_the_end(
             spark.readStream.format("s4")
             .option("address", node.address)
             .option("stream", "clicks")
@@ -178,9 +174,6 @@ def test_a_query_that_is_restarted_with_other_columns_is_refused(
             .load()
             .writeStream.format("noop")
             .option("checkpointLocation", str(tmp_path))
-            .trigger(availableNow=True)
-            .start()
-            .awaitTermination()
         )
 
     run("user, number")

@@ -15,7 +15,7 @@ from s4node.events.event import GenericEvent
 from s4node.events.schema import EventType
 from s4node.events.type_words import words as in_words
 from s4node.spark.columns import kind_of
-from s4node.spark.event_rows import fits
+from s4node.spark.event_rows import fits, values_of
 
 
 def misfits(kind: EventType, schema: StructType) -> list[str]:
@@ -55,10 +55,15 @@ def events_of(kind: EventType, batch: pa.RecordBatch) -> list[Any]:
                 f"{column.null_count} rows of the history have no {name}, and {kind.name}.{name} "
                 f"is {words}; drop or fill them before, or declare {words} | None"
             )
-        values = column.to_pylist()
-        if wanted.as_json and pa.types.is_string(column.type):
-            decode = msgspec.json.Decoder(hints[name]).decode
-            values = [None if value is None else decode(value) for value in values]
+        values = values_of(column)
+        try:
+            if wanted.as_json and pa.types.is_string(column.type):
+                decode = msgspec.json.Decoder(hints[name]).decode
+                values = [None if value is None else decode(value) for value in values]
+            elif pa.types.is_nested(column.type):  # which may have nulls inside
+                values = msgspec.convert(values, list.__class_getitem__((hints[name],)))
+        except msgspec.ValidationError as error:
+            raise EventError(f"a row of the history is no {kind.name}: {name}: {error}") from error
         columns.append((name, values))
     given = [name for name, _ in columns]
     fields = [name for name, _, _ in kind.declaration.fields][: len(given)]
