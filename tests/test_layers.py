@@ -108,7 +108,8 @@ PURE_MODULES = {
     "runtime.outputs": "dispatch",
     "runtime.commit": "producers",
     "runtime.inputs": (
-        "binding broadcast frame_batches grouper input_batches job_model lane_sources port"
+        "binding broadcast fast_inputs frame_batches grouper input_batches job_model "
+        "lane_sources port"
     ),
     "runtime.container": "hooks metrics",
     "testing": "failures",

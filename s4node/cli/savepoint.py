@@ -91,9 +91,10 @@ def show(manifest: Manifest, place: SavepointPlace, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(row_at(place, manifest)))
         return
+    held = f"; fast streams were held for {manifest.held_ms / 1000:g} s" * bool(manifest.held_ms)
     print(
         f"savepoint {manifest.name} of {manifest.app}: {len(manifest.tasks)} tasks, "
-        f"{size_of(manifest, place)}"
+        f"{size_of(manifest, place)}{held}"
     )
 
 
@@ -117,6 +118,7 @@ def as_row(manifest: Manifest) -> dict[str, object]:
         "created_ms": manifest.created_ms,
         "bytes": manifest.bytes,
         "why": manifest.why,
+        "held_ms": manifest.held_ms,
         "startpoints": manifest.startpoints.count,
         "tasks": {
             task: {"commit": each.commit, "bytes": sum(file.size for file in each.files.values())}

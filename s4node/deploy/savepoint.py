@@ -11,11 +11,13 @@ Rules
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import trio
 
 from s4node import threads
@@ -119,6 +121,17 @@ class SavepointOf:
                 if cuts.keys() >= set(self.tasks):
                     return cuts
                 await registry.session.wait_change(path, seen)
+        waiting: Counter[str] = Counter()
+        for drain in await registry.job.drains(state, number):
+            waiting.update(drain.waiting)
+        if waiting:
+            streams = ", ".join(f"{each} ({waiting[each]})" for each in sorted(waiting))
+            raise CheckpointError(
+                f"no savepoint of {self.app!r} was taken: its fast streams were held for "
+                f"{timeout:g} s, and the events that waited then were not all processed: "
+                f"{streams}. The app goes on; try again when it has less to do, or with a longer "
+                f"--timeout"
+            )
         missing = ", ".join(sorted(set(self.tasks) - cuts.keys()))
         raise CheckpointError(
             f"no savepoint of {self.app!r} was taken: no cut within {timeout:g} s of {missing}; "
@@ -151,7 +164,8 @@ class SavepointOf:
         place = self.place
         tasks = {task: place.saved_task(number, cut) for task, cut in cuts.items()}
         self._check_owners(cuts)
-        manifest = about.manifest(number, tasks)
+        held = max(cut.held_ms for cut in cuts.values())
+        manifest = msgspec.structs.replace(about.manifest(number, tasks), held_ms=held)
         place.write_manifest(manifest)
         return manifest
 

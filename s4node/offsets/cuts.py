@@ -20,12 +20,20 @@ import msgspec
 
 class CutReport(msgspec.Struct, frozen=True):
     """What a container says of the cut of one of its tasks: the owner's fence and the commit that
-    the cut is, or the ``error`` for which there is none."""
+    the cut is, or the ``error`` for which there is none. Fast inputs were held for ``held_ms``."""
 
     task: str
     fence: int
     commit: int
     error: str = ""
+    held_ms: int = 0
+
+
+class DrainReport(msgspec.Struct, frozen=True):
+    """What a container says of its ``tasks``' fast inputs: the events that wait, by stream."""
+
+    tasks: list[str]
+    waiting: dict[str, int]
 
 
 class Cuts:
@@ -58,6 +66,15 @@ class Cuts:
         """Ask all tasks for the cut of this number; 0 is none."""
         for partition in list(self._made):
             self.request(partition, number)
+
+    @property
+    def partitions(self) -> list[int]:
+        """The partitions of the container's tasks."""
+        return sorted(self._made)
+
+    def all_made(self, number: int) -> bool:
+        """Return True if all tasks have begun the cut of this number."""
+        return all(made >= number for made in self._made.values())
 
     def made(self, partition: int) -> int:
         """The number of the task's last cut; 0 before the first."""

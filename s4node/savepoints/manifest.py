@@ -52,7 +52,7 @@ class Manifest(msgspec.Struct, frozen=True):
     ``number`` is that of the cuts, ``state`` the identity of the job's state, ``job`` the job's
     guard as a row, ``created_ms`` Unix time, and ``why`` says who took the savepoint.
     ``startpoints`` were set and not consumed yet. A savepoint that a deployment took has the
-    ``upgrade``.
+    ``upgrade``. Fast inputs were held for ``held_ms``.
     """
 
     format: int
@@ -67,6 +67,7 @@ class Manifest(msgspec.Struct, frozen=True):
     why: str = ""
     startpoints: Requests = Requests()
     upgrade: Upgrade | None = None
+    held_ms: int = 0
 
     @property
     def bytes(self) -> int:

@@ -66,29 +66,46 @@ async def test_several_containers_make_one_savepoint_and_go_on_from_it(tmp_path:
         await until(lambda: last(app) == dict.fromkeys(USERS, 3))
 
 
-async def test_a_savepoint_has_of_a_fast_stream_what_is_processed_and_waits_for_none(
-    tmp_path: Path,
+@pytest.mark.parametrize("several", [(), ("--nodes", "2", "--partitions", "4")])
+async def test_a_savepoint_has_all_that_has_come_on_fast_streams(
+    tmp_path: Path, several: tuple[str, ...]
 ) -> None:
-    it = Counts(tmp_path, ("-p", "s4.state.folder=state"))
-    slow = CLICKS.replace("self.n += 1", "time.sleep(0.002); self.n += 1")
-    both = slow.replace("app.create_pe(Count)", "(count := app.create_pe(Count))")
-    visits = 'app.create_input_stream("visits", count, key="user")'
-    (tmp_path / "clicks.py").write_text(f"import time\n{both}{visits}\n")
-    async with it.running() as app:
+    it = with_visits(tmp_path)
+    async with it.running(*several) as app:
         await it.count(app, 1)
         async with Client(app.address) as client:
             visits = await client.stream("visits")
-            await visits.send_many(Click("guest") for _ in range(2000))
-            await until(lambda: last(app).get("guest", 0) > 100)
-            await it.s4("savepoint", "clicks", "--name", "amid")
-            processed = last(app)["guest"]
-            await visits.flush()
-        await until(lambda: last(app)["guest"] == 2000)
-    async with it.running("--from", "amid", *BACK) as app, Client(app.address) as client:
+            await visits.send_many(Click(guest) for guest in GUESTS * 100)
+            await until(lambda: visited(app))
+            done = await run_s4("savepoint", "clicks", "--name", "amid", *it.place, cwd=tmp_path)
+            assert "; fast streams were held for " in done.stdout, done.stderr
+            assert visited(app) == 100 * len(GUESTS)
+            await visits.send_many(Click(guest) for guest in GUESTS)
+            assert await visits.flush() == []
+    async with it.running(*several, "--from", "amid", *BACK) as app, Client(app.address) as client:
         visits = await client.stream("visits")
-        await visits.send(Click("guest"))
-        await until(lambda: "guest" in last(app))
-        assert 100 < last(app)["guest"] <= processed + 1
+        await visits.send_many(Click(guest) for guest in GUESTS)
+        assert await visits.flush() == []
+        assert {guest: last(app)[guest] for guest in GUESTS} == dict.fromkeys(GUESTS, 101)
+
+
+async def test_a_savepoint_gives_up_in_time_if_fast_streams_do_not_drain(tmp_path: Path) -> None:
+    it = with_visits(tmp_path)
+    async with it.running() as app:
+        await it.count(app, 1)
+        await it.s4("savepoint", "clicks", "--name", "before")  # so that it is heard at once
+        async with Client(app.address) as client:
+            visits = await client.stream("visits")
+            await visits.send_many(Click(guest) for guest in GUESTS * 300)
+            await until(lambda: visited(app))
+            words = ("savepoint", "clicks", "--name", "amid", "--timeout", "1")
+            done = await run_s4(*words, *it.place, cwd=tmp_path)
+            assert done.returncode == 1
+            assert "its fast streams were held for 1 s, and the events that waited" in done.stderr
+            assert "processed: visits (" in done.stderr
+            assert await visits.flush() == []
+        assert visited(app) == 300 * len(GUESTS)
+        await it.s4("savepoint", "clicks", "--name", "after")
 
 
 @pytest.mark.parametrize("step", ["savepoint.due", "savepoint.cut", "savepoint.kept"])
@@ -269,6 +286,25 @@ class Counts:
             clicks = await client.stream("clicks")
             await clicks.send_many(Click(user) for user in USERS * times)
             assert await clicks.flush() == []
+
+
+GUESTS = [f"guest-{n}" for n in range(10)]
+
+
+def with_visits(folder: Path) -> Counts:
+    """An app with a fast stream, too, whose events take 2 ms each."""
+    fast = ("-p", "s4.stream.visits.grade=fast")
+    it = Counts(folder, (*fast, "-p", "s4.state.folder=state"))
+    slow = CLICKS.replace("self.n += 1", "time.sleep(0.002); self.n += 1")
+    both = slow.replace("app.create_pe(Count)", "(count := app.create_pe(Count))")
+    visits = 'app.create_input_stream("visits", count, key="user")'
+    (folder / "clicks.py").write_text(f"import time\n{both}{visits}\n")
+    return it
+
+
+def visited(app: NodeProcess) -> int:
+    """How many visits of guests are counted."""
+    return sum(count for user, count in last(app).items() if user in GUESTS)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ import trio
 from s4node.cluster.coordination.entries import AppId
 from s4node.cluster.coordination.typed_entries import TypedEntries, below, path_of_app, path_to
 from s4node.errors import BadVersion, EntryExists, NoEntry, SessionLost
-from s4node.offsets.cuts import CutReport
+from s4node.offsets.cuts import CutReport, DrainReport
 from s4node.offsets.startpoint_fan_out import Requests
 
 if TYPE_CHECKING:
@@ -115,9 +115,10 @@ class JobRegistry:
         this session lives; raises EntryExists where another session asks."""
         path = self.path_of_savepoint(state)
         await self._session.create(path + "/request", str(number).encode(), ephemeral=True)
-        for before in await self._entries.names(path + "/cuts"):
-            if before != str(number):
-                await self._entries.delete_tree(f"{path}/cuts/{before}")
+        for what in ("cuts", "drains"):
+            for before in await self._entries.names(f"{path}/{what}"):
+                if before != str(number):
+                    await self._entries.delete_tree(f"{path}/{what}/{before}")
 
     async def requested_savepoint(self, state: str) -> int:
         """The number of the savepoint that is asked for; 0 for none."""
@@ -129,6 +130,7 @@ class JobRegistry:
         with contextlib.suppress(NoEntry):
             await self._session.delete(path + "/request")
         await self._entries.delete_tree(path + "/cuts")
+        await self._entries.delete_tree(path + "/drains")
 
     async def report_cut(self, state: str, number: int, report: CutReport) -> None:
         """Say what has become of the cut of a task."""
@@ -139,6 +141,16 @@ class JobRegistry:
         """What was reported for the savepoint of this number, by task."""
         found = await self._entries.all(f"{self.path_of_savepoint(state)}/cuts/{number}", CutReport)
         return {name: each.value for name, each in found.items()}
+
+    async def report_drain(self, state: str, number: int, report: DrainReport) -> None:
+        """Say how far a container has drained its fast inputs."""
+        path = below(f"{self.path_of_savepoint(state)}/drains/{number}", report.tasks[0])
+        await self._entries.put(path, report)
+
+    async def drains(self, state: str, number: int) -> list[DrainReport]:
+        """What containers have said of their fast inputs."""
+        path = f"{self.path_of_savepoint(state)}/drains/{number}"
+        return [each.value for each in (await self._entries.all(path, DrainReport)).values()]
 
     @staticmethod
     def path_of_savepoint(state: str) -> str:

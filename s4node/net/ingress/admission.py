@@ -10,6 +10,7 @@ Rules
   executor has no room for are left to their producer: nothing is lost, and "expected n" is sent
   once there is room again. Frames that a dropping executor has no room for are shed: they are done
   at once, and the producer is told.
+- While a stream is kept to some connections, frames of others are left to their producers, too.
 - Credit reaches ahead of what is processed; if events are dropped, ahead of what has arrived.
 - Lives of a producer follow each other under one id, as the owners of a task do. The hello of an
   older life is refused (:mod:`s4node.net.ingress.producer_life`).
@@ -22,7 +23,7 @@ Rules
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from s4node.net.ingress.producer_lane import FrameReceipt, ProducerLane
@@ -69,6 +70,7 @@ class StreamAdmission:
     ``stages`` are the stages of the partitions that this node owns; more may come. ``deserializer``
     counts their undecoded frames. ``notify`` is called with each lane whose producer should be told
     something, ``on_time`` with a lane and the time that its producer has reported, once that holds.
+    If set, ``kept_to`` are the connections whose frames are taken.
     """
 
     stream: str
@@ -76,6 +78,7 @@ class StreamAdmission:
     notify: Callable[[ProducerLane], None]
     deserializer: Gauge = field(default_factory=lambda: Gauge(_NO_DESERIALIZER))
     on_time: Callable[[ProducerLane, float], None] = lambda _, __: None
+    kept_to: Collection[Hashable] | None = None
     changes: int = 0  # of who is there
     lanes: dict[tuple[str, int], ProducerLane] = field(default_factory=dict)
     frames: int = 0
@@ -283,6 +286,9 @@ class StreamAdmission:
             self.touched(lane)
             return None
         count = end - first
+        if not self._is_open_to(connection):
+            self._hold(lane, count)
+            return None
         room, gauge = self._room(lane, count, size, now)
         if room == 0 and gauge.executor.withholds:
             self._hold(lane, count)
@@ -378,7 +384,10 @@ class StreamAdmission:
         return []
 
     def _has_room(self, lane: ProducerLane) -> bool:
-        return self.stages[lane.partition].roomy
+        return self._is_open_to(lane.connection) and self.stages[lane.partition].roomy
+
+    def _is_open_to(self, connection: Hashable) -> bool:
+        return self.kept_to is None or connection in self.kept_to
 
     def reached(self, lane: ProducerLane, time: float) -> None:
         """Pass on that a lane's producer is at ``time``."""

@@ -3,6 +3,8 @@
 Rules
 - A request is an entry of the coordination that all who can reach the job's state see. The tasks
   of a container are asked for their cuts when it appears, and so is a task that comes later.
+- If the job has fast inputs, all containers hold and drain theirs first. They go on when the cuts
+  have begun, or nobody asks for the savepoint any more, also because the coordination is away.
 - A cut is reported when it is kept, and its owner still has the right to write the task. So is one
   that could not be kept: the savepoint fails, and the job goes on.
 - A task whose last cut of this number was made by an earlier owner makes no other: that is
@@ -11,9 +13,12 @@ Rules
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
+import msgspec
 import trio
 
 from s4node import threads
@@ -24,7 +29,7 @@ from s4node.config.config import Config
 from s4node.errors import CoordinationError
 from s4node.failpoints import passing
 from s4node.logger import get_logger
-from s4node.offsets.cuts import CutReport, Cuts
+from s4node.offsets.cuts import CutReport, Cuts, DrainReport
 from s4node.state.job import identity_of
 from s4node.state.remote_job import RemoteJob
 
@@ -33,9 +38,36 @@ log = get_logger("s4node.runtime")
 _LOOK_SECONDS = 1.0
 """How often it is looked whether anybody has ever asked anything of the job, and for new tasks."""
 
+_DRAIN_SECONDS = 0.02
+"""How often it is looked whether fast inputs are drained."""
+
+
+class Inputs(Protocol):
+    """The fast inputs of a container; false if there are none."""
+
+    def __bool__(self) -> bool: ...
+
+    @property
+    def undrained(self) -> dict[str, int]:
+        """How many events are not processed, by stream."""
+        ...
+
+    def hold(self, now: float) -> None:
+        """Take no more events of producers."""
+        ...
+
+    def held_seconds(self, now: float) -> float:
+        """How long the inputs have been held; 0 if they are not."""
+        ...
+
+    def let_go(self) -> None:
+        """Let producers go on."""
+        ...
+
 
 class SavepointRequests:
-    """Those of the job in ``folder``; ``names`` are its tasks', ``cuts`` the container's."""
+    """Those of the job in ``folder``; ``names`` are its tasks', ``cuts`` and ``inputs`` the
+    container's."""
 
     def __init__(
         self,
@@ -44,12 +76,15 @@ class SavepointRequests:
         config: Config,
         names: Mapping[int, str],
         cuts: Cuts,
+        inputs: Inputs,
     ) -> None:
         self._folder = folder
         self._depot = depot
         self._coordination = StateCoordination(folder, config)
         self._names = names
         self._cuts = cuts
+        self._inputs = inputs
+        self._told: tuple[int, list[str], bool] | None = None  # of the last drain
         self._state = ""
         self._registry: Registry | None = None
 
@@ -61,36 +96,60 @@ class SavepointRequests:
         while True:
             try:
                 async with self._coordination.registry("container") as self._registry:
-                    await follow(self._step, _tell_trouble)
+                    await follow(self._step, self._on_trouble)
             except CoordinationError as error:  # the session has ended, or there is none
-                _tell_trouble(str(error))
+                self._on_trouble(str(error))
                 await trio.sleep(_LOOK_SECONDS)
             finally:
-                self._registry = None
+                self._registry = self._told = None
+                self._inputs.let_go()
 
     async def _step(self) -> None:
         assert self._registry is not None
         path = self._registry.job.path_of_savepoint(self._state)
         seen = await self._registry.session.change(path)
         number = await self._registry.job.requested_savepoint(self._state)
-        self._cuts.request_all(number)
-        if number:
+        drained = self._cuts.all_made(number) or await self._drained(number)
+        if drained:
+            self._cuts.request_all(number)
+        if number and drained:
             passing("savepoint.due")
             for partition in self._cuts.take_inherited(number):
                 gone = CutReport(self._names[partition], 0, 0, "taken over after its cut")
                 await self.report_cut(number, gone)
-        with trio.move_on_after(_LOOK_SECONDS):  # a task may come to us meanwhile
-            await self._registry.session.wait_change(path, seen)
+        if self._cuts.all_made(number):
+            self._inputs.let_go()
+        with trio.move_on_after(_LOOK_SECONDS if drained else _DRAIN_SECONDS):
+            await self._registry.session.wait_change(path, seen)  # a task may come to us meanwhile
+
+    async def _drained(self, number: int) -> bool:
+        """Hold the fast inputs; return True if those of all containers are drained."""
+        assert self._registry is not None
+        if not self._inputs:
+            return True
+        self._inputs.hold(trio.current_time())
+        tasks = [self._names[partition] for partition in self._cuts.partitions]
+        waiting = self._inputs.undrained
+        told = number, tasks, bool(waiting)
+        if told != self._told:
+            report = DrainReport(tasks, waiting)
+            await self._registry.job.report_drain(self._state, number, report)
+            self._told = told
+        drains = await self._registry.job.drains(self._state, number)
+        drained = {task for each in drains if not each.waiting for task in each.tasks}
+        return drained >= set(self._names.values())
 
     async def report_cut(self, number: int, report: CutReport) -> None:
         """Say what has become of a cut."""
         if self._registry is None:
             return  # the command asks again
+        held = math.ceil(self._inputs.held_seconds(trio.current_time()) * 1000)
+        report = msgspec.structs.replace(report, held_ms=held)
         try:
             await self._registry.job.report_cut(self._state, number, report)
         except CoordinationError as error:
-            _tell_trouble(str(error))
+            self._on_trouble(str(error))
 
-
-def _tell_trouble(reason: str) -> None:
-    log.warning("savepoints cannot be asked for at the moment", reason=reason)
+    def _on_trouble(self, reason: str) -> None:
+        self._inputs.let_go()
+        log.warning("savepoints cannot be asked for at the moment", reason=reason)

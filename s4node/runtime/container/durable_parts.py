@@ -48,6 +48,7 @@ from s4node.runtime.container import saved_sample
 from s4node.runtime.container.partitions import Partitions
 from s4node.runtime.container.restore import Restore
 from s4node.runtime.inputs.binding import durable_of, live_of, replayable
+from s4node.runtime.inputs.fast_inputs import FastInputs
 from s4node.runtime.inputs.job_model import AppKind, JobModel
 from s4node.runtime.inputs.starting_offsets import default_offset
 from s4node.runtime.inputs.startpoints import Startpoints
@@ -226,6 +227,7 @@ class DurableParts:
         partitions: Partitions,
         outputs: OutputStreams,
         producers: Producers,
+        fast: FastInputs,
         loop: RunLoop,
     ) -> None:
         """Make the parts of the job ``name``."""
@@ -267,7 +269,7 @@ class DurableParts:
             folder, context, loop, depot, sync=config[settings.STATE_SYNC] == "full"
         )
         names = {task.index: task.name for task in model.tasks}
-        self._savepoints = SavepointRequests(folder, depot, config, names, self.cuts)
+        self._savepoints = SavepointRequests(folder, depot, config, names, self.cuts, fast)
         self.committer.report_cut = self._savepoints.report_cut
         self.recovery = Recovery(self._app, config, self.dead_letters, loop, self.committer)
         self.restore = Restore(

@@ -33,6 +33,7 @@ from s4node.runtime.container.ownership import Ownership
 from s4node.runtime.container.partitions import Partitions
 from s4node.runtime.container.quiescence import Quiescence
 from s4node.runtime.inputs.binding import durable_of, exchanges, inner_of
+from s4node.runtime.inputs.fast_inputs import FastInputs
 from s4node.runtime.inputs.job_model import JobModel
 from s4node.runtime.inputs.ports import Ports
 from s4node.runtime.loop.pipeline import Pipeline
@@ -188,8 +189,9 @@ class Parts:
         if replay is not None:
             clock = trio.lowlevel.current_clock().current_time
             producers = Producers(self.inputs.durable, clock, self._committed)
+            fast = FastInputs(self.inputs.ports.values(), self._carried, self.loop.nudge)
             replay.make(
-                name, model, partitioner, self.partitions, self.outputs, producers, self.loop
+                name, model, partitioner, self.partitions, self.outputs, producers, fast, self.loop
             )
 
         # the owners of partitions, and the parts of a stop
@@ -253,6 +255,10 @@ class Parts:
     def _full(self, stream: str, home: int) -> bool:
         """Return True if too many events that a task has sent on wait."""
         return self.partitions.backpressured(self._tasks[home], stream)
+
+    def _carried(self, stream: str) -> int:
+        """The number of events of a stream that other members have not processed."""
+        return 0 if self.members is None else self.members.unsettled(stream)
 
     def _committed(self) -> None:
         """Tell producers that more of their events are committed."""

@@ -221,6 +221,12 @@ class InputPort:
                 self.sort_out(now)
         return ""
 
+    @property
+    def unprocessed(self) -> int:
+        """The number of events that are admitted and not processed."""
+        unsorted = sum(batch.size for batch in self._unsorted)
+        return unsorted + sum(stage.depth for stage in self._stages.values())
+
     def sort_out(self, now: float) -> bool:
         """Send a piece of the unsorted frames to its partitions; return True if more waits."""
         if self._unsorted:

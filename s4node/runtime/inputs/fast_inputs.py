@@ -1,0 +1,62 @@
+"""The fast inputs of a job with commits, which are held and drained for a savepoint. Pure.
+
+Rules
+- No commit has the events that wait on a fast stream, so the tasks make their cuts when none waits.
+- While an input is held, frames of producers are left to them. Events that other members have taken
+  before and forward here are admitted, so the members drain each other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from s4node.runtime.inputs.port import InputPort
+
+
+class FastInputs:
+    """The fast ones of ``ports``; ``carried(stream)`` events of them are with other members.
+
+    ``on_release`` is called when producers may go on.
+    """
+
+    def __init__(
+        self,
+        ports: Iterable[InputPort],
+        carried: Callable[[str], int],
+        on_release: Callable[[], None],
+    ) -> None:
+        self._ports = [port for port in ports if port.durable is None]
+        self._carried = carried
+        self._on_release = on_release
+        self._since: float | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._ports)
+
+    def hold(self, now: float) -> None:
+        """Take no more events of producers."""
+        if self._since is None:
+            self._since = now
+            for port in self._ports:
+                port.admission.kept_to = port.members
+
+    def let_go(self) -> None:
+        """Let producers go on."""
+        if self._since is not None:
+            self._since = None
+            for port in self._ports:
+                port.admission.kept_to = None
+            self._on_release()
+
+    def held_seconds(self, now: float) -> float:
+        """How long the inputs have been held; 0 if they are not."""
+        return 0.0 if self._since is None else now - self._since
+
+    @property
+    def undrained(self) -> dict[str, int]:
+        """How many events are not processed, by stream."""
+        found: Counter[str] = Counter()
+        for port in self._ports:
+            found[port.stream.name] = port.unprocessed + self._carried(port.stream.name)
+        return dict(+found)

@@ -1,0 +1,113 @@
+"""The promises of fast inputs that are held for a savepoint: what arrived before is processed."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from s4node.app.app import App
+from s4node.app.stream import InputStream
+from s4node.events.event import Event, EventBatch
+from s4node.events.keys import Partitioner
+from s4node.events.schema import EventType
+from s4node.net.ingress.producer_lane import ProducerLane
+from s4node.net.wire import frame as wire
+from s4node.runtime.inputs.fast_inputs import FastInputs
+from s4node.runtime.inputs.port import InputPort
+from s4node.stages.stage import Stage
+
+
+class Click(Event):
+    user: str
+
+
+def test_frames_that_come_while_an_input_is_held_are_left_to_their_producers() -> None:
+    it = Inputs()
+    it.send("program", 0)
+    it.fast.hold(10.0)
+    it.send("program", 1)
+    assert it.users() == ["program-0"]
+    it.fast.let_go()
+    it.port.admission.released()
+    (lane,) = {id(each): each for each in it.told}.values()
+    assert (lane.gap_told, lane.expected) == (True, 1)  # it is asked to go back to number 1
+    it.send("program", 1)
+    assert it.users() == ["program-0", "program-1"]
+    assert it.released == 1
+
+
+def test_events_that_other_members_forward_are_taken_while_an_input_is_held() -> None:
+    it = Inputs()
+    it.port.members.add("member")
+    it.fast.hold(10.0)
+    it.send("member", 0)
+    assert it.users() == ["member-0"]
+
+
+def test_an_input_is_drained_when_what_came_is_processed_and_what_went_to_members_is_too() -> None:
+    it = Inputs()
+    it.send("program", 0)
+    it.carried = 2
+    it.fast.hold(10.0)
+    assert it.fast.undrained == {"visits": 3}
+    it.stage.went(1, it.stage.bytes)
+    assert it.fast.undrained == {"visits": 2}
+    it.carried = 0
+    assert it.fast.undrained == {}
+
+
+def test_the_pause_counts_from_the_first_hold_to_the_release() -> None:
+    it = Inputs()
+    it.fast.hold(10.0)
+    it.fast.hold(11.0)
+    assert it.fast.held_seconds(12.5) == 2.5
+    it.fast.let_go()
+    it.fast.let_go()
+    assert (it.fast.held_seconds(13.0), it.released) == (0.0, 1)
+
+
+def test_durable_inputs_are_not_held() -> None:
+    assert not FastInputs([Inputs(on_full=lambda _: None).port], lambda _: 0, lambda: None)
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+class Inputs:
+    """A fast input of one partition, and what comes out of it."""
+
+    def __init__(self, **durable: Any) -> None:
+        stream = App("shop").create_input_stream("visits", key="user", types=Click)
+        assert isinstance(stream, InputStream)
+        self.stage = Stage(1000)
+        self.told: list[ProducerLane] = []
+        self.released = self.carried = 0
+        self._batches: list[EventBatch] = []
+        self.port = InputPort(
+            stream, {0: self.stage}, Partitioner(1), "crc32m", self._take, self.told.append, {},
+            **durable,
+        )  # fmt: skip
+        self.fast = FastInputs([self.port], lambda _: self.carried, self._released)
+
+    def send(self, connection: Hashable, number: int) -> None:
+        """Send one event, which names its producer and number."""
+        if (connection, 0) not in self.port.admission.lanes:
+            hello = wire.Hello(str(connection), "i1", "visits", ())
+            self.port.on_hello(hello, connection, "node", "n1", 0.0)
+        kind = EventType(Click)
+        body = kind.encode([Click(f"{connection}-{number}")])
+        section = wire.Section(kind.fingerprint, 1, len(body))
+        data = wire.Data("visits", 0, str(connection), number, 1, (section,))
+        assert self.port.on_data(data, memoryview(body), connection, 0.0) == ""
+
+    def users(self) -> list[str]:
+        """The users of the events that have come out."""
+        return [event.user for batch in self._batches for event in batch.events]
+
+    def _take(self, batch: EventBatch) -> None:
+        batch.load()
+        self._batches.append(batch)
+        self.stage.offer(batch)
+
+    def _released(self) -> None:
+        self.released += 1
