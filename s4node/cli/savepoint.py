@@ -19,7 +19,7 @@ from s4node.cli.job import Job, app_argument, find_job, job_options
 from s4node.cli.output import tell, tell_progress
 from s4node.config.config import Config
 from s4node.deploy.savepoint import TIMEOUT, SavepointOf
-from s4node.deploy.savepoint_restore import SavepointRestore, check_readable
+from s4node.deploy.savepoint_restore import SavepointRestore, check_layout, check_readable
 from s4node.offsets.job_lock import stopped
 from s4node.savepoints.manifest import Manifest
 from s4node.savepoints.place import SavepointPlace
@@ -64,6 +64,7 @@ def go_back(target: str, config: Config, name: str, *, outputs: str, accept_loss
     place = job.savepoints
     manifest = place.manifest_of(name)
     manifest.check_app(job.name)
+    check_layout(job.name, job.folder, job.depot, manifest)
     with stopped(job.folder), place.opened(manifest) as saved:
         trio.run(check_readable, job.app, config, manifest, saved)
         replace_state(job, manifest, saved, again=bool(outputs), accept_loss=accept_loss)

@@ -62,6 +62,7 @@ from s4node.state.job import (
     WRITTEN,
     identity_of,
     kept_by,
+    known_job,
     named_folder,
     taken_over,
     task_folder,
@@ -275,6 +276,22 @@ class SavepointRestore:
             age = int(clocks.wall() * 1000) - self.manifest.created_ms
             state = identity_of(self.folder, self.depot)
             await store.change(state, lambda _: (later(saved, age), None))
+
+
+def check_layout(app: str, folder: Path, depot: RemoteJob | None, manifest: Manifest) -> None:
+    """Raise CheckpointError if the job has got other partitions since the savepoint."""
+    now, then = known_job(folder, depot)[0], JobGuard.from_row(manifest.job)
+    if now is None or (now.layout or 0) == (then.layout or 0):
+        return
+    name = manifest.name
+    raise CheckpointError(
+        f"the savepoint {name!r} is from before {app} was repartitioned: {app} had {then.tasks} "
+        f"partitions and has {now.tasks}, and the numbers of its producers are others now. To go "
+        f"on from it, use another folder of state: s4 savepoints export {app} {name} {name}.tar; "
+        f"with -p {settings.STATE_FOLDER.name}=FOLDER (and no {settings.STATE_URL.name}) s4 "
+        f"savepoints import {app}.py {name}.tar, and s4 run {app}.py --partitions {then.tasks} "
+        f"--from {name}"
+    )
 
 
 async def check_readable(app: App | None, config: Config, manifest: Manifest, saved: Path) -> None:
