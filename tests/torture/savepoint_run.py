@@ -46,6 +46,9 @@ PATIENCE_SECONDS = 120.0
 TIMEOUT = "15"
 """Seconds that a savepoint may take, if containers die meanwhile."""
 
+_KILLED = "s4: it was ended by SIGKILL"
+"""What ``s4 run --nodes`` says if one of its containers is killed before all of them run."""
+
 _route = Partitioner(PARTITIONS, crc32m).partition_of
 T = TypeVar("T")
 Gap = tuple[int, int, int]
@@ -101,6 +104,7 @@ class SavepointTorture:
         self._processes: dict[str, trio.Process] = {}
         self._addresses = {app: f"tcp://127.0.0.1:{free_port()}" for app in ("circle", "ends")}
         self._wanted: dict[str, Sequence[str]] = {}  # the apps that are to run, with their options
+        self._began_at: dict[str, int] = {}  # where in its log an app has begun the last time
         self._busy: set[str] = set()
         self._gaps: tuple[Gap, ...] = ()
         self._extra = 0
@@ -482,7 +486,7 @@ class SavepointTorture:
         nodes = ["--nodes", str(self._nodes)] if self._nodes and app == "circle" else []
         command = s4("run", f"torture.circle:{app}", "--listen", self._addresses[app], *nodes)
         place = self.folder / f"{app}.log"
-        before = place.read_text().count(" runs at ") if place.exists() else 0
+        self._began_at[app] = len(place.read_text()) if place.exists() else 0
         self.log(f"{app} starts {' '.join(options)} {fault}")
         with place.open("ab") as out:
             process = await trio.lowlevel.open_process(
@@ -496,7 +500,9 @@ class SavepointTorture:
         self._processes[app] = process
         self._wanted[app] = options
         with trio.move_on_after(PATIENCE_SECONDS) as patience:
-            while place.read_text().count(" runs at ") == before and process.returncode is None:
+            while process.returncode is None:
+                if " runs at " in place.read_text()[self._began_at[app] :]:
+                    break
                 await trio.sleep(0.02)
         if patience.cancelled_caught:
             self.complaints.append(f"{app} does not start in {PATIENCE_SECONDS:g} s")
@@ -510,8 +516,10 @@ class SavepointTorture:
                 if app not in self._wanted or app in self._busy or self._runs(app):
                     continue
                 status = self._processes[app].returncode
-                if status != -signal.SIGKILL:
-                    last = (self.folder / f"{app}.log").read_text().splitlines()[-3:]
+                said = (self.folder / f"{app}.log").read_text()[self._began_at[app] :]
+                killed_at_start = " runs at " not in said and _KILLED in said
+                if status != -signal.SIGKILL and not (self._nodes and killed_at_start):
+                    last = said.splitlines()[-3:]
                     self.complaints.append(f"{app} ended by itself: {status} {last}")
                     del self._wanted[app]
                     continue

@@ -57,10 +57,10 @@ class Inputs(Protocol):
         ...
 
     def held_seconds(self, now: float) -> float:
-        """How long the inputs have been held; 0 if they are not."""
+        """How long the inputs have been held, or were held the last time."""
         ...
 
-    def let_go(self) -> None:
+    def let_go(self, now: float) -> None:
         """Let producers go on."""
         ...
 
@@ -102,7 +102,7 @@ class SavepointRequests:
                 await trio.sleep(_LOOK_SECONDS)
             finally:
                 self._registry = self._told = None
-                self._inputs.let_go()
+                self._inputs.let_go(trio.current_time())
 
     async def _step(self) -> None:
         assert self._registry is not None
@@ -118,7 +118,7 @@ class SavepointRequests:
                 gone = CutReport(self._names[partition], 0, 0, "taken over after its cut")
                 await self.report_cut(number, gone)
         if self._cuts.all_made(number):
-            self._inputs.let_go()
+            self._inputs.let_go(trio.current_time())
         with trio.move_on_after(_LOOK_SECONDS if drained else _DRAIN_SECONDS):
             await self._registry.session.wait_change(path, seen)  # a task may come to us meanwhile
 
@@ -151,5 +151,5 @@ class SavepointRequests:
             self._on_trouble(str(error))
 
     def _on_trouble(self, reason: str) -> None:
-        self._inputs.let_go()
+        self._inputs.let_go(trio.current_time())
         log.warning("savepoints cannot be asked for at the moment", reason=reason)

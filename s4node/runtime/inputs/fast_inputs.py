@@ -30,28 +30,31 @@ class FastInputs:
         self._carried = carried
         self._on_release = on_release
         self._since: float | None = None
+        self._until: float | None = None
 
     def __bool__(self) -> bool:
         return bool(self._ports)
 
     def hold(self, now: float) -> None:
         """Take no more events of producers."""
-        if self._since is None:
-            self._since = now
+        if self._since is None or self._until is not None:
+            self._since, self._until = now, None
             for port in self._ports:
                 port.admission.kept_to = port.members
 
-    def let_go(self) -> None:
+    def let_go(self, now: float) -> None:
         """Let producers go on."""
-        if self._since is not None:
-            self._since = None
+        if self._since is not None and self._until is None:
+            self._until = now
             for port in self._ports:
                 port.admission.kept_to = None
             self._on_release()
 
     def held_seconds(self, now: float) -> float:
-        """How long the inputs have been held; 0 if they are not."""
-        return 0.0 if self._since is None else now - self._since
+        """How long the inputs have been held, or were held the last time."""
+        if self._since is None:
+            return 0.0
+        return (now if self._until is None else self._until) - self._since
 
     @property
     def undrained(self) -> dict[str, int]:

@@ -27,7 +27,7 @@ def test_frames_that_come_while_an_input_is_held_are_left_to_their_producers() -
     it.fast.hold(10.0)
     it.send("program", 1)
     assert it.users() == ["program-0"]
-    it.fast.let_go()
+    it.fast.let_go(11.0)
     it.port.admission.released()
     (lane,) = {id(each): each for each in it.told}.values()
     assert (lane.gap_told, lane.expected) == (True, 1)  # it is asked to go back to number 1
@@ -61,9 +61,11 @@ def test_the_pause_counts_from_the_first_hold_to_the_release() -> None:
     it.fast.hold(10.0)
     it.fast.hold(11.0)
     assert it.fast.held_seconds(12.5) == 2.5
-    it.fast.let_go()
-    it.fast.let_go()
-    assert (it.fast.held_seconds(13.0), it.released) == (0.0, 1)
+    it.fast.let_go(13.0)
+    it.fast.let_go(14.0)
+    assert (it.fast.held_seconds(15.0), it.released) == (3.0, 1)
+    it.fast.hold(20.0)
+    assert it.fast.held_seconds(21.0) == 1.0
 
 
 def test_durable_inputs_are_not_held() -> None:
