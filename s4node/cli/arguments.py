@@ -124,7 +124,7 @@ def to_option(
 def from_options(parser: argparse.ArgumentParser) -> None:
     """Add ``--from`` and what it may need."""
     since = "go on from a savepoint; inputs that can be read again go back with it"
-    parser.add_argument("--from", dest="savepoint", metavar="NAME", default="", help=since)
+    parser.add_argument("--from", dest="savepoint", metavar="NAME", help=since)
     agreement_options(parser)
 
 

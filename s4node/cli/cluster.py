@@ -132,7 +132,7 @@ def deploy(
     version: str,
     config: Config,
     *,
-    savepoint: str,
+    savepoint: str | None,
     outputs: str,
     accept_loss: bool,
     as_json: bool,
@@ -150,7 +150,7 @@ def deploy(
         )
     set_here = config.origin(settings.CLUSTER_PARTITIONS) != "default"
     partitions = config[settings.CLUSTER_PARTITIONS] if set_here else None
-    back = GoBack(savepoint, bool(outputs), accept_loss) if savepoint else None
+    back = GoBack(savepoint, bool(outputs), accept_loss) if savepoint is not None else None
     done = _deployed(partial(deploying.deploy, package, config, partitions, back))
     return _tell_deployed(done, as_json=as_json)
 

@@ -89,7 +89,7 @@ def run(
     config: Config,
     *,
     nodes: int | None,
-    savepoint: str,
+    savepoint: str | None,
     outputs: str,
     accept_loss: bool,
     as_json: bool,
@@ -99,7 +99,7 @@ def run(
         config = config.with_({CONTAINER_COUNT.name: "0"})  # partitions for all containers
         if config.origin(CLUSTER_PARTITIONS) == "default":
             config = config.with_({CLUSTER_PARTITIONS.name: str(nodes)})
-    if savepoint:
+    if savepoint is not None:
         from s4node.cli.savepoint import go_back
 
         go_back(target, config, savepoint, outputs=outputs, accept_loss=accept_loss)

@@ -352,6 +352,8 @@ async def test_bad_savepoints_are_named_and_refused_and_the_job_stays_as_it_was(
             await it.until_total(300)
         unknown = await it.s4("run", "counter.py", "--from", "nix", *it.to(totals), ends=1)
         assert "there is no savepoint 'nix'" in unknown.errors
+        empty = await it.s4("run", "counter.py", "--from", "", *it.to(totals), ends=2)
+        assert "'' cannot be the name of a savepoint" in empty.errors
         table = next((it.job / "savepoints" / "one").glob("*/*.sst"))
         data = table.read_bytes()
         table.unlink()  # it has two names, and the job goes on with the other
