@@ -306,8 +306,8 @@ class SavepointTorture:
         self._extra = there.names.total() + rest - saved.kept.ended
         self._gaps = (
             *saved.gaps,
-            *((q, saved.kept.clicks.get((GOING, q), 0), newest.clicks.get((GOING, q), 0))
-              for q in range(PARTITIONS)),
+            *((q, saved.kept.clicks.get((GOING, q), 0), len(sent))  # all of which is acknowledged
+              for q, sent in enumerate(self._programs[GOING].sent)),
         )  # fmt: skip
         await self._start("circle", options)
         self._wanted["circle"] = ()  # whoever starts it once more does not go back again
