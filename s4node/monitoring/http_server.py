@@ -133,7 +133,7 @@ class HttpServer:
                 except h11.RemoteProtocolError as error:
                     answer = Answer(error.error_status_hint, f"{error}\n")
             if request is not None:
-                answer = await self._answer(request, stream)
+                answer = await self._answer_to(request, stream)
             if answer is not None:
                 with self._wait_for_peer(_ANSWER_SECONDS):
                     await stream.send_all(_encoded(connection, request, answer))
@@ -156,7 +156,7 @@ class HttpServer:
         await stream.do_handshake()
         return stream
 
-    async def _answer(self, request: h11.Request, stream: trio.abc.Stream) -> Answer:
+    async def _answer_to(self, request: h11.Request, stream: trio.abc.Stream) -> Answer:
         if request.method != b"GET":
             return Answer(405, "only GET is answered here\n")
         page = self._pages.get(_path_of(request))
