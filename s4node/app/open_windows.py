@@ -104,7 +104,7 @@ class TableWindows(WindowInstances):
         ends = self._kind.ends_of(span)
         if ends[-1] + self._grace <= self.watermark:
             return None, math.inf, math.inf
-        table = self.tables.get(start) or self._opened(span)
+        table = self.tables.get(start) or self._opened(span, self.watermark)
         if ends[0] <= self.watermark:
             return _Noted(table, self._changed), start, end
         if self._early:
@@ -113,13 +113,15 @@ class TableWindows(WindowInstances):
             self.by_number[start // self._whole] = table
         return table, start, end
 
-    def _opened(self, span: Span) -> _Table:
+    def _opened(self, span: Span, after: float = NEVER) -> _Table:
+        """The table of a window or pane; only ends after ``after`` are awaited."""
         table = self.tables.get(span[0])
         if table is None:
             table = self.tables[span[0]] = _Table(self, span)
             ends = self._kind.ends_of(span)
             for end in ends:
-                heappush(self._ends, (end, span[0]))
+                if end > after:
+                    heappush(self._ends, (end, span[0]))
             heappush(self._over, (ends[-1] + self._grace, span[0]))
         return table
 
