@@ -48,6 +48,10 @@ class EventTimeError(S4Error):
     """The time of an event is missing, or is no time."""
 
 
+class HeldBackBeyond(S4Error):  # noqa: N818
+    """A task would hold back more events than it may. No event is left out for that."""
+
+
 class ProcessingError(S4Error):
     """A PE's handler raised; ``__cause__`` is the user's own exception.
 

@@ -131,8 +131,8 @@ PURE_ROOMS = {
 # what pure modules may import from outside
 HARMLESS = {
     "__future__", "abc", "annotationlib", "array", "bisect", "collections", "contextlib",
-    "contextvars", "copy", "dataclasses", "datetime", "difflib", "dis", "enum", "functools",
-    "hashlib", "heapq",
+    "contextvars", "copy", "dataclasses", "datetime", "difflib", "dis", "enum", "fractions",
+    "functools", "hashlib", "heapq",
     "importlib", "inspect", "itertools", "keyword", "math", "msgspec", "numbers", "operator", "re",
     "struct", "sys", "textwrap", "types", "typing", "unicodedata", "zlib", "zoneinfo",
 }  # fmt: skip

@@ -23,6 +23,7 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from s4node.app.app import AdapterApp, App
+from s4node.app.cycles import components
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.prototype import Prototype
 from s4node.app.stream import Stream
@@ -70,6 +71,23 @@ def levels(edges: Mapping[str, AbstractSet[str]], starts: Iterable[str]) -> dict
                     following.append(target)
         border = following
     return found
+
+
+def hops(edges: Mapping[str, AbstractSet[str]]) -> dict[str, int]:
+    """The most hops to each stream from a stream that nothing leads to; a cycle is one place."""
+    place = {name: name for name in edges}
+    for group in components(edges):
+        place |= dict.fromkeys(group, group[0])
+    found = dict.fromkeys(edges, 0)
+    changed = True
+    while changed:
+        changed = False
+        for name, to in edges.items():
+            for target in to:
+                here, there = place[name], place[target]
+                if here != there and found[there] <= found[here]:
+                    found[there], changed = found[here] + 1, True
+    return {name: found[place[name]] for name in edges}
 
 
 # -- what a prototype's handlers can reach --------------------------------------------------------

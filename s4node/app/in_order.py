@@ -10,8 +10,8 @@ Rules
   bytes. So the order of a key's events does not depend on the order in which they have come.
 - An event that comes after its span was handed on is late. It is handed on at once, out of order,
   and counted.
-- A task holds back at most ``most`` events. Beyond that the app stops, or, if it ``passes`` them,
-  further events are handed on at once and count as late.
+- A task holds back at most ``most`` events. Beyond that the app stops, whatever ``onError`` says;
+  or, if it ``passes`` them, further events are handed on at once and count as late.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.prototype import Prototype
 from s4node.app.stream import Stream, StreamTime
-from s4node.errors import GraphError, S4Error
+from s4node.errors import GraphError, HeldBackBeyond
 from s4node.events.event_time import TimeRule
 from s4node.events.routing import KeyRule, is_generic
 from s4node.events.schema import EventType
@@ -70,7 +70,7 @@ class InOrder(ProcessingElement):
     def _beyond(self, windows: Any, event: Any) -> None:
         stream = self.out.in_order_of[0]
         if not self.passes:
-            raise S4Error(
+            raise HeldBackBeyond(
                 f"stream {stream!r} with order='time' holds back {self.most} events in this task, "
                 f"which is its limit, as the watermark is {windows.watermark:.15g}; see what holds "
                 f"it back in s4 status, give the stream a shorter lateness or idle, or raise "

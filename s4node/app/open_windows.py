@@ -104,7 +104,7 @@ class TableWindows(WindowInstances):
         ends = self._kind.ends_of(span)
         if ends[-1] + self._grace <= self.watermark:
             return None, math.inf, math.inf
-        table = self.tables.get(start) or self._opened(span)
+        table = self.tables.get(start) or self._opened(span, self.watermark)
         if ends[0] <= self.watermark:
             return _Noted(table, self._changed), start, end
         if self._early:
@@ -113,13 +113,15 @@ class TableWindows(WindowInstances):
             self.by_number[start // self._whole] = table
         return table, start, end
 
-    def _opened(self, span: Span) -> _Table:
+    def _opened(self, span: Span, after: float = NEVER) -> _Table:
+        """The table of a window or pane; only ends after ``after`` are awaited."""
         table = self.tables.get(span[0])
         if table is None:
             table = self.tables[span[0]] = _Table(self, span)
             ends = self._kind.ends_of(span)
             for end in ends:
-                heappush(self._ends, (end, span[0]))
+                if end > after:
+                    heappush(self._ends, (end, span[0]))
             heappush(self._over, (ends[-1] + self._grace, span[0]))
         return table
 
@@ -154,42 +156,38 @@ class TableWindows(WindowInstances):
             return NEVER
         return min((heap[0][0] for heap in (self._ends, self._over) if heap), default=math.inf)
 
-    def calls(self) -> Iterator[Due]:
-        """The calls that are due at the current watermark."""
+    def calls(self) -> Iterator[Due | None]:
+        """The calls that are due at the current watermark; None after other work."""
         while self._ends and self._ends[0][0] <= self.watermark:
             end, _ = self._ends[0]
             starts = []
             while self._ends and self._ends[0][0] == end:
                 starts.append(heappop(self._ends)[1])
-            by_key: dict[Any, list[PE]] = {}
-            for table in [self.tables[start] for start in starts if start in self.tables]:
-                if self._whole:
+            tables = [self.tables[start] for start in starts if start in self.tables]
+            if self._whole:
+                for table in tables:
                     self.by_number.pop(table.span[0] // self._whole, None)
-                for key, instance in table.items():
-                    found = by_key.get(key)
-                    if found is None:
-                        by_key[key] = [instance]
-                    else:
-                        found.append(instance)
-            for key, mine in by_key.items():
-                call = self._call(key, end, mine)
-                if call is not None:
-                    yield call
+            called = set[Any]()
+            for at, table in enumerate(tables):
+                for key in [key for key in table if key not in called]:
+                    mine = [each[key] for each in tables[at:] if key in each]
+                    yield self._call(key, end, mine)
+                    if len(tables) > 1:
+                        called.add(key)
         while self._again:
             (end, key), start = next(iter(self._again.items()))
-            first = end - self._kind.length if self._kind.is_hopping else start
+            first = self._kind.start_of(end) if self._kind.is_hopping else start
             panes = [
                 table[key]
                 for _, table in sorted(self.tables.items())
                 if first <= table.span[0] and table.span[1] <= end and key in table
             ]
-            call = self._call(key, end, panes, again=True)
-            if call is not None:
-                yield call
+            yield self._call(key, end, panes, again=True)
         while self._over and self._over[0][0] <= self.watermark:
             _, start = heappop(self._over)
             for instance in list(self.tables[start].values()):
                 self.remove(instance)
+                yield None
             del self.tables[start]
 
     def _call(self, key: Any, end: float, panes: list[PE], *, again: bool = False) -> Due | None:
@@ -211,8 +209,8 @@ class TableWindows(WindowInstances):
     def _merged(self, key: Any, end: float, panes: list[PE]) -> PE:
         """An instance of an overlapping window, made of copies of its panes."""
         whole: PE = self.prototype.make(key, self)
-        whole._span = end - self._kind.length, end
-        whole._round = int(panes[-1]._until >= end)
+        whole._span = self._kind.start_of(end), end
+        whole._round = int(any(pane._until >= end for pane in panes))
         copy_state(panes[0], whole)
         for pane in panes[1:]:
             whole.merge(pane)
@@ -246,12 +244,10 @@ class SessionWindows(WindowInstances):
 
     def session_of(self, rule: TimeRule | None, key: Any, t: Any) -> PE | None:
         """The instance of the session that an event belongs to; None if the event is late."""
-        if self._early:
-            instance = self._found(rule, key, t)
-            if instance is not None:
-                self.note_change(instance)
-            return instance
-        return self._found(rule, key, t)
+        instance = self._found(rule, key, t)
+        if self._early and instance is not None:
+            self.note_change(instance)
+        return instance
 
     def _found(self, rule: TimeRule | None, key: Any, t: Any) -> PE | None:
         if rule is not None:
@@ -299,6 +295,11 @@ class SessionWindows(WindowInstances):
         sessions.append(instance)
         sessions.sort(key=lambda each: each._span)
         self._await(instance)
+        if self._early:
+            self.note_change(instance)
+        if self._grace:  # one entry, which goes on as the session grows
+            self._number += 1
+            heappush(self._over, (instance._span[1] + self._grace, self._number, instance))
 
     def _await(self, instance: PE) -> None:
         """Have ``on_window`` called at the end of a session, or soon if it was called before."""
@@ -308,8 +309,6 @@ class SessionWindows(WindowInstances):
             heappush(self._ends, (end, self._number, instance))
         elif instance._again:
             self._again[instance] = None
-        if self._grace:
-            heappush(self._over, (end + self._grace, self._number, instance))
 
     def remove(self, instance: PE) -> None:
         """Drop the instance of an open session."""
@@ -329,8 +328,8 @@ class SessionWindows(WindowInstances):
             return NEVER
         return min((heap[0][0] for heap in (self._ends, self._over) if heap), default=math.inf)
 
-    def calls(self) -> Iterator[Due]:
-        """The calls that are due at the current watermark."""
+    def calls(self) -> Iterator[Due | None]:
+        """The calls that are due at the current watermark; None after other work."""
         for instance in self._passed(self._ends, 0.0):
             end = instance._span[1]
             if instance._until < end:
@@ -343,6 +342,7 @@ class SessionWindows(WindowInstances):
             yield self._call(instance, instance._span[1])
         for instance in self._passed(self._over, self._grace):
             self.remove(instance)
+            yield None
 
     def _call(self, instance: PE, end: float) -> Due:
         return Due(instance, lambda: self._fired(instance, end))

@@ -6,6 +6,7 @@ Rules
 - Timers fire in the order of their times. One that is set while others fire waits for the next
   round, so a handler that sets a timer in the past stops nobody.
 - An instance that is removed has no timers.
+- Entries of replaced and cancelled timers are dropped when there are more of them than of others.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple, Protocol
 
 from s4node.errors import S4Error
 
 NEVER = -math.inf
+
+_FEW = 64
+"""Entries that are not worth dropping."""
 
 
 class TimerKeeper(Protocol):
@@ -58,10 +62,11 @@ class PeTimers:
         self._timers: dict[Any, dict[str, Timer]] = {}
         self._heaps: tuple[list[Any], list[Any]] = ([], [])  # by events, by the clock
         self._number = 0
+        self._set = 0
 
     def __len__(self) -> int:
         """The number of timers that are set."""
-        return sum(map(len, self._timers.values()))
+        return self._set
 
     def set_timer(self, key: Any, name: str, time: Any, *, by_wall: bool) -> None:
         """Set the timer of this name, in place of an earlier one."""
@@ -86,13 +91,18 @@ class PeTimers:
         """Take a timer that was saved."""
         self._number += 1
         timer = Timer(name, time, self._number, by_wall)
-        self._timers.setdefault(key, {})[name] = timer
-        heappush(self._heaps[by_wall], (time, self._number, key, name))
+        self._put(key, timer)
+        heap = self._heaps[by_wall]
+        heappush(heap, (time, self._number, key, name))
+        if len(heap) > 2 * self._set + _FEW:
+            heap[:] = filter(self._is_set, heap)
+            heapify(heap)
 
     def cancel(self, key: Any, name: str) -> None:
         """Remove a timer, if it is set."""
         names = self._timers.get(key, {})
         if names.pop(name, None) is not None:
+            self._set -= 1
             if not names:
                 del self._timers[key]
             if self.keeper is not None:
@@ -117,7 +127,7 @@ class PeTimers:
 
     def keep(self, key: Any, timer: Timer) -> None:
         """Keep a timer that was taken until the next start, unless it is set again."""
-        self._timers.setdefault(key, {})[timer.name] = timer
+        self._put(key, timer)
         if self.keeper is not None:
             self.keeper.set_timer(key, timer.name, timer.time, by_wall=timer.by_wall)
 
@@ -137,6 +147,11 @@ class PeTimers:
                 yield key, timer
             for entry in later:
                 heappush(heap, entry)
+
+    def _put(self, key: Any, timer: Timer) -> None:
+        names = self._timers.setdefault(key, {})
+        self._set += timer.name not in names
+        names[timer.name] = timer
 
     def _is_set(self, entry: tuple[float, int, Any, str]) -> bool:
         _, number, key, name = entry

@@ -171,8 +171,11 @@ class WindowInstances(Instances):
         """Take an instance that was saved."""
         raise NotImplementedError
 
-    def calls(self) -> Iterator[Due]:
-        """The calls that are due at the current watermark; more may come while they are made."""
+    def calls(self) -> Iterator[Due | None]:
+        """The calls that are due at the current watermark; more may come while they are made.
+
+        None after a piece of other work, so that nobody waits for all of it.
+        """
         return iter(())
 
     @property

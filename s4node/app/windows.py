@@ -4,6 +4,8 @@ Rules
 - Times are seconds since 1970. A window holds the instants ``start <= t < end``.
 - Windows of a length begin at multiples of it since 1970, shifted by an offset; windows of a day at
   midnight in a zone, so they have 23 to 25 hours.
+- The edges of windows are numbered. An edge is derived from its number alone, and rounded once, so
+  the end of a window is the very start of the next one, also with lengths like 0.1 s.
 - Windows that overlap are made of panes, the longest windows of which each is made whole.
 - A session is one event's gap at first, and grows with each event; a count has no time at all.
 """
@@ -14,6 +16,7 @@ import math
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from datetime import time as clock_time
+from fractions import Fraction
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -63,18 +66,42 @@ Span = tuple[float, float]
 """The start and the end of a window."""
 
 
+class Edges(NamedTuple):
+    """Where windows, or panes, begin and end: edge ``n`` is at ``(n * size + offset) / parts``."""
+
+    size: int
+    offset: int
+    parts: int
+
+    def at(self, number: int) -> float:
+        """The time of an edge."""
+        return (number * self.size + self.offset) / self.parts
+
+    def nearest(self, time: float) -> int:
+        """The number of the edge that is next to a time."""
+        return round((time * self.parts - self.offset) / self.size)
+
+    def span(self, t: float) -> Span:
+        """The edges around an instant."""
+        number = self.nearest(t)
+        if t < self.at(number):
+            number -= 1
+        return self.at(number), self.at(number + 1)
+
+
 class WindowKind(NamedTuple):
     """One kind of windows; ``text`` says it in words, to be saved beside the state.
 
-    ``span(t)`` is the window, or the pane, of an instant. Overlapping windows are ``length`` long
-    and end every ``every`` seconds. ``gap`` is of sessions, ``events`` of counts.
+    ``span(t)`` is the window, or the pane, of an instant, between two ``edges`` unless windows are
+    days. Overlapping windows have so many ``panes``, and one ends every ``every`` panes. ``gap`` is
+    of sessions, ``events`` of counts.
     """
 
     text: str
     span: Callable[[float], Span] | None = None
-    length: float = 0.0
-    every: float = 0.0
-    offset: float = 0.0
+    edges: Edges | None = None
+    panes: int = 1
+    every: int = 0
     gap: float = 0.0
     events: int = 0
 
@@ -84,36 +111,38 @@ class WindowKind(NamedTuple):
 
         So it is for those that begin at multiples of whole seconds, or of a 64th of one.
         """
-        if not self.length or self.text.startswith("day") or self.offset:
+        edges = self.edges
+        if edges is None or edges.offset or _PARTS % edges.parts:  # so that no number is rounded
             return 0.0
-        pane = math.gcd(round(self.length * 1000), round(self.every * 1000)) / 1000
-        size = pane if self.every else self.length
-        exact = size * _PARTS == int(size * _PARTS)  # so that no number is rounded
-        return size if exact else 0.0
+        return edges.size / edges.parts
 
     @property
     def is_hopping(self) -> bool:
         """True if windows overlap."""
         return self.every > 0
 
+    def start_of(self, end: float) -> float:
+        """The start of the overlapping window that ends then."""
+        assert self.edges is not None
+        return self.edges.at(self.edges.nearest(end) - self.panes)
+
     def ends_of(self, pane: Span) -> list[float]:
         """The ends of the windows that hold a pane, the first one first."""
         if not self.every:
             return [pane[1]]
-        first = math.ceil((pane[1] - self.offset) / self.every) * self.every + self.offset
-        return [
-            first + step * self.every
-            for step in range(int(self.length // self.every) + 1)
-            if first + step * self.every - self.length <= pane[0]
-        ]
+        assert self.edges is not None
+        number = self.edges.nearest(pane[0])
+        first = (number // self.every + 1) * self.every
+        last = number + self.panes
+        return [self.edges.at(end) for end in range(first, last + 1, self.every)]
 
 
 def tumbling(seconds: float, *, offset: float = 0) -> WindowKind:
     """Windows of ``seconds``, one after the other."""
     size = _length("tumbling", "seconds", seconds)
     shift = _shift("tumbling", offset)
-    words = _words("tumbling", size, offset=shift)
-    return WindowKind(words, _aligned(size, shift), size, offset=shift)
+    edges = _edges(_exactly(size), shift)
+    return WindowKind(_words("tumbling", size, offset=shift), edges.span, edges)
 
 
 def hopping(seconds: float, *, every: float, offset: float = 0) -> WindowKind:
@@ -125,14 +154,18 @@ def hopping(seconds: float, *, every: float, offset: float = 0) -> WindowKind:
     shift = _shift("hopping", offset)
     if step > size:
         raise GraphError(f"hopping({size:g}, every={step:g}) leaves gaps; give every <= seconds")
-    pane = math.gcd(round(size * 1000), round(step * 1000)) / 1000
-    if size / pane > _PANES:
+    whole, part = _exactly(size), _exactly(step)
+    parts = math.lcm(whole.denominator, part.denominator)
+    pane = Fraction(math.gcd(int(whole * parts), int(part * parts)), parts)
+    panes = int(whole / pane)
+    if panes > _PANES:
         raise GraphError(
-            f"hopping({size:g}, every={step:g}) has {size / pane:.0f} panes, more than {_PANES}; "
+            f"hopping({size:g}, every={step:g}) has {panes} panes, more than {_PANES}; "
             f"let seconds be a multiple of every"
         )
+    edges = _edges(pane, shift)
     words = _words("hopping", size, every=step, offset=shift)
-    return WindowKind(words, _aligned(pane, shift), size, step, shift)
+    return WindowKind(words, edges.span, edges, panes, int(part / pane))
 
 
 def session(*, gap: float) -> WindowKind:
@@ -165,19 +198,18 @@ def day(zone: str = "UTC") -> WindowKind:
         start, end = midnights
         return start, end
 
-    return WindowKind(f"day({zone})", span, 86_400.0)
+    return WindowKind(f"day({zone})", span)
 
 
-def _aligned(size: float, offset: float) -> Callable[[float], Span]:
-    def span(t: float) -> Span:
-        start = (t - offset) // size * size + offset
-        if t >= start + size:  # by a rounding error
-            start += size
-        elif t < start:
-            start -= size
-        return start, start + size
+def _exactly(seconds: float) -> Fraction:
+    """The number that is meant: 0.1 is a tenth."""
+    return Fraction(repr(seconds))
 
-    return span
+
+def _edges(size: Fraction, offset: float) -> Edges:
+    shift = _exactly(offset)
+    parts = math.lcm(size.denominator, shift.denominator)
+    return Edges(int(size * parts), int(shift * parts), parts)
 
 
 def _length(kind: str, name: str, seconds: Any) -> float:

@@ -154,7 +154,7 @@ def windowed(
 def _counted(container: Container, kind: Any) -> int:
     """The events that are in windows, ended or open."""
     events = Count.closed[1]
-    overlap = round(kind.length / kind.every) if kind is not None and kind.every else 1
+    overlap = kind.panes // kind.every if kind is not None and kind.every else 1
     for one in container.tasks.values():
         home: Any = next(iter(one.instances.values()))
         for pe in home.values() if kind is None else home.all():

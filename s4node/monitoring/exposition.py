@@ -1,7 +1,7 @@
 """The metrics of a node in the text format of Prometheus. Pure.
 
 Rules
-- A family is declared once, in the table below; docs/metrics.md has them all.
+- A family is declared once, in the table below; docs/monitoring.md has them all.
 - Labels are names of apps, versions, stages, streams and systems, never partitions, keys or peers:
   there are as many series as an app has streams, whatever the number of partitions. Only metrics of
   an app's author have their names and tasks as labels, and each container reports a bounded number.

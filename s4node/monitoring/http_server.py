@@ -4,17 +4,18 @@ Rules
 - A connection has one request, and is closed after the answer.
 - Nobody can hold the server up: the head of a request has at most 8 KiB and has to come within
   five seconds, the answer has to be taken within ten. If too many connections are open, the one
-  that has been silent for longest makes room.
+  that has waited for its peer for longest makes room, be it for a request, or for the end.
 - A body is not read, and no method but GET is answered.
 - Only programs of this machine may connect, unless there are certificates or ``s4.access`` is open.
-  With TLS, a peer without a certificate is told only whether the node is alive and ready: what
-  restarts nodes, such as Kubernetes, has none.
+  With TLS, a peer without a certificate is told only whether the node is alive and ready, and not
+  what it lacks: what restarts nodes, such as Kubernetes, has none.
 """
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import h11
@@ -52,7 +53,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Page:
-    """How a path is answered, and whether peers without a certificate may ask."""
+    """How a path is answered, and whether peers without a certificate are told the status."""
 
     answer: Callable[[], Awaitable[Answer]]
     is_public: bool = False
@@ -81,7 +82,7 @@ class HttpServer:
                 f"the status"
             )
         self._listeners: Sequence[trio.SocketListener] = ()
-        self._silent: dict[trio.CancelScope, None] = {}  # connections without a request so far
+        self._waiting: dict[trio.CancelScope, None] = {}  # connections that wait for their peers
         self._open = 0
 
     async def listen(self) -> None:
@@ -104,12 +105,12 @@ class HttpServer:
     async def _take(self, stream: trio.SocketStream) -> None:
         """Serve a connection, if there is room for one."""
         if self._open >= _MOST_CONNECTIONS:
-            oldest = next(iter(self._silent), None)
+            oldest = next(iter(self._waiting), None)
             if oldest is None:
                 await trio.aclose_forcefully(stream)
                 return
             oldest.cancel()
-            del self._silent[oldest]
+            del self._waiting[oldest]
         self._open += 1
         try:
             await self._serve(stream)
@@ -124,49 +125,64 @@ class HttpServer:
         request: h11.Request | None = None
         answer: Answer | None = None
         try:
-            with trio.move_on_after(_REQUEST_SECONDS) as scope:
-                self._silent[scope] = None
+            with self._wait_for_peer(_REQUEST_SECONDS):
                 try:
                     if self._credentials is not None:
                         stream = await self._secured(raw, self._credentials)
                     request = await _request_of(stream, connection)
                 except h11.RemoteProtocolError as error:
                     answer = Answer(error.error_status_hint, f"{error}\n")
-                finally:
-                    self._silent.pop(scope, None)
             if request is not None:
-                answer = self._refusal(request, stream) or await self._page(request)
+                answer = await self._answer_to(request, stream)
             if answer is not None:
-                with trio.move_on_after(_ANSWER_SECONDS):
+                with self._wait_for_peer(_ANSWER_SECONDS):
                     await stream.send_all(_encoded(connection, request, answer))
                     await _close_in_order(raw)
         finally:
             await trio.aclose_forcefully(stream)
+
+    @contextmanager
+    def _wait_for_peer(self, seconds: float) -> Iterator[None]:
+        """Give the peer so many seconds, or until another connection needs the room."""
+        with trio.move_on_after(seconds) as scope:
+            self._waiting[scope] = None
+            try:
+                yield
+            finally:
+                self._waiting.pop(scope, None)
 
     async def _secured(self, raw: trio.SocketStream, credentials: Credentials) -> trio.abc.Stream:
         stream = trio.SSLStream(raw, credentials.monitored(), server_side=True)
         await stream.do_handshake()
         return stream
 
-    def _refusal(self, request: h11.Request, stream: trio.abc.Stream) -> Answer | None:
-        """Why a request is not answered, or None if it is."""
+    async def _answer_to(self, request: h11.Request, stream: trio.abc.Stream) -> Answer:
         if request.method != b"GET":
             return Answer(405, "only GET is answered here\n")
         page = self._pages.get(_path_of(request))
         if page is None:
             return Answer(404, f"there is nothing here; see {', '.join(self._pages)}\n")
-        if self._credentials is None or page.is_public:
-            return None
+        problem = self._problem_of(stream)
+        if problem and not page.is_public:
+            return Answer(403, f"{problem}\n")
+        answer = await self._page(request)
+        if problem and answer.status != 200:  # errors name keys and files
+            return Answer(answer.status, f"to learn why: {problem}\n")
+        return answer
+
+    def _problem_of(self, stream: trio.abc.Stream) -> str:
+        """Why a peer may not read everything; empty if it may."""
+        if self._credentials is None:
+            return ""
         assert isinstance(stream, trio.SSLStream)
         certificate = stream.getpeercert()
         if not certificate:
-            return Answer(403, "this needs a certificate of a member of the cluster\n")
+            return "this needs a certificate of a member of the cluster"
         try:
             peer = self._credentials.holder_of(certificate)
         except ValueError as error:
-            return Answer(403, f"your certificate cannot be used: {error}\n")
-        problem = unwelcome(peer, self._cluster) or self._credentials.refusal(peer)
-        return Answer(403, f"{problem}\n") if problem else None
+            return f"your certificate cannot be used: {error}"
+        return unwelcome(peer, self._cluster) or self._credentials.refusal(peer)
 
     async def _page(self, request: h11.Request) -> Answer:
         try:

@@ -10,6 +10,7 @@ Rules
 - If no source is active, the watermark stays.
 - A source becomes idle after ``idle`` seconds without news, in which it could have sent: time in
   which it waited for credit, or its events waited here, does not count.
+- A stream is silent if all its sources are idle, or if it has had none for ``idle`` seconds.
 - While fewer sources are known than there must be, there is no watermark.
 """
 
@@ -37,7 +38,7 @@ class Watermarks:
     There are at least ``expected`` sources.
     """
 
-    __slots__ = ("_sources", "expected", "idle", "lateness", "value")
+    __slots__ = ("_alone", "_sources", "expected", "idle", "lateness", "value")
 
     def __init__(self, lateness: float = 0.0, idle: float = math.inf, expected: int = 0) -> None:
         self.lateness = lateness
@@ -45,6 +46,7 @@ class Watermarks:
         self.expected = expected
         self.value = NEVER
         self._sources: dict[str, _Source] = {}
+        self._alone = 0.0  # seconds without any source
 
     def __contains__(self, source: str) -> bool:
         return source in self._sources
@@ -59,9 +61,20 @@ class Watermarks:
         return source in self._sources and self._sources[source].idle
 
     @property
+    def is_silent(self) -> bool:
+        """True if nothing of the stream is waited for."""
+        if self._sources:
+            return all(each.idle for each in self._sources.values())
+        return self._alone >= self.idle
+
+    @property
     def waits(self) -> bool:
-        """True if an active source may become idle."""
-        return self.idle < math.inf and any(not each.idle for each in self._sources.values())
+        """True if the stream may become silent, or a source idle."""
+        if self.idle == math.inf:
+            return False
+        if self._sources:
+            return any(not each.idle for each in self._sources.values())
+        return self._alone < self.idle
 
     @property
     def holding(self) -> str:
@@ -93,6 +106,7 @@ class Watermarks:
 
     def wait(self, seconds: float, blocked: Collection[str] = ()) -> None:
         """Count seconds that have passed, except for sources that could not send."""
+        self._alone = 0.0 if self._sources else self._alone + seconds
         for name, source in self._sources.items():
             if name not in blocked and not source.idle:
                 source.waited += seconds

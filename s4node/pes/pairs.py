@@ -2,7 +2,7 @@
 
 Rules
 - A right event pairs with a left one of its key if its time is in ``within`` before and after that
-  of the left one, both included. Every such pair is found once.
+  of the left one, both included, to the microsecond. Every such pair is found once.
 - A left event that has no pair is alone once the watermark has passed the last time for one.
 - Events are kept as long as something may pair with them; a key without any is removed.
 - The streams have ``order="time"``. Otherwise pairs are missed whose events come too late.
@@ -10,7 +10,6 @@ Rules
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar
 
 from s4node.app.processing_element import ElementType, ProcessingElement
@@ -18,6 +17,8 @@ from s4node.app.windows import LONGEST
 from s4node.errors import GraphError
 from s4node.events.event_time import TimeRule
 from s4node.events.schema import EventType
+
+_MICROSECOND = 1e-6
 
 
 class PairsType(ElementType):
@@ -91,8 +92,7 @@ class Pairs(ProcessingElement, metaclass=PairsType):
         """Called for a left event that has no pair, when none can come any more."""
 
     def _left(self, event: Any) -> None:
-        at, (before, after) = self._time_of(event), self._within
-        near = [each for each in self._rights if at - before <= self._time_of(each) <= at + after]
+        near = [each for each in self._rights if self._is_near(event, each)]
         self._lefts.append(event)
         self._paired.append(bool(near))
         self._wait()
@@ -100,30 +100,37 @@ class Pairs(ProcessingElement, metaclass=PairsType):
             self.on_pair(event, right)
 
     def _right(self, event: Any) -> None:
-        at, (before, after) = self._time_of(event), self._within
         self._rights.append(event)
         self._wait()
         for number, left in enumerate(self._lefts):
-            if self._time_of(left) - before <= at <= self._time_of(left) + after:
+            if self._is_near(left, event):
                 self._paired[number] = True
                 self.on_pair(left, event)
+
+    def _is_near(self, left: Any, right: Any) -> bool:
+        before, after = self._within
+        return bool(-before <= round(self._time_of(right) - self._time_of(left), 6) <= after)
+
+    def _last_for(self, event: Any, further: float) -> float:
+        """The watermark from which on nothing pairs with an event."""
+        return float(self._time_of(event) + further + _MICROSECOND)
 
     def _wait(self) -> None:
         """Have the first event dropped with which nothing can pair any more."""
         before, after = self._within
-        ends = [self._time_of(each) + after for each in self._lefts]
-        ends += [self._time_of(each) + before for each in self._rights]
-        self.at(math.nextafter(min(ends), math.inf))
+        ends = [self._last_for(each, after) for each in self._lefts]
+        ends += [self._last_for(each, before) for each in self._rights]
+        self.at(min(ends))
 
     def on_timer(self, _name: str) -> None:
         """Drop the events with which nothing can pair any more."""
         before, after = self._within
         past = self._home.timers.watermark  # type: ignore[union-attr]
         lefts = list(zip(self._lefts, self._paired, strict=True))
-        over = [each for each in lefts if self._time_of(each[0]) + after < past]
-        kept = [each for each in lefts if self._time_of(each[0]) + after >= past]
+        over = [each for each in lefts if self._last_for(each[0], after) <= past]
+        kept = [each for each in lefts if self._last_for(each[0], after) > past]
         self._lefts, self._paired = [each for each, _ in kept], [paired for _, paired in kept]
-        self._rights = [each for each in self._rights if self._time_of(each) + before >= past]
+        self._rights = [each for each in self._rights if self._last_for(each, before) > past]
         if self._lefts or self._rights:
             self._wait()
         else:

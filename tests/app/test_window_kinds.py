@@ -61,6 +61,29 @@ def test_a_pane_is_whole_in_each_of_its_windows(every: int, more: int, t: int) -
     assert kind.ends_of(pane) == expected
 
 
+@given(st.integers(1, 5000), st.integers(0, 10**9), st.integers(-5000, 5000))
+def test_windows_of_milliseconds_lie_end_to_start_and_begin_at_the_very_millisecond(
+    size: int, number: int, offset: int
+) -> None:
+    kind = tumbling(size / 1000, offset=offset / 1000)
+    start, after = ((size * n + offset) / 1000 for n in (number, number + 1))
+    assert span_of(kind, start) == (start, after)
+    assert span_of(kind, math.nextafter(after, -math.inf)) == (start, after)
+
+
+@given(st.integers(1, 50), st.integers(0, 50), st.integers(0, 10**12))
+def test_a_pane_of_milliseconds_is_whole_in_each_of_its_windows(
+    every: int, more: int, t: int
+) -> None:
+    length = every + more
+    kind = hopping(length / 1000, every=every / 1000)
+    pane = span_of(kind, t / 1000)
+    first = t // every * every + every
+    ends = [end for end in range(first, t + length + every, every) if end - length <= t < end]
+    assert kind.ends_of(pane) == [end / 1000 for end in ends]
+    assert [kind.start_of(end / 1000) for end in ends] == [(end - length) / 1000 for end in ends]
+
+
 def test_a_day_is_from_midnight_to_midnight_in_its_zone_also_when_clocks_change() -> None:
     kind = day("Europe/Berlin")
     noon = datetime(2026, 3, 29, 12, tzinfo=UTC).timestamp()

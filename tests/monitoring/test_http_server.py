@@ -28,12 +28,17 @@ async def secret() -> Answer:
     return Answer(200, "secret\n")
 
 
+async def lacking() -> Answer:
+    return Answer(503, "app 'shop' is starting: no key in Order('joe', 4)\n")
+
+
 async def broken() -> Answer:
     raise ZeroDivisionError
 
 
 PAGES = {
     "/livez": Page(alive, is_public=True),
+    "/readyz": Page(lacking, is_public=True),
     "/status": Page(secret),
     "/broken": Page(broken),
 }
@@ -91,7 +96,7 @@ async def test_a_query_is_ignored_and_an_unknown_path_names_those_that_there_are
         assert status_of(await said(server, b"GET /livez?x=1 HTTP/1.1\r\nHost: x\r\n\r\n")) == 200
         answer = await said(server, b"GET /admin HTTP/1.1\r\nHost: x\r\n\r\n")
     assert status_of(answer) == 404
-    assert b"/livez, /status, /broken" in answer
+    assert b"/livez, /readyz, /status, /broken" in answer
 
 
 @pytest.mark.parametrize(
@@ -142,6 +147,17 @@ async def test_silent_connections_make_room() -> None:
         assert status_of(await said(server, GET)) == 200
         assert await rest_of(silent[0]) == b""  # the oldest has ended
         for stream in silent:
+            await stream.aclose()
+
+
+async def test_connections_that_were_answered_and_do_not_close_make_room() -> None:
+    async with serving() as server:
+        lingering = [await connected(server) for _ in range(32)]
+        for stream in lingering:
+            await stream.send_all(GET)
+            assert await stream.receive_some(1) == b"H"
+        assert status_of(await said(server, GET)) == 200
+        for stream in lingering:
             await stream.aclose()
 
 
@@ -205,15 +221,17 @@ async def test_a_taken_address_is_named() -> None:
             await other.listen()
 
 
-async def asked(server: HttpServer, files: Mapping[str, str] | None, issuer: Issuer) -> bytes:
-    """What the server says to a peer with these certificates, or none, about its status."""
+async def asked(
+    server: HttpServer, files: Mapping[str, str] | None, issuer: Issuer, path: str = "/status"
+) -> bytes:
+    """What the server says to a peer with these certificates, or none."""
     context = ssl.create_default_context(cafile=str(issuer.folder / "authority.pem"))
     context.check_hostname = False
     if files is not None:
         context.load_cert_chain(files["s4.tls.certificate"], files["s4.tls.key"])
     stream = trio.SSLStream(await connected(server), context, https_compatible=True)
     async with stream:
-        await stream.send_all(b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n")
+        await stream.send_all(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         return await rest_of(stream)
 
 
@@ -231,4 +249,9 @@ async def test_without_a_certificate_a_peer_learns_only_whether_the_node_lives(
         answer = await asked(server, stranger, issuer)
         assert status_of(answer) == 403
         assert b"names nobody in cluster 'default'" in answer
+        assert b"Order('joe', 4)" in await asked(server, reader, issuer, "/readyz")
+        for files in (None, stranger):
+            answer = await asked(server, files, issuer, "/readyz")
+            assert status_of(answer) == 503
+            assert b"shop" not in answer
         assert isinstance(Credentials.configured(Config.from_values(node)), Credentials)

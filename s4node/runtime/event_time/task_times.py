@@ -2,9 +2,10 @@
 
 Rules
 - A stream with ``time`` has a watermark, from its sources: the producers of its frames, the
-  partitions of an input, the other tasks. A source is at the latest time of its *processed* events,
-  or at what it has reported. One that reports by itself (a task) is only at what it has reported.
-- Windows of a PE end by the lowest watermark of the streams that lead to it.
+  partitions of an input, the other tasks. One that has left is a source until its events are done.
+  A source is at the latest time of its *processed* events, or at what it has reported. One that
+  reports by itself (a task) is only at what it has reported.
+- Windows of a PE end by the lowest watermark of the streams that lead to it, without silent ones.
 - What a task puts on a stream is at the lowest watermark of the streams from which it is put, but
   not before all windows that end by then have had their turn. In a cycle only the streams from
   outside count, so events on their way around may be late.
@@ -12,6 +13,7 @@ Rules
 - Events that a task has put for itself count when they are processed: what it puts on a stream is
   at a time once the events that waited then are done.
 - The watermarks are part of each commit. After a restart they are not lower.
+- At the end of the inputs all windows end, hop by hop: those of results after these have arrived.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
 from s4node.app import dataflow
@@ -40,6 +43,9 @@ EVENT_TIME = "event time"
 
 _TICK = 0.2
 
+_LONGEST_TICK = 1.0
+"""Seconds without news that count at once. What is longer was a pause of this process."""
+
 _AHEAD = 1.0
 """Seconds that the clock of a source may be ahead before it is reported."""
 
@@ -47,13 +53,14 @@ _AHEAD = 1.0
 class SourceState(NamedTuple):
     """A source as its input knows it.
 
-    ``returns``: it is waited for although it is not ``here``. ``blocked``: it cannot send, or its
-    events wait. ``reports``: its events do not tell its time.
+    ``returns``: it is waited for although it is not ``here``. ``waits``: its events wait.
+    ``blocked``: it cannot send. ``reports``: its events do not tell its time.
     """
 
     name: str
     here: bool = True
     returns: bool = False
+    waits: bool = False
     blocked: bool = False
     reports: bool = False
 
@@ -99,6 +106,7 @@ class _Timed:
         self.watermarks = watermarks
         self.sources: Sources | None = None
         self.version = -1
+        self.leaving = False  # a source has left whose events wait
         self.reports: set[str] = set()
         self.returning: set[str] = set()
         self.feeders: tuple[str, ...] = ()  # the streams whose watermarks are what is put on it
@@ -121,6 +129,7 @@ class TaskTimes:
     ) -> None:
         self._wall = wall
         self._clock = clock
+        self._app = app
         self._streams: dict[str, _Timed] = {}
         self.queues: Mapping[Any, Depth] = {}
         self.put: dict[str, float] = {}
@@ -154,6 +163,9 @@ class TaskTimes:
         self._by_event = [(each, names) for each, names in self._windows if not _on_wall(each)]
         self._news = bool(self._streams)
         self._ticked_at = clock()
+        self._ends: list[tuple[int, Any]] | None = None  # what has yet to end, by hop
+        self._ending: list[tuple[Any, float]] = []  # what ends now, and where it was
+        self._late_before: dict[str, int] = {}  # late events of earlier runs
         self._saved: Any = None
         self._put_saved = dict(self.put)
 
@@ -197,6 +209,7 @@ class TaskTimes:
         if timed is None:
             return
         self._news = True
+        self._before_news()
         if batch.receipt is None:
             if timed.feeders:
                 return
@@ -216,22 +229,38 @@ class TaskTimes:
         timed = self._streams.get(stream)
         mine = stream not in self._in_order
         if timed is not None and mine and time <= self._wall() + MOST_AHEAD:
+            self._before_news()
             timed.watermarks.reach(source, time)
             self._news = True
 
     def finish_inputs(self) -> None:
-        """Nothing more comes: all windows end."""
-        for windows, _ in self._by_event:
-            windows.watermark = math.inf
-        for timers, _ in self._timers:
-            timers.watermark = math.inf
+        """Nothing more comes: the windows of the next hop end, and its timers are due."""
+        if self._ends is None:
+            self._ends = self._by_hop()
+        ending = [each for hop, each in self._ends if hop == self._ends[0][0]]
+        self._ends = self._ends[len(ending) :]
+        self._ending = [(each, each.watermark) for each in ending]
+        for each in ending:
+            each.watermark = math.inf
 
     def inputs_finished(self) -> None:
-        """The windows have ended; those of a further run begin where these have stopped."""
-        for windows, names in self._by_event:
-            windows.watermark = self._lowest(names)
-        for timers, names in self._timers:
-            timers.watermark = self._lowest(names)
+        """These have ended; those of a further run begin where they have stopped."""
+        for each, watermark in self._ending:
+            each.watermark = watermark
+
+    @property
+    def ends_again(self) -> bool:
+        """True if windows of further hops end when the results of these have arrived."""
+        return bool(self._ends)
+
+    def _by_hop(self) -> list[tuple[int, Any]]:
+        """The windows and timers, and by how many hops their events come."""
+        hops = dataflow.hops(dataflow.edges(self._app))
+        found = [
+            (max((hops[name] for name in names), default=0), each)
+            for each, names in (*self._by_event, *self._timers)
+        ]
+        return sorted(found, key=itemgetter(0))
 
     # -- what follows ------------------------------------------------------------------------
 
@@ -271,14 +300,9 @@ class TaskTimes:
 
     def step(self) -> None:
         """Look at the sources, and derive the watermarks."""
-        now = self._clock()
-        passed, self._ticked_at = now - self._ticked_at, now
+        self._tick()
         self._news = False
         for timed in self._streams.values():
-            states = self._look(timed)
-            blocked = {each.name for each in states if each.blocked}
-            blocked |= {str(each) for each in self._inputs(timed) if self.queues[each].depth}
-            timed.watermarks.wait(passed, blocked)
             self._pass_marks(timed)
             timed.watermarks.advance()
         for windows, names in self._by_event:
@@ -296,9 +320,28 @@ class TaskTimes:
         if not self._windows_due:
             self._news = self._put_on() or self._news
 
+    def _before_news(self) -> None:
+        """Count the time before news of a source, so that none of it counts as after them."""
+        if self._clock() >= self._ticked_at + _TICK:
+            self._tick()
+
+    def _tick(self) -> None:
+        """Count the time that has passed for the sources that had no news in it."""
+        now = self._clock()
+        passed, self._ticked_at = min(now - self._ticked_at, _LONGEST_TICK), now
+        for timed in self._streams.values():
+            states = self._look(timed)
+            blocked = {each.name for each in states if each.blocked or each.waits}
+            blocked |= {str(each) for each in self._inputs(timed) if self.queues[each].depth}
+            if timed.marks:
+                blocked.add(OWN)
+            timed.watermarks.wait(passed, blocked)
+
     def _lowest(self, names: Iterable[str]) -> float:
-        found = [self._streams[name].watermarks.value for name in names if name in self._streams]
-        return min(found, default=NEVER)
+        """The lowest watermark of these streams, without silent ones unless all of them are."""
+        found = [self._streams[name].watermarks for name in names if name in self._streams]
+        awaited = [each for each in found if not each.is_silent]
+        return min((each.value for each in awaited or found), default=NEVER)
 
     def _put_on(self) -> bool:
         """Raise the times of what is put; return True if another step follows."""
@@ -339,12 +382,14 @@ class TaskTimes:
         if timed.sources is None:
             return []
         states = list(timed.sources.states())
-        if timed.version == timed.sources.version:
+        if timed.version == timed.sources.version and not timed.leaving:
             return states
-        timed.version = timed.sources.version
+        timed.version, timed.leaving = timed.sources.version, False
         known = {OWN, *read}
         for each in states:
-            if each.here or each.returns:
+            stays = each.here or each.returns
+            timed.leaving = timed.leaving or (each.waits and not stays)
+            if stays or each.waits:
                 known.add(each.name)
                 timed.watermarks.join(each.name)
                 if each.returns:
@@ -394,6 +439,7 @@ class TaskTimes:
                 timed.returning |= times.keys() - {OWN}
         for each, _ in self._windows:
             value, each.late = windows.get(each.prototype.name, (None, 0))
+            self._late_before[each.prototype.name] = each.late
             each.watermark = NEVER if value is None else value
         for timers, names in self._timers:
             timers.watermark = self._lowest(names)
@@ -404,15 +450,16 @@ class TaskTimes:
     def statistics_parts(self) -> dict[str, Any]:
         """Open windows, late events by PE, the watermarks, and what holds them back.
 
-        Behind is a watermark as far as the latest event of its stream is later; ahead is a source
-        whose clock is later than the one here.
+        Late events count since the start. Behind is a watermark as far as the latest event of its
+        stream is later; ahead is a source whose clock is later than the one here.
         """
         windows = [each for each, _ in self._windows]
+        named = [(each.prototype.name, each) for each in windows]
         wall, newest = self._wall(), {n: s.watermarks.newest for n, s in self._streams.items()}
         return {
             "windows": sum(each.open_windows for each in windows),
             "held_back": sum(max(0, each.held) for each in windows),
-            "late": {each.prototype.name: each.late for each in windows},
+            "late": {name: each.late - self._late_before.get(name, 0) for name, each in named},
             "watermarks": {
                 name: (each.watermarks.value, each.watermarks.holding)
                 for name, each in self._streams.items()

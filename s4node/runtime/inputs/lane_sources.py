@@ -1,7 +1,8 @@
 """The producers of a stream in a partition, as sources of its watermark. Pure.
 
 Rules
-- A producer that is connected is there. One with an id of its own, and a task, may return.
+- A producer that is connected is there. One with an id of its own, and a task, may return. One that
+  has left is a source until its last events are done.
 - A producer cannot send while it has no credit, or while events of it wait here.
 - A task reports its time; its events do not tell it.
 """
@@ -45,6 +46,7 @@ def _state_of(lane: ProducerLane) -> SourceState:
         lane.origin,
         here=lane.connection is not None and not lane.ended,
         returns=(lane.own_id or is_task) and not lane.ended,
-        blocked=lane.safe < lane.expected or lane.limit <= lane.expected,
+        waits=lane.safe < lane.expected,
+        blocked=lane.limit <= lane.expected,
         reports=is_task,
     )

@@ -132,6 +132,10 @@ class Gate:
         if self.inputs is Inputs.OPEN:
             self.inputs = Inputs.ENDED
 
+    def open_inputs(self) -> None:
+        """Have the task told of the end again, when what it has put has arrived."""
+        self.inputs = Inputs.OPEN
+
     @property
     def begins(self) -> bool:
         """True if anything may begin in this phase."""

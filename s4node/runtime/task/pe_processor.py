@@ -28,7 +28,7 @@ from s4node.app.pe_timers import PeTimers
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.stream import OutputStream, begin_put, end_put
 from s4node.app.window_instances import WindowInstances
-from s4node.errors import NotRestorable, ProcessingError, is_signal
+from s4node.errors import HeldBackBeyond, NotRestorable, ProcessingError, is_signal
 from s4node.events.event import EventBatch, handled
 from s4node.events.routing import failed_at, key_failure
 from s4node.runtime.event_time.task_times import Sources, TaskTimes
@@ -141,6 +141,10 @@ class PeProcessor(Processor):
     def time_moved(self) -> bool:
         return self.times.moved
 
+    @property
+    def ends_again(self) -> bool:
+        return self.times.ends_again
+
     def time_statistics(self) -> Mapping[str, Any]:
         return self.times.statistics_parts()
 
@@ -232,7 +236,8 @@ class PeProcessor(Processor):
         if isinstance(error, NotRestorable):  # there is no instance yet
             name, key = error.pe, error.key
         failure = ProcessingError(self._app.name, name, key, position, error)
-        failure.at = batch, index
+        if not isinstance(error, HeldBackBeyond):
+            failure.at = batch, index
         raise failure
 
     def _trim(

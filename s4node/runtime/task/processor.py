@@ -170,6 +170,11 @@ class Processor(ABC):
         """True if a commit would save later times than the last one."""
         return False
 
+    @property
+    def ends_again(self) -> bool:
+        """True if a further end of stream follows when all that was put has arrived."""
+        return False
+
     def time_statistics(self) -> Mapping[str, Any]:
         """The parts of the task's statistics that concern event time."""
         return {}

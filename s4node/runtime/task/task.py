@@ -359,7 +359,10 @@ class Task:
             elif op is Op.END_OF_STREAM:
                 if failures.undoes:
                     gate.commit_due = True  # before anything that follows can fail
-                actions = (EndTold(),)
+                if self.processor.ends_again:
+                    gate.open_inputs()
+                else:
+                    actions = (EndTold(),)
         if self.processor.asked.any:
             actions = (*actions, Ask(self.processor.asked.taken()))
         if failures.changes is not None and failures.changes.spoiled is not None:

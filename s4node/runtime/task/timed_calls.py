@@ -84,7 +84,7 @@ class TimedCalls:
         self._instances = instances
         self._times = times
         self._clock = clock
-        self._round: Iterator[Call] | None = None
+        self._round: Iterator[Call | None] | None = None
         self._left_out: list[LeftOutCall] = []
         self._slow: dict[str, bool] = {}  # PEs with slow timers, and whether that was reported
         self._spent_before = 0.0  # seconds that earlier steps have taken
@@ -104,15 +104,17 @@ class TimedCalls:
         self._spent_before = self._spent
 
     def take(self, limit: int) -> Iterator[Call]:
-        """Take up to ``limit`` calls of the round; it is over if fewer come."""
+        """Take up to ``limit`` calls, or other work, of the round; it is over if fewer come."""
         if self._round is None:
             self._round = self._calls()
         for _ in range(limit):
-            call = next(self._round, None)
-            if call is None:
+            try:
+                call = next(self._round)
+            except StopIteration:
                 self._round = None
                 return
-            yield call
+            if call is not None:
+                yield call
 
     def left_out(self) -> list[LeftOutCall]:
         """Take the calls that were left out."""
@@ -130,7 +132,7 @@ class TimedCalls:
         """Seconds that calls have taken, without the events that came between."""
         return self._spent_before + self._clock() - self._step_began
 
-    def _calls(self) -> Iterator[Call]:
+    def _calls(self) -> Iterator[Call | None]:
         now = self._clock()
         if self._times.timed:
             self._times.step()
@@ -157,8 +159,8 @@ class TimedCalls:
         if self._spent - before >= each.interval:
             self._slow.setdefault(each.instances.prototype.cls.__name__, False)
 
-    def _ended(self, windows: WindowInstances) -> Iterator[Call]:
-        """The calls of ``on_window`` of one PE."""
+    def _ended(self, windows: WindowInstances) -> Iterator[Call | None]:
+        """The calls of ``on_window`` of one PE; None after other work."""
         on_window, failed = windows.prototype.on_window, windows.failed
         assert on_window is not None
         for instance, done in failed.calls():
@@ -167,7 +169,11 @@ class TimedCalls:
                 yield call
             elif not self._keeps(call):
                 done()
-        for instance, done in chain(windows.early_calls(), windows.calls()):
+        for due in chain(windows.early_calls(), windows.calls()):
+            if due is None:
+                yield None
+                continue
+            instance, done = due
             then = partial(_over, failed, instance, done) if failed else done
             call = Call("on_window", on_window, instance, then)
             if not self._has_failed(call):

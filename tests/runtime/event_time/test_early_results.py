@@ -69,7 +69,7 @@ def rows(test: AppTest[Any]) -> list[tuple[Any, ...]]:
 def test_results_come_before_the_end_while_there_are_changes(kind: WindowKind) -> None:
     with AppTest(type("Early", (Early,), {"kind": kind})) as test:
         test.send("trades", *a(0.5, 1), *a(2, key="b"))
-        start = {"a": 0.0, "b": 0.0} if kind.length else {"a": 0.5, "b": 2.0}
+        start = {"a": 0.0, "b": 0.0} if kind.span else {"a": 0.5, "b": 2.0}
         test.advance(seconds=9)
         assert rows(test) == []
         test.advance(seconds=2)
@@ -97,13 +97,14 @@ def test_after_its_end_a_window_has_no_early_results_but_those_of_its_grace() ->
         assert rows(test) == [("a", 60, 1, 0, False)]
 
 
-def test_after_a_crash_early_results_go_on() -> None:
-    with AppTest(Early) as test:
+@pytest.mark.parametrize("kind", [tumbling(60), session(gap=60)], ids=["tumbling", "session"])
+def test_after_a_crash_early_results_go_on(kind: WindowKind) -> None:
+    with AppTest(type("Early", (Early,), {"kind": kind})) as test:
         test.send("trades", *a(1))
         test.advance(seconds=2)
         test.crash()
         test.advance(seconds=11)
-        assert rows(test) == [("a", 0, 1, 0, False)]
+        assert rows(test) == [("a", 0 if kind.span else 1, 1, 0, False)]
 
 
 @pytest.mark.parametrize(

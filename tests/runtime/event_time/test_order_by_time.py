@@ -155,10 +155,12 @@ def test_the_metrics_show_what_is_held_back() -> None:
         assert task.statistics().held_back == 1
 
 
-def test_beyond_the_bound_the_app_stops_and_says_what_holds_the_events_back() -> None:
+@pytest.mark.parametrize("on_error", ["fail", "skip"])
+def test_beyond_the_bound_the_app_stops_and_says_what_holds_the_events_back(on_error: str) -> None:
+    settings = {"s4.stream.trades.heldBack": "3", "s4.stream.trades.onError": on_error}
     with (
         pytest.raises(ProcessingError, match=r"holds back 3 events.*s4\.stream\.trades\.heldBack"),
-        AppTest(Ordered, settings={"s4.stream.trades.heldBack": "3"}) as test,
+        AppTest(Ordered, settings=settings) as test,
     ):
         test.send("trades", *a(101, 102, 103, 104))
 

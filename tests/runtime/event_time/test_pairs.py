@@ -72,6 +72,29 @@ def test_events_within_the_bounds_pair_and_a_left_one_without_a_pair_is_alone() 
         assert test.keys(Paid) == []
 
 
+class Soon(Paid, left=Order, right=Payment, within=(0, 0.1)):
+    pass
+
+
+class SoonPaid(App):
+    def on_init(self) -> None:
+        paid = self.create_pe(Soon)
+        paid.rows = self.create_output_stream("rows", types=Row)
+        for name, kind in (("orders", Order), ("payments", Payment)):
+            self.create_input_stream(name, paid, key="id", types=kind, time="at", order="time")
+
+
+def test_the_bounds_are_included_also_with_tenths_of_a_second() -> None:
+    start = 1_700_000_000_000
+    with AppTest(SoonPaid) as test:
+        test.send("orders", *(Order(n, "a", (start + n * 100) / 1000) for n in range(40)))
+        test.send("payments", *(Payment(n, "a", (start + n * 100 + 100) / 1000) for n in range(40)))
+        for name in ("orders", "payments"):
+            test.advance_watermark(name, start / 1000 + 20)
+        test.advance(seconds=1)
+        assert rows(test) == [(n, n) for n in range(40)]
+
+
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_the_pairs_are_the_same_for_every_order_number_of_partitions_and_kill(
     partitions: int,
@@ -83,7 +106,7 @@ def test_the_pairs_are_the_same_for_every_order_number_of_partitions_and_kill(
         (order.id, payment.id)
         for order in orders
         for payment in payments
-        if order.shop == payment.shop and order.at - 2 <= payment.at <= order.at + 10
+        if order.shop == payment.shop and -2 <= round(payment.at - order.at, 6) <= 10
     }
     expected |= {(order.id, -1) for order in orders} - {(each, -1) for each, _ in expected}
     for seed in range(3):

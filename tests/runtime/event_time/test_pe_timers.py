@@ -142,6 +142,19 @@ def test_timers_fire_in_the_order_of_their_times() -> None:
     assert timers.next_at(by_wall=False) == 9
 
 
+def test_a_timer_that_is_set_again_and_again_takes_the_place_of_one() -> None:
+    timers = PeTimers("Idle", lambda: 0.0, event_time=True)
+    timers.set_timer("early", "", 1.0, by_wall=False)
+    for at in range(10_000):
+        timers.set_timer("busy", "", 100.0 + at, by_wall=False)
+    assert len(timers) == 2
+    assert sum(map(len, timers._heaps)) < 100
+    timers.cancel("early", "")
+    timers.watermark = 1e6
+    assert [(key, timer.time) for key, timer in timers.take_due()] == [("busy", 10_099.0)]
+    assert len(timers) == 0
+
+
 def test_what_is_no_timer_is_an_error_that_names_the_instance() -> None:
     class Wrong(Cart):
         def on_event(self, order: Order) -> None:

@@ -138,6 +138,22 @@ def test_overlapping_windows_count_each_event_in_all_of_them() -> None:
         ]
 
 
+def test_overlapping_windows_of_tenths_of_a_second_lack_no_pane() -> None:
+    start = 1_700_000_000.0
+    with AppTest(market(hopping(0.6, every=0.2))) as test:
+        test.send("trades", *a(*(start + n / 100 for n in range(100)), start + 20))
+        found = {round(at - start, 3): n for _, at, n, _ in bars(test)}
+    assert found == {-0.4: 20, -0.2: 40, 0: 60, 0.2: 60, 0.4: 60, 0.6: 40, 0.8: 20}
+
+
+def test_a_late_event_in_a_part_without_others_makes_a_further_result_not_a_first_one() -> None:
+    with AppTest(market(hopping(120, every=60), grace=100)) as test:
+        test.send("trades", *a(10, 130))
+        assert bars(test) == [("a", -60, 1, 0), ("a", 0, 1, 0)]
+        test.send("trades", *a(70))
+        assert bars(test) == [("a", 0, 2, 1)]
+
+
 def test_a_session_ends_when_nothing_has_come_for_its_gap_and_is_joined_by_events_between() -> None:
     with AppTest(market(session(gap=30), grace=500)) as test:
         test.send("trades", *a(10, 100, 105), Trade("b", 1, 40))
@@ -240,22 +256,21 @@ def test_an_event_in_the_far_future_is_refused_and_ends_no_window() -> None:
         assert test.windows(Candle, "a")[0].n == 2
 
 
-def test_a_stream_that_has_nothing_for_its_idle_time_is_waited_for_no_longer() -> None:
-    class Both(App):
-        def on_init(self) -> None:
-            candle = self.create_pe(Candle)
-            candle.bars = self.create_output_stream("bars", types=Bar)
-            candle.set_window(tumbling(60))
-            self.create_input_stream("fast", candle, key="symbol", time="at", idle=10)
-            self.create_input_stream("slow", candle, key="symbol", time="at", idle=10)
-
-    with AppTest(Both) as test:
-        test.send("slow", *a(10))
-        test.send("fast", *a(10, 100))
-        test.advance(seconds=9)
-        assert bars(test) == []  # 'slow' holds the window open
-        test.send("slow", *a(59, 61))
-        assert bars(test) == [("a", 0, 3, 0)]
+@pytest.mark.parametrize(
+    "kind", [tumbling(60), hopping(120, every=60), session(gap=20)], ids=lambda kind: kind.text
+)
+def test_of_many_windows_that_are_over_each_is_dropped_on_its_own(kind: WindowKind) -> None:
+    with AppTest(market(kind, grace=100)) as test:
+        test.send("trades", *(Trade(str(key), 1, 10 + key / 10) for key in range(100)))
+        windows: Any = test._runtime.tasks[0].instances["Candle"]
+        left, windows.watermark = len(windows), 1000.0
+        for due in windows.calls():
+            assert left - len(windows) <= 1
+            left = len(windows)
+            if due is not None:
+                due.done()
+        assert left <= 1
+        assert len(windows) == 0
 
 
 # --- state ---------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from harness import running, until
 from s4node import Client
 from s4node.app.app import App
 from s4node.app.processing_element import ProcessingElement
-from s4node.app.stream import OutputStream
+from s4node.app.stream import OutputStream, Stream
 from s4node.app.windows import tumbling
 from s4node.cli.main import main
 from s4node.events.event import Event
@@ -96,6 +96,49 @@ def test_the_rows_over_a_log_are_the_same_for_every_order_and_kill(
             test.advance(seconds=2)
             assert set(seen) == expected(EVENTS, 1000)
             assert test.output("late") == []
+
+
+class Total(ProcessingElement):
+    seen: ClassVar[list[tuple[float, int]]] = []
+    n: int = 0
+
+    def on_event(self, _trade: Trade) -> None:
+        self.n += 1
+
+    def on_window(self) -> None:
+        self.seen.append((self.window.start, self.n))
+
+
+class Forwarding(Count):
+    trades: Stream
+
+    def on_window(self) -> None:
+        self.trades.put(Trade("all", self.window.last))
+
+
+class TwoHops(App):
+    """Counts the windows of 10 s of all keys in windows of 60 s."""
+
+    def on_init(self) -> None:
+        first, total = self.create_pe(Forwarding), self.create_pe(Total)
+        first.set_window(tumbling(10))
+        total.set_window(tumbling(60))
+        first.trades = self.create_stream("ends", total, key="symbol", types=Trade, time="at")
+        self.create_input_stream(
+            "trades", first, key="symbol", time="at", lateness=5, system="log", order="time"
+        )
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_at_the_end_of_the_inputs_windows_of_results_end_when_all_of_these_have_come(
+    partitions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Total, "seen", [])
+    with AppTest(TwoHops, partitions=partitions) as test:
+        test.send("trades", *EVENTS)  # from 100 to 130 s: 3 windows of each of 7 keys
+        test.end_input("trades")
+        test.advance(seconds=2)
+        assert sorted(Total.seen) == [(60, 14), (120, 7)]
 
 
 def test_a_quiet_partition_of_a_log_is_waited_for_until_it_is_idle(seen: list[Row]) -> None:

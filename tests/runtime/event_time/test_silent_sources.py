@@ -1,0 +1,103 @@
+"""The promises of sources that are silent or have left: they hold no window, and lose no event."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from test_windows import Bar, Candle, a, bars, market
+
+from s4node.app.app import App
+from s4node.app.windows import tumbling
+from s4node.runtime.event_time.task_times import SourceState
+from s4node.testing.app_test import AppTest
+
+
+class FromLog(App):
+    def on_init(self) -> None:
+        candle = self.create_pe(Candle)
+        candle.bars = self.create_output_stream("bars", key="symbol", types=Bar)
+        candle.set_window(tumbling(60))
+        self.create_input_stream(
+            "trades", candle, key="symbol", time="at", lateness=5, system="log"
+        )
+
+
+@pytest.mark.parametrize("app", [FromLog, market(tumbling(60))], ids=["log", "programs"])
+def test_one_event_after_a_long_silence_ends_the_windows_before_it(app: type[App]) -> None:
+    with AppTest(app) as test:
+        test.send("trades", *a(10))
+        test.advance(seconds=100)
+        test.send("trades", *a(130))
+        assert bars(test) == [("a", 0, 1, 0)]
+
+
+class Both(App):
+    def on_init(self) -> None:
+        candle = self.create_pe(Candle)
+        candle.bars = self.create_output_stream("bars", types=Bar)
+        candle.set_window(tumbling(60))
+        self.create_input_stream("fast", candle, key="symbol", time="at", idle=10)
+        self.create_input_stream("slow", candle, key="symbol", time="at", idle=10)
+
+
+@pytest.mark.parametrize("slow", [[10], []], ids=["silent", "without a producer"])
+def test_a_silent_stream_does_not_hold_the_windows_of_another_one(slow: list[float]) -> None:
+    with AppTest(Both) as test:
+        test.send("slow", *a(*slow))
+        for second in range(9):
+            test.send("fast", *a(11, 100 + second))
+            test.advance(seconds=1)
+        assert bars(test) == []
+        for second in range(4):
+            test.send("fast", *a(110 + second))
+            test.advance(seconds=1)
+        assert bars(test) == [("a", 0, 9 + len(slow), 0)]
+
+
+def test_time_in_which_the_process_did_not_run_makes_nobody_silent() -> None:
+    with AppTest(market(tumbling(60))) as test:
+        times = times_of(test)
+        times.reported("trades", "one", 100)
+        times.reported("trades", "other", 10)
+        times.step()
+        times._clock = lambda: 3600.0  # the machine was asleep
+        times.reported("trades", "one", 200)
+        times.step()
+        assert watermark(times) == 5
+
+
+class Sources:
+    """The sources of a stream, as they are set."""
+
+    version = 0
+
+    def __init__(self, *states: SourceState) -> None:
+        self.found = list(states)
+
+    def states(self) -> list[SourceState]:
+        return self.found
+
+
+def test_a_program_that_has_left_is_a_source_until_its_events_are_done() -> None:
+    with AppTest(market(tumbling(60))) as test:
+        times = times_of(test)
+        sources = Sources(SourceState("one"), SourceState("gone", here=False, waits=True))
+        times.watch("trades", sources)
+        times.reported("trades", "gone", 10)
+        times.reported("trades", "one", 100)
+        times.step()
+        assert watermark(times) == 5  # events between 10 and 100 may wait in its queue
+        sources.found[1] = SourceState("gone", here=False)
+        times.step()
+        assert watermark(times) == 95
+
+
+def times_of(test: AppTest[Any]) -> Any:
+    times = test._runtime.tasks[0].processor.times
+    times._clock = lambda: 0.0
+    return times
+
+
+def watermark(times: Any) -> float:
+    return times._streams["trades"].watermarks.value
