@@ -198,7 +198,8 @@ class TaskTimes:
     def watch(self, stream: str, sources: Sources) -> None:
         """Have the sources of a stream looked at."""
         if stream in self._streams and stream not in self._in_order:
-            self._streams[stream].sources = sources
+            timed = self._streams[stream]
+            timed.sources, timed.version = sources, -1
             self._news = True
 
     # -- what comes --------------------------------------------------------------------------
