@@ -10,9 +10,11 @@ from s4node.state.remote_log import Checkpoint, Claim, Commit, Entry
 
 
 def entries_in(folder: Path) -> dict[int, Entry]:
-    """The entries of a log, by number."""
+    """The entries of a log, by number; a file that is being written is none yet."""
     found = {}
     for file in folder.iterdir():
+        if file.suffix == ".tmp":
+            continue
         entry = remote_log.decoded(file.read_bytes(), str(file))
         if entry is not None:
             found[remote_log.number_of(file.name)] = entry
