@@ -199,7 +199,7 @@ def fill(node: Node, stream: str) -> None:
             body = KIND.encode([Row("u" * 1000, n * 100 + i) for i in range(100)])
             upload.send(0, 100, body, routed=True)
             if n == 0:
-                upload._wait(lambda: not upload._bytes)  # else all may come at once, too long to fit
+                upload._wait(lambda: not upload._bytes)  # else all may come at once
         upload.finish()
 
 
