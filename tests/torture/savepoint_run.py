@@ -105,6 +105,7 @@ class SavepointTorture:
         self._addresses = {app: f"tcp://127.0.0.1:{free_port()}" for app in ("circle", "ends")}
         self._wanted: dict[str, Sequence[str]] = {}  # the apps that are to run, with their options
         self._began_at: dict[str, int] = {}  # where in its log an app has begun the last time
+        self._marks: dict[str, Path] = {}  # what an app makes when it dies at its point
         self._busy: set[str] = set()
         self._gaps: tuple[Gap, ...] = ()
         self._extra = 0
@@ -479,8 +480,8 @@ class SavepointTorture:
         of a savepoint, once."""
         self._busy.add(app)
         fault = ""
+        mark = self._marks[app] = self.folder / f"died-{self.done['start']}"
         if app == "circle" and self._chance.random() < 0.5:
-            mark = self.folder / f"died-{self.done['start']}"
             fault = f"{self._chance.choice(self.faults)}:{self._chance.randint(1, 4)}@{mark}"
         self.done["start"] += 1
         nodes = ["--nodes", str(self._nodes)] if self._nodes and app == "circle" else []
@@ -545,22 +546,28 @@ class SavepointTorture:
         await process.wait()
 
     async def _stop(self, app: str) -> None:
-        await self._not_wanted(app)
+        """Stop an app in order; start and stop it again if it dies at its point meanwhile."""
+        options = await self._not_wanted(app)
         self.log(f"stop {app}")
         process = self._processes[app]
         process.terminate()
         with trio.move_on_after(PATIENCE_SECONDS) as patience:
             await process.wait()
-        if patience.cancelled_caught or process.returncode:
+        if process.returncode == -signal.SIGKILL and self._marks[app].exists():
+            self.done[f"{app} died"] += 1
+            await self._start(app, options)
+            await self._stop(app)
+        elif patience.cancelled_caught or process.returncode:
             last = (self.folder / f"{app}.log").read_text().splitlines()[-3:]
             self.complaints.append(f"{app} stopped with {process.returncode}: {last}")
             _kill_all(process)
             await process.wait()
 
-    async def _not_wanted(self, app: str) -> None:
+    async def _not_wanted(self, app: str) -> Sequence[str]:
+        """Have an app that runs not started again; returns its options."""
         while app in self._busy or not self._runs(app):
             await trio.sleep(0.02)
-        self._wanted.pop(app)
+        return self._wanted.pop(app)
 
     async def _command(self, *words: str, app: str = "", fault: str = "") -> tuple[int, str]:
         """Run a command to its end; its status, and what it said."""
