@@ -298,8 +298,11 @@ async def node_process(
 
 def children(pid: int) -> list[int]:
     """The processes that one has started, from whichever of its threads."""
-    found = (path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children"))
-    return [int(word) for words in found for word in words]
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            found += map(int, path.read_text().split())
+    return found
 
 
 @contextmanager
