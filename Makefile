@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install install-spark test test-long test-crashes test-spark test-measured test-fast torture cluster-test attacks fuzz lint types demo demo-live bench docker-test clean
+.PHONY: help install install-spark test test-long test-crashes test-spark test-measured test-fast torture cluster-test attacks fuzz lint types demo demo-live demo-trending bench docker-test clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -36,7 +36,8 @@ CRASHES := tests/test_failpoints.py tests/cli/test_job_commands.py tests/cli/tes
 	tests/state/test_damage.py tests/state/test_database.py \
 	tests/state/test_remote_task_crashes.py
 # what Spark runs, its clusters and drivers that are killed, and the demos of flights
-SPARK := tests/spark tests/docs/test_spark_doc.py tests/example_apps/test_flights.py
+SPARK := tests/spark tests/docs/test_spark_doc.py \
+	tests/example_apps/test_flights.py tests/example_apps/test_trending_demo.py
 # and what has the machine for itself, for it measures
 MEASURED := tests/process/test_prompt.py tests/bench/test_bench.py tests/test_torture.py tests/test_attacks.py \
 	tests/test_machines.py
@@ -84,6 +85,9 @@ demo: install-spark ## flights through Spark and PEs and back: history into stat
 
 demo-live: install-spark ## count a year of flights live over sockets, fed by Spark, and compare
 	$(PYTHON_OF_VENV) -m apps.flights.demo $(ARGS)
+
+demo-trending: install-spark ## text through Spark into windows of PEs and back, beside Spark's own windows
+	$(PYTHON_OF_VENV) -m apps.trending.demo $(ARGS)
 
 bench: install-spark ## run all benchmarks
 	.venv/bin/s4 bench --all $(ARGS)

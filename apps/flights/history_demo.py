@@ -9,13 +9,9 @@ year. Ends with status 0 only then.
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +21,11 @@ from pyspark.sql import functions as f
 from apps.flights.data import flights_csv, tables
 from apps.flights.events import KINDS, Figures, Flight
 from apps.flights.spark_job import batch_aggregates, read_flights
+from apps.running import running, s4
 from s4node.spark.history.bootstrap import bootstrap
 from s4node.spark.history.savepoint import write_savepoint
 from s4node.spark.java import spark_session
 
-ROOT = Path(__file__).resolve().parents[2]
-ANY_PORT = "tcp://127.0.0.1:0"
 CUT = "2013-10-01 00:00:00"
 """What departs from then on (UTC) goes through the log."""
 SETTLE_SECONDS = 60
@@ -49,10 +44,10 @@ def main() -> int:
         folder = Path(name)
         archive = ["node", "archive", "-p", f"s4.log.folder={folder / 'log'}"]
         archive += ["-p", f"s4.coordination.folder={folder / 'nodes'}"]
-        with _running(*archive) as address:
-            _s4("log", "create", "flights", "--partitions", _PARTITIONS, "--key", "route",
-                "--to", address)  # fmt: skip
-            _s4("log", "create", "reports", "--to", address)
+        with running(*archive) as address:
+            s4("log", "create", "flights", "--partitions", _PARTITIONS, "--key", "route",
+               "--to", address)  # fmt: skip
+            s4("log", "create", "reports", "--to", address)
             say("the log is open; starting Spark")
             spark = spark_session("flights")
             try:
@@ -88,7 +83,7 @@ def _whole_way(spark: SparkSession, folder: Path, address: str, say: Any) -> int
     found.close()
     say(f"state of {history.count():,} flights is in the savepoint nine-months")
     values = [word for name, value in settings.items() for word in ("-p", f"{name}={value}")]
-    with _running("run", "apps.flights.app", "--from", "nine-months", *values):
+    with running("run", "apps.flights.app", "--from", "nine-months", *values):
         say("the node goes on from there")
         (
             rest.write.format("s4")
@@ -181,34 +176,6 @@ def _compare(
         return 1
     say(f"Equal: all {keys:,} keys, every figure")
     return 0
-
-
-@contextmanager
-def _running(*words: str) -> Iterator[str]:
-    """A node; gives its address, and stops it at the end."""
-    values = (f"s4.listener.address={ANY_PORT}", "s4.logger_level=warning")
-    settings = [word for value in values for word in ("-p", value)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "s4node", *words, "--json", *settings],
-        stdout=subprocess.PIPE,
-        cwd=ROOT,
-    )
-    assert process.stdout is not None
-    try:
-        line = process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"s4 {words[0]} did not start; why is above")
-        yield json.loads(line)["address"]
-    finally:
-        process.terminate()
-        process.wait(30)
-        process.stdout.close()
-
-
-def _s4(*words: str) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "s4node", *words], check=True, cwd=ROOT, stdout=subprocess.DEVNULL
-    )
 
 
 if __name__ == "__main__":

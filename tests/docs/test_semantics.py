@@ -217,7 +217,7 @@ def test_a_session_is_judged_by_what_ran(
         cwd=tmp_path,
         env=environment(),
         check=False,
-        timeout=60,
+        timeout=240,
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("loop-")]
     assert sorted(lines) == sorted(told), done.stdout
