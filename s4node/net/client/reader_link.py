@@ -4,7 +4,8 @@ Rules
 - At most ``wire.MAX_QUESTIONS`` questions wait for the node's answer; further ones wait here.
 - Each reading sends a hello after every connect, with its positions.
 - A lost connection is not an error: nng dials again. Questions with ``again`` are then repeated;
-  other questions fail, because it is unknown whether they were answered.
+  other questions fail, because it is unknown whether they were answered. What came before the loss
+  is read first.
 - A drain is answered with a drain, for which the node waits before it closes.
 """
 
@@ -128,9 +129,7 @@ class ReaderLink:
                 nursery.start_soon(self._write)
                 while True:
                     await self._socket.wait_readable()
-                    while (data := self._socket.receive_nowait()) is not None:
-                        for frame in self._dialled.frames(self._socket, data):
-                            self._take_frame(frame)
+                    self._take_arrived(self._socket)
                     self._on_news()
         finally:
             socket, self._socket = self._socket, None
@@ -139,6 +138,8 @@ class ReaderLink:
 
     def _changed(self, connected: bool) -> None:
         if not connected:
+            if self._socket is not None:
+                self._take_arrived(self._socket)
             self.answers.disconnected()
         self._control.clear()
         self._unanswered.clear()
@@ -187,6 +188,12 @@ class ReaderLink:
                 self._unanswered.add(number)
                 frames.append(asked.frame)
         return frames
+
+    def _take_arrived(self, socket: DialledPipe) -> None:
+        """Take the frames that have arrived."""
+        while (data := socket.receive_nowait()) is not None:
+            for frame in self._dialled.frames(socket, data):
+                self._take_frame(frame)
 
     def _take_frame(self, frame: wire.Frame) -> None:
         header = frame.header

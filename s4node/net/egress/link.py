@@ -7,7 +7,8 @@ Rules
 - A peer that does not answer with s4node frames is logged once, dialled less and less often, and
   named in errors.
 - A lost connection is not an error: nng dials again, and the routes resend events without a
-  verdict.
+  verdict. What came before the loss is read first; read later, a hello would open lanes that lead
+  nowhere.
 - A draining node gets no further events on this connection, unless we ``insist``: nodes that stop
   together have to process what they still send to each other.
 """
@@ -174,6 +175,8 @@ class Link:
             self._socket = None
 
     def _changed(self, connected: bool) -> None:
+        if not connected:
+            self._take_arrived()
         self._control.clear()
         self._unsent = None  # the routes resend it
         for route in self.routes:
@@ -206,14 +209,19 @@ class Link:
         assert self._socket is not None
         while True:
             await self._socket.wait_readable()
-            taken = False
-            while (data := self._socket.receive_nowait()) is not None:
-                for frame in self._dialled.frames(self._socket, data):
-                    self._take_frame(frame.header)
-                taken = True
-            if taken:
+            if self._take_arrived():
                 self.wake()
                 self.on_news()
+
+    def _take_arrived(self) -> bool:
+        """Take the frames that have arrived; return True if any have."""
+        assert self._socket is not None
+        taken = False
+        while (data := self._socket.receive_nowait()) is not None:
+            for frame in self._dialled.frames(self._socket, data):
+                self._take_frame(frame.header)
+            taken = True
+        return taken
 
     def _take_frame(self, header: wire.Header) -> None:
         if isinstance(header, wire.Drain):

@@ -6,6 +6,8 @@ Rules
 - Sending and receiving never block and allocate no nng aio: await readiness once, then go on until
   nothing is left.
 - pynng's exceptions stay in this module. nng's threads only ever set a flag in the trio thread.
+- Two of nng's threads may report the start and the end of one connection, in either order. A start
+  that comes after the end is ignored.
 - An address that connects and never answers is dialled less and less often, like one that does not
   connect; nng alone would reset its delay at each connection.
 - nng's close can take long, so it runs in a thread with a deadline.
@@ -77,8 +79,8 @@ class PairSocket:
         )
         self._on_change = on_change
         self._token = trio.lowlevel.current_trio_token()
-        self._socket.add_post_pipe_connect_cb(lambda _: self._hop(True))
-        self._socket.add_post_pipe_remove_cb(lambda _: self._hop(False))
+        self._socket.add_post_pipe_connect_cb(lambda pipe: self._hop(pipe.id, True))
+        self._socket.add_post_pipe_remove_cb(lambda pipe: self._hop(pipe.id, False))
         self._nng = self._socket.socket
         self._data = pynng.ffi.new("char **")
         self._size = pynng.ffi.new("size_t *")
@@ -86,6 +88,7 @@ class PairSocket:
         self._send_fd: int = self._socket.send_fd
         self._closed = False
         self._dialer: pynng.Dialer | None = None
+        self._ended = 0  # the latest pipe that has gone
         self._unanswered = 0  # connections in a row that brought nothing good
         self.connected = False
 
@@ -149,18 +152,20 @@ class PairSocket:
         with trio.move_on_after(_CLOSE_SECONDS, shield=True):
             await threads.run_sync(self._socket.close, abandon_on_cancel=True)
 
-    def _hop(self, connected: bool) -> None:
+    def _hop(self, pipe: int, connected: bool) -> None:
         with suppress(trio.RunFinishedError):
-            self._token.run_sync_soon(self._changed, connected)
+            self._token.run_sync_soon(self._changed, pipe, connected)
 
-    def _changed(self, connected: bool) -> None:
-        if not self._closed:
-            self.connected = connected
-            if connected:
-                if self._unanswered:
-                    self._redial_after(min(REDIAL_MS << self._unanswered, REDIAL_MOST_MS))
-                self._unanswered += 1
-            self._on_change(connected)
+    def _changed(self, pipe: int, connected: bool) -> None:
+        if self._closed or (connected and pipe == self._ended):
+            return
+        if not connected:
+            self._ended = pipe
+        elif self._unanswered:
+            self._redial_after(min(REDIAL_MS << self._unanswered, REDIAL_MOST_MS))
+        self._unanswered += connected
+        self.connected = connected
+        self._on_change(connected)
 
     def _redial_after(self, most_ms: int) -> None:
         if self._dialer is not None:

@@ -1,0 +1,53 @@
+"""A link's promises about connections that end: what came before the end is taken before it."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import pynng
+import pytest
+import trio
+from noted import Click, clicks
+
+from s4node import Client
+from s4node.errors import StageBroken
+from s4node.events.schema import EventType
+from s4node.net.wire import frame as wire
+
+TYPES = (EventType(Click).declaration,)
+
+
+def hello(**headers: bool) -> bytes:
+    """A node's answer to a hello, or its report of owners."""
+    positions = (wire.Position(0, 0, 100),)
+    frame = wire.Hello("node", "1", "clicks", TYPES, "", 1, positions, headers=headers)
+    return wire.envelope([wire.encode_frame(frame)])
+
+
+@pytest.mark.parametrize("_turn", range(6))  # trio runs what is ready in a random order
+async def test_a_report_that_comes_right_before_the_end_does_not_open_lanes_again(
+    _turn: int,
+) -> None:
+    peer = pynng.Pair0(listen="tcp://127.0.0.1:0")
+    port = int.from_bytes(peer.listeners[0].local_address.port.to_bytes(2, sys.byteorder), "big")
+    async with (
+        trio.open_nursery() as nursery,
+        Client(f"tcp://127.0.0.1:{port}", timeout=1) as client,
+    ):
+
+        async def answers() -> None:
+            await peer.arecv()
+            peer.send(hello())
+
+        nursery.start_soon(answers)
+        stream = await client.stream("clicks", types=Click)
+        await stream.send_many(clicks(3))
+        await peer.arecv()
+        peer.send(hello(unasked=True))
+        time.sleep(0.1)  # noqa: ASYNC251 - nothing of this may run until both have come
+        peer.close()
+        time.sleep(0.1)  # noqa: ASYNC251
+        with trio.fail_after(20), pytest.raises(StageBroken, match="no answer from"):
+            await stream.flush()
+        client.abandon()
