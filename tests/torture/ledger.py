@@ -4,10 +4,12 @@ Rules
 - Nothing that a client has a verdict for is missing: not at its first stage, and not behind it
   unless a process died that held it (killed, or too long stopped).
 - A process notes an event once. While none died, so do all together.
-- What a client knew to be processed is not processed again later.
+- What a client knew to be processed is not processed again later, except by a process that was
+  stopped amid a step: it ends that step when it goes on, and does nothing more.
 - Each process notes the events of a producer and key in their order.
 - Texts are passed on by whoever has their partition: when that process dies they are passed on
-  again by another, and nobody can tell that they are the same. So after deaths they may come again.
+  again by another, and nobody can tell that they are the same. So after deaths they may come again,
+  also late: what the stopped one has passed on may be in its sockets until it goes on.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 _SHOWN = 5
@@ -57,11 +60,16 @@ class Sent:
 
 
 def complaints(
-    notes: list[Note], sent: Mapping[str, Sent], dead: set[str], passed_on: Collection[str] = ()
+    notes: list[Note],
+    sent: Mapping[str, Sent],
+    dead: set[str],
+    passed_on: Collection[str] = (),
+    woken: Mapping[str, int] = MappingProxyType({}),
 ) -> list[str]:
     """What is not true.
 
-    ``dead`` are the processes that did not end in order, ``passed_on`` the producers of texts.
+    ``dead`` are the processes that did not end in order, ``passed_on`` the producers of texts, and
+    ``woken`` has when (ns) those went on that were stopped for longer than their session.
     """
     found: list[str] = []
 
@@ -92,14 +100,24 @@ def complaints(
         ],
     )
     complain("never sent", [k for k in times["enter"] if k[1] >= sent[k[0]].number])
-    complain("repeated after its verdict", _late(notes, sent))
+    late = [
+        note
+        for note in _late(notes, sent)
+        if not (dead and note.producer in passed_on)
+        and note.at < woken.get(note.process, note.at + 1)
+    ]
+    complain("repeated after its verdict", [*late])
+    for process, at in woken.items():
+        after = [note for note in notes if note.process == process and note.at >= at]
+        if len({(note.stage, note.partition) for note in after}) > 1:
+            complain(f"more than a step after {process} was woken", [*after])
     complain("out of order", _disorder(notes))
     return found
 
 
-def _late(notes: list[Note], sent: Mapping[str, Sent]) -> list[object]:
+def _late(notes: list[Note], sent: Mapping[str, Sent]) -> list[Note]:
     """What was noted after its producer had a verdict for it."""
-    found: list[object] = []
+    found: list[Note] = []
     for note in notes:
         if note.stage == "enter":
             settled = sent[note.producer].settled

@@ -81,6 +81,7 @@ class Torture:
         self.members: dict[str, Member] = {}
         self.sent: dict[str, Sent] = {}
         self.dead: set[str] = set()
+        self.woken: dict[str, int] = {}  # when (ns) those went on whose session was over
         self.faults: dict[str, str] = {}  # who was told at its start to die, and at which point
         self.done: Counter[str] = Counter()
         self.settings: dict[str, str] = SETTINGS
@@ -106,7 +107,7 @@ class Torture:
         self.complaints += self._complaints()
 
     def _complaints(self) -> list[str]:
-        return complaints(read(self.folder), self.sent, self.dead, ["texts"])
+        return complaints(read(self.folder), self.sent, self.dead, ["texts"], self.woken)
 
     async def _end(self) -> None:
         """Leave no process behind."""
@@ -299,6 +300,9 @@ class Torture:
         await trio.sleep(seconds)
         if member.state != "paused":  # it had come to the point at which it was to die
             return
+        if frozen:
+            self.woken[member.name] = time.monotonic_ns()
+            self.log(f"SIGCONT {member.name} at {self.woken[member.name]}")
         member.signal(signal.SIGCONT)
         if not frozen:
             member.state = "running"
