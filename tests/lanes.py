@@ -42,7 +42,8 @@ def headers_of(frames: list[bytes]) -> list[Any]:
 
 def spans(frames: list[bytes]) -> list[tuple[int, int, int]]:
     """Partition, first and end of each data frame."""
-    return [(h.partition, h.first, h.first + h.count) for h in headers_of(frames)]
+    found = [each for each in headers_of(frames) if isinstance(each, wire.Data)]
+    return [(h.partition, h.first, h.first + h.count) for h in found]
 
 
 def answer(

@@ -10,7 +10,9 @@ Rules
   node also names them unasked when owners change; a new hello then opens lanes that moved to it.
 - A redirector does not take events: it answers with the nodes that do, and 0 partitions.
 - A verdict is requested with every quarter of what a producer may have to keep. Otherwise a node
-  that commits only on request would never learn that the producer waits for it.
+  that commits only on request would never learn that the producer waits for it. It is requested,
+  too, once all has left that waited when lanes were opened again: only a former owner has got the
+  former requests.
 - A node that was dialled by one name may call itself by another: ``alias`` is its own name while it
   is connected, and both names find it.
 - Answers concern only the lanes of their route: a node that has lost a partition cannot acknowledge
@@ -237,6 +239,7 @@ class NodeRoute:
         "_declared",
         "_first_lane",
         "_frame_bytes",
+        "_reopened",
         "_told_time_ms",
         "_unasked",
         "_wants_hello",
@@ -264,6 +267,7 @@ class NodeRoute:
         self._wants_hello = False
         self._frame_bytes = 0
         self._unasked = 0  # bytes of frames since the last request for a verdict
+        self._reopened = False  # lanes with events were, and not all has left that may
         self.budget = _ENVELOPE_BYTES
         self._told_time_ms = 0  # when it was last told a time
         self._first_lane = 0
@@ -318,9 +322,9 @@ class NodeRoute:
         data = self._data_frames(min(budget, self.budget), now_ms)
         self._unasked += sum(map(len, data))
         quarter_out = self._unasked * 4 * len(self.routes.by_address) >= wire.WINDOW_BYTES
-        if not quarter_out or box.committed:
+        if box.committed or not (quarter_out or (self._reopened and not self.sendable.events)):
             return hello + data
-        self._unasked = 0
+        self._unasked, self._reopened = 0, False
         return [*hello, *data, self.ask()]
 
     def _data_frames(self, budget: int, now_ms: int) -> list[bytes]:
@@ -380,7 +384,7 @@ class NodeRoute:
 
     def disconnected(self) -> None:
         """Close the lanes of a lost connection; events without a verdict will be resent."""
-        self.opened = self._wants_hello = self.draining = False
+        self.opened = self._wants_hello = self._reopened = self.draining = False
         self.alias = self.address  # another node may answer there next time
         self._accepted = ()
         self._asked.clear()
@@ -424,6 +428,7 @@ class NodeRoute:
             if not box.reopen(lane, position, again=routes.again):
                 return
         self.opened = True
+        self._reopened |= asked and any(lane.next_number for lane in self.lanes)
         self._accepted = declared
         self._wants_hello = False
         owners = _owners(answer)

@@ -184,7 +184,7 @@ def test_after_a_reconnect_what_had_no_verdict_is_sent_again_byte_for_byte() -> 
     assert headers_of([route.hello_frame()])[0].positions == (wire.Position(0, 5),)
     route.on_hello(answer(wire.Position(0, 8, 100, 6)))
     assert outbox.unsettled == 6
-    assert route.frames(1 << 20) == first[2:]
+    assert route.frames(1 << 20) == [*first[2:], route.ask()]
 
 
 def test_resends_stay_below_the_limit_too() -> None:
@@ -469,3 +469,22 @@ def test_a_verdict_is_asked_for_with_every_quarter_of_a_window() -> None:
     route.on_hello(answer(wire.Position(0, 0, LIMITLESS)))
     asked = [h for h in headers_of(drained(route)) if isinstance(h, wire.Idle)]
     assert len(asked) == 4  # what is sent again has to be ruled on as well
+
+
+@pytest.mark.parametrize(("settled", "waiting"), [(0, 0), (2, 3)])
+def test_a_verdict_is_asked_for_once_what_waited_for_an_owner_has_left(
+    settled: int, waiting: int
+) -> None:
+    outbox, route = opened(100)
+    outbox.extend(ticks(2))
+    drained(route)
+    ruled(route, 0, settled, 100)
+    route.disconnected()
+    outbox.extend(ticks(waiting))
+    route.routes.assign([route.address], 0)
+    route.hello_frame()
+    route.on_hello(answer(wire.Position(0, settled, 100)))
+    *_, last = headers_of(drained(route))
+    assert last == wire.Idle("ticks", "p", wire.ANSWER_NOW)
+    outbox.extend(ticks(1))
+    assert not [h for h in headers_of(drained(route)) if isinstance(h, wire.Idle)]
