@@ -9,6 +9,8 @@ Rules
   offers this for all, but elsewhere it looks and then writes, which is not a condition. A server
   may ignore the condition, too: so two writers try at the same time.
 - Listings are never cached: others write here, too.
+- Each request costs its time, in restores above all. So ``s3fs`` may not ask for the size of an
+  object before it reads it, and object stores, which have no folders, are asked to make one once.
 - With ``sync``, an object that was put at a ``file://`` URL is on disk, with all names above it.
 - A name that is read back is one part of a path, so that it cannot lead out of its folder.
 - Every error of the file system becomes a StateError, which may be retried.
@@ -33,8 +35,8 @@ from s4node.errors import ConfigError, S4Error, StateError
 AT_ONCE = 32
 """The requests that are made at a time."""
 
-_CONDITIONAL = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"}
-"""The protocols whose file systems send a condition to the store."""
+_OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"}
+"""The protocols whose file systems send a condition to the store, and which have no folders."""
 
 _PROBES = 8
 _NO_LINK = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EXDEV, errno.EMLINK}
@@ -54,6 +56,7 @@ class RemoteFiles:
 
     def __init__(self, url: str, folder: Path, *, sync: bool = False) -> None:
         self._sync = sync
+        self._has_bucket = False
         try:
             import fsspec
         except ImportError as error:
@@ -62,7 +65,8 @@ class RemoteFiles:
                 f"the package that fsspec needs for this kind of URL"
             ) from error
         try:
-            self.fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
+            more = {"max_concurrency": 1} if url.startswith(("s3:", "s3a:")) else {}
+            self.fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False, **more)
         except ImportError as error:  # its message names the package
             raise ConfigError(f"s4.state.url = {url}: {error}, on every node") from error
         except ValueError as error:
@@ -89,8 +93,9 @@ class RemoteFiles:
         """Make a folder of the file system, and its missing parents."""
         if self._local and self._sync:
             disk.make_folders(Path(folder))
-        else:
+        elif not self._has_bucket:
             self.fs.makedirs(folder, exist_ok=True)
+            self._has_bucket = self._is_object_store
 
     def put(self, place: str, data: bytes) -> None:
         """Write an object as a whole."""
@@ -125,8 +130,7 @@ class RemoteFiles:
 
     def can_create(self) -> bool:
         """Return True if two writers that create an object at a time never both succeed."""
-        protocols = self.fs.protocol if isinstance(self.fs.protocol, tuple) else (self.fs.protocol,)
-        if not self._local and not _CONDITIONAL.intersection(protocols):
+        if not self._local and not self._is_object_store:
             return False
         folder = f"{self.root}/probe"
         places = [f"{folder}/{tokens.fresh(8)}" for _ in range(_PROBES)]
@@ -200,6 +204,11 @@ class RemoteFiles:
     @property
     def _local(self) -> bool:
         return bool(getattr(self.fs, "local_file", False))
+
+    @property
+    def _is_object_store(self) -> bool:
+        protocols = self.fs.protocol if isinstance(self.fs.protocol, tuple) else (self.fs.protocol,)
+        return not _OBJECT_STORES.isdisjoint(protocols)
 
     @contextmanager
     def told(self) -> Iterator[None]:
