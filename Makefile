@@ -63,6 +63,8 @@ torture: install ## kill, stop and cut nodes, logs and tasks, fill disks, cut th
 	PYTHONPATH=tests $(PYTHON_OF_VENV) -m torture --seconds $(or $(SECONDS),180) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 cluster-test: install-spark ## kill, stop and cut machines of a cluster over ZooKeeper; SEED=, MINUTES= to repeat
+	@$(PYTHON_OF_VENV) -c 'import moto, s3fs' 2>/dev/null || \
+		$(PYTHON_OF_VENV) -m pip install --quiet --group s3 </dev/null
 	PYTHONPATH=tests $(PYTHON_OF_VENV) -m torture --what machines --seconds $$(( $(or $(MINUTES),10) * 60 )) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 attacks: install ## compare a healthy sender beside attackers with one beside honest peers; SECONDS= for each

@@ -52,7 +52,10 @@ class ZooKeeperServer:
         self.wait_answering()
 
     def launch(self) -> None:
-        """Start it without waiting: a server of an ensemble answers once most of them run."""
+        """Start it, unless it runs, without waiting: a server of an ensemble answers once most of
+        them run."""
+        if self._process is not None:
+            return
         self._folder.mkdir(exist_ok=True)
         number, lines = self.of_ensemble or (0, "")
         if number:
@@ -121,24 +124,42 @@ def zookeeper_server(folder: Path) -> Iterator[ZooKeeperServer]:
 
 
 class ZooKeeperEnsemble:
-    """Three servers, of which two have to run."""
+    """Three servers, of which two have to run. ``host`` and ``inside`` are as for one."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, host: str = "127.0.0.1", inside: Sequence[str] = ()) -> None:
         folder.mkdir()
-        self.servers = [ZooKeeperServer(folder / str(number)) for number in (1, 2, 3)]
+        self._host = host
+        self.servers = [ZooKeeperServer(folder / str(n), host, inside) for n in (1, 2, 3)]
         lines = "initLimit=20\nsyncLimit=4\n" + "".join(
-            f"server.{number}=127.0.0.1:{free_port()}:{free_port()}\n" for number in (1, 2, 3)
+            f"server.{number}={host}:{free_port()}:{free_port()}\n" for number in (1, 2, 3)
         )
         for number, server in enumerate(self.servers, 1):
             server.of_ensemble = number, lines
 
     def url(self, root: str) -> str:
         """The URL of a tree with this root."""
-        return f"zk://{','.join(f'127.0.0.1:{each.port}' for each in self.servers)}/{root}"
+        return f"zk://{','.join(f'{self._host}:{each.port}' for each in self.servers)}/{root}"
 
     def leader(self) -> ZooKeeperServer:
         """The server that leads; raises StopIteration if none does."""
         return next(each for each in self.servers if each.mode() == "leader")
+
+    def start(self) -> None:
+        """Start those that do not run, and wait until all answer."""
+        for server in self.servers:
+            server.launch()
+        for server in self.servers:
+            server.wait_answering()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send all of them a signal."""
+        for server in self.servers:
+            server.signal(number)
+
+    def kill(self) -> None:
+        """kill -9 all of them; may be called twice."""
+        for server in self.servers:
+            server.kill()
 
 
 @contextmanager
@@ -147,14 +168,10 @@ def zookeeper_ensemble(folder: Path) -> Iterator[ZooKeeperEnsemble]:
     _check_jars()
     ensemble = ZooKeeperEnsemble(folder)
     try:
-        for server in ensemble.servers:
-            server.launch()
-        for server in ensemble.servers:
-            server.wait_answering()
+        ensemble.start()
         yield ensemble
     finally:
-        for server in ensemble.servers:
-            server.kill()
+        ensemble.kill()
 
 
 def _check_jars() -> None:

@@ -3,14 +3,15 @@
 Rules
 - A fault has a victim among the nodes, but for those of ZooKeeper. It ends with its cause undone,
   and whatever died of it started again.
-- A deploy, or the drain of a node, may be refused while something else is wrong. What it must not
-  do is to leave the cluster unwell.
+- A deploy, a savepoint, or the drain of a node, may be refused while something else is wrong. What
+  it must not do is to leave the cluster unwell. A repartition that failed is repeated.
 """
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 SESSION_SECONDS = 3.0
 HOLD_SECONDS = 1.5 * SESSION_SECONDS
+FAR_SECONDS = 0.1
+_TRIES = 5
 
 Fault = Callable[["Cluster", str], Awaitable[None]]
 
@@ -86,6 +89,25 @@ async def _lose(run: Cluster, victim: str) -> None:
     run.machines[victim].hear()
 
 
+async def _far_away(run: Cluster, victim: str) -> None:
+    async with run.machines[victim].far_away(FAR_SECONDS):
+        await trio.sleep(HOLD_SECONDS)
+
+
+async def _kill_leader(run: Cluster, _: str) -> None:
+    leader = await trio.to_thread.run_sync(run.zookeeper.leader)
+    leader.kill()
+    await trio.sleep(HOLD_SECONDS)
+    await trio.to_thread.run_sync(run.zookeeper.start)
+
+
+async def _kill_most(run: Cluster, _: str) -> None:
+    for server in run.zookeeper.servers[1:]:
+        server.kill()
+    await trio.sleep(HOLD_SECONDS)
+    await trio.to_thread.run_sync(run.zookeeper.start)
+
+
 async def _kill_zookeeper(run: Cluster, _: str) -> None:
     run.zookeeper.kill()
     await trio.sleep(HOLD_SECONDS)
@@ -98,10 +120,10 @@ async def _stop_zookeeper(run: Cluster, _: str) -> None:
     run.zookeeper.signal(signal.SIGCONT)
 
 
-async def _refuse(run: Cluster, victim: str) -> None:
-    run.machines[victim].refuse()
+async def _store(run: Cluster, victim: str, fault: str) -> None:
+    run.forwarder.faults[run.machines[victim].ip] = fault
     await trio.sleep(HOLD_SECONDS)
-    run.machines[victim].accept()
+    del run.forwarder.faults[run.machines[victim].ip]
 
 
 async def _fill_disk(run: Cluster, victim: str) -> None:
@@ -113,6 +135,19 @@ async def _fill_disk(run: Cluster, victim: str) -> None:
 async def _deploy(run: Cluster, _: str) -> None:
     if told := await run.deploy():
         run.log(f"   not deployed: {told.strip()}")
+
+
+async def _savepoint(run: Cluster, _: str) -> None:
+    if told := await run.savepoint():
+        run.log(f"   no savepoint: {told.strip()}")
+
+
+async def _repartition(run: Cluster, _: str) -> None:
+    for _ in range(_TRIES):
+        if not (told := await run.repartition()):
+            return
+        run.log(f"   not repartitioned: {told.strip()}")
+    raise AssertionError(f"a repartition was refused {_TRIES} times")
 
 
 async def _update(run: Cluster, victim: str) -> None:
@@ -133,10 +168,26 @@ FAULTS: dict[str, Fault] = {
     "deaf to ZooKeeper": _deafen,
     "cut from another": _cut_nodes,
     "lose packets": _lose,
+    "far away": _far_away,
+    "kill the leader": _kill_leader,
+    "kill most ZooKeepers": _kill_most,
     "kill ZooKeeper": _kill_zookeeper,
     "stop ZooKeeper": _stop_zookeeper,
-    "store refuses": _refuse,
+    "store refuses": partial(_store, fault="refuse"),
+    "store is slow": partial(_store, fault="slow"),
+    "store spoils answers": partial(_store, fault="spoil"),
     "fill disk": _fill_disk,
     "deploy": _deploy,
+    "savepoint": _savepoint,
+    "repartition": _repartition,
     "update node": _update,
 }
+
+OF_ZOOKEEPER = ("kill the leader", "kill most ZooKeepers", "kill ZooKeeper", "stop ZooKeeper")
+"""The faults of the ensemble, of which there is one."""
+
+OF_STORE = ("store refuses", "store is slow", "store spoils answers")
+"""The faults of an S3 server."""
+
+COMMANDS = ("deploy", "savepoint", "repartition", "update node")
+"""What an operator does, amid which other faults happen."""

@@ -13,12 +13,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import trio
 from harness import ROOT
 
 from s4node.bench.servers import can_run_zookeeper
+from torture.slow_cable import carry
 
 SWITCH = "10.88.0.1"
 _NAMESPACES = ("--net", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -119,6 +122,24 @@ class Machine:
         """Undo that."""
         _do("ip", "link", "set", self._cable, "up")
 
+    @asynccontextmanager
+    async def far_away(self, seconds: float) -> AsyncIterator[None]:
+        """Have all that it sends and gets take so long on its way, during the block."""
+        near = self._cable.replace("cable", "near")
+        far = self._cable.replace("cable", "far")
+        _do("ip", "link", "add", near, "type", "veth", "peer", "name", far)
+        _do("ip", "link", "set", near, "up")
+        _do("ip", "link", "set", self._cable, "nomaster")
+        _do("ip", "link", "set", far, "master", "switch", "up")
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(carry, self._cable, near, seconds)
+                yield
+                nursery.cancel_scope.cancel()
+        finally:
+            _do("ip", "link", "del", near)
+            _do("ip", "link", "set", self._cable, "master", "switch")
+
     def cut(self, ip: str) -> None:
         """Cut it off from an address, both ways."""
         self._do("ip", "route", "add", "blackhole", f"{ip}/32")
@@ -139,16 +160,6 @@ class Machine:
     def hear(self) -> None:
         """Undo both of these."""
         self._do("iptables", "-F", "INPUT")
-
-    def refuse(self) -> None:
-        """Have the shared folder refuse what is written there."""
-        command = self.inside("mount", "-o", "remount,bind,ro", self._shared)
-        while subprocess.run(command, capture_output=True, check=False).returncode:
-            time.sleep(0.02)  # a file is being written
-
-    def accept(self) -> None:
-        """Undo that."""
-        self._do("mount", "-o", "remount,bind,rw", self._shared)
 
     def fill(self) -> None:
         """Leave no room on its disk."""

@@ -1,7 +1,8 @@
 """One run of a cluster on machines of its own: they die and are cut off, and all is exact.
 
 Rules
-- Three nodes, a ZooKeeper and a log have a machine each; they share that and a store, nothing else.
+- Three nodes and a log have a machine each, and three ZooKeepers have one; they share these and a
+  store, nothing else. The store is an S3 server if one can be run here, or else a folder.
   Events take three hops, mostly between machines, and what comes out goes to the log.
 - After each fault the cluster gets well by itself within half a minute: all nodes are ready, and
   own all partitions, and what a program sends then is committed.
@@ -23,31 +24,37 @@ import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import trio
 from harness import ROOT, children, plain_errors, run_s4, s4
-from zookeeper_server import ZooKeeperServer
+from zookeeper_server import ZooKeeperEnsemble
 
 from s4node import Client
+from s4node.bench import servers
 from s4node.errors import S4Error
 from s4node.events.keys import crc32m
 from s4node.process import log_setup
 from s4node.state.browse import StateReader
 from s4node.state.database import Database
+from s4node.state.job import task_of
 from s4node.state.remote_job import RemoteJob
 from s4node.state.task_state import TaskState
 from torture import exact, machines
 from torture.exact import Order, order
 from torture.exact_run import STEPS, came_out, wrong, wrong_counts
 from torture.fences import entries_in, wrong_log
-from torture.machine_faults import FAULTS, SESSION_SECONDS
+from torture.machine_faults import COMMANDS, FAULTS, OF_STORE, OF_ZOOKEEPER, SESSION_SECONDS
 from torture.machines import SWITCH, Machine
+from torture.store_forwarder import StoreForwarder
 
-PARTITIONS = 6
+PARTITIONS = (6, 4)
+PROBE_SECONDS = 1.0
+"""Each round has all tasks commit, which the S3 server has to keep up with."""
+
 WELL_SECONDS = 30.0
 START_SECONDS = 60.0
 COMMAND_SECONDS = 120.0
@@ -70,9 +77,13 @@ class Cluster:
         self._say = say
         self._began = trio.current_time()
         self._store = folder / "store"
+        self._url = self._store.as_uri()
+        self._resources = ExitStack()
         self._processes: dict[str, trio.Process] = {}
         self.machines: dict[str, Machine] = {}
-        self.zookeeper: ZooKeeperServer
+        self.zookeeper: ZooKeeperEnsemble
+        self.forwarder: StoreForwarder
+        self.partitions = PARTITIONS[0]
         self._versions = 0
         self._probed = 0
         self._slowest = 0.0
@@ -85,7 +96,7 @@ class Cluster:
 
     async def run(self, faults: Sequence[str], seconds: float) -> None:
         """Do these faults, then pairs of them until ``seconds`` are over, and judge."""
-        with plain_errors():
+        with plain_errors(), self._resources:
             async with trio.open_nursery() as self._nursery:
                 try:
                     await self._set_up()
@@ -105,10 +116,12 @@ class Cluster:
         disk = self._folder / "disk"
         for folder in (disk, self._store):
             folder.mkdir()
+        if servers.can_run_s3():
+            await self._forward_to_s3()
         for number, name in enumerate((*NAMES, "zookeeper"), 2):
             self.machines[name] = Machine(name, number, disk, self._store)
         keeper = self.machines["zookeeper"]
-        self.zookeeper = ZooKeeperServer(
+        self.zookeeper = ZooKeeperEnsemble(
             self._folder / "zookeeper", keeper.ip, keeper.inside("env")
         )
         await trio.to_thread.run_sync(self.zookeeper.start)
@@ -124,6 +137,13 @@ class Cluster:
             await self._open(name, [*command, "calls", name, notes, "0.05"])
         await self._wait_well(0)
         self.log("all is well")
+
+    async def _forward_to_s3(self) -> None:
+        """Have an S3 server as the store, behind a forwarder."""
+        self._url = self._resources.enter_context(servers.s3(self._folder))
+        port = int(os.environ["AWS_ENDPOINT_URL"].rpartition(":")[2])
+        self.forwarder = StoreForwarder(port)
+        os.environ["AWS_ENDPOINT_URL"] = await self._nursery.start(self.forwarder.run, SWITCH)
 
     @property
     def _addresses(self) -> list[str]:
@@ -178,7 +198,7 @@ class Cluster:
             "s4.access": "open",
             "s4.session.timeout": f"{SESSION_SECONDS * 1000:.0f}",
             "s4.state.folder": str(machine.disk / "state"),
-            "s4.state.url": self._store.as_uri(),
+            "s4.state.url": self._url,
             "s4.container.pulseTimeout": "5000",
             "s4.container.restartDelay": "100",
             "s4.container.maxRestartDelay": "1000",
@@ -209,22 +229,36 @@ class Cluster:
             "s4.stream.calls.grade": "durable",
             "s4.stream.done.consumers": "outside",
             "s4.cluster.outside.address": f"tcp://{SWITCH}:{_LOG_PORT}",
-            "task.commit.ms": "200",
+            "task.commit.ms": "500",
         }
-        deploy = ("deploy", file.name, "--partitions", str(PARTITIONS))
+        deploy = ("deploy", file.name, "--partitions", str(self.partitions))
         return await self._s4(*deploy, *_options(settings))
 
     async def drain(self, name: str) -> str:
         """Empty a node; returns what went wrong, if anything did."""
         return await self._s4("drain", name)
 
+    async def savepoint(self) -> str:
+        """Take a savepoint; returns what went wrong, if anything did."""
+        return await self._s4("savepoint", "exact")
+
+    async def repartition(self) -> str:
+        """Give the app another number of partitions; returns what went wrong, if anything did."""
+        (wanted,) = set(PARTITIONS) - {self.partitions}
+        told = await self._s4("repartition", "exact", str(wanted))
+        if not told:
+            self.partitions = wanted
+        return told
+
     async def _s4(self, *command: str) -> str:
-        where = ("--cluster", "shop", "--coordination", self.zookeeper.url("s4"))
-        url = ("-p", f"s4.state.url={self._store.as_uri()}")
-        elsewhere = ("--folder", self._folder / "elsewhere")
-        done = await run_s4(
-            *command, *where, *url, *elsewhere, cwd=self._folder, deadline=COMMAND_SECONDS
-        )
+        settings = {
+            "s4.coordination": self.zookeeper.url("s4"),
+            "s4.coordination.folder": str(self._folder / "elsewhere"),
+            "s4.state.folder": str(self._folder / "elsewhere" / "state"),
+            "s4.state.url": self._url,
+        }
+        options = ("--cluster", "shop", *_options(settings))
+        done = await run_s4(*command, *options, cwd=self._folder, deadline=COMMAND_SECONDS)
         return done.stderr if done.returncode else ""
 
     def _end(self) -> None:
@@ -238,7 +272,8 @@ class Cluster:
 
     async def _probe(self) -> None:
         """Send rounds to all keys, one when the one before is committed."""
-        async with Client(self._addresses, producer=PROBE, timeout=2 * WELL_SECONDS) as client:
+        patience = COMMAND_SECONDS + WELL_SECONDS  # a repartition ends the app meanwhile
+        async with Client(self._addresses, producer=PROBE, timeout=patience) as client:
             calls = await client.stream("calls", types=Order)
             while not self._over.is_set():
                 began = trio.current_time()
@@ -248,7 +283,7 @@ class Cluster:
                     self.complaints.append(f"a probe is refused: {refusal}")
                 self._probed += 1
                 self._slowest = max(self._slowest, trio.current_time() - began)
-                await trio.sleep(0.1)
+                await trio.sleep(PROBE_SECONDS)
 
     async def _wait_well(self, rounds: int) -> None:
         """Return once all is well, and so many rounds were committed; raises AssertionError."""
@@ -272,7 +307,7 @@ class Cluster:
         except ValueError:
             return text
         owners = apps[0]["owners"] if apps else []
-        if len(owners) == PARTITIONS and set(owners) == set(NAMES):
+        if len(owners) == self.partitions and set(owners) == set(NAMES):
             return ""
         return f"the owners are {owners}"
 
@@ -309,9 +344,12 @@ class Cluster:
             self.done.append(" and ".join(names))
 
     def _pair(self) -> list[str]:
+        """Two faults that can be at a time; in each other pair one of them amid a command."""
         while True:
-            pair = self._chance.sample(list(FAULTS), 2)
-            if sum("ZooKeeper" in name for name in pair) < 2:  # which there is once
+            pair = self._chance.sample(possible(), 2)
+            if len(self.done) % 2:
+                pair[0] = self._chance.choice(COMMANDS)
+            if pair[0] != pair[1] and not set(pair) <= set(OF_ZOOKEEPER):
                 return pair
 
     def pids_of(self, name: str) -> tuple[int, list[int]]:
@@ -386,8 +424,15 @@ class Cluster:
         """What is not true of the store, which is all that is left."""
         kept: dict[str, dict[str, int]] = {step: {} for step in STEPS}
         found = []
+        if not self._url.startswith("file:"):
+            files = RemoteJob(self._url, Path("shop") / "exact").files
+            files.fs.get(f"{files.root}/", f"{self._store}/shop/exact/", recursive=True)
         job = RemoteJob(self._store.as_uri(), Path("shop") / "exact")
         for name in job.tasks():
+            folder = self._store / "shop" / "exact" / "tasks" / name / "log"
+            found += [f"{name}: {text}" for text in wrong_log(entries_in(folder))]
+            if int(task_of(name).removeprefix("Partition ")) >= self.partitions:
+                continue  # of a former layout
             with tempfile.TemporaryDirectory(dir=self._folder) as own:
                 try:
                     database = job.task(name).restored(Path(own), lambda: None, Database)
@@ -399,8 +444,6 @@ class Cluster:
                     rows: list[tuple[Any, Any]] = list(reader.instances(step))
                     kept[step] |= {key: row["wanted"] for key, row in rows}
                 database.close()
-            folder = self._store / "shop" / "exact" / "tasks" / name / "log"
-            found += [f"{name}: {text}" for text in wrong_log(entries_in(folder))]
         return found + wrong_counts(sent, kept)
 
 
@@ -413,12 +456,17 @@ def _kill(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
+def possible() -> list[str]:
+    """The faults that can be made here."""
+    return [name for name in FAULTS if servers.can_run_s3() or name not in OF_STORE]
+
+
 def main(seed: int, seconds: float, folder: Path, faults: Sequence[str] = ()) -> bool:
     """Do all faults once and then pairs, on machines, and print what happens; whether all held."""
     if why := machines.impossible():
         print(f"SKIPPED: no machines can be made here: {why}", flush=True)
         return True
-    chosen = list(faults or FAULTS)
+    chosen = list(faults) or possible()
     if not faults:
         random.Random(seed).shuffle(chosen)
     print(f"MACHINES SEED={seed}  logs in {folder}", flush=True)
