@@ -6,8 +6,8 @@ Rules
   to the job. Both are counted first, and the restore goes ahead only if the user agrees.
 - A consumer that has received more than the savepoint has gets the savepoint's waiting events under
   their old numbers, and then events of another producer name, which it counts anew.
-- The job remembers how far it had sent in the lives that consumers remember, so a later restore
-  counts that, too. Waiting events of an earlier life are counted, and not sent again.
+- The job remembers how far it had sent in former lives, so a later restore counts that, too.
+  Waiting events of a life that consumers have forgotten are counted, and not sent again.
 - Everything is checked before anything changes. From then on the job does not start until all of
   its tasks are restored; after a crash in between, restore again.
 - A task is restored under a claim, like that of any new owner: an owner that wakes up is fenced.
@@ -16,7 +16,7 @@ Rules
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -74,6 +74,9 @@ from s4node.state.task_state import TaskState
 _BY_NUMBER = settings.GROUPER.default
 """The grouper with which the number of tasks is that of partitions, or of an input's."""
 
+_ALL = -1
+"""The partition of the entry of a whole life, for events that no lane's entry counts."""
+
 
 @dataclass(frozen=True)
 class Since:
@@ -117,7 +120,7 @@ class SavepointRestore:
                     before = Facts([], []) if saved is None else _facts_of(saved)
                     if saved is not None:
                         over.update(_over(saved, after))
-                outputs.update(_sent_since(before, after))
+                outputs.update(_sent_since(before.sent, after.sent))
                 producers.update(_acknowledged_since(before, after, self._own))
         return Since(+outputs, +producers, +over, None not in newest.values())
 
@@ -246,7 +249,7 @@ class SavepointRestore:
             if accept_loss:
                 self._let_skip(state, newest)
             if newest is not None:
-                state.set_meta(SENT, _latest(newest.sent))
+                state.set_meta(SENT, _to_remember(newest.sent))
             state.set_meta(DONE, 0)
             state.set_meta(CUT, self.manifest.number)
             now = now_ms()
@@ -326,7 +329,7 @@ def _facts_of(state: TaskState) -> Facts:
     for channel, rows in channels_of(state.rows(OUTBOX)).items():
         if parts_of(channel)[1]:
             lane = (*parts_of(channel), life_of(rows))
-            ends[*lane, -1] = 0  # a life that may be known, whether it has numbers or not
+            ends.setdefault((*lane, _ALL), 0)  # it may be known, whether it has numbers or not
             for partition, number in sort_rows(channel, rows).next_numbers.items():
                 ends[*lane, partition] = max(number, ends.get((*lane, partition), 0))
     sent = [(*lane, end) for lane, end in ends.items()]
@@ -335,14 +338,12 @@ def _facts_of(state: TaskState) -> Facts:
     return Facts(sent, told + [(each, "", state.meta(ENDED + each) or 0) for each in ended])
 
 
-def _sent_since(before: Facts, after: Facts) -> Counter[tuple[str, str]]:
-    """The events that a task has sent since, by stream and consumer."""
-    known = {each[:4]: each[4] for each in before.sent}
+def _sent_since(before: Iterable[Sent], after: Iterable[Sent]) -> Counter[tuple[str, str]]:
+    """The events that a task has sent since, in all lives."""
+    known = _totals(before)
     found: Counter[tuple[str, str]] = Counter()
-    for stream, consumer, life, partition, number in after.sent:
-        found[stream, consumer] += max(
-            0, number - known.get((stream, consumer, life, partition), 0)
-        )
+    for (stream, consumer, life), total in _totals(after).items():
+        found[stream, consumer] += max(0, total - known[stream, consumer, life])
     return found
 
 
@@ -374,20 +375,38 @@ def _over(saved: TaskState, newest: Facts) -> Counter[tuple[str, str]]:
 
 def _is_over(channel: str, rows: Rows, newest: Facts | None) -> bool:
     """Return True if a channel's consumer knows later lives, and may have forgotten its own."""
-    sent = () if newest is None else newest.sent
-    lives = {
-        life for stream, consumer, life, _, _ in sent if (stream, consumer) == parts_of(channel)
-    }
+    lives = _remembered(() if newest is None else newest.sent)[parts_of(channel)]
     return life_of(rows) not in lives and max(lives, default="") > life_of(rows)
 
 
-def _latest(sent: Sequence[Sent]) -> list[Sent]:
-    """What was sent in the lives that consumers remember."""
+def _to_remember(sent: Iterable[Sent]) -> list[Sent]:
+    """The same with one entry for each life that consumers have forgotten."""
+    sent = list(sent)
+    lives, kept = _remembered(sent), []
+    over: Counter[tuple[str, str, str]] = Counter()
+    for each in sent:
+        stream, consumer, life, _, number = each
+        if life in lives[stream, consumer]:
+            kept.append(each)
+        else:
+            over[stream, consumer, life] += number
+    return [(*lane, _ALL, total) for lane, total in sorted(over.items())] + kept
+
+
+def _totals(sent: Iterable[Sent]) -> Counter[tuple[str, str, str]]:
+    found: Counter[tuple[str, str, str]] = Counter()
+    for stream, consumer, life, _, number in sent:
+        found[stream, consumer, life] += number
+    return found
+
+
+def _remembered(sent: Iterable[Sent]) -> defaultdict[tuple[str, str], list[str]]:
+    """The latest lives that each consumer may know."""
     lives: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for stream, consumer, life, _, _ in sent:
         lives[stream, consumer].add(life)
-    known = {channel: sorted(found)[-wire.MAX_LIVES :] for channel, found in lives.items()}
-    return [each for each in sent if each[2] in known[each[:2]]]
+    latest = {who: sorted(found)[-wire.MAX_LIVES :] for who, found in lives.items()}
+    return defaultdict(list, latest)
 
 
 def _begin_new_channels(state: TaskState, newest: Facts | None) -> None:

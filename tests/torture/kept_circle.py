@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,12 +22,13 @@ from s4node.state.task_state import TaskState
 @dataclass
 class Kept:
     """The state of all tasks of ``circle``: the users, how far its inputs are, and how far each
-    lane to the other app."""
+    lane to the other app. The ``lives`` of tasks are those of their channels to it."""
 
     users: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     drops: dict[int, int] = field(default_factory=dict)
     clicks: dict[tuple[str, int], int] = field(default_factory=dict)
     ends: dict[tuple[str, str], int] = field(default_factory=dict)
+    lives: set[str] = field(default_factory=set)
 
     @property
     def ended(self) -> int:
@@ -71,6 +72,7 @@ def _add(found: Kept, task: str, state: TaskState) -> None:
             continue
         saved = sort_rows(channel, rows)
         producer = f"~default/circle/{task}#{life_of(rows)}"
+        found.lives.add(producer)
         for to, end in saved.next_numbers.items():
             found.ends[producer, f"Partition {to}"] = end
 
@@ -82,18 +84,16 @@ class Arrivals:
     names: Counter[str] = field(default_factory=Counter)
     lanes: dict[tuple[str, str], int] = field(default_factory=dict)
 
-    def lacks(self, ends: Mapping[tuple[str, str], int]) -> int:
+    def lacks(self, ends: Mapping[tuple[str, str], int], lives: Collection[str]) -> int:
         """How many events of lanes up to these numbers have not arrived, and may still come.
 
-        Of a task whose later life is known here, an earlier life is not, and sends nothing.
+        Only those of these ``lives`` may; the receiver has forgotten all others.
         """
-        found = 0
-        for (producer, to), end in ends.items():
-            task = producer.partition("#")[0] + "#"
-            lives = [life for life, other in self.lanes if other == to and life.startswith(task)]
-            if producer in lives or not lives:
-                found += max(0, end - self.lanes.get((producer, to), 0))
-        return found
+        return sum(
+            max(0, end - self.lanes.get((producer, to), 0))
+            for (producer, to), end in ends.items()
+            if producer in lives
+        )
 
 
 def arrivals(job: Path) -> Arrivals:

@@ -34,6 +34,7 @@ from s4node import Client
 from s4node.errors import S4Error
 from s4node.events.keys import Partitioner, crc32m
 from s4node.failpoints import POINTS
+from s4node.net.wire.frame import MAX_LIVES
 from s4node.process import log_setup
 from torture.circle import PARTITIONS, Token, Truth, token, truth_of
 from torture.kept_circle import Arrivals, Kept, arrivals, kept_in, kept_now
@@ -46,7 +47,7 @@ PATIENCE_SECONDS = 120.0
 TIMEOUT = "15"
 """Seconds that a savepoint may take, if containers die meanwhile."""
 
-_KILLED = "s4: it was ended by SIGKILL"
+_KILLED = "does not run: it was ended by SIGKILL"
 """What ``s4 run --nodes`` says if one of its containers is killed before all of them run."""
 
 _route = Partitioner(PARTITIONS, crc32m).partition_of
@@ -109,6 +110,7 @@ class SavepointTorture:
         self._busy: set[str] = set()
         self._gaps: tuple[Gap, ...] = ()
         self._extra = 0
+        self._lives: set[str] = set()  # of the tasks of circle that ends may know
         self._unsent = 0  # events of commits that have never left, for circle was killed
         self._programs = {name: Program(name) for name in (AGAIN, GOING)}
         self._nodes = self._chance.choice([0, 0, 2])
@@ -294,8 +296,9 @@ class SavepointTorture:
         there = await self._quiet_arrivals()
         newest = kept_now(self.job)
         self.log(f"go back to {saved.name}")
-        self._unsent += there.lacks(newest.ends)
-        rest = there.lacks(saved.kept.ends)
+        lives = self._known_lives(newest)
+        self._unsent += there.lacks(newest.ends, lives)
+        rest = there.lacks(saved.kept.ends, lives)
         since = there.names.total() + rest - saved.kept.ended - saved.extra
         lost = self._lost(saved.kept, newest)
         self._write_limits([saved.kept.drops[q] for q in range(PARTITIONS)])
@@ -315,6 +318,14 @@ class SavepointTorture:
         self.done["restored"] += 1
         truth = truth_of(self._tokens(saved.kept.drops, saved.kept.clicks, saved.gaps))
         await self._settle(truth, f"as of {saved.name}")
+
+    def _known_lives(self, newest: Kept) -> set[str]:
+        """The latest lives of each task of ``circle``; ``ends`` takes events of no other."""
+        self._lives |= newest.lives
+        by_task: dict[str, list[str]] = {}
+        for each in sorted(self._lives):
+            by_task.setdefault(each.partition("#")[0], []).append(each)
+        return {each for lives in by_task.values() for each in lives[-MAX_LIVES:]}
 
     def _lost(self, saved: Kept, newest: Kept) -> Counter[str]:
         """The events that were acknowledged since, by program."""

@@ -1,0 +1,125 @@
+"""The promises of a restore about what was sent to consumers, in any number of lives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from s4node.config import settings
+from s4node.config.config import Config
+from s4node.deploy.savepoint import SavepointOf
+from s4node.deploy.savepoint_restore import SavepointRestore
+from s4node.net.egress.outbox_rows import RowKeys, channels_of, life_of, number_row, weight_of
+from s4node.net.wire import frame as wire
+from s4node.offsets.checkpoint import JobGuard
+from s4node.offsets.task_claims import TaskClaims
+from s4node.runtime.inputs.grouper import BY_PARTITION
+from s4node.runtime.outputs.channels import channel_name
+from s4node.state.job import kept_by, taken_over
+from s4node.state.rows import OUTBOX
+from s4node.state.task_state import TaskState
+
+LIVES = wire.MAX_LIVES + 4
+TASK = "Partition 0"
+CHANNEL = channel_name("done", "end")
+GUARD = JobGuard(1, BY_PARTITION, settings.HASHER.default)
+
+
+def test_a_restore_counts_what_was_sent_in_more_lives_than_consumers_remember(
+    job: SavepointOf,
+) -> None:
+    send(job, "life 00", 100)
+    job.take_stopped("first")
+    send(job, "life 00", 110)
+    for number in range(1, LIVES):
+        assert again(job, "first") == 10 * number
+        restore(job, "first")
+        send(job, f"life {number:02}", 10)
+        if number == LIVES // 2:
+            job.take_stopped("second")
+    assert again(job, "second") == 10 * (LIVES - 1 - LIVES // 2)
+
+
+@pytest.mark.parametrize("later", [wire.MAX_LIVES - 1, wire.MAX_LIVES])
+def test_waiting_events_are_sent_if_the_consumer_remembers_their_life(
+    job: SavepointOf, later: int
+) -> None:
+    send(job, "life 00", 100, waiting=7)
+    job.take_stopped("first")
+    for number in range(1, later + 1):
+        restore(job, "first")
+        send(job, f"life {number:02}", 10)
+    sent = later < wire.MAX_LIVES
+    assert over(job, "first") == (0 if sent else 7)
+    restore(job, "first")
+    assert waiting(job) == ({"life 00": 7} if sent else {})
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> SavepointOf:
+    with closing(TaskClaims(tmp_path)) as store:
+        store.admit(GUARD)
+    return SavepointOf("shop", tmp_path, Config.from_values({}), GUARD, [TASK])
+
+
+def send(job: SavepointOf, life: str, end: int, waiting: int = 0) -> None:
+    """Have the task commit that it has sent events below ``end`` in this life of its channel; the
+    last of them wait."""
+    with (
+        closing(TaskClaims(job.folder)) as store,
+        taken_over(job.folder, store, TASK, None) as (_, state),
+    ):
+        keys = RowKeys(CHANNEL)
+        state.changes.put(keys.life, life.encode())
+        state.changes.put(keys.next_number(0), number_row(end))
+        if waiting:
+            name = f"{wire.TASK}default/shop/{TASK}#{life}"
+            data = wire.Data(
+                "done", 0, name, end - waiting, waiting, (wire.Section(0, waiting, 0),)
+            )
+            state.changes.put(keys.frame(0, end - waiting, end), wire.encode_frame(data))
+        commit(state)
+
+
+def commit(state: TaskState) -> None:
+    state.begin_commit({})
+    state.write_commit()
+    state.end_commit(written=True)
+
+
+@contextmanager
+def back_to(job: SavepointOf, name: str) -> Iterator[SavepointRestore]:
+    manifest = job.place.manifest_of(name)
+    with job.place.opened(manifest) as saved:
+        yield SavepointRestore(job.app, job.folder, job.config, None, manifest, saved)
+
+
+def restore(job: SavepointOf, name: str) -> None:
+    with back_to(job, name) as restored:
+        restored.restore(outputs_again=True, accept_loss=True)
+
+
+def again(job: SavepointOf, name: str) -> int:
+    """How many events come again from a savepoint."""
+    with back_to(job, name) as restored:
+        return restored.since().outputs["done", "end"]
+
+
+def over(job: SavepointOf, name: str) -> int:
+    """How many waiting events of a savepoint are not sent."""
+    with back_to(job, name) as restored:
+        return restored.since().over.get(("done", "end"), 0)
+
+
+def waiting(job: SavepointOf) -> dict[str, int]:
+    """The events that wait, by life."""
+    with kept_by(job.folder, TASK) as state:
+        assert state is not None
+        channels = channels_of(state.rows(OUTBOX)).values()
+        return {life_of(rows): weight_of(rows)[0] for rows in channels if weight_of(rows)[0]}
