@@ -14,7 +14,6 @@ from functools import partial
 import trio
 
 from s4node import clocks
-from s4node.cli.arguments import whole
 from s4node.cli.job import Job, app_argument, find_job, job_options
 from s4node.cli.output import give, tell_progress
 from s4node.config import settings
@@ -28,7 +27,9 @@ from s4node.offsets.job_lock import stopped
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(function=repartition)
     app_argument(parser)
-    parser.add_argument("number", type=whole, metavar="N", help="how many partitions, 1 to 4096")
+    parser.add_argument(
+        "number", type=_partitions, metavar="N", help="how many partitions, 1 to 4096"
+    )
     parser.add_argument(
         "--stores-by-key",
         action="store_true",
@@ -73,6 +74,13 @@ def repartition(
     )
     give(row, told, as_json=as_json)
     return 0
+
+
+def _partitions(text: str) -> int:
+    try:
+        return settings.CLUSTER_PARTITIONS.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} {error}") from None
 
 
 def _check_startpoints(job: Job) -> None:
