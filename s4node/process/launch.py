@@ -155,8 +155,10 @@ class _Launcher:
         except ContainerFailed as error:
             if self._stopping.is_set():
                 return
-            print(f"{error.trace}s4: {error.reason}", file=sys.stderr)
-            self._status = process.failure.status if process.failure is not None else 1
+            failure = process.failure
+            said = failure is not None and not failure.silent
+            print(f"{error.trace}s4: {error.reason if said else error}", file=sys.stderr)
+            self._status = failure.status if failure is not None else 1
             self._stopping.set()
             return
         first = processes[0]

@@ -204,6 +204,19 @@ async def test_an_app_that_cannot_run_ends_the_command_with_its_reason(tmp_path:
     assert sum("ZeroDivisionError: division by zero" in line for line in lines) == 2
 
 
+async def test_a_container_that_is_killed_at_its_start_is_named(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)\n" + COUNTER
+    )
+    command = ("run", "slow.py", "--listen", ANY_PORT, "--nodes", "2")
+    async with s4_process(*command, cwd=tmp_path, ready=False) as process:
+        await until(lambda: len(process.stdout) == 2)
+        for pid in process.stdout:
+            os.kill(int(pid), signal.SIGKILL)
+        assert await process.wait() == 1
+        assert process.stderr[-1] == "s4: node-1 does not run: it was ended by SIGKILL"
+
+
 async def test_a_container_is_asked_for_no_pulse_while_its_app_starts(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW_START)
     short = ("-p", "s4.container.pulseTimeout=1000")

@@ -184,7 +184,7 @@ class ContainerProcess:
         try:
             near, process = await self._open()
         except OSError as error:  # too many processes or files, or Python itself is gone
-            self.failure = supervisor_protocol.Failed(f"it cannot be started: {error}")
+            self.failure = supervisor_protocol.Failed(f"it cannot be started: {error}", silent=True)
             self._exited(None)
             return
         with near:
@@ -307,7 +307,7 @@ class ContainerProcess:
         self._life.exited(now)
         if not asked or status:
             if self.failure is None:
-                self.failure = supervisor_protocol.Failed(killed or _ending(status))
+                self.failure = supervisor_protocol.Failed(killed or _ending(status), silent=True)
             self.ended_because = self.failure.error
             self._failed_ms = int(time.time() * 1000)
             if not self.begin.hold:  # the client that waits for a held process is told

@@ -111,12 +111,14 @@ class Ready(Message, tag="ready", frozen=True):
 
 class Failed(Message, tag="failed", frozen=True):
     """From a container, right before it ends: why. ``status`` is its exit status; ``lost`` means
-    that it was stopped, and that events which nobody keeps were lost."""
+    that it was stopped, and that events which nobody keeps were lost. ``silent``: it said nothing,
+    and its supervisor says how it ended."""
 
     error: str
     trace: str = ""
     status: int = 1
     lost: bool = False
+    silent: bool = False
 
 
 class Done(Message, tag="done", frozen=True):
