@@ -124,8 +124,8 @@ class SavepointOf:
         waiting: Counter[str] = Counter()
         for drain in await registry.job.drains(state, number):
             waiting.update(drain.waiting)
-        if waiting:
-            streams = ", ".join(f"{each} ({waiting[each]})" for each in sorted(waiting))
+        if +waiting:
+            streams = ", ".join(f"{each} ({waiting[each]})" for each in sorted(+waiting))
             raise CheckpointError(
                 f"no savepoint of {self.app!r} was taken: its fast streams were held for "
                 f"{timeout:g} s, and the events that waited then were not all processed: "

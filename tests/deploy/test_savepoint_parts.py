@@ -12,6 +12,9 @@ from harness import ANY_PORT, NodeProcess, run_s4, s4_process, until
 from test_deploy import click, deploy, node, printed
 
 from s4node import Client, Event
+from s4node.savepoints.folders import FolderSavepoints
+from s4node.savepoints.place import opened_task
+from s4node.state.browse import StateReader
 
 pytestmark = pytest.mark.slow
 
@@ -108,6 +111,29 @@ async def test_a_savepoint_gives_up_in_time_if_fast_streams_do_not_drain(tmp_pat
         await it.s4("savepoint", "clicks", "--name", "after")
 
 
+async def test_a_savepoint_lacks_only_the_last_events_of_the_app_s_own_sources(
+    tmp_path: Path,
+) -> None:
+    it = Counts(tmp_path, ("-p", "s4.state.folder=state"))
+    (tmp_path / "clicks.py").write_text(TICKS)
+    async with it.running("--nodes", "2", "--partitions", "4") as app:
+        await until(lambda: len(last(app)) > 1)
+        await it.s4("savepoint", "clicks", "--name", "amid")
+        await until(lambda: sorted(last(app).values()) == [TICKS_EACH] * 12)
+    savepoints = FolderSavepoints(tmp_path / "state" / "default" / "clicks")
+    manifest = savepoints.manifest_of("amid")
+    kept: dict[str, int] = {}
+    with savepoints.opened(manifest) as place:
+        for task in manifest.tasks:
+            with opened_task(place, task) as state:
+                assert state is not None
+                kept.update((str(k), row["n"]) for k, row in StateReader(state).instances("Count"))
+    assert 0 < sum(kept.values()) < 12 * TICKS_EACH
+    async with it.running("--partitions", "4", "--from", "amid", *BACK) as app:
+        await until(lambda: sum(n == TICKS_EACH for n in last(app).values()) == 6)
+        assert not kept.keys() & last(app).keys()  # what its sources sent does not come again
+
+
 @pytest.mark.parametrize("step", ["savepoint.due", "savepoint.cut", "savepoint.kept"])
 async def test_a_savepoint_amid_which_a_container_dies_is_taken_again(
     tmp_path: Path, step: str
@@ -202,6 +228,44 @@ class Count(ProcessingElement):
 
 app = App("clicks")
 app.create_input_stream("clicks", app.create_pe(Count), key="user")
+"""
+
+TICKS_EACH = 200
+TICKS = f"""
+import os, time
+from s4node import App, Event, ProcessingElement
+
+class Click(Event):
+    user: str
+
+class Tick(Event):
+    user: str
+    n: int
+
+class Clicked(ProcessingElement):
+    def on_event(self, click: Click) -> None:
+        pass
+
+class Count(ProcessingElement):
+    n: int = 0
+
+    def on_event(self, tick: Tick) -> None:
+        assert tick.n == self.n, "none is missing between two"
+        time.sleep(0.002)
+        self.n += 1
+        print(self.key, self.n, flush=True)
+
+class Clicks(App):
+    def on_init(self) -> None:
+        self.ticks = self.create_stream("ticks", self.create_pe(Count), key="user", types=Tick)
+        self.create_input_stream("clicks", self.create_pe(Clicked), key="user", types=Click)
+
+    async def on_start(self) -> None:
+        for n in range({TICKS_EACH}):
+            for user in range(6):
+                await self.ticks.send(Tick(f"{{os.getpid()}}-{{user}}", n))
+
+app = Clicks("clicks")
 """
 
 USERS = [f"user-{n}" for n in range(20)]

@@ -4,7 +4,8 @@ Rules
 - A request is an entry of the coordination that all who can reach the job's state see. The tasks
   of a container are asked for their cuts when it appears, and so is a task that comes later.
 - If the job has fast inputs, all containers hold and drain theirs first. They go on when the cuts
-  have begun, or nobody asks for the savepoint any more, also because the coordination is away.
+  have begun, when nobody asks for the savepoint any more, and at each trouble with the
+  coordination. A container holds its inputs only after it could tell the others about them.
 - A cut is reported when it is kept, and its owner still has the right to write the task. So is one
   that could not be kept: the savepoint fails, and the job goes on.
 - A task whose last cut of this number was made by an earlier owner makes no other: that is
@@ -49,7 +50,7 @@ class Inputs(Protocol):
 
     @property
     def undrained(self) -> dict[str, int]:
-        """How many events are not processed, by stream."""
+        """How many events are not processed, by stream; all streams while they are not held."""
         ...
 
     def hold(self, now: float) -> None:
@@ -84,7 +85,7 @@ class SavepointRequests:
         self._names = names
         self._cuts = cuts
         self._inputs = inputs
-        self._told: tuple[int, list[str], bool] | None = None  # of the last drain
+        self._told: object = None  # what the others know of the drain
         self._state = ""
         self._registry: Registry | None = None
 
@@ -101,10 +102,17 @@ class SavepointRequests:
                 self._on_trouble(str(error))
                 await trio.sleep(_LOOK_SECONDS)
             finally:
-                self._registry = self._told = None
-                self._inputs.let_go(trio.current_time())
+                self._registry = None
+                self._let_go()
 
     async def _step(self) -> None:
+        try:
+            await self._take_part()
+        except CoordinationError:
+            self._let_go()
+            raise
+
+    async def _take_part(self) -> None:
         assert self._registry is not None
         path = self._registry.job.path_of_savepoint(self._state)
         seen = await self._registry.session.change(path)
@@ -118,7 +126,7 @@ class SavepointRequests:
                 gone = CutReport(self._names[partition], 0, 0, "taken over after its cut")
                 await self.report_cut(number, gone)
         if self._cuts.all_made(number):
-            self._inputs.let_go(trio.current_time())
+            self._let_go()
         with trio.move_on_after(_LOOK_SECONDS if drained else _DRAIN_SECONDS):
             await self._registry.session.wait_change(path, seen)  # a task may come to us meanwhile
 
@@ -127,14 +135,14 @@ class SavepointRequests:
         assert self._registry is not None
         if not self._inputs:
             return True
-        self._inputs.hold(trio.current_time())
         tasks = [self._names[partition] for partition in self._cuts.partitions]
         waiting = self._inputs.undrained
-        told = number, tasks, bool(waiting)
+        told = number, tasks, waiting.keys(), any(waiting.values())
         if told != self._told:
             report = DrainReport(tasks, waiting)
             await self._registry.job.report_drain(self._state, number, report)
             self._told = told
+        self._inputs.hold(trio.current_time())
         drains = await self._registry.job.drains(self._state, number)
         drained = {task for each in drains if not each.waiting for task in each.tasks}
         return drained >= set(self._names.values())
@@ -150,6 +158,9 @@ class SavepointRequests:
         except CoordinationError as error:
             self._on_trouble(str(error))
 
-    def _on_trouble(self, reason: str) -> None:
+    def _let_go(self) -> None:
         self._inputs.let_go(trio.current_time())
+        self._told = None
+
+    def _on_trouble(self, reason: str) -> None:
         log.warning("savepoints cannot be asked for at the moment", reason=reason)

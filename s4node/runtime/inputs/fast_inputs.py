@@ -37,14 +37,14 @@ class FastInputs:
 
     def hold(self, now: float) -> None:
         """Take no more events of producers."""
-        if self._since is None or self._until is not None:
+        if not self._held:
             self._since, self._until = now, None
             for port in self._ports:
                 port.admission.kept_to = port.members
 
     def let_go(self, now: float) -> None:
         """Let producers go on."""
-        if self._since is not None and self._until is None:
+        if self._held:
             self._until = now
             for port in self._ports:
                 port.admission.kept_to = None
@@ -58,8 +58,13 @@ class FastInputs:
 
     @property
     def undrained(self) -> dict[str, int]:
-        """How many events are not processed, by stream."""
+        """How many events are not processed, by stream; all streams while they are not held, as
+        more events may come."""
         found: Counter[str] = Counter()
         for port in self._ports:
             found[port.stream.name] = port.unprocessed + self._carried(port.stream.name)
-        return dict(+found)
+        return dict(+found if self._held else found)
+
+    @property
+    def _held(self) -> bool:
+        return self._since is not None and self._until is None

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import sqlite3
+from collections.abc import AsyncIterator, Hashable
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
 from typing import Any
+
+import trio
+from harness import until
 
 from s4node.app.app import App
 from s4node.app.stream import InputStream
+from s4node.cluster.coordination.state_coordination import FOLDER, StateCoordination
+from s4node.config.config import Config
 from s4node.events.event import Event, EventBatch
 from s4node.events.keys import Partitioner
 from s4node.events.schema import EventType
 from s4node.net.ingress.producer_lane import ProducerLane
 from s4node.net.wire import frame as wire
+from s4node.offsets.cuts import Cuts
+from s4node.runtime.commit.savepoint_requests import SavepointRequests
 from s4node.runtime.inputs.fast_inputs import FastInputs
 from s4node.runtime.inputs.port import InputPort
 from s4node.stages.stage import Stage
+from s4node.state.job import identity_of
 
 
 class Click(Event):
@@ -56,6 +67,15 @@ def test_an_input_is_drained_when_what_came_is_processed_and_what_went_to_member
     assert it.fast.undrained == {}
 
 
+def test_an_input_that_is_not_held_is_not_drained() -> None:
+    it = Inputs()
+    assert it.fast.undrained == {"visits": 0}
+    it.fast.hold(10.0)
+    assert it.fast.undrained == {}
+    it.fast.let_go(11.0)
+    assert it.fast.undrained == {"visits": 0}
+
+
 def test_the_pause_counts_from_the_first_hold_to_the_release() -> None:
     it = Inputs()
     it.fast.hold(10.0)
@@ -66,6 +86,39 @@ def test_the_pause_counts_from_the_first_hold_to_the_release() -> None:
     assert (it.fast.held_seconds(15.0), it.released) == (3.0, 1)
     it.fast.hold(20.0)
     assert it.fast.held_seconds(21.0) == 1.0
+
+
+async def test_held_inputs_go_on_while_the_coordination_cannot_be_written(tmp_path: Path) -> None:
+    it = Inputs()
+    it.send("program", 0)
+    async with asked_for_savepoint(it, tmp_path) as (cuts, tree):
+        await until(lambda: it.held)
+        fails = "BEFORE UPDATE ON entry BEGIN SELECT RAISE(FAIL, 'the disk fails'); END"
+        tree.execute(f"CREATE TRIGGER failing {fails}")
+        it.stage.went(1, it.stage.bytes)  # so it has to tell that nothing waits any more
+        it.looks.clear()
+        await until(lambda: len(it.looks) > 3, "it is tried again")
+        assert it.looks[1:] == [False] * len(it.looks[1:])
+        assert not cuts.is_due(0)
+        it.send("program", 1)
+        tree.execute("DROP TRIGGER failing")
+        await until(lambda: it.held)
+        it.stage.went(1, it.stage.bytes)
+        await until(lambda: cuts.is_due(0))
+
+
+async def test_held_inputs_go_on_if_the_session_ends_and_are_held_again_in_the_next(
+    tmp_path: Path,
+) -> None:
+    it = Inputs()
+    it.send("program", 0)
+    async with asked_for_savepoint(it, tmp_path) as (cuts, tree):
+        await until(lambda: it.held)
+        tree.execute("DELETE FROM session WHERE name = 'container'")
+        await until(lambda: it.released)
+        await until(lambda: it.held)
+        it.stage.went(1, it.stage.bytes)
+        await until(lambda: cuts.is_due(0))
 
 
 def test_durable_inputs_are_not_held() -> None:
@@ -84,12 +137,17 @@ class Inputs:
         self.stage = Stage(1000)
         self.told: list[ProducerLane] = []
         self.released = self.carried = 0
+        self.looks: list[bool] = []  # whether it was held when it was looked how much waits
         self._batches: list[EventBatch] = []
         self.port = InputPort(
             stream, {0: self.stage}, Partitioner(1), "crc32m", self._take, self.told.append, {},
             **durable,
         )  # fmt: skip
-        self.fast = FastInputs([self.port], lambda _: self.carried, self._released)
+        self.fast = FastInputs([self.port], self._looked, self._released)
+
+    @property
+    def held(self) -> bool:
+        return self.port.admission.kept_to is not None
 
     def send(self, connection: Hashable, number: int) -> None:
         """Send one event, which names its producer and number."""
@@ -111,5 +169,30 @@ class Inputs:
         self._batches.append(batch)
         self.stage.offer(batch)
 
+    def _looked(self, _: str) -> int:
+        self.looks.append(self.held)
+        return self.carried
+
     def _released(self) -> None:
         self.released += 1
+
+
+@asynccontextmanager
+async def asked_for_savepoint(
+    it: Inputs, folder: Path
+) -> AsyncIterator[tuple[Cuts, sqlite3.Connection]]:
+    """Ask a container with one task and these inputs for a savepoint; gives its cuts, and the
+    database of the coordination."""
+    config, cuts = Config.from_values({}), Cuts()
+    cuts.restore(0, 0)
+    requests = SavepointRequests(folder, None, config, {0: "Partition 0"}, cuts, it.fast)
+    async with (
+        StateCoordination(folder, config).registry("command") as registry,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(requests.run)
+        await registry.job.request_savepoint(identity_of(folder, None), 1)
+        with closing(sqlite3.connect(folder / FOLDER / "tree.sqlite")) as tree:
+            tree.isolation_level = None
+            yield cuts, tree
+        nursery.cancel_scope.cancel()
