@@ -133,6 +133,9 @@ def remove(
         doomed |= {each.name for each in found[: max(0, len(found) - keep)]}
     if older_than is not None:
         doomed |= {each.name for each in found[:-1] if now - each.created_ms / 1000 > older_than}
+    mark = place.restoring()
+    if mark is not None and mark.name in doomed:  # its restore was cut short, and needs it
+        place.check_restored()
     for name in sorted(doomed):
         place.remove(name)
     give(

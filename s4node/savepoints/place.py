@@ -12,7 +12,6 @@ Rules
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from s4node import disk
 from s4node.errors import CheckpointError, ConfigError
 from s4node.events.keys import crc32m
 from s4node.events.schema import UNREADABLE
@@ -73,7 +73,8 @@ class SavepointPlace(ABC):
                 f"savepoint {name!r} in {self.name} is damaged: its manifest is missing, as if it "
                 f"was copied in part; use another savepoint, or a copy of this one"
             )
-        return parse(data, f"the manifest of savepoint {name!r} in {self.name}")
+        manifest = parse(data, f"the manifest of savepoint {name!r} in {self.name}")
+        return msgspec.structs.replace(manifest, name=name)  # its folder may be a copy, or renamed
 
     def check_exists(self, name: str) -> None:
         """Raise CheckpointError unless there is a savepoint of this name, whole or not."""
@@ -283,8 +284,8 @@ def opened_task(folder: Path, task: str) -> Iterator[TaskState | None]:
     if not named_folder(folder, task).is_dir():
         yield None
         return
-    with tempfile.TemporaryDirectory(prefix=".look-", dir=folder.parent) as room:
-        own = Path(room) / "database"
+    with disk.temporary_folder(folder.parent) as room:
+        own = room / "database"
         own.mkdir()
         epochs.inherit(named_folder(folder, task), own)
         database = Database(own)

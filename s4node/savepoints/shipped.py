@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from s4node import disk
 from s4node.errors import CheckpointError
 from s4node.offsets.cuts import CutReport
 from s4node.savepoints.folders import FolderSavepoints, told
@@ -103,14 +104,14 @@ class ShippedSavepoints(SavepointPlace):
     @contextmanager
     def opened(self, manifest: Manifest) -> Iterator[Path]:
         near = savepoints_folder(self.folder)  # where files can be linked
-        parent = near if near.is_dir() else None
-        with tempfile.TemporaryDirectory(prefix=".look-", dir=parent) as room:
-            for (task, name), path in places_of(Path(room), manifest).items():
+        parent = near if near.is_dir() else Path(tempfile.gettempdir())
+        with disk.temporary_folder(parent) as room:
+            for (task, name), path in places_of(room, manifest).items():
                 path.parent.mkdir(exist_ok=True)
                 self._fetch(f"files/{manifest.number}/{safe_name(task)}/{name}", path)
                 check_file(manifest, task, name, path, manifest.tasks[task].files[name])
-            (Path(room) / MANIFEST).write_bytes(msgspec.json.encode(manifest))
-            yield Path(room)
+            (room / MANIFEST).write_bytes(msgspec.json.encode(manifest))
+            yield room
 
     def own_bytes(self, manifest: Manifest) -> int:
         return manifest.bytes

@@ -117,14 +117,14 @@ def _temporary_copy(
     """A copy of a task's database, and its folder, which ``rooms`` remove. The folder is beside the
     original if possible, so that files can be linked, else among temporary files."""
     why = []
-    for parent, prefix in ((folder.parent, ".look-"), (None, "s4-look-")):
+    places = ((folder.parent, ".look-"), (Path(tempfile.gettempdir()), "s4-look-"))
+    for parent, prefix in places:
         with ExitStack() as room:
             try:
-                made = tempfile.TemporaryDirectory(prefix=prefix, dir=parent)
+                place = room.enter_context(disk.temporary_folder(parent, prefix))
             except OSError as error:
                 why.append(str(error))
                 continue
-            place = Path(room.enter_context(made))
             try:
                 with _reported_for(folder, place, (StateError, StoreCorrupt)):
                     database = _copy(folder, place, elsewhere)

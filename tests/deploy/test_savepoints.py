@@ -240,6 +240,8 @@ async def test_a_job_that_is_half_restored_does_not_start_until_it_is_restored(i
         await it.s4(*dead, ends=-9, fault="restore.task:2")
         refused = await it.s4("run", "counter.py", *it.to(totals), ends=1)
         assert "start again with --from one" in refused.errors
+        needed = await it.s4("savepoints", "remove", "counter", "one", ends=1)
+        assert "start again with --from one" in needed.errors
         async with it.counter(totals, *more) as counter:
             async with Client(counter.address, producer="other") as client:
                 await it.send(client, 500, 800)
@@ -402,6 +404,8 @@ async def test_a_savepoint_that_does_not_fit_what_is_to_run_is_refused_before_an
         assert "cut.tar is not what s4 savepoints export has written, or is cut" in half.errors
         copied = it.job / "savepoints" / "copied"
         shutil.copytree(it.job / "savepoints" / "one", copied)
+        shown = await it.s4("savepoints", "show", "counter", "copied")
+        assert shown.stdout[0].startswith("copied of counter: ")
         (copied / "manifest.json").unlink()
         half = await it.s4("run", "counter.py", "--from", "copied", *it.to(totals), ends=1)
         assert "savepoint 'copied' in" in half.errors
