@@ -170,6 +170,9 @@ class Repartition:
     def _former(self, partition: int) -> FormerTask | None:
         """What belongs to a task and to no key; None if the task has never run."""
         with self._kept(partition) as state:
+            if self.depot is None:
+                with closing(TaskClaims(self.folder)) as store:
+                    store.check_whole(_name(partition), 0 if state is None else state.last[1])
             if state is None:
                 return None
             first, end = prefix(TASK_GROUP, FIRST_TABLE), prefix(TASK_GROUP, 0xFFFF)

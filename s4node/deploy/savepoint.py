@@ -158,6 +158,9 @@ class SavepointOf:
         with kept_by(self.folder, task, self.depot) as state:
             if state is None:
                 raise StateError(f"task {task!r} has no state in {self.folder}")
+            if self.depot is None:
+                with closing(TaskClaims(self.folder)) as store:
+                    store.check_whole(task, state.last[1])
             yield state.database
 
     def _finish(self, about: writer.About, number: int, cuts: Mapping[str, CutReport]) -> Manifest:

@@ -20,12 +20,13 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import msgspec
 import trio
 
-from s4node import clocks
+from s4node import clocks, threads
 from s4node.app.app import App
 from s4node.cluster.coordination.startpoint_store import StartpointStore
 from s4node.config import settings
@@ -36,6 +37,7 @@ from s4node.failpoints import passing
 from s4node.net.egress.outbox_rows import (
     Rows,
     channels_of,
+    data_of,
     forget,
     life_of,
     renamed,
@@ -310,11 +312,29 @@ async def check_readable(app: App | None, config: Config, manifest: Manifest, sa
     wanted = replace(guard, hasher=config[settings.HASHER], tasks=asked)
     fix = "Or go on from another savepoint."
     wanted.check(guard, f"the savepoint {manifest.name!r}", fix)
+    await threads.run_sync(check_senders, config[settings.CLUSTER_NAME], manifest, saved)
     if app is not None:
         tasks = [TaskModel(index, name) for index, name in enumerate(manifest.tasks)]
         hasher = hasher_named(guard.hasher)
         opened = partial(opened_task, saved)
         await saved_sample.check(app, opened, tasks, hasher, manifest.name)
+
+
+def check_senders(cluster: str, manifest: Manifest, saved: Path) -> None:
+    """Raise CheckpointError if tasks of another cluster have sent events that are under way."""
+    for task in manifest.tasks:
+        with opened_task(saved, task) as state:
+            rows = {} if state is None else channels_of(state.rows(OUTBOX))
+        for channel, found in rows.items():
+            for each in chain.from_iterable(sort_rows(channel, found).frames.values()):
+                sender = data_of(each.data)[0].producer.removeprefix(wire.TASK).partition("/")[0]
+                if sender != cluster:
+                    raise CheckpointError(
+                        f"the savepoint {manifest.name!r} has events under way that tasks of the "
+                        f"cluster {sender!r} have sent, so it cannot be used in {cluster!r}; set "
+                        f"{settings.CLUSTER_NAME.name} = {sender}, or use a savepoint that was "
+                        f"taken after the app had stopped in order"
+                    )
 
 
 def _facts_of(state: TaskState) -> Facts:

@@ -28,7 +28,7 @@ from s4node.cluster.node.package import Store
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.deploy.savepoint import SavepointOf, savepoint_of
-from s4node.deploy.savepoint_restore import SavepointRestore, check_layout
+from s4node.deploy.savepoint_restore import SavepointRestore, check_layout, check_senders
 from s4node.errors import CheckpointError, DeployFailed, JobRuns
 from s4node.offsets.job_lock import stopped
 from s4node.runtime.commit.committer import folder_of
@@ -96,6 +96,7 @@ class StateChange:
             manifest.check_app(self._id.app)
             check_layout(self._id.app, self._folder, self._depot, manifest)
             saved = stack.enter_context(self.place.opened(manifest))
+            check_senders(self._id.cluster, manifest, saved)
             self._restore = self._restored(manifest, saved)
             self._check_agreed(lambda _: None)
             yield str(saved)

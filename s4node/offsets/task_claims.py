@@ -67,6 +67,13 @@ class Claim(NamedTuple):
     linked: bool = False
     acknowledged: int = 0
 
+    def lacks(self, found: int) -> bool:
+        """Return True if commits that were written are missing in a state whose last is ``found``.
+
+        The last commit that was begun may not have been written; acknowledged ones were.
+        """
+        return found < max(self.commit - 1, self.acknowledged)
+
 
 class TaskClaims(SqliteFile):
     """The database ``progress.sqlite`` in ``folder``; both are created if missing.
@@ -216,6 +223,18 @@ class TaskClaims(SqliteFile):
             ).rowcount
         if not found:
             raise _taken_over(claim)
+
+    def check_whole(self, task: str, found: int) -> None:
+        """Raise CheckpointError if a task has lost commits: ``found`` is the last of its state."""
+        with self.transaction(write=False):
+            row = self.execute(
+                "SELECT fence, commits, linked, acknowledged FROM task WHERE name = ?", (task,)
+            ).fetchone()
+        if row is not None and Claim(task, *row).lacks(found):
+            raise CheckpointError(
+                f"task {task!r} has lost commits: its state in {self.path.parent} has {found} of "
+                f"{row[1]}; put back its folder, or go on from a savepoint (--from NAME)"
+            )
 
     def check_fence(self, claim: Claim) -> None:
         """Raise TaskFenced if another owner has claimed the task."""

@@ -3,6 +3,7 @@
 Rules
 - Only regular files that the manifest names are read, so nothing is written outside the folder.
 - An imported savepoint appears under its name once all of its files are there and checked.
+- It is the user's, also if a deployment took it: later deployments do not remove it.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ def _read(place: SavepointPlace, app: str, tar: tarfile.TarFile, file: Path, nam
     manifest = parse(_content(tar, first, file), file)
     manifest.check_app(app)
     name = name or manifest.name
-    manifest = msgspec.structs.replace(manifest, name=name, number=place.prepare(name, app))
+    number = place.prepare(name, app)
+    manifest = msgspec.structs.replace(manifest, name=name, number=number, upgrade=None)
     cuts = cuts_folder(place.folder, manifest.number)
     wanted = {
         f"{safe_name(task)}/{each}": path

@@ -16,6 +16,7 @@ import msgspec
 
 from s4node import disk
 from s4node.errors import CheckpointError
+from s4node.events.schema import UNREADABLE
 from s4node.failpoints import passing
 from s4node.offsets.checkpoint import JobGuard
 from s4node.offsets.task_claims import TaskClaims, now_ms
@@ -39,9 +40,18 @@ class Decided(msgspec.Struct, frozen=True):
 
 
 def decided(job: Path) -> Decided | None:
-    """The replacement that was decided on and is not complete; None if there is none."""
+    """The replacement that was decided on and is not complete; None if there is none.
+
+    Raises CheckpointError if it cannot be read.
+    """
     place = job / _FOLDER / _DECIDED
-    return msgspec.json.decode(place.read_bytes(), type=Decided) if place.exists() else None
+    try:
+        return msgspec.json.decode(place.read_bytes(), type=Decided) if place.exists() else None
+    except (OSError, *UNREADABLE) as error:
+        raise CheckpointError(
+            f"{place}, which says what the job was repartitioned to, is damaged: {error}; put back "
+            f"a copy of the job's folder"
+        ) from error
 
 
 def check_complete(job: Path) -> None:

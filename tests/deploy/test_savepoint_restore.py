@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -10,15 +11,19 @@ import pytest
 
 from s4node.config import settings
 from s4node.config.config import Config
+from s4node.deploy.repartition import Repartition
 from s4node.deploy.savepoint import SavepointOf
-from s4node.deploy.savepoint_restore import SavepointRestore
+from s4node.deploy.savepoint_restore import SavepointRestore, check_readable
+from s4node.errors import CheckpointError
 from s4node.net.egress.outbox_rows import RowKeys, channels_of, life_of, number_row, weight_of
 from s4node.net.wire import frame as wire
 from s4node.offsets.checkpoint import JobGuard
 from s4node.offsets.task_claims import TaskClaims
 from s4node.runtime.inputs.grouper import BY_PARTITION
 from s4node.runtime.outputs.channels import channel_name
-from s4node.state.job import kept_by, taken_over
+from s4node.savepoints import archive
+from s4node.savepoints.manifest import Upgrade
+from s4node.state.job import kept_by, taken_over, task_folder
 from s4node.state.rows import OUTBOX
 from s4node.state.task_state import TaskState
 
@@ -58,6 +63,57 @@ def test_waiting_events_are_sent_if_the_consumer_remembers_their_life(
     assert waiting(job) == ({"life 00": 7} if sent else {})
 
 
+def test_neither_a_savepoint_nor_a_repartition_hides_that_commits_are_lost(
+    job: SavepointOf,
+) -> None:
+    send(job, "life 00", 10)
+    copy = job.folder / "copy"
+    shutil.copytree(task_folder(job.folder, TASK), copy)
+    send(job, "life 00", 20)
+    shutil.rmtree(task_folder(job.folder, TASK))
+    repartition = Repartition(job.app, job.folder, job.config, GUARD, 2)
+    with pytest.raises(CheckpointError, match=r"'Partition 0' has lost commits: .* has 0 of 2"):
+        repartition.run()
+    shutil.move(copy, task_folder(job.folder, TASK))
+    with pytest.raises(CheckpointError, match=r"'Partition 0' has lost commits: .* has 1 of 2"):
+        repartition.run()
+    with pytest.raises(CheckpointError, match=r"'Partition 0' has lost commits: .* has 1 of 2"):
+        job.take_stopped("first")
+    assert job.place.names() == []
+
+
+def test_a_savepoint_of_a_deployment_that_is_imported_is_not_one_of_deployments(
+    job: SavepointOf,
+) -> None:
+    send(job, "life 00", 10)
+    taken = job.take_stopped("before-v2", upgrade=Upgrade("v1", "package", "v2", False))
+    file = job.folder / "before-v2.tar"
+    with job.place.opened(taken) as saved:
+        archive.write(saved, taken, file)
+    archive.read(job.place, job.app, file, "mine")
+    found = {each.name: each.upgrade is not None for each in job.place.look()[0]}
+    assert found == {"before-v2": True, "mine": False}
+
+
+async def test_events_under_way_are_of_one_cluster(job: SavepointOf) -> None:
+    send(job, "life 00", 100, waiting=7)
+    manifest = job.take_stopped("first")
+    with job.place.opened(manifest) as saved:
+        await check_readable(None, job.config, manifest, saved)
+        other = Config.from_values({"s4.cluster.name": "other"})
+        with pytest.raises(CheckpointError, match="tasks of the cluster 'default' have sent"):
+            await check_readable(None, other, manifest, saved)
+
+
+def test_a_damaged_decision_of_a_repartition_is_named(job: SavepointOf) -> None:
+    send(job, "life 00", 10)
+    place = job.folder / ".repartition" / "decided.json"
+    place.parent.mkdir()
+    place.write_text('{"job": {}, "tas')
+    with pytest.raises(CheckpointError, match=r"decided.json, .*, is damaged: "):
+        Repartition(job.app, job.folder, job.config, GUARD, 2).run()
+
+
 # -- set-up ---------------------------------------------------------------------------------------
 
 
@@ -73,7 +129,7 @@ def send(job: SavepointOf, life: str, end: int, waiting: int = 0) -> None:
     last of them wait."""
     with (
         closing(TaskClaims(job.folder)) as store,
-        taken_over(job.folder, store, TASK, None) as (_, state),
+        taken_over(job.folder, store, TASK, None) as (claim, state),
     ):
         keys = RowKeys(CHANNEL)
         state.changes.put(keys.life, life.encode())
@@ -84,7 +140,10 @@ def send(job: SavepointOf, life: str, end: int, waiting: int = 0) -> None:
                 "done", 0, name, end - waiting, waiting, (wire.Section(0, waiting, 0),)
             )
             state.changes.put(keys.frame(0, end - waiting, end), wire.encode_frame(data))
+        number = state.last[1] + 1
+        store.renew(claim, 0, number)
         commit(state)
+        store.acknowledge(claim, number)
 
 
 def commit(state: TaskState) -> None:

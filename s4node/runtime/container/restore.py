@@ -159,7 +159,7 @@ class Restore:
             raise
         commits = TaskCommits(self._context, task, claim, state, keeping)
         self._committer.add(commits)
-        if _is_behind(claim, state):
+        if claim.lacks(state.last[1]):
             log.error(
                 "commits of a task are missing; its inputs are replayed, and events that were "
                 "acknowledged to producers may be lost",
@@ -243,7 +243,7 @@ class Restore:
 
     def _check_whole(self, claim: Claim, state: TaskState, folder: Path) -> None:
         """Raise CheckpointError if a task has lost commits that others rely on."""
-        if claim.linked and _is_behind(claim, state):
+        if claim.linked and claim.lacks(state.last[1]):
             raise CheckpointError(
                 f"task {claim.task!r} has lost commits: {folder} has {state.last[1]} of "
                 f"{claim.commit} that were begun, and {claim.acknowledged} were acknowledged to "
@@ -276,12 +276,6 @@ class Restore:
                     f"task {task.partition} sets the starting offset of {ssp}, but does not read "
                     f"it; it reads {', '.join(map(str, ssps)) or 'nothing'}"
                 )
-
-
-def _is_behind(claim: Claim, state: TaskState) -> bool:
-    """Return True if commits that were written are missing in a database."""
-    # the last commit that was begun may not have been written; acknowledged ones were
-    return state.last[1] < max(claim.commit - 1, claim.acknowledged)
 
 
 def _wishes(task: Task) -> Mapping[SystemStreamPartition, Startpoint]:
