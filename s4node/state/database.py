@@ -354,11 +354,20 @@ class Database:
             self._db.flush()
 
     def checkpoint(self, folder: Path) -> None:
-        """Copy all that is written to ``folder``, which must not exist, by hard links."""
+        """Copy all that is written to ``folder``, which must not exist, by hard links.
+
+        Raises StateError if the copy cannot be made, also if its place has been removed meanwhile.
+        """
         with self._translated():
             folder.parent.mkdir(parents=True, exist_ok=True)
             self._db.flush()
-            Checkpoint(self._db).create_checkpoint(str(folder))
+            try:
+                Checkpoint(self._db).create_checkpoint(str(folder))
+            except Exception as error:
+                if "Corruption" in str(error):
+                    raise
+                self.verify()  # "No such file" may mean one of ours, or the place of the copy
+                raise StateError(f"{self.folder} cannot be copied to {folder}: {error}") from error
 
     def close(self) -> None:
         """Close the database; raises StateError or StoreCorrupt if its folder is gone."""

@@ -268,6 +268,9 @@ class Clicks(App):
         self.create_input_stream("clicks", self.create_pe(Clicked), key="user", types=Click)
 
     async def on_start(self) -> None:
+        self.start_soon(self.feed)
+
+    async def feed(self) -> None:
         n = 0
         while not n or not Path("enough").exists():
             for user in range(6):

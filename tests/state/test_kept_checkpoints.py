@@ -108,6 +108,17 @@ def test_a_wrong_bit_in_a_table_is_found_by_its_reader_and_never_read_again(
     third.die()
 
 
+def test_a_copy_whose_place_is_gone_is_no_damage(tmp_path: Path) -> None:
+    first = Owner(tmp_path / "t", 1)
+    first.commit(1)
+    with pytest.raises(StateError, match=r"cannot be copied to /proc/gone: .* No such file"):
+        first.state.database.checkpoint(Path("/proc/gone"))  # as if it was removed meanwhile
+    first.commit(2)
+    first.die()
+    assert not (first.own / DAMAGED).exists()
+    assert Owner(tmp_path / "t", 2).found == at(2)
+
+
 def test_if_nothing_is_sound_an_error_says_so_and_nothing_is_removed(tmp_path: Path) -> None:
     first = Owner(tmp_path / "t", 1)
     first.commit(1)
