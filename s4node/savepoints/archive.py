@@ -82,12 +82,17 @@ def _read(place: SavepointPlace, app: str, tar: tarfile.TarFile, file: Path, nam
         with told(place.folder):
             for member in tar:
                 if member.name in wanted and member.isreg():
-                    path = wanted[member.name]
+                    path = wanted.pop(member.name)
                     path.parent.mkdir(parents=True, exist_ok=True)
                     source = tar.extractfile(member)
                     assert source is not None
                     with source, path.open("wb") as copy:
                         shutil.copyfileobj(source, copy)
+        if wanted:  # a file that ends within a header looks whole to tarfile
+            raise CheckpointError(
+                f"{file} is not what s4 savepoints export has written, or is cut off: "
+                f"{min(wanted)} is missing"
+            )
         check(cuts, manifest)
         for task, saved in manifest.tasks.items():
             place.publish(manifest.number, CutReport(task, saved.fence, saved.commit))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tarfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -94,6 +95,20 @@ def test_a_savepoint_of_a_deployment_that_is_imported_is_not_one_of_deployments(
     archive.read(job.place, job.app, file, "mine")
     found = {each.name: each.upgrade is not None for each in job.place.look()[0]}
     assert found == {"before-v2": True, "mine": False}
+
+
+def test_an_export_that_is_cut_off_anywhere_is_named(job: SavepointOf) -> None:
+    send(job, "life 00", 10)
+    taken, file, cut = job.take_stopped("one"), job.folder / "one.tar", job.folder / "cut.tar"
+    with job.place.opened(taken) as saved:
+        archive.write(saved, taken, file)
+    with tarfile.open(file) as tar:
+        last = tar.getmembers()[-1]
+    for end in (last.offset, last.offset + 100, last.offset_data, last.offset_data + 1):
+        cut.write_bytes(file.read_bytes()[:end])
+        with pytest.raises(CheckpointError, match=r"cut\.tar is not what .* or is cut off: "):
+            archive.read(job.place, job.app, cut, "two")
+    assert job.place.names() == ["one"]
 
 
 def test_events_under_way_are_of_one_cluster(job: SavepointOf) -> None:
