@@ -58,9 +58,7 @@ class InOrder(ProcessingElement):
 
     def on_event(self, event: Any) -> None:
         windows: Any = self._home.owner  # type: ignore[attr-defined]
-        if windows.held < 0:
-            windows.held = sum(len(each.held) for each in windows.all())
-        if windows.held >= self.most:
+        if held_back(windows) >= self.most:
             self._beyond(windows, event)
             return
         windows.held += 1
@@ -87,6 +85,13 @@ class InOrder(ProcessingElement):
         put, names = self.out.put, self.names
         for _, name, raw in self.held:
             put(names[name].decode(raw)[0])
+
+
+def held_back(windows: Any) -> int:
+    """The number of events that an InOrder holds back in its windows; counted once."""
+    if windows.held < 0:
+        windows.held = sum(len(each.held) for each in windows.all())
+    return int(windows.held)
 
 
 def complete(prototype: Prototype, inner: Stream) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable
+from heapq import heapify, heappop, heappush
 from itertools import islice, takewhile
 from typing import Any, Protocol
 
@@ -142,8 +143,12 @@ class Instances(dict[Any, PE]):
         """Return True if a window that ends then has not ended."""
         return False
 
-    def loaded(self, key: Any) -> None:
-        """Note an instance that was read without an event of its key."""
+    def loaded(self, key: Any, unused: float) -> None:
+        """Note an instance that was read, ``unused`` seconds after the last event of its key."""
+
+    def unused(self, _key: Any) -> float:
+        """The seconds since the last event of a key, if they are counted."""
+        return 0.0
 
     def trim(self) -> None:
         """Apply the bounds; an unbounded map has none."""
@@ -160,13 +165,15 @@ class Instances(dict[Any, PE]):
 class BoundedInstances(Instances):
     """A map that keeps the instances used last, bounded by number and idle time."""
 
-    __slots__ = ("_clock", "_idle", "_used")
+    __slots__ = ("_clock", "_idle", "_loaded", "_number", "_used")
 
     def __init__(self, prototype: Prototype, partition: int, clock: Callable[[], float]) -> None:
         super().__init__(prototype, partition)
         self._clock = clock
         self._idle = prototype.ttl or prototype.cache_idle
-        self._used: dict[Any, float] = {}
+        self._used: dict[Any, float] = {}  # the oldest first, but for those that were loaded
+        self._loaded: list[tuple[float, int, Any]] = []
+        self._number = 0
 
     def __getitem__(self, key: Any) -> PE:
         instance = super().pop(key, None)
@@ -179,10 +186,26 @@ class BoundedInstances(Instances):
             self._used[key] = self._clock()
         return instance
 
-    def loaded(self, key: Any) -> None:
-        """Note an instance that was read without an event of its key."""
-        if self._idle:
-            self._used.setdefault(key, self._clock())
+    def loaded(self, key: Any, unused: float) -> None:
+        """Note an instance that was read, ``unused`` seconds after the last event of its key."""
+        if not self._idle:
+            return
+        used = self._used[key] = self._clock() - unused
+        if len(self._loaded) > 2 * len(self._used) + _BEYOND:
+            self._loaded = list(filter(self._is_unused, self._loaded))
+            heapify(self._loaded)
+        self._number += 1
+        heappush(self._loaded, (used, self._number, key))
+
+    def unused(self, key: Any) -> float:
+        """The seconds since the last event of a key, if they are counted."""
+        now = self._clock()
+        return now - self._used.get(key, now)
+
+    def _is_unused(self, loaded: tuple[float, int, Any]) -> bool:
+        """Return True if a key that was loaded has had no event since."""
+        used, _, key = loaded
+        return self._used.get(key) == used
 
     def trim(self) -> None:
         """Remove the least recently used beyond the size, and all that are idle for too long."""
@@ -190,7 +213,11 @@ class BoundedInstances(Instances):
         if self._idle:
             before = self._clock() - self._idle
             idle = takewhile(lambda item: item[1] <= before, self._used.items())
-            for instance in [dict.__getitem__(self, key) for key, _ in idle]:  # not a use
+            keys = [key for key, _ in idle]
+            while self._loaded and self._loaded[0][0] <= before:
+                loaded = heappop(self._loaded)
+                keys += [loaded[2]] if self._is_unused(loaded) else []
+            for instance in [dict.__getitem__(self, key) for key in keys]:  # not a use
                 self.remove(instance)
 
     def shrink(self, in_use: Collection[Any]) -> None:
@@ -231,5 +258,9 @@ class BoundedInstances(Instances):
         """When the least recently used instance expires."""
         if not self._idle:
             return None
+        while self._loaded and not self._is_unused(self._loaded[0]):
+            heappop(self._loaded)
         oldest = next(iter(self._used.values()), None)  # a thread may just have the only one out
-        return None if oldest is None else oldest + self._idle
+        if oldest is None:
+            return None
+        return min(oldest, self._loaded[0][0] if self._loaded else oldest) + self._idle

@@ -67,7 +67,7 @@ class _Noted:
 class TableWindows(WindowInstances):
     """Windows that all keys have in common: of a length, or days, or overlapping."""
 
-    __slots__ = ("_again", "_ends", "_over", "_whole", "by_number", "tables")
+    __slots__ = ("_again", "_ending", "_ends", "_over", "_whole", "by_number", "tables")
 
     def __init__(self, prototype: Prototype, partition: int, wall: Callable[[], float]) -> None:
         super().__init__(prototype, partition, wall)
@@ -76,6 +76,7 @@ class TableWindows(WindowInstances):
         """The tables that have not ended, by number, if their kind has numbers."""
         self._whole = self._kind.whole
         self._ends: list[tuple[float, float]] = []  # the end of a window, the start of a table
+        self._ending = math.inf  # the end whose calls are being made
         self._over: list[tuple[float, float]] = []  # when a table goes, and its start
         self._again: dict[tuple[float, Any], float] = {}  # ends and keys changed since, and a table
 
@@ -84,10 +85,19 @@ class TableWindows(WindowInstances):
         for table in self.tables.values():
             yield from table.values()
 
+    def __len__(self) -> int:
+        return sum(map(len, self.tables.values()))
+
     @property
     def open_windows(self) -> int:
         """The number of open windows, or panes."""
         return len(self.tables)
+
+    @property
+    def called_until(self) -> float:
+        """All windows that end until then have had their calls, whatever comes later."""
+        first = min(self._ending, self._ends[0][0] if self._ends else math.inf)
+        return self.watermark if first > self.watermark else math.nextafter(first, NEVER)
 
     def table_of(self, rule: TimeRule | None, t: Any) -> tuple[Any, float, float]:
         """The table of a time, and the times that it holds; None and none if it is late.
@@ -113,7 +123,7 @@ class TableWindows(WindowInstances):
             self.by_number[start // self._whole] = table
         return table, start, end
 
-    def _opened(self, span: Span, after: float = NEVER) -> _Table:
+    def _opened(self, span: Span, after: float) -> _Table:
         """The table of a window or pane; only ends after ``after`` are awaited."""
         table = self.tables.get(span[0])
         if table is None:
@@ -135,7 +145,7 @@ class TableWindows(WindowInstances):
 
     def restore(self, instance: PE) -> None:
         """Take an instance that was saved."""
-        self._opened(instance._span)[instance.key] = instance
+        self._opened(instance._span, self.called_before)[instance.key] = instance
         if instance._again:
             self._changed(instance)
         elif self._early:
@@ -159,7 +169,7 @@ class TableWindows(WindowInstances):
     def calls(self) -> Iterator[Due | None]:
         """The calls that are due at the current watermark; None after other work."""
         while self._ends and self._ends[0][0] <= self.watermark:
-            end, _ = self._ends[0]
+            end = self._ending = self._ends[0][0]
             starts = []
             while self._ends and self._ends[0][0] == end:
                 starts.append(heappop(self._ends)[1])
@@ -169,11 +179,14 @@ class TableWindows(WindowInstances):
                     self.by_number.pop(table.span[0] // self._whole, None)
             called = set[Any]()
             for at, table in enumerate(tables):
-                for key in [key for key in table if key not in called]:
+                for key in list(table):
+                    if key in called:
+                        continue
                     mine = [each[key] for each in tables[at:] if key in each]
                     yield self._call(key, end, mine)
                     if len(tables) > 1:
                         called.add(key)
+            self._ending = math.inf
         while self._again:
             (end, key), start = next(iter(self._again.items()))
             first = self._kind.start_of(end) if self._kind.is_hopping else start
@@ -227,7 +240,7 @@ def _ended(newest: PE, end: float, panes: Iterable[PE]) -> None:
 class SessionWindows(WindowInstances):
     """Sessions: each key has its own, the oldest first."""
 
-    __slots__ = ("_again", "_by_key", "_ends", "_number", "_over")
+    __slots__ = ("_again", "_by_key", "_ends", "_number", "_open", "_over")
 
     def __init__(self, prototype: Prototype, partition: int, wall: Callable[[], float]) -> None:
         super().__init__(prototype, partition, wall)
@@ -236,11 +249,15 @@ class SessionWindows(WindowInstances):
         self._over: list[tuple[float, int, PE]] = []
         self._again: dict[PE, None] = {}
         self._number = 0
+        self._open = 0
 
     def all(self) -> Iterator[PE]:
         """All instances, by key."""
         for sessions in self._by_key.values():
             yield from sessions
+
+    def __len__(self) -> int:
+        return self._open
 
     def session_of(self, rule: TimeRule | None, key: Any, t: Any) -> PE | None:
         """The instance of the session that an event belongs to; None if the event is late."""
@@ -292,6 +309,7 @@ class SessionWindows(WindowInstances):
     def restore(self, instance: PE) -> None:
         """Take an instance, new or saved."""
         sessions = self._by_key.setdefault(instance.key, [])
+        self._open += 1
         sessions.append(instance)
         sessions.sort(key=lambda each: each._span)
         self._await(instance)
@@ -315,6 +333,7 @@ class SessionWindows(WindowInstances):
         sessions = self._by_key.get(instance.key, [])
         if instance in sessions:
             sessions.remove(instance)
+            self._open -= 1
             if not sessions:
                 del self._by_key[instance.key]
             self._again.pop(instance, None)

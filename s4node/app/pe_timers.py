@@ -28,6 +28,10 @@ _FEW = 64
 class TimerKeeper(Protocol):
     """Saves the timers of one prototype."""
 
+    def timers(self) -> Iterator[tuple[Any, str, float, bool]]:
+        """All saved timers: key, name, time, and whether that is by the clock."""
+        ...
+
     def set_timer(self, key: Any, name: str, time: float, /, *, by_wall: bool) -> None:
         """Save a timer."""
         ...
@@ -57,7 +61,7 @@ class PeTimers:
         self.watermark = NEVER
         self.now = now
         self.keeper: TimerKeeper | None = None
-        self._pe = pe
+        self.pe = pe
         self._event_time = event_time
         self._timers: dict[Any, dict[str, Timer]] = {}
         self._heaps: tuple[list[Any], list[Any]] = ([], [])  # by events, by the clock
@@ -75,12 +79,12 @@ class PeTimers:
         number = isinstance(time, (int, float)) and not isinstance(time, bool)
         if not number or not math.isfinite(time):
             raise S4Error(
-                f"a timer of {self._pe} {key!r} at {time!r}: give seconds since 1970, or a "
+                f"a timer of {self.pe} {key!r} at {time!r}: give seconds since 1970, or a "
                 f"datetime with a time zone"
             )
         if not by_wall and not self._event_time:
             raise S4Error(
-                f"a timer of {self._pe} {key!r} by the time of events, but no stream that leads to "
+                f"a timer of {self.pe} {key!r} by the time of events, but no stream that leads to "
                 f"it has time=; give the stream a time, or use after() or clock='wall'"
             )
         self.restore(key, name, float(time), by_wall=by_wall)
@@ -97,6 +101,13 @@ class PeTimers:
         if len(heap) > 2 * self._set + _FEW:
             heap[:] = filter(self._is_set, heap)
             heapify(heap)
+
+    def restore_all(self) -> Iterator[None]:
+        """Take the timers that were saved, one after the other."""
+        assert self.keeper is not None
+        for key, name, time, by_wall in self.keeper.timers():
+            self.restore(key, name, time, by_wall=by_wall)
+            yield
 
     def cancel(self, key: Any, name: str) -> None:
         """Remove a timer, if it is set."""

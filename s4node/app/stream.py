@@ -54,11 +54,13 @@ class Carrier(Protocol):
 
 class StreamTime(NamedTuple):
     """Which ``field`` has the time of an event, by how many seconds events may be out of order, and
-    after how many seconds without news a producer is waited for no longer."""
+    after how many seconds without news a producer is waited for no longer. An input that is more
+    than ``drift`` seconds ahead of others waits for them."""
 
     field: str
     lateness: float
     idle: float
+    drift: float = 600.0
 
 
 class Target(Protocol):

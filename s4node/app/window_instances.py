@@ -69,12 +69,13 @@ class WindowInstances(Instances):
     has the instances whose ``on_window`` has failed, ``own`` those of the keys beside their
     windows, if the class has any; ``have(keys)`` loads these. ``held`` counts the events that a
     stream in order holds back here, -1 if that is not known. ``wall`` gives Unix time. ``changed``
-    are the instances for which there is an early result at ``early_at``.
+    are the instances for which there is an early result at ``early_at``. ``called_before`` is the
+    ``called_until`` of an earlier run.
     """
 
     __slots__ = (
-        "_early", "_grace", "_kind", "_options", "changed", "early_at", "failed", "have", "held",
-        "late", "own", "saver", "wall", "watermark",
+        "_early", "_grace", "_kind", "_options", "called_before", "changed", "early_at", "failed",
+        "have", "held", "late", "own", "saver", "wall", "watermark",
     )  # fmt: skip
 
     def __init__(self, prototype: Prototype, partition: int, wall: Callable[[], float]) -> None:
@@ -87,7 +88,7 @@ class WindowInstances(Instances):
         self.changed: dict[PE, None] = {}
         self.early_at = math.inf
         self.wall = wall
-        self.watermark = NEVER
+        self.watermark = self.called_before = NEVER
         self.late = 0
         self.saver: WindowKeeper | None = None
         self.failed = FailedWindows(self)
@@ -111,6 +112,11 @@ class WindowInstances(Instances):
         """The instances of a key, the oldest window first."""
         found = [instance for instance in self.all() if instance.key == key]
         return sorted(found, key=lambda each: each._span)
+
+    @property
+    def called_until(self) -> float:
+        """All windows that end until then have had their calls, whatever comes later."""
+        return self.watermark
 
     @property
     def owner(self) -> WindowInstances:

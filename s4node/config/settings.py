@@ -483,6 +483,13 @@ HELD_BACK_BEYOND = Pattern(
     "counts it as late.",
     "s4.stream.clicks.heldBackBeyond",
 )
+MAX_DRIFT = Pattern(
+    _INPUTS, "s4.stream.<stream>.maxDrift", "600", kinds.whole(1),
+    "The most seconds of event time by which an input may be ahead of the slowest input that leads "
+    "to the same windows or timers; beyond that it waits. So a log that is read again does not "
+    "fill the memory with windows. The default is 600.",
+    "s4.stream.clicks.maxDrift",
+)
 MONITOR_PARTITIONS = Setting(
     _INPUTS, "job.coordinator.monitor-partition-change.frequency.ms", "300000",
     kinds.milliseconds(10),

@@ -28,6 +28,13 @@ MOST_AHEAD = 3600.0
 _SECONDS_AT_MOST = 100_000_000_000  # ms: in 1973
 
 
+def far_ahead(time: float, now: float) -> str:
+    """Why ``time`` is too far in the future, in words; empty if it is not. ``now`` is Unix time."""
+    if time <= now + MOST_AHEAD:
+        return ""
+    return f"it is {time - now:.0f} s ahead of the clock here, and at most {MOST_AHEAD:g} s may be"
+
+
 class TimeRule:
     """How the events of a stream tell their time: in the field ``name`` of all their types."""
 

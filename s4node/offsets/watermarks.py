@@ -24,11 +24,12 @@ NEVER = -math.inf
 
 
 class _Source:
-    __slots__ = ("idle", "time", "waited")
+    __slots__ = ("idle", "news", "time", "waited")
 
     def __init__(self, time: float) -> None:
         self.time = time
         self.idle = False
+        self.news = False  # anything was heard of it
         self.waited = 0.0  # seconds without news in which it could have sent
 
 
@@ -88,6 +89,15 @@ class Watermarks:
         times = ((each.time, name) for name, each in self._sources.items())
         return max(times, default=(NEVER, ""))
 
+    def slowest(self, ended: Collection[str] = ()) -> float:
+        """The lowest watermark of the active sources with news; infinity if there is none."""
+        times = [
+            each.time
+            for name, each in self._sources.items()
+            if each.news and not each.idle and name not in ended
+        ]
+        return min(times, default=math.inf) - self.lateness
+
     def join(self, source: str) -> None:
         """Add a source, if it is new, at the current watermark."""
         if source not in self._sources:
@@ -97,8 +107,13 @@ class Watermarks:
         """Note that a source is at ``time``: none of its events from now on is much older."""
         self.join(source)
         known = self._sources[source]
-        known.idle, known.waited = False, 0.0
+        known.idle, known.waited, known.news = False, 0.0, True
         known.time = max(known.time, time)
+
+    def rest(self, source: str) -> None:
+        """Wait for a source no longer, until there is news of it."""
+        if source in self._sources:
+            self._sources[source].idle = True
 
     def leave(self, source: str) -> None:
         """Leave a source out, as nothing more comes from it."""

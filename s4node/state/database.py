@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from rocksdict import (
@@ -179,20 +179,47 @@ class Database:
             start = chunk[-1][0] + b"\x00"
 
     def table(self, number: int) -> Iterator[tuple[bytes, bytes]]:
-        """The rows of a table, by key group; reads those of all tables."""
-        table = number.to_bytes(2, "big")
-        for row, data in self.scan(prefix(0, 0), prefix(TASK_GROUP, 0xFFFF)):
-            if row[2:PREFIX_BYTES] == table:
-                yield row, data
+        """The rows of a table, by key group; passes over those of other tables."""
+        start = prefix(0, number)
+        while start:
+            found, start = self._read(self._chunk_of_table, start, number)
+            yield from found
 
     def chunk(self, start: bytes, end: bytes, rows: int) -> list[tuple[bytes, bytes]]:
         """At most ``rows`` rows from ``start`` to before ``end``, in order."""
+        return self._read(self._chunk, start, end, rows)
+
+    def _read(self, read: Callable[..., R], *arguments: Any) -> R:
         if self._torn:
             self._check_whole()
         try:
-            return self._chunk(start, end, rows)
+            return read(*arguments)
         except Exception as error:
-            return self._again(error, lambda: self._chunk(start, end, rows))
+            return self._again(error, lambda: read(*arguments))
+
+    def _chunk_of_table(self, start: bytes, number: int) -> tuple[list[tuple[bytes, bytes]], bytes]:
+        """A few rows of a table from ``start`` on, and where to continue; no bytes at the end."""
+        table = number.to_bytes(2, "big")
+        found: list[tuple[bytes, bytes]] = []
+        it = self._db.iter()
+        try:
+            it.seek(start)
+            while it.valid():
+                row = it.key()
+                if row[2:PREFIX_BYTES] == table:
+                    if len(found) >= _CHUNK:
+                        return found, row
+                    found.append((row, it.value()))
+                    it.next()
+                    continue
+                group = int.from_bytes(row[:2], "big") + (row[2:PREFIX_BYTES] > table)
+                if group > TASK_GROUP:
+                    break
+                it.seek(prefix(group, number))
+            it.status()
+        finally:
+            del it  # as in _chunk
+        return found, b""
 
     def _chunk(self, start: bytes, end: bytes, rows: int) -> list[tuple[bytes, bytes]]:
         found: list[tuple[bytes, bytes]] = []

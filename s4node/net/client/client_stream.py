@@ -15,6 +15,7 @@ from typing import Any
 
 import trio
 
+from s4node import clocks
 from s4node.errors import EventError, StageBroken, StageClosed, WouldBlock
 from s4node.events.event import GenericEvent
 from s4node.events.schema import GENERIC, EventType, TypeDecl
@@ -217,10 +218,11 @@ class ClientStream:
         """Say that no event sent from now on is older than ``time`` (seconds since 1970).
 
         More than the lateness of the stream, that is. Without this, the nodes are told the latest
-        time of the events sent; with it, a quiet program need not be waited for.
+        time of the events sent; with it, a quiet program need not be waited for. Raises EventError
+        for what is no time, or is more than an hour ahead of the clock.
         """
         self._check_open()
-        self._outbox.latest.reach(time)
+        self._outbox.latest.reach(time, clocks.wall())
         self._emitter.wake()
 
     def end(self) -> None:

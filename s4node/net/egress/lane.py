@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from s4node.errors import EventError
-from s4node.events.event_time import TimeRule
+from s4node.events.event_time import TimeRule, far_ahead
 from s4node.events.schema import EventType, JsonType
 from s4node.net.transport.number_ranges import NumberRanges
 from s4node.net.wire import frame as wire
@@ -231,10 +231,12 @@ class LatestTime:
             latest = self._rule.latest(events[:count], now_ms / 1000)
             self.value = max(self.value, latest or -math.inf)
 
-    def reach(self, time: float) -> None:
+    def reach(self, time: float, now: float) -> None:
         """Note that no event from now on is older; raises EventError for what is no time."""
         if not 0 < time < math.inf:
             raise EventError(f"watermark({time!r}) is no time; give seconds since 1970")
+        if problem := far_ahead(time, now):
+            raise EventError(f"watermark({time!r}): {problem}; give seconds since 1970")
         self.value = max(self.value, time)
 
     def commit_written(self) -> None:

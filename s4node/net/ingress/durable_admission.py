@@ -285,6 +285,9 @@ class DurableAdmission(StreamAdmission):
                 self._held.pop(lane, None)
                 if lane.connection is not None:
                     self._tell_expected(lane)
+            passed = lane.passed  # a later one is repeated by the producer, with its events
+            if lane.partition == partition and passed and passed[0] <= lane.committed:
+                self.reached(lane, passed[1])
 
     # -- layouts -----------------------------------------------------------------------------
 

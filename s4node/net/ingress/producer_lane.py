@@ -195,6 +195,7 @@ class ProducerLane:
         "origin",
         "own_id",
         "partition",
+        "passed",
         "period",
         "press_at",
         "producer",
@@ -241,6 +242,7 @@ class ProducerLane:
         self.press_at = start
         self.seen = 0.0
         self.marks: list[tuple[int, float]] = []  # next numbers, and times before them
+        self.passed: tuple[int, float] | None = None  # the last mark that was passed on
 
     @property
     def ssp(self) -> tuple[str, str, int]:
@@ -274,7 +276,8 @@ class ProducerLane:
     def pass_marks(self) -> None:
         """Pass on the times before which all events are done."""
         while self.marks and self.marks[0][0] <= self.safe:
-            self.admission.reached(self, self.marks.pop(0)[1])
+            self.passed = self.marks.pop(0)
+            self.admission.reached(self, self.passed[1])
 
     def refuse(self, number: int, count: int, reason: str) -> None:
         """Report refused events to the producer."""

@@ -116,7 +116,7 @@ class DurableParts:
         async with trio.open_nursery() as nursery:
             for each in replay.systems:
                 await nursery.start(each.run)
-                nursery.start_soon(watch, each)
+                nursery.start_soon(watch, each, set())
             for stream in streams:
                 rule = rule_of(stream)
                 key = rule.name if rule is not None else ""

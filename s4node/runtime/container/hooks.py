@@ -16,6 +16,7 @@ from typing import Any
 from s4node.app import graph
 from s4node.app.app import AdapterApp, App
 from s4node.app.in_order import InOrder
+from s4node.app.stream import InputStream
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import (
@@ -44,8 +45,29 @@ async def declare(app: App, config: Config, partitions: int) -> None:
     await call(app, app.on_init)
     bind(app, config)
     graph.check(app)
+    _bound_drift(app, config)
     app.freeze()
     _bound_held_back(app, config)
+
+
+def _bound_drift(app: App, config: Config) -> None:
+    """Bound how far inputs run ahead of others; raises ConfigError for streams without time."""
+    drifts = config.matching(settings.MAX_DRIFT)
+    timed = {
+        name: (stream, stream.time)
+        for name, stream in app.streams.items()
+        if isinstance(stream, InputStream) and not stream.is_live and stream.time is not None
+    }
+    problems = [
+        f"s4.stream.{name}.maxDrift: app {app.name!r} reads these inputs with time=: "
+        f"{', '.join(sorted(timed)) or 'none'}"
+        for name in sorted(drifts.keys() - timed)
+    ]
+    if problems:
+        raise ConfigError("\n".join(problems), tuple(problems))
+    for name, seconds in drifts.items():
+        stream, time = timed[name]
+        stream.time = time._replace(drift=float(seconds))
 
 
 def _bound_held_back(app: App, config: Config) -> None:

@@ -184,6 +184,8 @@ class Ownership:
         if self._replay is not None:
             origin = self._incarnation if self._membership is None else view.origin
             await self._replay.restore.restore(gained, origin, view.epochs)
+            for task in gained:  # before they start: later watermarks wait for these events
+                self._replay.exchange.return_own_events(task)
         await self._lifecycle.reached(Step.READERS)
         await self._report()
         await self._lifecycle.reached(Step.WINDOW_TIMER)
@@ -192,8 +194,6 @@ class Ownership:
                 await self._start(task)
         await self._lifecycle.reached(Step.TASKS)
         for task in gained:  # after all have started, as a frame may have events for any of them
-            if self._replay is not None:
-                self._replay.exchange.return_own_events(task)
             self._inputs.open_partition(task.partition, task.backlog.stages)
             self._loop.wake(task)
         if self._replay is not None:
@@ -224,8 +224,8 @@ class Ownership:
         await self._close(old)
         new = await self._replay.restore.restore_failed(old)
         self._inputs.roll_back(new.partition)
-        await self._start(new)
         self._replay.exchange.return_own_events(new)
+        await self._start(new)
         self.recovering.update(clocks.steady() - began)
         self._loop.wake(new)
 

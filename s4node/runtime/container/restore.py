@@ -13,6 +13,7 @@ Rules
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -60,6 +61,8 @@ from s4node.systems.live import LiveSource
 log = get_logger("s4node.runtime")
 
 _KEPT_EPOCHS = 2
+
+_RESTORED_AT_ONCE = 500
 
 
 class Restore:
@@ -187,6 +190,7 @@ class Restore:
         # its state, and the events that it had put for others
         self._context.cuts.restore(task.partition, state.meta(CUT) or 0)
         task.attach_state(state, self._changes_bytes)
+        await _restore_all(task)
         self._tell_unused(state.unused())
         left = await in_thread(state.rows, OUTBOX)
         self._context.exchange.add_task(task, state, claim.fence, left)
@@ -231,6 +235,7 @@ class Restore:
         new.succeed(old)
         commits.roll_back(new)
         new.attach_state(commits.state, self._changes_bytes)
+        new.processor.restore(sys.maxsize)  # at once: no frame may arrive until all have gone back
         self._context.exchange.roll_back(new, commits.state)
         progress = self._consumers.progress[old.partition].items()
         committed = {str(ssp): one.committed for ssp, one in progress if one.committed is not None}
@@ -281,3 +286,9 @@ class Restore:
 def _wishes(task: Task) -> Mapping[SystemStreamPartition, Startpoint]:
     starts: Mapping[SystemStreamPartition, Startpoint] = task.starts
     return starts
+
+
+async def _restore_all(task: Task) -> None:
+    """Restore the saved windows and timers of a task in parts, so that other tasks go on."""
+    while task.processor.restore(_RESTORED_AT_ONCE):
+        await trio.lowlevel.checkpoint()

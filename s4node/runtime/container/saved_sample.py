@@ -13,6 +13,7 @@ Rules
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
@@ -119,6 +120,7 @@ def _read(app: App, elements: PeProcessor | None, state: TaskState) -> None:
             store.get(key)  # raises for a value of another type
     if elements is not None:
         elements.attach_state(state)
+        elements.restore(sys.maxsize)
         for name in [n for n, (p, _) in app.prototypes.items() if p.windows is None]:
             elements.have(name, _keys(state.database, tables.get(f"pe {name}")))
 

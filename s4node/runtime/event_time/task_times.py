@@ -11,7 +11,9 @@ Rules
   outside count, so events on their way around may be late.
 - What a stream with ``order="time"`` hands on comes from this task alone.
 - Events that a task has put for itself count when they are processed: what it puts on a stream is
-  at a time once the events that waited then are done.
+  at a time once the events that waited then are done. It is idle only while the streams from which
+  it is put are silent.
+- An input that runs ahead of others waits for them, and is not idle meanwhile; see ``alignment``.
 - The watermarks are part of each commit. After a restart they are not lower.
 - At the end of the inputs all windows end, hop by hop: those of results after these have arrived.
 """
@@ -20,13 +22,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
 from s4node.app import dataflow
 from s4node.app.app import App
 from s4node.app.cycles import components
+from s4node.app.in_order import InOrder, held_back
 from s4node.app.instances import Instances
 from s4node.app.stream import InputStream, OutputStream
 from s4node.app.window_dispatch import time_rule
@@ -34,6 +37,7 @@ from s4node.app.window_instances import WindowInstances
 from s4node.events.event import EventBatch
 from s4node.events.event_time import MOST_AHEAD, TimeRule
 from s4node.offsets.watermarks import NEVER, Watermarks
+from s4node.runtime.event_time.alignment import Alignment
 
 OWN = "own"
 """The source of what a task has put for itself."""
@@ -117,7 +121,8 @@ class _Timed:
 class TaskTimes:
     """The times of the streams of ``app`` in the task of a partition.
 
-    ``queues`` has the task's queue of each stream; its owner sets it.
+    ``queues`` has the queue of each stream, and ``has_unread`` says of an input if its events
+    wait where they are read from; their owner sets both.
     """
 
     def __init__(
@@ -132,6 +137,7 @@ class TaskTimes:
         self._app = app
         self._streams: dict[str, _Timed] = {}
         self.queues: Mapping[Any, Depth] = {}
+        self.has_unread: Callable[[Any], bool] = lambda _: False
         self.put: dict[str, float] = {}
         """By stream: what the task puts from now on is not older."""
         self._edges: dict[str, list[str]] = {}
@@ -146,17 +152,27 @@ class TaskTimes:
                 if inner:
                     watermarks.expected = app.partitions
         self._in_order = {s.name for s in app.streams.values() if s.in_order_of}
-        self._feed(app)
+        edges = dataflow.edges(app) if self._streams else {}
+        self._feed(app, edges)
         self._windows = [
             (each, [s.name for s in app.streams.values() if each.prototype in s.targets])
             for each in instances.values()
             if isinstance(each, WindowInstances)
+        ]
+        self._held_back = [
+            each for each, _ in self._windows if issubclass(each.prototype.cls, InOrder)
         ]
         self._timers = [
             (each.timers, [s.name for s in app.streams.values() if each.prototype in s.targets])
             for each in instances.values()
             if each.timers is not None
         ]
+        self._alignment = Alignment(
+            app,
+            edges,
+            [names for _, names in (*self._windows, *self._timers)],
+            {name: each.watermarks for name, each in self._streams.items()},
+        )
         self.timed = bool(self._streams or self._windows or self._timers)
         """True if any stream has time, or any window."""
         self._by_wall = [each for each, _ in self._windows if _on_wall(each)]
@@ -164,16 +180,16 @@ class TaskTimes:
         self._news = bool(self._streams)
         self._ticked_at = clock()
         self._ends: list[tuple[int, Any]] | None = None  # what has yet to end, by hop
-        self._ending: list[tuple[Any, float]] = []  # what ends now, and where it was
+        self._finishing = False
+        self._ending: dict[int, tuple[Any, float]] = {}  # what ends now, by id, and where it was
         self._late_before: dict[str, int] = {}  # late events of earlier runs
         self._saved: Any = None
         self._put_saved = dict(self.put)
 
-    def _feed(self, app: App) -> None:
+    def _feed(self, app: App, edges: Mapping[str, set[str]]) -> None:
         """Find from which streams with time each stream is put."""
         if not self._streams:
             return
-        edges = dataflow.edges(app)
         group = {name: frozenset(each) for each in components(edges) for name in each}
         for name in app.streams:
             ours = group.get(name, frozenset((name,)))
@@ -234,20 +250,36 @@ class TaskTimes:
             timed.watermarks.reach(source, time)
             self._news = True
 
+    def runs_ahead(self, stream: str, source: str, ended: Collection[str]) -> bool:
+        """Return True if an input has to wait for others; ``ended`` are inputs, too."""
+        return self._alignment.must_wait(stream, source, ended)
+
     def finish_inputs(self) -> None:
-        """Nothing more comes: the windows of the next hop end, and its timers are due."""
+        """Nothing more comes: the windows of the next hop end, and its timers are due.
+
+        No further effect until ``inputs_finished``.
+        """
+        if self._finishing:
+            return
+        self._finishing = True
         if self._ends is None:
             self._ends = self._by_hop()
         ending = [each for hop, each in self._ends if hop == self._ends[0][0]]
         self._ends = self._ends[len(ending) :]
-        self._ending = [(each, each.watermark) for each in ending]
+        self._ending = {id(each): (each, each.watermark) for each in ending}
         for each in ending:
             each.watermark = math.inf
 
-    def inputs_finished(self) -> None:
-        """These have ended; those of a further run begin where they have stopped."""
-        for each, watermark in self._ending:
+    def inputs_finished(self) -> bool:
+        """These have ended; those of a further run begin where they have stopped.
+
+        Return False if ``finish_inputs`` was not called.
+        """
+        finished, self._finishing = self._finishing, False
+        for each, watermark in self._ending.values():
             each.watermark = watermark
+        self._ending = {}
+        return finished
 
     @property
     def ends_again(self) -> bool:
@@ -333,9 +365,16 @@ class TaskTimes:
         for timed in self._streams.values():
             states = self._look(timed)
             blocked = {each.name for each in states if each.blocked or each.waits}
-            blocked |= {str(each) for each in self._inputs(timed) if self.queues[each].depth}
-            if timed.marks:
+            for each in self._inputs(timed):
+                if self.queues[each].depth or self.has_unread(each):
+                    blocked.add(str(each))
+            blocked |= self._alignment.waiting
+            feeders = [self._streams[name].watermarks for name in timed.feeders]
+            silent = all(each.is_silent for each in feeders)
+            if timed.marks or not silent:
                 blocked.add(OWN)
+            elif feeders:
+                timed.watermarks.rest(OWN)
             timed.watermarks.wait(passed, blocked)
 
     def _lowest(self, names: Iterable[str]) -> float:
@@ -418,7 +457,9 @@ class TaskTimes:
             for name, each in self._streams.items()
         }
         windows = {
-            each.prototype.name: (_or_none(each.watermark), each.late) for each, _ in self._windows
+            each.prototype.name: (_or_none(at), each.late, _or_none(min(at, each.called_until)))
+            for each, _ in self._windows
+            for _, at in [self._ending.get(id(each), (each, each.watermark))]
         }
         put = {name: time for name, time in self.put.items() if time > NEVER}
         fact = [streams, windows, put]
@@ -439,12 +480,15 @@ class TaskTimes:
                 timed.watermarks.restore(NEVER if value is None else value, times)
                 timed.returning |= times.keys() - {OWN}
         for each, _ in self._windows:
-            value, each.late = windows.get(each.prototype.name, (None, 0))
+            value, each.late, called = windows.get(each.prototype.name, (None, 0, None))
             self._late_before[each.prototype.name] = each.late
             each.watermark = NEVER if value is None else value
+            each.called_before = NEVER if called is None else called
         for timers, names in self._timers:
             timers.watermark = self._lowest(names)
         self.put |= {name: time for name, time in put.items() if name in self.put}
+        for name in put.keys() & self._streams.keys():  # its mark may not have been passed
+            self._streams[name].told = self.put.get(name)
 
     # -- looking -----------------------------------------------------------------------------
 
@@ -459,7 +503,7 @@ class TaskTimes:
         wall, newest = self._wall(), {n: s.watermarks.newest for n, s in self._streams.items()}
         return {
             "windows": sum(each.open_windows for each in windows),
-            "held_back": sum(max(0, each.held) for each in windows),
+            "held_back": sum(map(held_back, self._held_back)),
             "late": {name: each.late - self._late_before.get(name, 0) for name, each in named},
             "watermarks": {
                 name: (each.watermarks.value, each.watermarks.holding)
@@ -488,10 +532,10 @@ def lower_times(one: Any, other: Any) -> Any:
     streams: dict[str, tuple[float | None, dict[str, float]]] = {
         name: (_lower(one[0][name][0], other[0].get(name, (None,))[0]), {}) for name in one[0]
     }
-    windows = {
-        name: (_lower(one[1][name][0], other[1].get(name, (None,))[0]), one[1][name][1])
-        for name in one[1]
-    }
+    windows = {}
+    for name, (value, late, called) in one[1].items():
+        there = other[1].get(name, (None, 0, None))
+        windows[name] = _lower(value, there[0]), late, _lower(called, there[2])
     return [streams, windows, {}]
 
 

@@ -3,7 +3,8 @@
 Rules
 - A row is found by the key group, the start of the window, and the key. It has the end of the
   window, what was called on it, and the state of the instance.
-- All windows that have not ended are read at the start, as they are in memory until they end.
+- All windows that have not ended are read at the start, as they are in memory until they end. That
+  is done in parts, so that nobody waits for all of it.
 - The kind of windows is saved, too. Windows of another kind cannot go on as these, but those whose
   ``on_window`` has failed may.
 """
@@ -11,7 +12,7 @@ Rules
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import msgspec
@@ -61,26 +62,30 @@ class State(Facts, Protocol):
 
 
 class WindowCodec:
-    """Saves the windows of ``instances`` in ``state``, and restores those that are there."""
+    """Saves the windows of ``instances`` in ``state``; ``restore`` those that are there."""
 
     def __init__(self, name: str, instances: WindowInstances | FailedWindows, state: State) -> None:
         self._codec = codec_in(state, name, instances.prototype.cls)
-        saved = state.saved_windows(name, self)
-        rows = list(saved.all_rows())
+        self._instances = instances
+        self._saved = instances.saver = state.saved_windows(name, self)
         options = instances.prototype.windows
         assert options is not None
         known, kind = state.meta(KIND + name), options.kind.text
         ended = isinstance(instances, FailedWindows)
-        if rows and known not in (None, kind) and not ended:
+        if known not in (None, kind) and not ended and any(True for _ in self._saved.all_rows()):
             raise StateError(
-                f"PE {name!r} has {len(rows)} saved instances of {known} windows, which cannot go "
-                f"on as {kind}; keep the kind, or give the PE another name (create_pe(..., name=))"
+                f"PE {name!r} has saved instances of {known} windows, which cannot go on as "
+                f"{kind}; keep the kind, or give the PE another name (create_pe(..., name=))"
             )
         if known != kind:
             state.set_meta(KIND + name, kind)
-        instances.saver = saved
-        for start, key, data in rows:
+
+    def restore(self) -> Iterator[None]:
+        """Restore the saved windows, one after the other."""
+        instances = self._instances
+        for start, key, data in self._saved.all_rows():
             instances.restore(self._restored(instances, start, key, data))
+            yield
 
     def _restored(self, instances: Any, start: float, key: Any, data: bytes) -> Any:
         instance: Any = instances.prototype.make(key, instances)

@@ -4,7 +4,7 @@ Rules
 - A partition has one reader, whichever tasks read it. Each task has its own start, position and
   progress. When a task joins, the reader begins anew at the lowest position.
 - The reader reads only while every task that may get the events has room, so a slow task bounds the
-  memory.
+  memory. It does not read while the partition runs ahead of other inputs of a task in time.
 - Events of a keyed stream go to the tasks of their keys. A batch that was routed by the same rule
   has only events of its task; from others, the reading task sends on the events of other tasks.
 - When reading stops, the feed is cancelled at once; batches that were read go to their tasks.
@@ -12,7 +12,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -68,6 +68,10 @@ class FeedOwner(Protocol):
 
     async def wait(self, condition: Callable[[], bool]) -> None:
         """Wait until a condition is true; it is checked between turns."""
+        ...
+
+    def runs_ahead(self, ssp: SystemStreamPartition, tasks: Iterable[Task]) -> bool:
+        """Return True if a partition waits for other inputs of these tasks."""
         ...
 
     def tell_ends(self, ssp: SystemStreamPartition) -> None:
@@ -193,6 +197,8 @@ class PartitionFeed:
                 await owner.wait(lambda: all(stage.roomy for stage in stages))
             if keyed is not None and self._tasks.backpressured(tasks[0], stream):
                 await owner.wait(lambda: not self._tasks.backpressured(tasks[0], stream))
+            if owner.runs_ahead(self.ssp, tasks):
+                await owner.wait(lambda: not owner.runs_ahead(self.ssp, tasks))
             if owner.dead_letters.full:
                 await owner.dead_letters.wait_room()
             try:

@@ -16,11 +16,13 @@ from typing import Any
 
 import trio
 
+from s4node import clocks
 from s4node.app.app import App
 from s4node.app.stream import InputStream, OutputStream, Stream
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.events.event import EventBatch
+from s4node.events.event_time import far_ahead
 from s4node.events.keys import Partitioner
 from s4node.logger import get_logger
 from s4node.metrics.statistics import InputStatistics, StageStatistics
@@ -215,8 +217,13 @@ class Ports:
     def on_watermark(self, report: wire.Watermark, connection: Connection) -> None:
         """Take a producer's report of its time, if the stream has one."""
         port = self.port(report.stream)
-        if port is not None and port.stream.time is not None:
-            port.admission.take_time(report, connection)
+        if port is None or port.stream.time is None:
+            return
+        time = report.millis / 1000
+        if problem := far_ahead(time, clocks.wall()):
+            connection.bad_frame(f"stream {report.stream!r}: watermark({time:.15g}): {problem}")
+            return
+        port.admission.take_time(report, connection)
 
     def sources_of(self, stream: str, partition: int) -> LaneSources | None:
         """The producers of a stream in a partition; None if the stream has no port."""

@@ -120,6 +120,7 @@ class SystemConsumers:
         self._reading = 0  # partitions, including those whose reader is closing
         self._scopes: set[trio.CancelScope] = set()
         self._quiet = trio.lowlevel.ParkingLot()
+        self._away: set[str] = set()  # systems that cannot be reached
         self._keyed: dict[str, Keyed] = {}
         for stream in self._streams.values():
             rule = rule_of(stream)
@@ -135,7 +136,7 @@ class SystemConsumers:
         """Read until cancelled; raises errors that stop the container."""
         async with trio.open_nursery() as self._nursery:
             for system in self._systems:
-                self._nursery.start_soon(watch, system)
+                self._nursery.start_soon(watch, system, self._away)
             self._nursery.start_soon(self._monitor)
             task_status.started()
             await trio.sleep_forever()
@@ -151,8 +152,14 @@ class SystemConsumers:
 
     def add(self, task: Task, ssps: Iterable[SystemStreamPartition]) -> None:
         """Add a stage for each partition to a task that has not started."""
+        task.processor.watch_inputs(self._has_unread)
         for ssp in ssps:
             self._tasks.add_input(task, ssp)
+
+    def _has_unread(self, ssp: SystemStreamPartition) -> bool:
+        """Return True if events of a partition may wait where they are read from."""
+        feed = self._feeds.get(ssp)
+        return ssp.system in self._away or (feed is not None and bool(feed.lag))
 
     def assign(
         self,
@@ -210,6 +217,7 @@ class SystemConsumers:
             self.progress[new.partition][taker.ssp] = taker.progress
             self._want_kept(taker)
             feed = self._feeds.get(taker.ssp)
+            new.processor.watch_inputs(self._has_unread)
             if feed is not None and new.partition in feed.takers:
                 self._join(taker)
                 system = self._systems[taker.ssp.system]
@@ -346,6 +354,7 @@ class SystemConsumers:
                 if not taker.told_end:
                     taker.told_end = True
                     self._tasks.end_input(taker.task, taker.ssp)
+        self.released()  # inputs may have waited for this one
 
     def statistics(self, names: Mapping[int, str]) -> Iterator[ProgressStatistics]:
         """The progress of each task; ``names`` are by partition."""
@@ -366,6 +375,12 @@ class SystemConsumers:
                 await lot.park()
             finally:
                 del self.waiting[lot]
+
+    def runs_ahead(self, ssp: SystemStreamPartition, tasks: Iterable[Task]) -> bool:
+        """Return True if a partition waits for other inputs of these tasks."""
+        ended = {str(feed.ssp) for feed in self._feeds.values() if feed.ended}
+        ahead = [task.runs_ahead(ssp, ended) for task in tasks]
+        return any(ahead)
 
     def released(self) -> None:
         """Check the conditions of ``wait``, between two turns or when a consumer answers."""
@@ -405,16 +420,18 @@ def _name(ssp: SystemStreamPartition) -> str:
     return f"{ssp.system}.{ssp.stream}"
 
 
-async def watch(system: System) -> None:
-    """Log when a system cannot be reached, and when it can be reached again."""
+async def watch(system: System, away: set[str]) -> None:
+    """Log when a system cannot be reached, and when it can again; note it in ``away`` meanwhile."""
     where = {"system": system.name}
     if address := getattr(system, "address", ""):
         where["address"] = address
     while True:
+        away.add(system.name)
         with trio.move_on_after(_GRACE_SECONDS) as grace:
             await system.wait_reachable()
         if grace.cancelled_caught:
             log.warning("an input cannot be reached; waiting for it", **where)
             await system.wait_reachable()
             log.info("an input can be reached again", **where)
+        away.discard(system.name)
         await system.wait_reachable(False)

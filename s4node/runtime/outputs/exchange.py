@@ -184,7 +184,7 @@ class Exchange:
             self._close(side, name, channel)
 
     def return_own_events(self, task: Task) -> None:
-        """Give a started task the events that it had put for itself."""
+        """Give a restored task the events that it had put for itself."""
         side = self._sides.get(task.partition)
         if side is None:
             return

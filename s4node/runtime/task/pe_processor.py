@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import inspect
 import math
-import sys
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from s4node.app import graph
@@ -95,6 +95,7 @@ class PeProcessor(Processor):
         idles = any(p.cache_idle or p.ttl for p, _ in app.prototypes.values())
         self.timed = bool(self._calls.intervals) or idles or self.times.timed
         self._kept: PeState | None = None
+        self._restoring: Iterator[None] = iter(())
         waits = bool(self._leaving) or any(
             inspect.iscoroutinefunction(each.on_time) for each in self._calls.intervals
         )
@@ -106,17 +107,22 @@ class PeProcessor(Processor):
         self._timer_mode = Mode.AWAIT if waits else Mode.LOOP
 
     def attach_state(self, state: State) -> None:
-        """Make the instances durable in ``state`` and restore singletons; call before the start."""
+        """Make the instances durable in ``state`` and restore singletons; ``restore`` follows."""
         self.times.restore(state)
         self._calls.have = self.have
         for windows in self._windowed():
             if windows.own is not None:
                 windows.have = partial(self.have, windows.own.prototype.name)
         kept = self._kept = PeState(self._app, self.instances, self._triggers, state)
+        self._restoring = kept.restore()
         for name in self._plans:
             stream = self._app.streams[name]
             savers = kept.savers(stream, parallel=self._parallel.get(name, 1) > 1)
             self._plans[name] = graph.compile_plan(stream, self.instances, self._triggers, savers)
+
+    def restore(self, limit: int) -> bool:
+        restored = sum(1 for _ in islice(self._restoring, limit))
+        return restored == limit
 
     def _windowed(self) -> list[WindowInstances]:
         return [each for each in self.instances.values() if isinstance(each, WindowInstances)]
@@ -130,8 +136,18 @@ class PeProcessor(Processor):
     def watch_sources(self, stream: str, sources: Sources) -> None:
         self.times.watch(stream, sources)
 
+    def watch_inputs(self, has_unread: Callable[[Any], bool]) -> None:
+        self.times.has_unread = has_unread
+
     def take_time(self, stream: str, source: str, time: float) -> None:
         self.times.reported(stream, source, time)
+
+    def events_done(self, batch: EventBatch) -> None:
+        if self.times.timed:
+            self.times.events_done(batch, batch.events)
+
+    def runs_ahead(self, stream: str, source: str, ended: Collection[str]) -> bool:
+        return self.times.runs_ahead(stream, source, ended)
 
     @property
     def put_times(self) -> Mapping[str, float]:
@@ -332,16 +348,15 @@ class PeProcessor(Processor):
         """Call the hooks of up to ``limit`` instances that are due; True when all were called.
 
         Expired instances are removed at the end of a round. At the end of the inputs, all windows
-        end.
+        end, in a round of their own.
         """
-        if op is Op.END_OF_STREAM and self.times.timed:
-            self.times.finish_inputs()
-            limit = sys.maxsize
-        elif op is not Op.TIMER:
+        calls, ends = self._calls, op is Op.END_OF_STREAM and self.times.timed
+        if not ends and op is not Op.TIMER:
             return True
+        if ends and not calls.under_way:
+            self.times.finish_inputs()
         waits = self._timer_mode is Mode.AWAIT
         token = begin_put(self.put)
-        calls = self._calls
         calls.begin_step()
         try:
             for call in calls.take(limit):
@@ -357,12 +372,11 @@ class PeProcessor(Processor):
                     call.done()
             if not calls.under_way:
                 await self.tidy()
-                if op is Op.END_OF_STREAM:
-                    self.times.inputs_finished()
         finally:
             calls.end_step()
             end_put(token)
-        return not calls.under_way
+        over = not calls.under_way
+        return over and (not ends or self.times.inputs_finished())
 
     def left_out_calls(self) -> Iterable[LeftOutCall]:
         return self._calls.left_out()

@@ -123,7 +123,8 @@ class _Prototype:
             return data
         now, fired = self._now(), self._trigger
         counts = [] if fired is None else fired.fired(instance.key, now)
-        return _encode(_Counted(data, counts, used=now if self._ttl else 0.0))
+        used = now - self.instances.unused(instance.key) if self._ttl else 0.0
+        return _encode(_Counted(data, counts, used=used))
 
     def encode_all(self, instances: list[ProcessingElement]) -> list[bytes]:
         if self._trigger is None and not self._ttl:
@@ -148,6 +149,11 @@ class _Prototype:
         if self.instances.timers is not None:
             self.instances.timers.cancel_all(key)
         return None
+
+    def _unused(self, data: bytes) -> float:
+        """The seconds since the last event of a row's key, as far as that is known."""
+        used = self._counted(data).used if self._ttl and _is_counted(data) else 0.0
+        return max(0.0, self._now() - used) if used else 0.0
 
     def _counted(self, data: bytes) -> _Counted:
         try:
@@ -210,7 +216,7 @@ class _Prototype:
             instance = home.prototype.make(key, home)
             self.restore(instance, data)
             home[key] = instance
-            home.loaded(key)
+            home.loaded(key, self._unused(data))
 
 
 def keys_of(find: Callable[[Any], Any], events: Iterable[Any]) -> set[Any]:
@@ -242,16 +248,18 @@ class PeState:
             if not isinstance(each, WindowInstances)
         }
         windows = {n: i for n, i in instances.items() if isinstance(i, WindowInstances)}
-        for name, windowed in windows.items():
-            WindowCodec(name, windowed, state)
-            WindowCodec(f"{name}{FAILED}", windowed.failed, state)
-        for name, each in kept.items():
-            timers = each.instances.timers
-            if timers is not None:
-                saved = state.saved_timers(name)
-                for key, timer, time, by_wall in saved.timers():
-                    timers.restore(key, timer, time, by_wall=by_wall)
-                timers.keeper = saved
+        self._codecs = [
+            codec
+            for name, windowed in windows.items()
+            for codec in (
+                WindowCodec(name, windowed, state),
+                WindowCodec(f"{name}{FAILED}", windowed.failed, state),
+            )
+        ]
+        found = [each.instances.timers for each in kept.values()]
+        self._timers = [timers for timers in found if timers is not None]
+        for timers in self._timers:
+            timers.keeper = state.saved_timers(timers.pe)
         self.resumed: set[str] = set()
         """Singletons that were created in an earlier run."""
         for name, each in kept.items():
@@ -272,6 +280,13 @@ class PeState:
             name: each.saver for name, each in windows.items() if each.saver is not None
         }
         self._savers = {each.instances.prototype.name: each.saved for each in keyed}
+
+    def restore(self) -> Iterator[None]:
+        """Restore the saved windows and timers, one after the other."""
+        for codec in self._codecs:
+            yield from codec.restore()
+        for timers in self._timers:
+            yield from timers.restore_all()
 
     def savers(self, stream: Stream, *, parallel: bool) -> Mapping[str, graph.Saver]:
         """The savers, by prototype, that the dispatch of a stream calls for its instances."""

@@ -149,7 +149,11 @@ class Processor(ABC):
 
     @abstractmethod
     def attach_state(self, state: State, /) -> None:
-        """Make the processor durable in ``state``; called before ``start``."""
+        """Make the processor durable in ``state``; ``restore`` and ``start`` follow."""
+
+    def restore(self, limit: int, /) -> bool:  # noqa: ARG002
+        """Restore up to ``limit`` saved windows or timers; return True if there may be more."""
+        return False
 
     def attach_queues(self, queues: Mapping[Any, Any], /) -> None:
         """Take the stages of the task's streams, to see how far they are."""
@@ -157,8 +161,18 @@ class Processor(ABC):
     def watch_sources(self, stream: str, sources: Any, /) -> None:
         """Look at the sources of a stream with time."""
 
+    def watch_inputs(self, has_unread: Callable[[Any], bool], /) -> None:
+        """Take what says of an input if events of it wait where they are read from."""
+
     def take_time(self, stream: str, source: str, time: float, /) -> None:
         """Take the time that a source of a stream has reported."""
+
+    def events_done(self, batch: EventBatch, /) -> None:
+        """Note that all events of a batch, and of those before it from its source, are done."""
+
+    def runs_ahead(self, stream: str, source: str, ended: Collection[str], /) -> bool:  # noqa: ARG002
+        """Return True if an input is too far ahead of others in time; ``ended`` are inputs, too."""
+        return False
 
     @property
     def put_times(self) -> Mapping[str, float]:

@@ -41,6 +41,7 @@ from s4node.stages.executors import Executor
 from s4node.stages.stage import Stage
 
 if TYPE_CHECKING:
+    from s4node.offsets.system import SystemStreamPartition
     from s4node.state.task_state import TaskState
 
 TIME_PATIENCE = 0.5
@@ -135,6 +136,13 @@ class Task:
         self.processor.attach_state(state)
         puts = any(not isinstance(stream, InputStream) for stream in self.app.streams.values())
         self.gate.whole = puts or bool(state.stores or state.instances)
+
+    def runs_ahead(self, ssp: SystemStreamPartition, ended: Collection[str]) -> bool:
+        """Return True if an input waits for others that are behind it in time."""
+        bootstrap = self.backlog.bootstrap
+        if bootstrap is not None and bootstrap.streams:
+            return False  # the others wait for the bootstrap
+        return self.processor.runs_ahead(ssp.stream, str(ssp), ended)
 
     def end_input(self, source: Hashable) -> None:
         """All batches of an input have been offered; the caller wakes the loop."""
@@ -356,6 +364,9 @@ class Task:
                 self.timetable.timers_ended(over=bool(result))
                 if self.gate.whole and self.processor.time_moved:
                     self.await_commit(TIME_PATIENCE)
+            elif op is Op.END_OF_STREAM and not result:  # the rest follows in further steps
+                gate.open_inputs()
+                gate.end_inputs()
             elif op is Op.END_OF_STREAM:
                 if failures.undoes:
                     gate.commit_due = True  # before anything that follows can fail

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from test_watermarks_between_tasks import Auctions
 from test_windows import Bar, Candle, a, bars, market
 
 from s4node.app.app import App
@@ -91,6 +92,49 @@ def test_a_program_that_has_left_is_a_source_until_its_events_are_done() -> None
         sources.found[1] = SourceState("gone", here=False)
         times.step()
         assert watermark(times) == 95
+
+
+def test_a_log_that_cannot_be_reached_is_waited_for() -> None:
+    class LogAndPrograms(App):
+        def on_init(self) -> None:
+            candle = self.create_pe(Candle)
+            candle.bars = self.create_output_stream("bars", types=Bar)
+            candle.set_window(tumbling(60))
+            self.create_input_stream("fast", candle, key="symbol", time="at")
+            self.create_input_stream("slow", candle, key="symbol", time="at", system="log")
+
+    with AppTest(LogAndPrograms) as test:
+        test.send("slow", *a(10))
+        log: Any = test._runtime.senders["slow"]._system  # type: ignore[attr-defined]
+        test._runtime.world.call(log.go_away)
+        for second in range(60):  # longer than idle
+            test.send("fast", *a(100 + second))
+            test.advance(seconds=1)
+        assert bars(test) == []
+        test._runtime.world.call(log.come_back)
+        test.send("slow", *a(11))
+        test.send("slow", *a(70))
+        assert bars(test) == [("a", 0, 2, 0)]
+
+
+def test_a_task_whose_inputs_wait_is_not_idle_at_the_next_hop() -> None:
+    with AppTest(Auctions) as test:
+        times = times_of(test)
+        sources = Sources(SourceState("one", blocked=True))  # a handler takes very long
+        times.watch("bids", sources)
+        times.reported("bids", "one", 100)
+
+        def pass_time(first: int, end: int) -> None:
+            for second in range(first, end):
+                times._clock = lambda second=second: float(second)
+                times.reported("best", "another task", 500)
+                times.step()
+
+        pass_time(0, 60)
+        assert times._streams["best"].watermarks.value == 99
+        sources.found[0] = SourceState("one")
+        pass_time(60, 100)
+        assert times._streams["best"].watermarks.value == 500
 
 
 def times_of(test: AppTest[Any]) -> Any:
