@@ -26,7 +26,7 @@ from s4node.net.ingress.producer_lane import ProducerLane
 from s4node.net.ingress.unbegun import KeptElsewhere, last_frames
 from s4node.offsets.system import SystemStreamPartition
 from s4node.runtime.container.metrics import source_of
-from s4node.runtime.event_time.task_times import Sources
+from s4node.runtime.event_time.sources import Sources
 from s4node.runtime.inputs.frame_batches import FrameBatch, MixedFrameBatch
 from s4node.runtime.loop.pipeline import Pipeline
 from s4node.runtime.loop.run_loop import RunLoop

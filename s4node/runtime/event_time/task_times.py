@@ -24,7 +24,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from operator import itemgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from s4node.app import dataflow
 from s4node.app.app import App
@@ -38,6 +38,7 @@ from s4node.events.event import EventBatch
 from s4node.events.event_time import MOST_AHEAD, TimeRule
 from s4node.offsets.watermarks import NEVER, Watermarks
 from s4node.runtime.event_time.alignment import Alignment
+from s4node.runtime.event_time.sources import Sources, SourceState
 
 OWN = "own"
 """The source of what a task has put for itself."""
@@ -52,34 +53,6 @@ _LONGEST_TICK = 1.0
 
 _AHEAD = 1.0
 """Seconds that the clock of a source may be ahead before it is reported."""
-
-
-class SourceState(NamedTuple):
-    """A source as its input knows it.
-
-    ``returns``: it is waited for although it is not ``here``. ``waits``: its events wait.
-    ``blocked``: it cannot send. ``reports``: its events do not tell its time.
-    """
-
-    name: str
-    here: bool = True
-    returns: bool = False
-    waits: bool = False
-    blocked: bool = False
-    reports: bool = False
-
-
-class Sources(Protocol):
-    """The sources of one stream in one partition; ``version`` changes when any comes or goes."""
-
-    @property
-    def version(self) -> int:
-        """Changes when any source comes or goes."""
-        ...
-
-    def states(self) -> Iterable[SourceState]:
-        """The sources that are there, or may return."""
-        ...
 
 
 class Depth(Protocol):

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from s4node.net.ingress.admission import StreamAdmission
 from s4node.net.ingress.producer_lane import ProducerLane
 from s4node.net.wire.frame import TASK
-from s4node.runtime.event_time.task_times import SourceState
+from s4node.runtime.event_time.sources import SourceState
 
 
 class LaneSources:

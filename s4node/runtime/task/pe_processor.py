@@ -31,7 +31,8 @@ from s4node.app.window_instances import WindowInstances
 from s4node.errors import HeldBackBeyond, NotRestorable, ProcessingError, is_signal
 from s4node.events.event import EventBatch, handled
 from s4node.events.routing import failed_at, key_failure
-from s4node.runtime.event_time.task_times import Sources, TaskTimes
+from s4node.runtime.event_time.sources import Sources
+from s4node.runtime.event_time.task_times import TaskTimes
 from s4node.runtime.task.gate import Op
 from s4node.runtime.task.pe_state import PeState, State
 from s4node.runtime.task.poison.failed_hooks import FailedHooks, HookCall, LeftOutCall

@@ -10,7 +10,7 @@ from test_windows import Bar, Candle, a, bars, market
 
 from s4node.app.app import App
 from s4node.app.windows import tumbling
-from s4node.runtime.event_time.task_times import SourceState
+from s4node.runtime.event_time.sources import SourceState
 from s4node.testing.app_test import AppTest
 
 

@@ -1,0 +1,39 @@
+"""The sources of a stream's events, as its input knows them. Pure.
+
+Rules
+- A source is a producer, or another task. It stays one while it is there or may return, and until
+  its last events are done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+
+class SourceState(NamedTuple):
+    """A source as its input knows it.
+
+    ``returns``: it is waited for although it is not ``here``. ``waits``: its events wait.
+    ``blocked``: it cannot send. ``reports``: its events do not tell its time.
+    """
+
+    name: str
+    here: bool = True
+    returns: bool = False
+    waits: bool = False
+    blocked: bool = False
+    reports: bool = False
+
+
+class Sources(Protocol):
+    """The sources of one stream in one partition; ``version`` changes when any comes or goes."""
+
+    @property
+    def version(self) -> int:
+        """Changes when any source comes or goes."""
+        ...
+
+    def states(self) -> Iterable[SourceState]:
+        """The sources that are there, or may return."""
+        ...
