@@ -142,6 +142,7 @@ def test_the_list_has_these_families_of_keys() -> None:
         "s4.stream.<stream>.onError",
         "s4.stream.<stream>.heldBack",
         "s4.stream.<stream>.heldBackBeyond",
+        "s4.stream.<stream>.maxDrift",
     ]
 
 
