@@ -146,6 +146,7 @@ class TableWindows(WindowInstances):
     def restore(self, instance: PE) -> None:
         """Take an instance that was saved."""
         self._opened(instance._span, self.called_before)[instance.key] = instance
+        self.held = -1  # counted anew
         if instance._again:
             self._changed(instance)
         elif self._early:
