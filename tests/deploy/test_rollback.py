@@ -6,8 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+import trio
 from harness import run_s4, s4_process, until
 from test_deploy import apps, click, containers, deploy, node, printed, s4_of, write_app
+
+from s4node import Config
+from s4node.cluster.coordination.entries import AppId
+from s4node.deploy.deploy import registry_of
 
 pytestmark = pytest.mark.slow
 
@@ -112,6 +117,26 @@ async def test_a_deployment_that_is_killed_while_the_app_is_paused_leaves_it_run
         await deploy(folder, later[1], *DURABLE, "--version", "v2", "--from", "one", *BACK)
         await click(one.address, "ann")
         await until(lambda: "v2 ann 2" in printed(one))
+
+
+async def test_a_node_that_starts_while_an_app_is_paused_refuses_no_client_of_it(
+    folder: Path,
+) -> None:
+    of_nodes = Config.from_values(
+        {"s4.cluster.name": "shop", "s4.coordination.folder": str(folder / "shared")}
+    )
+    async with node(folder, "one", s4_state_folder=str(folder / "state")) as one:
+        await deploy(folder, write_app(folder, "counter", "v1"), *DURABLE, "--version", "v1")
+        async with (
+            registry_of(of_nodes, "test") as registry,
+            registry.pause(AppId("shop", "counter"), "test"),
+            node(folder, "two", s4_state_folder=str(folder / "state")) as two,
+        ):
+            with trio.move_on_after(1) as waits:  # a refusal would raise
+                await click(two.address, "ann")
+            assert waits.cancelled_caught
+        await click(one.address, "ann")
+        await until(lambda: printed(one) == ["v1 ann 1"])
 
 
 async def test_three_savepoints_of_deployments_are_kept(folder: Path) -> None:

@@ -333,7 +333,7 @@ class Node:
         wanted = app if app is not None and app.state == RUNNING and not paused else None
         post = self._posts.get(name)
         if post is None:
-            if wanted is None:
+            if wanted is None and not paused:
                 return
             post = self._posts[name] = Post(name)
             self._nursery.start_soon(self._tend, post)
@@ -456,9 +456,12 @@ class Node:
 
     @property
     def _knows_all(self) -> bool:
-        """Return True if every app that is to run here has reported its streams."""
+        """Return True if every app that is to run here, or is paused, has reported its streams."""
         posts = self._posts.values()
-        return self.ready.is_set() and all(post.wanted in (None, post.known) for post in posts)
+        return self.ready.is_set() and all(
+            post.known is not None if post.paused else post.wanted in (None, post.known)
+            for post in posts
+        )
 
     def _lookup(self, stream: str, reads: bool) -> tuple[str, ...] | str:
         """The containers of the app that takes ``stream``, or with ``reads`` puts events on it.
