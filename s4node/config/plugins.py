@@ -18,6 +18,11 @@ def found(
     """Import what ``named`` means; ``what`` describes it in messages, ``where`` the place of its
     module. Raises ConfigError if that fails."""
     module, _, name = named.partition(":")
+    if not (module and name):
+        raise ConfigError(
+            f"{what} {named!r} of {setting} lacks {'the class' if module else 'the module'}; name "
+            f"it as package.module:Class, {where}"
+        )
     try:
         return getattr(import_module(module), name)
     except BaseException as error:
