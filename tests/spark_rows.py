@@ -249,6 +249,17 @@ def killing_process(pid: int, batches: Iterator[Any]) -> Iterator[Any]:
         yield batch
 
 
+def going_on(end: Path, batches: Iterator[Any]) -> Iterator[Any]:
+    """Rows without a user for a minute, and then a file."""
+    import pyarrow as pa
+
+    for _ in batches:
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            yield pa.record_batch({"user": pa.nulls(1000, pa.string()), "n": range(1000)})
+        end.touch()
+
+
 def _jvm() -> int:
     """The nearest process above this one that is a Java."""
     pid = os.getppid()

@@ -20,6 +20,7 @@ from spark_rows import (
     check_exact,
     drawn_anew,
     failing,
+    going_on,
     killing_process,
     node_in,
     until,
@@ -216,6 +217,16 @@ def test_a_node_that_goes_away_midway_ends_the_write_and_nothing_is_visible(
         node.stop()
         node.start()
         assert node.count("clicks") == 0
+
+
+def test_a_task_that_fails_says_so_before_its_rows_have_come_to_their_end(
+    spark: Any, node: Node, stream: str, tmp_path: Path
+) -> None:
+    end = tmp_path / "end"
+    rows = spark.range(1).mapInArrow(partial(going_on, end), "user string, n long")
+    with pytest.raises(PySparkException, match="column 'user' has 1000 nulls"):
+        written(rows, node, stream).save()
+    assert not end.exists()
 
 
 def test_events_of_another_class_of_that_name_are_refused(
