@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
-import tempfile
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,8 @@ from s4node.config import settings
 from s4node.config.config import Config
 from s4node.deploy.load_app import find_app
 from s4node.errors import ConfigError
+
+DROP = "drop"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,6 +58,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         help="where stages write, which all executors reach (default: a temporary folder)",
     )
+    parser.add_argument(
+        "--outputs",
+        metavar="PLACE",
+        default=DROP,
+        help="where events on output streams go: %(default)s (the default), the address of a log "
+        "with streams of these names, or a folder, as Parquet files",
+    )
     json_option(parser)
     cluster_option(parser)
     setting_options(parser)
@@ -71,11 +79,15 @@ def bootstrap(
     name: str,
     master: str,
     work: str,
+    outputs: str,
     as_json: bool,
 ) -> int:
     """Run the app over its history; returns the exit status."""
     try:
+        from s4node.spark import register
+        from s4node.spark.addresses import is_address
         from s4node.spark.history import bootstrap as on_spark
+        from s4node.spark.history.outputs import Outputs
         from s4node.spark.history.replay import AppSource
         from s4node.spark.history.savepoint import check_free, write_savepoint
         from s4node.spark.java import spark_session
@@ -89,31 +101,35 @@ def bootstrap(
     values = {each.name: each.text for each in config.items() if each.origin != "default"}
     places = _places(history)
     name = name or f"{datetime.now(UTC):%Y-%m-%dT%H%M%S}"
-    check_free(AppSource(named, values, config[settings.CLUSTER_PARTITIONS]), name)
+    source = AppSource(named, values, config[settings.CLUSTER_PARTITIONS])
+    check_free(source, name)
+    kept = None if outputs == DROP else Outputs(outputs, name, config)
+    keep = kept.streams_of(source.made()) if kept else []
     spark = spark_session(f"s4 bootstrap {target}", master=master)
-    room = work or tempfile.mkdtemp(prefix="s4-bootstrap-")
     try:
-        with reasons_of_spark():
+        with reasons_of_spark(), ExitStack() as undo:
             if file:
                 spark.addArtifacts(file, pyfile=True)
+            register(spark)  # so that the format finds the file
             histories: dict[str, Any] = {
-                stream: place if _is_address(place) else spark.read.load(place)
+                stream: place if is_address(place) else spark.read.load(place)
                 for stream, place in places.items()
             }
             if not histories:
                 histories = _logs(config)
             given = {"order": [each.strip() for each in order.split(",")]} if order else {}
             found = on_spark.bootstrap(
-                spark, named, histories, config=values, work=room, tell=_tell, **given
+                spark, named, histories, config=values, keep=keep, work=work, tell=_tell, **given
             )
+            undo.callback(found.close)
             if found.refused:
                 _tell(
                     f"{found.refused} events had no key and were left out, the first: {found.why}"
                 )
+            for line in kept.deliver(found, keep) if kept else ():
+                _tell(line)
             manifest = write_savepoint(found, name)
     finally:
-        if not work:
-            shutil.rmtree(room, ignore_errors=True)
         spark.stop()
     if as_json:
         print(json.dumps(as_row(manifest)))
@@ -135,10 +151,6 @@ def _named(target: str) -> tuple[str, str]:
     place = target.partition(":")[0]
     file = str(Path(place).resolve()) if place.endswith(".py") else ""
     return f"{module.__name__}:{name}", file
-
-
-def _is_address(place: str) -> bool:
-    return place.startswith(("tcp://", "tls+tcp://"))
 
 
 def _places(history: list[str]) -> dict[str, str]:

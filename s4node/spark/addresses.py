@@ -55,6 +55,11 @@ def addresses_of(options: Mapping[str, str], stream: str) -> tuple[str, ...]:
     return _of_cluster(config, place, stream, Credentials.in_options(options))
 
 
+def is_address(place: str) -> bool:
+    """Return True if a place is the address of a node, not a folder or file."""
+    return place.startswith(("tcp://", "tls+tcp://"))
+
+
 def listed(text: str) -> tuple[str, ...]:
     """The addresses in a text."""
     return tuple(each.strip() for each in text.split(",") if each.strip())

@@ -36,6 +36,10 @@ _PAUSE_SECONDS = 0.1
 class NoAnswerError(ConnectionRefused):
     """No node has answered in time. It may have done what it was asked for, or not."""
 
+    def __init__(self, fact: str, fix: str) -> None:
+        super().__init__(f"{fact}; {fix}")
+        self.fact = fact
+
 
 class Connection:
     """A connection to the node at ``address``; ``patience`` bounds every call, in seconds, and
@@ -176,8 +180,8 @@ def connect(
                 why.append(f"{address}: {error}")
         if time.monotonic() > until:
             raise NoAnswerError(
-                f"no node answers within {round(patience, 1):g} s ({'; '.join(why)}); start it, "
-                f"check its address, or raise option patience"
+                f"no node answers within {round(patience, 1):g} s ({'; '.join(why)})",
+                "start it, check its address, or raise option patience",
             )
         time.sleep(_PAUSE_SECONDS)
 
@@ -204,8 +208,8 @@ def ask(
             until = max(until, connection.progressed + patience)
             if time.monotonic() > until:
                 raise NoAnswerError(
-                    f"the log does not answer {question!r} ({error}); look at the node's log, or "
-                    f"raise option patience"
+                    f"the log does not answer {question!r} ({error})",
+                    "look at the node's log, or raise option patience",
                 ) from error
         finally:
             connection.close()

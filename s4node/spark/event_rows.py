@@ -117,7 +117,7 @@ class EventRows:
             self._names.append(name)
             self._places.append(place)
             self._optional.append(_may_be_none(field.type))
-            self._checked = self._checked or not _is_plain(field.type)
+            self._checked = self._checked or not is_plain(field.type)
         if at:
             problems.append(f"there is no field for {', '.join(at)}")
         if problems:
@@ -294,10 +294,10 @@ def _may_be_none(kind: inspect.Type) -> bool:
     return isinstance(kind, (inspect.NoneType, inspect.AnyType))
 
 
-def _is_plain(kind: inspect.Type) -> bool:
+def is_plain(kind: inspect.Type) -> bool:
     """Return True if a value that Spark has for it is one without looking."""
     if isinstance(kind, inspect.UnionType):
-        return all(map(_is_plain, kind.types))
+        return all(map(is_plain, kind.types))
     plain = (
         *(inspect.NoneType, inspect.BoolType, inspect.IntType, inspect.FloatType, inspect.StrType),
         *(inspect.BytesType, inspect.DateType, inspect.AnyType),

@@ -19,12 +19,14 @@ import pytest
 from pyspark.sql import SparkSession
 from spark_nodes import ROOT, Node, running_node
 
+from s4node.config.config import Config
 from s4node.errors import ConfigError, GraphError, StateError
 from s4node.events.keys import crc32m
 from s4node.runtime.commit.committer import folder_of
 from s4node.savepoints.shipped import savepoints_of
 from s4node.spark import state_source
 from s4node.spark.history.bootstrap import Bootstrapped, bootstrap
+from s4node.spark.history.outputs import Outputs
 from s4node.spark.history.savepoint import write_savepoint
 from s4node.state import epochs
 from s4node.state.browse import StateReader
@@ -186,13 +188,15 @@ def test_what_pes_put_on_an_output_stream_is_dropped_or_kept_in_order_or_sent(
     rows = [(*msgspec.structs.astuple(event), n) for n, event in enumerate(events)]
     df = spark.createDataFrame(rows, "account string, shop int, cents int, at int")
 
-    def run(*keep: str) -> Bootstrapped:
+    def run(*keep: str, work: str = "") -> Bootstrapped:
         app = "tests.spark.replayed_app:Telling"
-        return bootstrap(spark, app, {"payments": df}, order=["at"], keep=keep)
+        return bootstrap(spark, app, {"payments": df}, order=["at"], keep=keep, work=work)
 
-    dropped = run()
+    dropped = run(work=str(tmp_path))
     assert dropped.rows.where("kind = 'event'").count() == 0
+    (tmp_path / "of another").touch()
     dropped.close()
+    assert [each.name for each in tmp_path.iterdir()] == ["of another"]
     kept = run("sums")
     by_account: dict[str, list[list[int]]] = {}
     for row in kept.output("sums").collect():
@@ -209,6 +213,13 @@ def test_what_pes_put_on_an_output_stream_is_dropped_or_kept_in_order_or_sent(
             **options, type="tests.spark.replayed_app:Sums"
         ).save()
         assert spark.read.format("s4").options(**options).load().count() == len(events)
+    files = Outputs(str(tmp_path / "kept"), "history", Config())
+    assert list(files.deliver(kept, ["sums"])) == [
+        f"what was put on sums is in {tmp_path}/kept/sums"
+    ]
+    assert spark.read.parquet(f"{tmp_path}/kept/sums").count() == len(events)
+    with pytest.raises(ConfigError, match=f"the folder {tmp_path}/kept/sums exists; name another"):
+        files.streams_of(kept.app)
     kept.close()
     with pytest.raises(GraphError, match="it has no output stream 'totals'; it has sums"):
         run("totals")
@@ -255,6 +266,39 @@ def test_the_command_makes_a_savepoint_of_files_and_a_store_is_read_from_one(
         } == tallies
         with pytest.raises(Exception, match="has no PE or store 'sums'; it has tallies"):
             reader.options(state="Tallies/sums", folder=str(tmp_path / "tasks")).load()
+
+
+def test_the_command_sends_what_was_put_on_output_streams_once(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    events = payments(5, 200)
+    rows = [(*msgspec.structs.astuple(event), n) for n, event in enumerate(events)]
+    df = spark.createDataFrame(rows, "account string, shop long, cents long, at long")
+    df.write.parquet(str(tmp_path / "payments"))
+    with running_node(tmp_path / "log") as node:
+        node.create("payments", 1, key="account")
+        words = ["bootstrap", "tests.spark.replayed_app:Telling", "--order", "at"]
+        words += [
+            "--history",
+            f"payments={tmp_path / 'payments'}",
+            "--work",
+            str(tmp_path / "work"),
+        ]
+        values = settings(node, tmp_path / "state")
+
+        def run() -> str:
+            done = ended(*words, "--outputs", node.address, "--name", "sent", **values)
+            return done.stderr + done.stdout
+
+        assert "no input stream 'sums'" in run()  # before Spark starts
+        node.create("sums", 2)
+        log = spark.read.format("s4").options(address=node.address, stream="sums")
+        assert f"what was put on sums is sent to {node.address}" in run()
+        assert log.load().count() == len(events)
+        s4("savepoints", "remove", "Telling", "sent", **values)
+        run()  # as after a failure
+        assert log.load().count() == len(events)
+    assert not list((tmp_path / "work").iterdir())
 
 
 def test_a_store_is_read_from_a_savepoint_at_a_url_without_the_folder(tmp_path: Path) -> None:

@@ -19,11 +19,12 @@ from shared_apps import Click, Ignore, OnePE
 
 from s4node.cluster.node.redirector import Redirector
 from s4node.config.config import Config
-from s4node.errors import ConfigError, SinkError
+from s4node.errors import ConfigError, ConnectionRefused, SinkError
 from s4node.events.schema import EventType
 from s4node.net.wire import frame as wire
 from s4node.spark.connection import Connection
 from s4node.spark.event_rows import event_class
+from s4node.spark.history import bootstrap
 from s4node.spark.sink import Sink, Staged, Target
 from s4node.spark.upload import Upload
 
@@ -56,6 +57,19 @@ def test_a_node_that_is_gone_at_the_end_does_not_prove_that_nothing_is_visible()
 def test_a_class_that_is_missing_is_to_be_shipped_to_spark() -> None:
     with pytest.raises(ConfigError, match="ship its module to Spark's driver and executors"):
         event_class("absent:Click")
+    with pytest.raises(ConfigError, match="'shop' of option type lacks the class; name it as pack"):
+        event_class("shop")
+
+
+def test_a_bootstrap_says_that_the_log_is_down_without_options_that_it_does_not_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bootstrap, "_PATIENCE", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"tcp://127.0.0.1:{listening.getsockname()[1]}"
+    with pytest.raises(ConnectionRefused, match=r"no node answers .* start the node of") as error:
+        bootstrap._partitions(address, "clicks", Config())
+    assert "patience" not in str(error.value)
 
 
 async def test_rows_for_an_app_are_sent_to_the_nodes_that_run_it_by_way_of_one_that_does_not() -> (

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from enum import Enum
+from typing import Annotated
+from uuid import UUID
+
 import pytest
 
 pytest.importorskip("pyspark")
 
+import msgspec
 import pyarrow as pa
 from pyspark.sql.types import (
     ArrayType,
@@ -21,7 +27,7 @@ from pyspark.sql.types import (
 from s4node import Event
 from s4node.errors import EventError
 from s4node.events.schema import EventType
-from s4node.spark.history.event_batches import events_of, misfits
+from s4node.spark.history.event_batches import Columns, events_of, misfits, packed
 
 
 class Fee(Event):
@@ -37,6 +43,23 @@ class Order(Event):
 class Basket(Event):
     counts: dict[str, int]
     prices: list[int]
+
+
+class Color(Enum):
+    RED = "red"
+
+
+class Painted(Event):
+    color: Color
+    id: UUID
+    weight: float
+    at: datetime
+    level: Annotated[int, msgspec.Meta(ge=0)] = 0
+    note: int | str | None = None
+
+    def __post_init__(self) -> None:
+        if self.weight > 100:
+            raise ValueError("too heavy")
 
 
 KIND = EventType(Order)
@@ -64,6 +87,43 @@ def test_values_of_types_that_spark_does_not_have_are_json_text_as_in_a_log() ->
         }
     )
     assert events_of(KIND, batch) == [Order("ann", "a", Fee(5)), Order("bob", 7)]
+
+
+def test_values_are_those_that_a_node_decodes_and_others_are_refused() -> None:
+    some, kind = UUID(int=7), EventType(Painted)
+    at = datetime(2026, 1, 31, 8, tzinfo=UTC)
+
+    def painted(**values: object) -> list[Painted]:
+        row = {"color": "red", "id": str(some), "weight": 5, "at": at, "level": 1} | values
+        columns: dict[str, object] = {name: [value] for name, value in row.items()}
+        columns["at"] = pa.array([at], pa.timestamp("us", "Europe/Berlin"))
+        return events_of(kind, pa.record_batch(columns))
+
+    (event,) = painted()
+    assert event == Painted(Color.RED, some, 5.0, at, 1)
+    assert isinstance(event.weight, float)
+    assert event.at.hour == 8  # in UTC, whatever the zone of Spark's session
+    assert painted(color='"red"', note="7")[0].note == 7  # JSON text, as in a log
+    for bad, why in (
+        ({"level": -1}, "level: Expected `int` >= 0"),
+        ({"color": "blue"}, "color: JSON is malformed"),
+        ({"note": "seven"}, "note: JSON is malformed"),
+        ({"weight": 101}, "too heavy"),
+    ):
+        with pytest.raises(EventError, match=f"a row of the history is no Painted: {why}"):
+            painted(**bad)
+
+
+def test_events_are_columns_again_with_json_text_as_in_a_log() -> None:
+    events = [Order("ann", "a", Fee(5)), Order("bob", 7)]
+    rows = pa.record_batch({"value": pa.array(packed([KIND], events), pa.binary())})
+    (batch,) = Columns(Order)(iter([rows]))
+    assert batch.to_pydict() == {
+        "user": ["ann", "bob"],
+        "code": ['"a"', "7"],
+        "fee": ["[5]", None],
+    }
+    assert events_of(KIND, batch) == events
 
 
 def test_arrays_and_maps_are_lists_and_dicts_without_nulls() -> None:

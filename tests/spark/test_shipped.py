@@ -16,6 +16,8 @@ import msgspec
 from pyspark import cloudpickle
 from pyspark.sql.types import StructType
 
+from s4node.spark.history.replay import AppSource, Encoding, Replay
+from s4node.spark.history.stages import Stage
 from s4node.spark.sink import BatchWriter, Sink, Target
 
 
@@ -30,6 +32,18 @@ def test_a_writer_arrives_as_it_was_and_an_executor_without_the_package_says_so(
     assert arrived._place() == ("job/nightly", 0)
     assert arrived._sink._target == target
 
+    check_told(data, tmp_path)
+
+
+def test_an_executor_without_the_package_says_so_when_pes_run_over_history(tmp_path: Path) -> None:
+    stage = Stage(0, ("visitor",), ("visits",), single=False)
+    replay = Replay(AppSource("shop:Shop", {}, 1), stage, StructType(), frozenset())
+    encoding = Encoding(replay.source, "visits", StructType())
+    check_told(cloudpickle.dumps((replay, encoding)), tmp_path)  # type: ignore[no-untyped-call]
+
+
+def check_told(data: bytes, tmp_path: Path) -> None:
+    """Check what a Python without the package says about pickled objects."""
     (tmp_path / "pickled").write_bytes(data)
     (tmp_path / "executor.py").write_text(EXECUTOR)
     done = subprocess.run(

@@ -15,7 +15,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,76 +22,69 @@ import msgspec
 from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
+from s4node import tokens
 from s4node.app.app import App
 from s4node.app.stream import OutputStream
 from s4node.config import settings
 from s4node.config.config import Config
-from s4node.errors import ConfigError, GraphError
+from s4node.errors import ConfigError, ConnectionRefused, GraphError
 from s4node.events.schema import EventType
 from s4node.net.certificates.credentials import OPTIONS, Credentials
 from s4node.runtime.inputs.binding import replayable
 from s4node.spark.addresses import listed
-from s4node.spark.columns import OFFSET, PARTITION, TIME, kind_of
-from s4node.spark.connection import ask
+from s4node.spark.connection import NoAnswerError, ask
 from s4node.spark.history import stages as app_stages
-from s4node.spark.history.event_batches import misfits, unpacked
+from s4node.spark.history.event_batches import Columns, columns_of, misfits
+from s4node.spark.history.log_order import OF_LOG
 from s4node.spark.history.replay import (
     EVENT,
     PATH,
     REFUSED,
     AppSource,
+    Encoding,
     Replay,
-    encoded_rows,
     rows_of,
 )
 from s4node.spark.history.stages import Stage
 from s4node.spark.positions import Position, Positions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-
-OF_LOG = (TIME, PARTITION, OFFSET)
-"""The order of a history that is a log."""
 
 _PATIENCE = 30.0  # the seconds in which a log has to answer
 
 
 @dataclass
 class Bootstrapped:
-    """The state of an app after its history. ``positions`` are where nodes go on, by stream;
-    ``counts`` are the partitions of inputs that are read from a system. ``refused`` events had no
-    key, and ``why`` is why the first one had none. ``left_out`` says what did not happen. Close it
-    when its DataFrames are no longer needed."""
+    """The state of an app after its history, in ``rows``, which Spark reads from ``folder``.
+
+    ``positions`` are where nodes go on, by stream; ``counts`` are the partitions of inputs that are
+    read from a system. ``refused`` events had no key, and ``why`` is why the first one had none.
+    ``left_out`` says what did not happen. Close it when its DataFrames are no longer needed.
+    """
 
     app: App
     source: AppSource
     rows: DataFrame
     order: StructType
+    folder: Path
     positions: Mapping[str, Positions] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
     refused: int = 0
     why: str = ""
     left_out: Sequence[str] = ()
-    _work: str = ""
 
     def output(self, stream: str) -> DataFrame:
         """The events that PEs have put on an output stream that was kept, in order."""
-        kinds = self.app.streams[stream].types
-        fields = [(name, kind_of(words).spark) for name, words, _ in kinds[0].declaration.fields]
-        schema = StructType()
-        for name, kind in fields:
-            schema.add(name, kind)
+        kind = self.app.streams[stream].types[0]
         rows = self.rows.where((f.col("kind") == EVENT) & (f.col("name") == stream))
         names = [each.name for each in self.order.fields]
         ordered = rows.repartition("key").sortWithinPartitions(*names, PATH)
-        return ordered.select("value").mapInArrow(partial(_events, kinds[0].cls, schema), schema)
+        return ordered.select("value").mapInArrow(Columns(kind.cls), columns_of(kind))
 
     def close(self) -> None:
         """Remove what the stages have written."""
-        shutil.rmtree(self._work, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def history_of_log(
@@ -133,8 +125,9 @@ def bootstrap(
     ``histories`` has a DataFrame for an input stream, or the address of the log that has it.
     ``order`` are the columns by which a key's events are sorted: a time, and what breaks ties.
     ``config`` are the settings of the nodes. Events on the output streams ``keep`` are kept. What
-    stages make is written to ``work``, which all executors have to reach. ``tell`` gets a line for
-    what does not happen, and for each stage. Raises GraphError with all that does not fit.
+    stages make is written to a new folder in ``work``, which all executors have to reach. ``tell``
+    gets a line for what does not happen, and for each stage. Raises GraphError with all that does
+    not fit.
     """
     values = dict(config or {})
     tasks = Config.from_values(values)[settings.CLUSTER_PARTITIONS]
@@ -162,17 +155,19 @@ def bootstrap(
                     tuple(bad),
                 )
     fields = _order(frames, order)
-    work = work or tempfile.mkdtemp(prefix="s4-bootstrap-")
     counts = _counts(made, Config.from_values(values), positions)
-    levels = _Levels(spark, source, made, frames, fields, set(keep), Path(work), tell)
-    rows = levels.run()
-    found = Bootstrapped(
-        made, source, rows, fields, positions, counts, left_out=told, _work=str(levels.folder)
-    )
-    for row in rows.where(f.col("kind") == REFUSED).select("value").collect():
-        count, why = msgspec.msgpack.decode(row["value"])
-        found.refused += count
-        found.why = found.why or why
+    folder = Path(work or tempfile.gettempdir()) / f"s4-bootstrap-{tokens.fresh(10)}"
+    folder.mkdir(0o777 if work else 0o700, parents=True)
+    try:
+        rows = _Levels(spark, source, made, frames, fields, set(keep), folder, tell).run()
+        found = Bootstrapped(made, source, rows, fields, folder, positions, counts, left_out=told)
+        for row in rows.where(f.col("kind") == REFUSED).select("value").collect():
+            count, why = msgspec.msgpack.decode(row["value"])
+            found.refused += count
+            found.why = found.why or why
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     return found
 
 
@@ -208,7 +203,13 @@ def _counts(app: App, config: Config, known: Mapping[str, Positions]) -> dict[st
 def _partitions(address: str, stream: str, config: Config) -> list[dict[str, Any]]:
     """The partitions of a stream, as its log describes them."""
     credentials = Credentials.configured(config)
-    found = ask(listed(address), _PATIENCE, "describe", credentials=credentials, stream=stream)
+    try:
+        found = ask(listed(address), _PATIENCE, "describe", credentials=credentials, stream=stream)
+    except NoAnswerError as error:
+        raise ConnectionRefused(
+            f"{error.fact}; start the node of the log that has {stream!r}, or correct its address, "
+            f"which is {address}"
+        ) from error
     partitions: list[dict[str, Any]] = found["partitions"]
     return partitions
 
@@ -251,7 +252,8 @@ class _Levels:
         self._order = order
         self._names = [each.name for each in order.fields]
         self._keep = keep
-        self.folder = work
+        self._read: set[str] = set()  # streams of earlier stages
+        self._work = work
         self._tell = tell
         self._schema = rows_of(order.fields)
 
@@ -262,8 +264,9 @@ class _Levels:
         written: list[DataFrame] = []
         for number, stage in enumerate(stages):
             self._tell(f"stage {number + 1} of {len(stages)}: {', '.join(stage.pes)}")
-            place = str(self.folder / f"stage-{number}")
+            place = str(self._work / f"stage-{number}")
             rows = self._stage(stage, written, frozenset(inner | self._keep))
+            self._read |= {*stage.streams}
             if rows is None:
                 continue
             rows.write.mode("overwrite").parquet(place)
@@ -284,7 +287,8 @@ class _Levels:
             keys = self._key_columns(column)
             placed = df.repartition(1) if stage.single else df.repartition(*keys)
             return placed.sortWithinPartitions(*self._names).mapInArrow(replay, self._schema)
-        parts = [self._encoded(name) for name in stage.streams if name in self._frames] + [
+        mine = [name for name in stage.streams if name in self._frames]
+        parts = [self._encoded(name) for name in mine] + [
             each.where((f.col("kind") == EVENT) & f.col("name").isin(list(stage.streams)))
             for each in written
         ]
@@ -313,25 +317,7 @@ class _Levels:
         return rule.attributes
 
     def _encoded(self, name: str) -> DataFrame:
-        make = partial(encoded_rows, self._source, name, self._order)
-        return self._frames[name].mapInArrow(make, self._schema)
-
-
-def _events(
-    cls: type, schema: StructType, batches: Iterator[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    """Events as columns."""
-    import pyarrow as arrow
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    kind = EventType(cls)
-    columns = to_arrow_schema(schema, timezone="UTC")
-    for batch in batches:
-        events = unpacked(kind, batch.column("value").to_pylist())
-        yield arrow.RecordBatch.from_arrays(
-            [
-                arrow.array([getattr(event, each.name) for event in events], type=each.type)
-                for each in columns
-            ],
-            schema=columns,
-        )
+        """The history of a stream as rows; the events without a key are counted only once."""
+        encode = Encoding(self._source, name, self._order)
+        rows = self._frames[name].mapInArrow(encode, self._schema)
+        return rows.where(f.col("kind") == EVENT) if name in self._read else rows

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import Any, cast
 
 import msgspec
 import pyarrow as pa
 from msgspec import inspect
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructType
 
 from s4node.errors import EventError
@@ -15,7 +19,8 @@ from s4node.events.event import GenericEvent
 from s4node.events.schema import EventType
 from s4node.events.type_words import words as in_words
 from s4node.spark.columns import kind_of
-from s4node.spark.event_rows import fits, values_of
+from s4node.spark.event_rows import fits, is_plain, values_of
+from s4node.spark.shipped import Shipped
 
 
 def misfits(kind: EventType, schema: StructType) -> list[str]:
@@ -38,41 +43,98 @@ def misfits(kind: EventType, schema: StructType) -> list[str]:
 
 
 def events_of(kind: EventType, batch: pa.RecordBatch) -> list[Any]:
-    """The events of a batch whose columns are the fields of an event type. Values of types that
-    Spark does not have are JSON text, as those of a log."""
-    names = set(batch.schema.names)
+    """The events of a batch whose columns are the fields of an event type, as nodes decode them."""
     if kind.cls is GenericEvent:
         return [GenericEvent.from_attributes(row) for row in batch.to_pylist()]
-    columns = []
-    hints = {each.encode_name: each.type for each in msgspec.structs.fields(kind.cls)}
-    for name, words, _ in kind.declaration.fields:
+    names = set(batch.schema.names)
+    info, hints = inspect.type_info(kind.cls), msgspec.structs.fields(kind.cls)
+    assert isinstance(info, inspect.StructType)
+    given, columns = [], []
+    for field, hint in zip(info.fields, hints, strict=True):
+        name = field.encode_name
         if name not in names:
             continue
-        wanted = kind_of(words)
-        column = batch.column(name)
-        if column.null_count and not wanted.nullable:
+        column, words = batch.column(name), in_words(field.type, (kind.cls,))
+        if column.null_count and not kind_of(words).nullable:
             raise EventError(
                 f"{column.null_count} rows of the history have no {name}, and {kind.name}.{name} "
                 f"is {words}; drop or fill them before, or declare {words} | None"
             )
-        values = values_of(column)
         try:
-            if wanted.as_json and pa.types.is_string(column.type):
-                decode = msgspec.json.Decoder(hints[name]).decode
-                values = [None if value is None else decode(value) for value in values]
-            elif pa.types.is_nested(column.type):  # which may have nulls inside
-                values = msgspec.convert(values, list.__class_getitem__((hints[name],)))
-        except msgspec.ValidationError as error:
-            raise EventError(f"a row of the history is no {kind.name}: {name}: {error}") from error
-        columns.append((name, values))
-    given = [name for name, _ in columns]
-    fields = [name for name, _, _ in kind.declaration.fields][: len(given)]
+            columns.append(_decoded(field.type, hint.type, column))
+        except msgspec.DecodeError as error:
+            fix = (
+                f"text for {words} has to be JSON" if kind_of(words).as_json else "filter such rows"
+            )
+            raise EventError(
+                f"a row of the history is no {kind.name}: {name}: {error}; {fix}"
+            ) from error
+        given.append(field.name)
     if not columns:
         return [kind.cls() for _ in range(len(batch))]
-    if given == fields:
-        return list(map(kind.cls, *(values for _, values in columns)))
-    rows = zip(*(values for _, values in columns), strict=True)
-    return [kind.cls(**dict(zip(given, row, strict=True))) for row in rows]
+    try:
+        if given == [field.name for field in info.fields][: len(given)]:
+            return list(map(kind.cls, *columns))
+        rows = zip(*columns, strict=True)
+        return [kind.cls(**dict(zip(given, row, strict=True))) for row in rows]
+    except (TypeError, ValueError) as error:  # of its __post_init__
+        raise EventError(f"a row of the history is no {kind.name}: {error}") from error
+
+
+def _decoded(kind: inspect.Type, hint: Any, column: pa.Array) -> list[Any]:
+    """The values of a column as a node decodes them: enums, times in UTC, floats that came whole.
+    Text for a type that Spark does not have is JSON, as of a log, unless it is a value itself."""
+    values, items = values_of(column), list.__class_getitem__(hint)
+    as_json = kind_of(in_words(kind)).as_json and pa.types.is_string(column.type)
+    kinds = set(map(type, kind.types if isinstance(kind, inspect.UnionType) else [kind]))
+    any_text = kinds & {inspect.StrType, inspect.AnyType}
+    if as_json and not any_text and fits(kind, StringType()):  # an enum, a literal or a UUID
+        with suppress(msgspec.ValidationError):
+            return cast("list[Any]", msgspec.convert(values, items))
+    if as_json:
+        decode = msgspec.json.Decoder(hint).decode
+        return [None if value is None else decode(value) for value in values]
+    to_float = pa.types.is_integer(column.type) and kinds <= {inspect.FloatType, inspect.NoneType}
+    if is_plain(kind) and not to_float:
+        return values
+    return cast("list[Any]", msgspec.msgpack.decode(msgspec.msgpack.encode(values), type=items))
+
+
+def columns_of(kind: EventType) -> StructType:
+    """The columns that Spark has for the fields of an event type."""
+    columns = StructType()
+    for name, words, _ in kind.declaration.fields:
+        columns.add(name, kind_of(words).spark)
+    return columns
+
+
+@dataclass(frozen=True)
+class Columns(Shipped):
+    """Makes columns of events of a class, which come as bytes in the column ``value``."""
+
+    cls: type
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        kind = EventType(self.cls)
+        schema = to_arrow_schema(columns_of(kind), timezone="UTC")
+        as_json = [kind_of(words).as_json for _, words, _ in kind.declaration.fields]
+        names = [each.name for each in msgspec.structs.fields(self.cls)]
+        for batch in batches:
+            events = unpacked(kind, batch.column("value").to_pylist())
+            columns = []
+            for name, column, of_json in zip(names, schema, as_json, strict=True):
+                values = msgspec.to_builtins(
+                    [getattr(event, name) for event in events],
+                    builtin_types=(datetime, date, bytes),
+                )
+                if of_json:
+                    values = [None if value is None else _text(value) for value in values]
+                columns.append(pa.array(values, type=column.type))
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _text(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def packed(kinds: Sequence[EventType], events: Sequence[Any]) -> list[bytes]:

@@ -37,14 +37,16 @@ from s4node.app.app import App
 from s4node.app.stream import OutputStream, Stream, begin_put, end_put
 from s4node.config import plugins, settings
 from s4node.config.config import Config
-from s4node.errors import ConfigError, EventError, ProcessingError, is_signal
+from s4node.errors import ConfigError, ProcessingError, is_signal
 from s4node.events.keys import KEY_GROUPS, hasher_named, identity
 from s4node.events.routing import failed_at, key_failure
 from s4node.runtime.container.hooks import declare
 from s4node.runtime.task.pe_state import PeState
 from s4node.spark.event_rows import ON_SPARK
 from s4node.spark.history.event_batches import events_of, packed, unpacked
+from s4node.spark.history.log_order import LogOrder
 from s4node.spark.history.stages import Stage
+from s4node.spark.shipped import Shipped
 from s4node.spark.short_errors import short_errors
 from s4node.state import key_encoding
 from s4node.state.rows import TASK_GROUP
@@ -54,6 +56,7 @@ STATE, EVENT, REFUSED = "state", "event", "refused"
 events without a key."""
 
 PATH = "path"
+
 _INSTANCES = 8_192
 _packed = msgspec.msgpack.Encoder().encode
 
@@ -128,7 +131,7 @@ class _Dropped:
 
 
 @dataclass(frozen=True)
-class Replay:
+class Replay(Shipped):
     """Runs the PEs of a stage over Arrow batches: columns of the events of one stream (``columns``
     names it), or rows that an earlier stage has made. ``wanted`` are the streams whose events are
     kept; ``order`` are the fields by which events are sorted."""
@@ -185,6 +188,7 @@ class _Run:
         self._kinds = {stream.name: stream.types for stream in app.streams.values()}
         self._refused = 0
         self._why = ""
+        self._log_order = LogOrder(self._order)
 
     def _part(self, stream: Stream) -> Stream:
         """The stream, leading only to the PEs of this stage."""
@@ -230,28 +234,16 @@ class _Run:
         name = self._replay.columns
         kind = self._kinds[name][0]
         events = events_of(kind, batch)
-        self._check_offsets(batch)
+        self._log_order.follow(batch, pa.array([name] * len(batch), pa.string()))
         yield from self._dispatch(name, events, [batch.column(each) for each in self._order], None)
 
-    def _check_offsets(self, batch: pa.RecordBatch) -> None:
-        """Raise EventError where a log's times do not have the order of its offsets."""
-        if self._order[:3] != ["_time", "_partition", "_offset"] or len(batch) < 2:
-            return
-        order = pc.sort_indices(
-            pa.table({"p": batch.column("_partition"), "n": pa.array(range(len(batch)))}),
-            sort_keys=[("p", "ascending"), ("n", "ascending")],
-        )
-        parts = batch.column("_partition").take(order)
-        offsets = batch.column("_offset").take(order)
-        same = pc.equal(parts[1:], parts[:-1])
-        back = pc.less(offsets[1:], offsets[:-1])
-        if pc.any(pc.and_(same, back)).as_py():
-            raise EventError(
-                "the log's clock was set back: its events have another order by time than by "
-                "offset. Bootstrap in the order of the offsets: order=['_offset', '_partition']"
-            )
-
     def _of_rows(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        refused = pc.equal(batch.column("kind"), REFUSED)
+        if pc.any(refused).as_py():  # counted when the history became rows
+            yield batch.filter(refused)
+            batch = batch.filter(pc.invert(refused))
+        read = batch.filter(pc.equal(batch.column(PATH), b""))  # the others were put
+        self._log_order.follow(read, read.column("name"))
         names = batch.column("name")
         for group in self._groups():
             part = batch
@@ -484,10 +476,16 @@ def _complete(awaitable: Any) -> None:
         trio.run(wait)
 
 
-def encoded_rows(
-    source: AppSource, stream: str, order: StructType, batches: Iterator[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    """The history of an input stream as rows of a stage that has put them."""
-    with short_errors():
-        run = _Run(Replay(source, Stage(0, (), (), single=False), order, frozenset()))
-        yield from run.rows_in(stream, batches)
+@dataclass(frozen=True)
+class Encoding(Shipped):
+    """Makes rows of the history of an input stream, as if a stage had put its events."""
+
+    source: AppSource
+    stream: str
+    order: StructType
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with short_errors():
+            none = Stage(0, (), (), single=False)
+            run = _Run(Replay(self.source, none, self.order, frozenset()))
+            yield from run.rows_in(self.stream, batches)
