@@ -1,6 +1,7 @@
-"""Files and folders that survive a power cut.
+"""Files and folders that survive a power cut, and are for their own user only.
 
 Rules
+- Other users can read and enter nothing that is made here, whatever the umask of the program.
 - A file is on disk once it was synced, and so were its folder, which has its name, and the folders
   above that have theirs.
 - Calls block, and raise OSError.
@@ -34,22 +35,33 @@ def sync(*paths: Path) -> None:
     passing("disk.synced")
 
 
-def make_folders(folder: Path) -> None:
-    """Create a folder and its missing parents, and wait until they are on disk."""
+def private(path: str, flags: int) -> int:
+    """Open a file for ``open(opener=)``, so that a new one is for its own user only."""
+    return os.open(path, flags, 0o600)
+
+
+def make_folder(folder: Path) -> list[Path]:
+    """Create a folder and its missing parents; return those that were missing."""
     missing = []
     above = folder.absolute()
     while not above.exists():
         missing.append(above)
         above = above.parent
-    folder.mkdir(parents=True, exist_ok=True)
-    if missing:
+    for each in reversed(missing):
+        each.mkdir(mode=0o700, exist_ok=True)
+    return missing
+
+
+def make_folders(folder: Path) -> None:
+    """Create a folder and its missing parents, and wait until they are on disk."""
+    if missing := make_folder(folder):
         sync(*(each.parent for each in missing))
 
 
 def create(path: Path, data: bytes) -> bool:
     """Write a file as a whole, unless there is one; returns False if another process was first."""
     new = path.with_name(f"{path.name}.{os.getpid()}.new")
-    new.write_bytes(data)
+    _fill(new, data)
     try:
         sync(new)
         os.link(new, path)
@@ -64,7 +76,7 @@ def create(path: Path, data: bytes) -> bool:
 def write(path: Path, data: bytes) -> None:
     """Write a file and wait until it is on disk; after a crash it is the new or the old one."""
     new = path.with_name(f"{path.name}.new")
-    new.write_bytes(data)
+    _fill(new, data)
     sync(new)
     new.replace(path)
     sync(path.parent)
@@ -108,3 +120,8 @@ def _lock(fd: int) -> bool:
     except BlockingIOError:
         return False
     return os.fstat(fd).st_nlink > 0
+
+
+def _fill(path: Path, data: bytes) -> None:
+    with open(path, "wb", opener=private) as file:
+        file.write(data)

@@ -21,7 +21,7 @@ from typing import IO, NoReturn
 
 import msgspec
 
-from s4node import clocks
+from s4node import clocks, disk
 from s4node.events.schema import UNREADABLE
 
 SIGKILL = "SIGKILL"
@@ -72,9 +72,10 @@ def begin() -> str:
     if path is None:
         return ""
     if _Process.file is None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        disk.make_folder(path.parent)
         _sweep(path.parent)
-        _Process.file = path.open("wb", buffering=0)
+        created = disk.private(str(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        _Process.file = os.fdopen(created, "wb", buffering=0)
         header = _Header(_Process.supervised, *_oom_kills())
         _Process.file.write(msgspec.json.encode(header) + b"\n")
         if not faulthandler.is_enabled():  # the user may have enabled it for another file

@@ -3,11 +3,13 @@
 Rules
 - Calls block: make them in threads where blocking is not allowed. Threads take turns.
 - The owner of the file translates every SQLite error.
+- A new file is for its own user only. SQLite gives those beside it the same permissions.
 - The owner of the file decides how many of the last writes a power cut may lose.
 """
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from s4node import disk
 from s4node.failpoints import passing
 
 _TRIES, _PAUSE_SECONDS = 50, 0.01
@@ -32,6 +35,9 @@ class Database:
         self.path = path
         self.waits = False
         """True if each transaction waits for the disk."""
+        if mode == "rwc":
+            with suppress(OSError):  # which SQLite will report
+                os.close(disk.private(str(path), os.O_RDWR | os.O_CREAT | os.O_EXCL))
         try:
             self._db = sqlite3.connect(
                 f"{path.absolute().as_uri()}?mode={mode}",

@@ -104,7 +104,7 @@ def create_stream(folder: Path, settings: StreamSettings) -> None:
     try:
         with os_errors_as_ours(new):
             shutil.rmtree(new, ignore_errors=True)
-            new.mkdir()
+            new.mkdir(mode=0o700)
             for number in range(settings.partitions):
                 create_database(_file(new, number), settings.name, number)
             manifest = new / _MANIFEST

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
-from s4node import tokens
+from s4node import disk, tokens
 from s4node.errors import JobRuns, ProgressUnwritten
 
 _RUNNING = ".running"
@@ -117,8 +117,8 @@ def _closing(fd: int) -> Iterator[int]:
 
 def _opened(path: Path) -> int:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        disk.make_folder(path.parent)
+        return disk.private(str(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
     except OSError as error:
         raise ProgressUnwritten(
             f"progress cannot be saved in {path.parent} ({error}); fix its permissions, or set "

@@ -83,7 +83,7 @@ def _read(place: SavepointPlace, app: str, tar: tarfile.TarFile, file: Path, nam
             for member in tar:
                 if member.name in wanted and member.isreg():
                     path = wanted.pop(member.name)
-                    path.parent.mkdir(parents=True, exist_ok=True)
+                    disk.make_folder(path.parent)
                     source = tar.extractfile(member)
                     assert source is not None
                     with source, path.open("wb") as copy:

@@ -286,7 +286,7 @@ def opened_task(folder: Path, task: str) -> Iterator[TaskState | None]:
         return
     with disk.temporary_folder(folder.parent) as room:
         own = room / "database"
-        own.mkdir()
+        own.mkdir(mode=0o700)
         epochs.inherit(named_folder(folder, task), own)
         database = Database(own)
         try:

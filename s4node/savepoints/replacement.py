@@ -66,7 +66,7 @@ def begin(job: Path) -> Path:
     """Begin a replacement; return the folder for the new tasks' folders."""
     with told(job):
         discard(job)
-        (job / _FOLDER / "new").mkdir(parents=True)
+        disk.make_folder(job / _FOLDER / "new")
     return job / _FOLDER / "new"
 
 

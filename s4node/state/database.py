@@ -42,6 +42,7 @@ from rocksdict import (
     WriteOptions,
 )
 
+from s4node import disk
 from s4node.errors import StateError, StoreCorrupt
 from s4node.failpoints import passing
 from s4node.state.rows import META, PREFIX_BYTES, REDO, TASK_GROUP, prefix, task_row
@@ -127,7 +128,7 @@ class Database:
         self._write_options = WriteOptions()
         self._write_options.sync = sync
         with self._translated():
-            folder.mkdir(parents=True, exist_ok=True)
+            disk.make_folder(folder)
             self._db = Rdict(str(folder), options)
             try:
                 version = self._db.get(_VERSION_ROW)
@@ -386,7 +387,7 @@ class Database:
         Raises StateError if the copy cannot be made, also if its place has been removed meanwhile.
         """
         with self._translated():
-            folder.parent.mkdir(parents=True, exist_ok=True)
+            disk.make_folder(folder.parent)
             self._db.flush()
             try:
                 Checkpoint(self._db).create_checkpoint(str(folder))

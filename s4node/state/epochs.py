@@ -147,7 +147,7 @@ def _copy(folder: Path, place: Path, elsewhere: RemoteTask | None) -> Database:
         return _restored(folder, place, elsewhere)
     original = folder / str(epochs_of(folder)[0])
     own = place / original.name
-    own.mkdir()
+    own.mkdir(mode=0o700)
     inherit(original, own)
     database = Database(own)
     try:
@@ -163,7 +163,7 @@ def _restored(folder: Path, place: Path, elsewhere: RemoteTask) -> Database:
     """The current database of a task that is shipped, restored from there and from here."""
     newest = _candidates(folder, highest(folder) + 1)[:1]
     own = place / (newest[0].name if newest else "fetched")
-    own.mkdir()
+    own.mkdir(mode=0o700)
     # a running owner ships each commit before it writes it here, so copy the local one first
     first = [_newest(newest, own, Database)]
     try:
@@ -214,7 +214,7 @@ def claim(
                 f"and stops, because two owners would count twice"
             )
         own = folder / str(epoch)
-        own.mkdir()  # the compare-and-set: it fails if the epoch is taken
+        own.mkdir(mode=0o700)  # the compare-and-set: it fails if the epoch is taken
     except FileExistsError as error:
         raise TaskFenced(
             f"another container is taking over {folder} under epoch {epoch} right now; give each "

@@ -93,6 +93,8 @@ class RemoteFiles:
         """Make a folder of the file system, and its missing parents."""
         if self._local and self._sync:
             disk.make_folders(Path(folder))
+        elif self._local:
+            disk.make_folder(Path(folder))
         elif not self._has_bucket:
             self.fs.makedirs(folder, exist_ok=True)
             self._has_bucket = self._is_object_store

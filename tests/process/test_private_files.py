@@ -1,4 +1,4 @@
-"""What a node keeps on its disk is for its own user only."""
+"""What a node, or a program with a node in it, keeps on its disk is for its own user only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import os
 import stat
 from pathlib import Path
 
-from harness import ANY_PORT, run_s4, s4_process
+from harness import ANY_PORT, run_s4, running, s4_process
+from log_nodes import log_at
+from shared_apps import Click, Count, OnePE
+
+from s4node import Client
 
 COUNT = """
 from s4node import App, ProcessingElement
@@ -21,7 +25,7 @@ app.create_input_stream("names", app.create_pe(Count), key="name")
 
 async def test_coordination_log_and_state_are_for_their_own_user_only(tmp_path: Path) -> None:
     (tmp_path / "count.py").write_text(COUNT)
-    folders = [tmp_path / name for name in ("tree", "log", "state")]
+    folders = [tmp_path / name for name in ("tree", "log", "state", "certs")]
     settings = {
         "s4.coordination.folder": folders[0],
         "s4.log.folder": folders[1],
@@ -42,6 +46,9 @@ async def test_coordination_log_and_state_are_for_their_own_user_only(tmp_path: 
             await s4("log", "append", "pages", "--to", node.address, stdin=b'{"page": 1}\n')
             await s4("deploy", "count.py", "--cluster", "demo", "--folder", str(folders[0]))
             await s4("send", "names", "--to", node.address, stdin=b'{"name": "ann"}\n')
+            place = ("--cluster", "demo", *options)
+            await s4("savepoint", "count", "--name", "one", *place)
+            await s4("certs", str(folders[3]), "s4://demo/node/one")
     finally:
         os.umask(before)
     found = {path for folder in folders for path in (folder, *folder.rglob("*"))}
@@ -52,3 +59,32 @@ async def test_coordination_log_and_state_are_for_their_own_user_only(tmp_path: 
     files = [path for path in found if stat.S_ISREG(path.lstat().st_mode)]
     for folder in folders:
         assert any(folder in path.parents for path in files), folder
+
+
+async def test_a_program_keeps_state_and_log_for_its_own_user_only(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("log", "state")]
+    for folder in folders:
+        folder.mkdir(mode=0o755)  # by somebody else, so what is in it can be reached
+    settings = {
+        "s4.log.folder": str(folders[0]),
+        "s4.state.folder": str(folders[1]),
+        "s4.stream.clicks.grade": "durable",
+    }
+    before = os.umask(0o022)
+    try:
+        async with (
+            running(OnePE(Count), settings) as container,
+            log_at(container.address) as log,
+            Client(container.address) as client,
+        ):
+            await log.create("pages", 1)
+            clicks = await client.stream("clicks")
+            await clicks.send(Click("ann"))
+            assert await clicks.flush() == []
+    finally:
+        os.umask(before)
+    for folder in folders:
+        within = list(folder.iterdir())
+        assert within
+        reached = [path for path in within if path.stat().st_mode & 0o077]
+        assert reached == []

@@ -29,6 +29,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from s4node import disk
 from s4node.config.kinds import is_file_name
 from s4node.errors import PackageError, described
 from s4node.events.schema import UNREADABLE
@@ -130,10 +131,10 @@ class Package(msgspec.Struct, frozen=True):
         _check_files(sources)
         shutil.rmtree(folder, ignore_errors=True)
         try:
-            folder.mkdir(parents=True)
+            disk.make_folder(folder)
             for name, content in sources.items():
                 target = folder / name.removeprefix(SOURCES)
-                target.parent.mkdir(parents=True, exist_ok=True)
+                disk.make_folder(target.parent)
                 target.write_bytes(content)
         except OSError as error:
             raise PackageError(

@@ -376,8 +376,6 @@ def _open_session(folder: Path, row: SessionRow) -> FolderSession:
             except BlockingIOError as busy:
                 raise TreeBusy(str(busy)) from busy
             path = folder / "tree.sqlite"
-            if not path.exists():  # opening it to close it would drop this process's other locks
-                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             tree = Tree(path)
             undo.callback(tree.close)
             watch = tree.watch()

@@ -16,6 +16,7 @@ from typing import Any
 
 from pyspark.sql import functions as f
 
+from s4node import disk
 from s4node.app.pe_codec import ElementCodec
 from s4node.config import settings
 from s4node.config.config import Config
@@ -62,7 +63,7 @@ def write_savepoint(found: Bootstrapped, name: str) -> Manifest:
 
     @contextmanager
     def opened(task: str) -> Iterator[Database]:
-        job.mkdir(parents=True, exist_ok=True)
+        disk.make_folder(job)
         with TemporaryDirectory(prefix=".bootstrap-", dir=job) as room:
             database = Database(Path(room))
             try:
