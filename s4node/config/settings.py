@@ -175,8 +175,8 @@ LISTENER_PATIENCE = Setting(
 )
 LISTENER_UNFINISHED_BYTES = Setting(
     _LISTENER, "s4.listener.unfinishedBytes", "67108864", kinds.size(1024, 2**40),
-    "The memory for messages of which a part has come, of all peers together. Beyond it the "
-    "connection with the longest one is ended.",
+    "The memory for messages of which a part has come, and for those that are not handled yet, of "
+    "all peers together. Beyond it the connection with most of it is ended.",
 )
 LISTENER_UNREAD_BYTES = Setting(
     _LISTENER, "s4.listener.unreadBytes", "67108864", kinds.size(1024, 2**40),

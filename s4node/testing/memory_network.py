@@ -200,7 +200,7 @@ class _End:
         self.closed = False
         self.fault = ""
         self.holder: Holder | None = None
-        self.unfinished = self.taken = self.sent = self.unsent = 0
+        self.unfinished = self.untaken = self.taken = self.sent = self.unsent = 0
         self._network = network
         self._on_change = on_change
         self._peer: _End | None = None

@@ -296,12 +296,12 @@ async def _events(attack: Attack, stream: str, body: bytes, events: int, peers: 
 
 async def events_without_a_key(attack: Attack) -> None:
     """Frames of as many events without a key as a frame may have."""
-    await _events(attack, "anything", b"\xdc\x40\x00" + b"\x80" * 16_384, 16_384, 4)
+    await _events(attack, "anything", b"\xdc\x10\x00" + b"\x80" * 4096, 4096, 4)
 
 
 async def events_that_do_not_decode(attack: Attack) -> None:
     """Frames for the log of events that do not decode and are routed by no key."""
-    await _events(attack, "keyed", b"\xdc\x40\x00" + b"\x01" * 16_384, 16_384, 4)
+    await _events(attack, "keyed", b"\xdc\x10\x00" + b"\x01" * 4096, 4096, 4)
 
 
 ROWS: dict[str, Callable[[Attack], Awaitable[None]]] = {

@@ -559,9 +559,37 @@ async def test_the_longest_of_too_many_unfinished_messages_ends_its_connection()
         await short.send_all(announced + bytes(45_000))
         await longest.send_all(announced + bytes(60_000))
         told = b"".join([part async for part in longest])
-        assert b"it has the longest unfinished message, and the node has too many" in told
+        assert b"it has sent most of what waits here, and the node has too much" in told
         assert counts(node)["connections ended"] == 1
         await node.works()
+
+
+async def test_messages_that_wait_to_be_handled_count_as_unfinished_ones_do() -> None:
+    node = Node()
+    settings = {"s4.listener.unfinishedBytes": "100000", "s4.listener.hellosPerSecond": "2"}
+    async with (
+        running(node.app, settings) as node.container,
+        raw_peer(node.container.address) as peer,
+    ):
+        await peer.send(wire.envelope([GOOD] * 4000))  # 8 are read at once
+        reason = await why_ended(peer)
+        assert reason == "it has sent most of what waits here, and the node has too much"
+
+
+async def test_producers_beyond_those_of_a_connection_take_up_no_lanes() -> None:
+    node = Node()
+    settings = {"s4.listener.maxLanes": "4400"}  # a connection may have 1,100
+    async with (
+        running(node.app, settings) as node.container,
+        raw_peer(node.container.address) as peer,
+    ):
+        await peer.send_frames(*(wire.Hello(f"raw-{n}", "1", "clicks") for n in range(1200)))
+        told = []
+        while len(told) < 1200:
+            told += [each.error for each in await peer.receive() if isinstance(each, wire.Hello)]
+        refused = list(filter(None, told))
+        assert len(refused) == 1200 - 1024
+        assert all("has opened it for 1024 producers" in error for error in refused)
 
 
 async def test_answers_beyond_what_peers_may_leave_unread_end_the_connection_with_most() -> None:

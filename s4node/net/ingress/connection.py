@@ -40,7 +40,7 @@ class Peers(Protocol):
     limits: PeerLimits
     verdict_delay: float
     unread: Budget[Connection]
-    unfinished: Budget[Connection]
+    unhandled: Budget[Connection]
     lanes: Budget[Connection]
     types: Budget[Connection]
     hellos: Rate
@@ -70,7 +70,8 @@ class Connection:
         self.serial = serial  # rises with each connection
         self.socket: AcceptedPipe | None = None
         self.frames: Iterator[wire.Frame | wire.BadFrame] | None = None
-        """What is left of the last envelope."""
+        """What is left of the last envelope, which has ``envelope_bytes``."""
+        self.envelope_bytes = 0
         self.incarnation = ""  # of the process at the other end
         self.dirty: dict[ProducerLane, None] = {}
         self.pressing: dict[ProducerLane, None] = {}
@@ -251,6 +252,12 @@ class Connection:
         """The peer's address without its port."""
         return self.peer.rpartition(":")[0]
 
+    @property
+    def unhandled(self) -> int:
+        """The bytes that the peer has sent, in whole messages or not, and that wait here."""
+        assert self.socket is not None
+        return self.socket.unfinished + self.socket.untaken + self.envelope_bytes
+
     def _count_unread(self) -> None:
         """Note the bytes that wait for the peer to read."""
         size = self._answer_bytes + (0 if self.socket is None else self.socket.unsent)
@@ -268,7 +275,7 @@ class Connection:
             self.congested = True
             if not self._told_rate and self._hellos.seconds_until_next(now):
                 self._told_rate = True
-                reason = self._limited(
+                reason = self.limited(
                     f"hellos, queries and bad frames beyond "
                     f"{self._listener.limits.hellos_per_second:g} a second wait "
                     f"(s4.listener.hellosPerSecond)"
@@ -295,7 +302,7 @@ class Connection:
         limits = self._listener.limits
         types = sum(map(size_of, hello.types))
         if self._type_bytes + types > limits.own_type_bytes:
-            return self._limited(
+            return self.limited(
                 f"stream {hello.stream!r}: this connection has declared event types of more than "
                 f"{limits.own_type_bytes} bytes (a 64th of s4.listener.typeBytes); use smaller "
                 f"types, or another connection"
@@ -303,7 +310,7 @@ class Connection:
         opened = hello.stream, hello.peer
         lanes = self._lane_count + partitions - self._lanes.get(opened, 0)
         if lanes > limits.own_lanes:
-            return self._limited(
+            return self.limited(
                 f"stream {hello.stream!r}: with {hello.peer!r} this connection would have {lanes} "
                 f"lanes, more than {limits.own_lanes} (a quarter of s4.listener.maxLanes); use "
                 f"another connection"
@@ -321,7 +328,7 @@ class Connection:
             self._lane_count -= lanes
             self._listener.lanes.set(self, self._lane_count)
 
-    def _limited(self, reason: str) -> str:
+    def limited(self, reason: str) -> str:
         """Count and log that a limit has taken effect; return the reason, for the peer."""
         self._listener.counts["limits reached"] += 1
         self.warn("a peer has reached a limit", reason=reason)
@@ -355,6 +362,7 @@ class Connection:
             with suppress(StageBroken):
                 self.socket.send_nowait(last_word(reason))
             self.socket.drop_input()  # at once: its task may have to wait for many others
+        self.frames, self.envelope_bytes = None, 0
         self.released()
         self.congested = True
         self.scope.cancel()
@@ -362,7 +370,7 @@ class Connection:
     def released(self) -> None:
         """Give back what the connection took up, when it has ended."""
         listener = self._listener
-        for budget in (listener.unread, listener.unfinished, listener.lanes, listener.types):
+        for budget in (listener.unread, listener.unhandled, listener.lanes, listener.types):
             budget.set(self, 0)
 
     @property

@@ -117,7 +117,7 @@ class Listener:
         self.limits = limits
         self.unread: Budget[Connection] = node_totals.budget(0, limits.unread_bytes)
         self.lanes: Budget[Connection] = node_totals.budget(1, limits.lanes)
-        self.unfinished: Budget[Connection] = node_totals.budget(2, limits.unfinished_bytes)
+        self.unhandled: Budget[Connection] = node_totals.budget(2, limits.unfinished_bytes)
         self.hellos = limits.rate_of_all()
         self.types: Budget[Connection] = node_totals.budget(3, limits.type_bytes)
         self._hosts: Counter[str] = Counter()
@@ -351,16 +351,11 @@ class Listener:
         for budget, reason in (
             (self.unread, "it does not read its answers"),
             (self.lanes, "it has more lanes than others, and the node has too many"),
-            (self.unfinished, "it has the longest unfinished message, and the node has too many"),
+            (self.unhandled, "it has sent most of what waits here, and the node has too much"),
             (self.types, "it has declared more types than others, and the node has too many"),
         ):
             while (largest := budget.largest()) is not None:
                 largest.end_because(reason)
-
-    def _count_unfinished(self, connection: Connection) -> None:
-        assert connection.socket is not None
-        if self.unfinished.set(connection, connection.socket.unfinished) is not None:
-            self.end_largest()
 
     async def _serve_peer(self, caller: Caller) -> None:
         peer = caller.name
@@ -411,8 +406,10 @@ class Listener:
                         taken = self._drain(connection)
                 else:
                     taken = self._drain(connection)
-                if connection.socket.unfinished or self.unfinished.total:
-                    self._count_unfinished(connection)
+                unhandled = connection.unhandled
+                if unhandled or self.unhandled.total:
+                    self.unhandled.set(connection, unhandled)
+                    self.end_largest()
                 if connection.arrived.is_set():
                     patience.deadline = math.inf
                 if taken:
@@ -438,6 +435,7 @@ class Listener:
                         if data is None:
                             return taken
                         taken, connection.heard = True, until
+                        connection.envelope_bytes = len(data)
                         connection.frames = wire.read_envelope(data, self._max_frame)
                     for frame in connection.frames:
                         empty = False
@@ -470,6 +468,7 @@ class Listener:
                 except RemoteFrameError as error:
                     connection.bad_frame(str(error))
                 connection.frames = None
+                connection.envelope_bytes = 0
                 # no frames take time, too
                 if connection.congested or (now or clocks.steady()) >= until:
                     return True

@@ -37,7 +37,8 @@ _KEEPALIVE = (
 """A peer whose host is gone is noticed after a minute."""
 
 _RECEIVES = 4
-"""How often the kernel is asked for an envelope: for a megabyte, in half a millisecond."""
+"""How often the kernel is asked for an envelope: for a megabyte, in half a millisecond. A peer that
+has just come is asked once: many may come at the same time."""
 
 RECORD_BYTES = 16_384
 """The longest piece of data in TLS."""
@@ -92,7 +93,7 @@ class SpSocket:
         Raises RemoteFrameError for one that is too long.
         """
         if not self._messages:
-            for _ in range(_RECEIVES):
+            for _ in range(_RECEIVES if self.connected else 1):
                 if not self._receive() or self._messages:
                     break
             if not self._messages:
@@ -186,6 +187,12 @@ class SpSocket:
         else:
             self._rest = self._rest[sent:]
             self.sent += sent
+
+    @property
+    def untaken(self) -> int:
+        """The bytes that have come in whole envelopes and were not taken."""
+        whole = sum(len(each) for each in self._messages if isinstance(each, bytes))
+        return whole + len(self._splitting.rest)
 
     @property
     def unsent(self) -> int:

@@ -139,7 +139,6 @@ class InputPort:
             if hello is not before:
                 error = error or self.durable.lost_before(before, closings)
         error = error or self.admission.refusal(hello)
-        error = error or self.admission.crowded(hello.peer, connection)
         headers = {**self._headers, wire.PRODUCER: hello.peer}
         if error:
             return self.word(node, incarnation, error=error, headers=headers)

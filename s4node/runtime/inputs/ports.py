@@ -163,6 +163,7 @@ class Ports:
         before = port.admission.connection_of(hello.peer)
         later = port.admission.is_later(hello)
         reason = "" if later else connection.outdated(before, hello.peer)
+        reason = reason or port.admission.crowded(hello.peer, connection)
         reason = reason or connection.refusal(hello, len(port.admission.stages))
         if reason:
             return self._refusal(hello, reason)
