@@ -247,6 +247,10 @@ class StoreCorrupt(StoreError):  # noqa: N818
     """A file of a store is damaged; its content is not reliable."""
 
 
+class LimitReached(StoreError):  # noqa: N818
+    """A limit of the log does not let a peer have more; it is counted."""
+
+
 class SinkError(S4Error):
     """A batch of a sink cannot be staged or published; nothing of it is visible."""
 

@@ -17,7 +17,7 @@ import trio
 from s4node import threads
 from s4node.config import settings
 from s4node.config.config import Config
-from s4node.errors import StoreError
+from s4node.errors import LimitReached, StoreError
 from s4node.log.feed import Feed
 from s4node.log.hosted import HostedStream, TypeBytes
 from s4node.log.hosted_streams import HostedStreams, WhoHas
@@ -233,12 +233,16 @@ class LogHost:
         before = hosted.admission.connection_of(hello.peer)
         later = hosted.admission.is_later(hello)
         old = "" if later else connection.outdated(before, hello.peer)
-        error = old or connection.refusal(hello, len(hosted.partitions))
+        error = old or hosted.admission.crowded(hello.peer, connection)
+        error = error or connection.refusal(hello, len(hosted.partitions))
         positions: tuple[wire.Position, ...] = ()
         headers = {**self._headers, wire.LOG: True, wire.PRODUCER: hello.peer}
         if not error:
             lost = hosted.lost(hello)
-            positions, error = hosted.hello(hello, connection, trio.current_time())
+            try:
+                positions, error = hosted.hello(hello, connection, trio.current_time())
+            except LimitReached as reached:
+                error = connection.limited(str(reached))
         if not error:
             headers |= {wire.LOST: lost} if lost else {}
             connection.takes_over(before, hello)

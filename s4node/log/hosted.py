@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from s4node.errors import S4Error, StoreCorrupt, UnknownStream
+from s4node.errors import LimitReached, S4Error, StoreCorrupt, UnknownStream
 from s4node.events.event import GenericEvent
 from s4node.events.keys import Partitioner, hasher_named
 from s4node.events.routing import KeyRule, Router
@@ -165,9 +165,11 @@ class HostedStream:
     def hello(
         self, hello: wire.Hello, connection: Hashable, now: float
     ) -> tuple[tuple[wire.Position, ...], str]:
-        """Open the stream for a producer; returns where its lanes resume, or why it may not."""
-        error = self.admission.crowded(hello.peer, connection) or self.admission.refusal(hello)
-        error = error or self.declare(hello.types)
+        """Open the stream for a producer; returns where its lanes resume, or why it may not.
+
+        Raises LimitReached as ``declare``.
+        """
+        error = self.admission.refusal(hello) or self.declare(hello.types)
         if error:
             return (), error
         told = {position.partition: position for position in hello.positions}
@@ -218,18 +220,21 @@ class HostedStream:
         return behind
 
     def declare(self, types: Sequence[TypeDecl]) -> str:
-        """Learn the event types of a producer; returns why not, or an empty text."""
+        """Learn the event types of a producer; returns why not, or an empty text.
+
+        Raises LimitReached if there are too many, or they are too long.
+        """
         if error := check_declared(self.name, types):
             return error
         new = [one for one in types if one.fingerprint not in self.types]
         if len(self.types) + len(new) > MAX_TYPES:
-            return (
+            raise LimitReached(
                 f"stream {self.name!r} has {len(self.types)} versions of event types, and at most "
                 f"{MAX_TYPES} are allowed; create another stream"
             )
         taken = self._type_bytes
         if new and taken.used + sum(map(size_of, new)) > taken.limit:
-            return (
+            raise LimitReached(
                 f"stream {self.name!r}: the event types of the log have {taken.used} bytes, and at "
                 f"most {taken.limit} are allowed (s4.log.typeBytes); delete a stream, or raise "
                 f"the limit"

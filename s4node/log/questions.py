@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import trio
 
-from s4node.errors import S4Error, StartpointError, StoreError, UnknownStream
+from s4node.errors import LimitReached, S4Error, StartpointError, StoreError, UnknownStream
 from s4node.events.schema import TypeDecl
 from s4node.log.hosted import describe
 from s4node.log.hosted_streams import SPOOL, HostedStreams
@@ -66,6 +66,8 @@ class Questions:
             values = await ask(self, query.arguments)
         except S4Error as found:
             error = found
+            if isinstance(found, LimitReached):
+                connection.limited(str(found))
         except (KeyError, TypeError, ValueError, msgspec.MsgspecError) as found:
             error = StoreError(
                 f"the arguments of the query {query.question!r} are invalid ({found!r}): "

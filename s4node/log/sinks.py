@@ -25,7 +25,7 @@ from weakref import WeakValueDictionary
 import trio
 
 from s4node import clocks, threads
-from s4node.errors import S4Error, SinkError
+from s4node.errors import LimitReached, S4Error, SinkError
 from s4node.failpoints import passing
 from s4node.log.hosted import HostedStream
 from s4node.log.hosted_streams import SPOOL, HostedStreams
@@ -261,7 +261,10 @@ class Sinks:
             rows: list[StagedRow] = await spool.partitions[number].rows()
             staged[number] = tally(rows)
             size += sum(row.size for row in rows if row.producer in names)
-            problem = target.declare(tuple(spool.partitions[number].types.values()))
+            try:
+                problem = target.declare(tuple(spool.partitions[number].types.values()))
+            except LimitReached as reached:
+                problem = str(reached)
             if problem:
                 raise SinkError(problem)
         self._check_room(sink, batch, size)
@@ -296,7 +299,8 @@ class Sinks:
         if spool is not None:
             for source in spool.partitions:
                 decided[source.number] = source.standing.upcoming
-                target.declare(tuple(source.types.values()))
+                with suppress(LimitReached):  # it was decided when there was room
+                    target.declare(tuple(source.types.values()))
         for number in decision.first:
             carrying = Carrying(sink, number)
             if spool is not None:

@@ -32,7 +32,7 @@ from s4node.config.settings import (
     LOG_RETENTION_MS,
     LOG_SYNC,
 )
-from s4node.errors import StoreError
+from s4node.errors import LimitReached, StoreError
 from s4node.log.partition.partition_database import FORMAT
 from s4node.log.partition.retention import Keep
 from s4node.log.stream_folder import (
@@ -143,7 +143,7 @@ class LogStore:
         most = self.settings.max_partitions
         partitions = sum(len(stream.partitions) for stream in self.streams.values())
         if partitions + wanted.partitions > most:
-            raise StoreError(
+            raise LimitReached(
                 f"stream {wanted.name!r} with {wanted.partitions} partitions would be beyond "
                 f"s4.log.maxPartitions ({most}), of which {partitions} are used; delete a stream, "
                 f"or raise the limit"
@@ -152,7 +152,7 @@ class LogStore:
         used = sum(p.standing.disk for stream in self.streams.values() for p in stream.partitions)
         needed = wanted.partitions * EMPTY_BYTES
         if quota and used + needed > quota:
-            raise StoreError(
+            raise LimitReached(
                 f"stream {wanted.name!r} with {wanted.partitions} partitions needs {needed} bytes "
                 f"while empty, and {used} of s4.log.quotaBytes ({quota}) are used; raise the quota"
             )
@@ -200,7 +200,7 @@ def _lock(folder: Path) -> int:
     """Lock the folder; closing the returned file descriptor releases the lock."""
     with os_errors_as_ours(folder):
         disk.make_folders(folder)
-        fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = disk.private(str(folder / "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(fd, 0)

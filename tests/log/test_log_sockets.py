@@ -58,6 +58,7 @@ async def test_the_partitions_of_a_log_are_at_most_those_of_the_setting(tmp_path
         with pytest.raises(StoreError, match=r"s4\.log\.maxPartitions \(3\), of which 2 are used"):
             await log.create("taps", 2)
         await log.create("taps", 1)
+        assert node.statistics().peers["limits reached"] == 1
 
 
 async def test_the_event_types_of_a_log_have_at_most_the_bytes_of_the_setting(
@@ -73,6 +74,7 @@ async def test_the_event_types_of_a_log_have_at_most_the_bytes_of_the_setting(
             answer = await peer.receive_until(lambda header: isinstance(header, wire.Hello))
             assert isinstance(answer, wire.Hello)
             assert "at most 1024 are allowed (s4.log.typeBytes)" in answer.error
+        assert node.statistics().peers["limits reached"] == 1
         async with Client(node.address) as client:
             clicks = await client.stream("clicks")
             await clicks.send(Click("ann"))
