@@ -425,10 +425,10 @@ class NodeRoute:
                 continue
             if lane.open and not asked:
                 continue  # it sends already, and its position was not requested
+            self._reopened |= not lane.open and lane.next_number > 0
             if not box.reopen(lane, position, again=routes.again):
                 return
         self.opened = True
-        self._reopened |= asked and any(lane.next_number for lane in self.lanes)
         self._accepted = declared
         self._wants_hello = False
         owners = _owners(answer)
