@@ -27,6 +27,7 @@ from s4node.app.stream import Stream
 
 PACKAGE = str(Path(s4node.__file__).parent) + "/"
 HANDLERS = "<s4node run>"  # the compiled loop of a stream
+_WAITS = {"before_io_wait", "after_io_wait"}  # as often as the machine lets others have a turn
 
 
 class Click(Event):
@@ -73,6 +74,8 @@ class Walk:
         """For sys.setprofile."""
         if self.on and event == "call":
             file = frame.f_code.co_filename
+            if frame.f_code.co_name in _WAITS:
+                return
             if file.startswith(PACKAGE) or file == HANDLERS:
                 self._files.append(file)
 

@@ -27,6 +27,7 @@ from typing import NamedTuple
 from s4node.cli.arguments import command
 from s4node.errors import S4Error
 from s4node.process import stdio
+from s4node.process.loading import interruptible
 from s4node.version import __version__
 
 
@@ -213,7 +214,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _done(arguments: Sequence[str] | None, closed: bool) -> int:
     try:
         words = sys.argv[1:] if arguments is None else arguments
-        parser = _parser(next((word for word in words if not word.startswith("-")), ""))
+        with interruptible():
+            parser = _parser(next((word for word in words if not word.startswith("-")), ""))
         parsed = parser.parse_args(words)
         if parsed.command is None:
             parser.print_help()

@@ -30,6 +30,7 @@ from s4node.config.settings import (
     HTTP_ADDRESS,
 )
 from s4node.errors import ConfigError
+from s4node.process.loading import interruptible
 
 if TYPE_CHECKING:
     from s4node.cluster.node.node import Node
@@ -107,7 +108,8 @@ def run(
     if not containers:
         return _serve(target, config, as_json=as_json)
     _check_unmonitored(config)
-    from s4node.process.launch import launch
+    with interruptible():
+        from s4node.process.launch import launch
 
     def announce(done: Launched) -> None:
         if as_json:
@@ -145,7 +147,8 @@ def node(app: str | None, name: str, folder: str | None, config: Config, *, as_j
         if name:
             check_name(name)
         return _serve(app, config, as_json=as_json, node=name)
-    from s4node.process.node_process import run_node
+    with interruptible():
+        from s4node.process.node_process import run_node
 
     if folder is not None:
         config = config.with_({COORDINATION_FOLDER.name: folder})
@@ -169,9 +172,10 @@ def _serve(
     target: str, config: Config, *, as_json: bool, adapter: bool = False, node: str = ""
 ) -> int:
     _check_unmonitored(config)
-    from s4node.app.app import AdapterApp
-    from s4node.deploy.load_app import load_app
-    from s4node.process.serve import serve
+    with interruptible():
+        from s4node.app.app import AdapterApp
+        from s4node.deploy.load_app import load_app
+        from s4node.process.serve import serve
 
     app = load_app(target)
     if adapter and not isinstance(app, AdapterApp):

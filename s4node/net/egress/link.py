@@ -175,8 +175,8 @@ class Link:
             self._socket = None
 
     def _changed(self, connected: bool) -> None:
-        if not connected:
-            self._take_arrived()
+        if not connected and self._socket is not None:
+            self._take(self._socket.receive_nowait())
         self._control.clear()
         self._unsent = None  # the routes resend it
         for route in self.routes:
@@ -209,19 +209,19 @@ class Link:
         assert self._socket is not None
         while True:
             await self._socket.wait_readable()
-            if self._take_arrived():
+            data = self._socket.receive_nowait()
+            if data is not None:
+                self._take(data)
                 self.wake()
                 self.on_news()
 
-    def _take_arrived(self) -> bool:
-        """Take the frames that have arrived; return True if any have."""
+    def _take(self, data: bytes | None) -> None:
+        """Take an envelope, and all others that have arrived."""
         assert self._socket is not None
-        taken = False
-        while (data := self._socket.receive_nowait()) is not None:
+        while data is not None:
             for frame in self._dialled.frames(self._socket, data):
                 self._take_frame(frame.header)
-            taken = True
-        return taken
+            data = self._socket.receive_nowait()
 
     def _take_frame(self, header: wire.Header) -> None:
         if isinstance(header, wire.Drain):

@@ -252,12 +252,6 @@ class Connection:
         """The peer's address without its port."""
         return self.peer.rpartition(":")[0]
 
-    @property
-    def unhandled(self) -> int:
-        """The bytes that the peer has sent, in whole messages or not, and that wait here."""
-        assert self.socket is not None
-        return self.socket.unfinished + self.socket.untaken + self.envelope_bytes
-
     def _count_unread(self) -> None:
         """Note the bytes that wait for the peer to read."""
         size = self._answer_bytes + (0 if self.socket is None else self.socket.unsent)

@@ -406,9 +406,10 @@ class Listener:
                         taken = self._drain(connection)
                 else:
                     taken = self._drain(connection)
-                unhandled = connection.unhandled
-                if unhandled or self.unhandled.total:
-                    self.unhandled.set(connection, unhandled)
+                unhandled = connection.envelope_bytes
+                unhandled += connection.socket.unfinished + connection.socket.untaken
+                waits = unhandled or self.unhandled.total
+                if waits and self.unhandled.set(connection, unhandled) is not None:
                     self.end_largest()
                 if connection.arrived.is_set():
                     patience.deadline = math.inf

@@ -10,7 +10,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from s4node.errors import RemoteFrameError
@@ -36,19 +36,21 @@ class DialledPeer:
         """Connect, and reconnect until closed; ``on_change(connected)`` reports each change."""
         return network.current.dial(self.address, _MAX_BYTES, on_change, self.credentials)
 
-    def frames(self, socket: Pipe, data: bytes) -> Iterator[wire.Frame]:
+    def frames(self, socket: Pipe, data: bytes) -> list[wire.Frame]:
         """The good frames of an envelope that has come over ``socket``."""
+        good: list[wire.Frame] = []
         try:
             for frame in wire.read_envelope(data, _MAX_BYTES):
                 if isinstance(frame, wire.BadFrame):
                     self.bad(frame.reason)
                 else:
-                    socket.answered()
                     if not self.answers.answered:  # the first of its connection
+                        socket.answered()
                         self.answers.good()
-                    yield frame
+                    good.append(frame)
         except RemoteFrameError as error:
             self.bad(str(error))
+        return good
 
     def bad(self, reason: str) -> None:
         """Log a bad frame, the first of a connection."""

@@ -78,10 +78,8 @@ class AcceptedPipe(Pipe, Protocol):
     taken: int
     """The envelopes that have come."""
 
-    @property
-    def untaken(self) -> int:
-        """The bytes that have come in whole envelopes and were not taken."""
-        ...
+    untaken: int
+    """The bytes that have come in whole envelopes and were not taken."""
 
     sent: int
     """The bytes that have left."""

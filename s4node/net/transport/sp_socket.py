@@ -81,7 +81,7 @@ class SpSocket:
         self._closed = False
         self.connected = False
         self.fault = ""
-        self.unfinished = self.taken = self.sent = 0
+        self.unfinished = self.untaken = self.taken = self.sent = 0
         if self._tls is None:
             raw.send(HANDSHAKE)  # a new socket has room for it
         elif self._tls.version() is not None:
@@ -101,6 +101,7 @@ class SpSocket:
         message = self._messages.popleft()
         if isinstance(message, RemoteFrameError):
             raise message
+        self.untaken -= len(message)
         return message
 
     def _receive(self) -> bool:
@@ -126,6 +127,10 @@ class SpSocket:
             return False
         self._messages += found
         self.taken += len(found)
+        self.untaken = len(self._splitting.rest)
+        for message in found:
+            if isinstance(message, bytes):
+                self.untaken += len(message)
         self.unfinished = self._splitting.unfinished
         if not self.connected and self._splitting.greeted:
             self.connected = True
@@ -189,12 +194,6 @@ class SpSocket:
             self.sent += sent
 
     @property
-    def untaken(self) -> int:
-        """The bytes that have come in whole envelopes and were not taken."""
-        whole = sum(len(each) for each in self._messages if isinstance(each, bytes))
-        return whole + len(self._splitting.rest)
-
-    @property
     def unsent(self) -> int:
         """The bytes that were accepted and have not left."""
         return len(self._rest)
@@ -240,7 +239,7 @@ class SpSocket:
         self._end()
         self._splitting = SpMessages(0)
         self._messages.clear()
-        self.unfinished = 0
+        self.unfinished = self.untaken = 0
 
     async def close(self) -> None:
         """Close; tasks that wait here get ClosedResourceError."""

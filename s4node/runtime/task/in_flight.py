@@ -416,7 +416,8 @@ class InFlight:
                 number = load.batch.number(entry.index)
                 receipt.complete(number, number + 1)
             else:
-                self._processor.events_done(load.batch)
+                if self._processor.timed:
+                    self._processor.events_done(load.batch)
                 receipt.done()
             if entry.asked.any:
                 self._released.append(Ask(entry.asked))
