@@ -296,7 +296,7 @@ class SavepointTorture:
         there = await self._quiet_arrivals()
         newest = kept_now(self.job)
         self.log(f"go back to {saved.name}")
-        lives = self._known_lives(newest, there)
+        lives = self._known_lives(newest)
         self._unsent += there.lacks(newest.ends, lives)
         rest = there.lacks(saved.kept.ends, lives)
         since = there.names.total() + rest - saved.kept.ended - saved.extra
@@ -319,12 +319,9 @@ class SavepointTorture:
         truth = truth_of(self._tokens(saved.kept.drops, saved.kept.clicks, saved.gaps))
         await self._settle(truth, f"as of {saved.name}")
 
-    def _known_lives(self, newest: Kept, there: Arrivals) -> set[str]:
-        """The latest lives of each task of ``circle``; ``ends`` takes events of no other.
-
-        A task forgets a channel that has nothing left to send, and ``ends`` still knows that life.
-        """
-        self._lives |= newest.lives | {producer for producer, _ in there.lanes if "#" in producer}
+    def _known_lives(self, newest: Kept) -> set[str]:
+        """The latest lives of each task of ``circle``; ``ends`` takes events of no other."""
+        self._lives |= newest.lives
         by_task: dict[str, list[str]] = {}
         for each in sorted(self._lives):
             by_task.setdefault(each.partition("#")[0], []).append(each)
