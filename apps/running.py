@@ -40,6 +40,14 @@ def running(*words: str) -> Iterator[str]:
         process.stdout.close()
 
 
+@contextmanager
+def running_log(folder: Path) -> Iterator[str]:
+    """Run the node ``archive``, whose log and coordination are in ``folder``; gives its address."""
+    places = [f"s4.log.folder={folder / 'log'}", f"s4.coordination.folder={folder / 'nodes'}"]
+    with running("node", "archive", "-p", places[0], "-p", places[1]) as address:
+        yield address
+
+
 def s4(*words: str) -> None:
     """Run a command that ends."""
     subprocess.run(

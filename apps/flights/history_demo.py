@@ -21,7 +21,7 @@ from pyspark.sql import functions as f
 from apps.flights.data import flights_csv, tables
 from apps.flights.events import KINDS, Figures, Flight
 from apps.flights.spark_job import batch_aggregates, read_flights
-from apps.running import running, s4
+from apps.running import running, running_log, s4
 from s4node.spark.history.bootstrap import bootstrap
 from s4node.spark.history.savepoint import write_savepoint
 from s4node.spark.java import spark_session
@@ -42,9 +42,7 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory(prefix="s4node-flights-") as name:
         folder = Path(name)
-        archive = ["node", "archive", "-p", f"s4.log.folder={folder / 'log'}"]
-        archive += ["-p", f"s4.coordination.folder={folder / 'nodes'}"]
-        with running(*archive) as address:
+        with running_log(folder) as address:
             s4("log", "create", "flights", "--partitions", _PARTITIONS, "--key", "route",
                "--to", address)  # fmt: skip
             s4("log", "create", "reports", "--to", address)

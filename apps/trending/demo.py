@@ -18,7 +18,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
-from apps.running import running, s4
+from apps.running import running, running_log, s4
 from apps.trending.app import LATENESS, PLACES
 from apps.trending.posts import BEGIN, MINUTES, write_posts
 from s4node.spark.java import spark_session
@@ -44,9 +44,7 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory(prefix="s4node-trending-") as name:
         folder = Path(name)
-        archive = ["node", "archive", "-p", f"s4.log.folder={folder / 'log'}"]
-        archive += ["-p", f"s4.coordination.folder={folder / 'nodes'}"]
-        with running(*archive) as address:
+        with running_log(folder) as address:
             s4("log", "create", "mentions", "--partitions", _PARTITIONS, "--key", "topic",
                "--to", address)  # fmt: skip
             s4("log", "create", "trends", "--to", address)

@@ -321,7 +321,7 @@ async def check_readable(app: App | None, config: Config, manifest: Manifest, sa
 
 
 def check_senders(cluster: str, manifest: Manifest, saved: Path) -> None:
-    """Raise CheckpointError if tasks of another cluster have sent events that are under way."""
+    """Raise CheckpointError if it has unacknowledged events of tasks of another cluster."""
     for task in manifest.tasks:
         with opened_task(saved, task) as state:
             rows = {} if state is None else channels_of(state.rows(OUTBOX))
@@ -330,9 +330,9 @@ def check_senders(cluster: str, manifest: Manifest, saved: Path) -> None:
                 sender = data_of(each.data)[0].producer.removeprefix(wire.TASK).partition("/")[0]
                 if sender != cluster:
                     raise CheckpointError(
-                        f"the savepoint {manifest.name!r} has events under way that tasks of the "
-                        f"cluster {sender!r} have sent, so it cannot be used in {cluster!r}; set "
-                        f"{settings.CLUSTER_NAME.name} = {sender}, or use a savepoint that was "
+                        f"the savepoint {manifest.name!r} has unacknowledged events that tasks of "
+                        f"the cluster {sender!r} have sent, so it cannot be used in {cluster!r}; "
+                        f"set {settings.CLUSTER_NAME.name} = {sender}, or use a savepoint that was "
                         f"taken after the app had stopped in order"
                     )
 
