@@ -158,9 +158,21 @@ def member(task: dict[str, Any]) -> None:
                 say(
                     counts=counts(container) if task.get("whole") else {},
                     total=total(container),
+                    unfinished=unfinished(container),
                     **usage(),
                 )
             container.stop()
+
+    def unfinished(container: Container) -> list[str]:
+        """What waits at the container, and what it has shed or could not send."""
+        found = container.statistics()
+        waiting = [
+            f"{each.stage} {each.stream}/{each.partition}: {each.depth} wait, "
+            f"{each.in_flight} in flight, shed {each.shed}"
+            for each in found.stages
+            if each.depth or each.in_flight or any(each.shed.values())
+        ]
+        return [*waiting, *(f"lost: {lost}" for lost in (found.dropped, found.unsendable) if lost)]
 
     def counted(container: Container) -> Callable[[], Any]:
         last = "Count" if task["app"] == "words" else f"pe{task['hops']}"

@@ -292,8 +292,14 @@ def sentences(task: dict[str, Any]) -> None:
             while time.perf_counter() - began < task["seconds"]:
                 await stream.send_many(next(source))
                 sent += size
-            await stream.flush()
-            say(sent=sent, seconds=time.perf_counter() - began, cpu_s=usage()["cpu_s"] - before)
+            refused = await stream.flush()
+            say(
+                sent=sent,
+                seconds=time.perf_counter() - began,
+                cpu_s=usage()["cpu_s"] - before,
+                refused=sum(one.count for one in refused),
+                reason=refused[0].reason if refused else "",
+            )
 
     trio.run(main)
 

@@ -21,6 +21,7 @@ from s4node.bench.process import Role
 from s4node.bench.result import Result, middle
 
 CHUNK = 256
+_PATIENCE = 60.0
 LOSSLESS = {"s4.cluster.partitions": "2", "s4.sender.executor": "block"}
 
 
@@ -32,7 +33,7 @@ def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
         say(f"run {number + 1} of {runs}: one bare loop, then two nodes")
         with Role("words_limit", seconds=seconds) as limit:
             limits.append(limit.hear())
-        found.append(system(seconds))
+        found.append(system(seconds, say))
     rate = middle([one["words"] / one["seconds"] for one in found])
     limit_rate = middle([one["words"] / one["seconds"] for one in limits])
     return [
@@ -59,8 +60,8 @@ def sentences() -> list[Sentence]:
     return [Sentence(text) for text in texts[: len(texts) // CHUNK * CHUNK]]
 
 
-def system(seconds: float) -> dict[str, Any]:
-    """One run of two nodes and a producer."""
+def system(seconds: float, say: Callable[[str], None]) -> dict[str, Any]:
+    """One run of two nodes and a producer; says what is wrong with the counts."""
     with tempfile.TemporaryDirectory(prefix="s4-bench-") as folder, ExitStack() as stack:
         task = {"app": "words", "folder": folder, "expected": 2, "whole": True}
         members = [
@@ -74,7 +75,7 @@ def system(seconds: float) -> dict[str, Any]:
         want = sent["sent"] * WORDS_IN_A_SENTENCE
         began = time.perf_counter()
         while sum((now := ask(member))["total"] for member in members) < want:
-            if time.perf_counter() - began > 60:  # lost: the check below says so
+            if time.perf_counter() - began > _PATIENCE:
                 break
             time.sleep(0.002)
         seconds = sent["seconds"] + time.perf_counter() - began
@@ -82,6 +83,16 @@ def system(seconds: float) -> dict[str, Any]:
         counts: Counter[str] = Counter()
         for now in after:
             counts.update(now["counts"])
+        right = counts == (expected := truth(sent["sent"]))
+        if not right or sent["refused"]:
+            wrong = {word: counts[word] - expected[word] for word in counts | expected}
+            say(
+                f"of {want} words, {counts.total()} were counted: "
+                f"{sum(n for n in wrong.values() if n > 0)} too many, "
+                f"{-sum(n for n in wrong.values() if n < 0)} missing; "
+                f"{sent['refused']} sentences were refused, first {sent['reason']!r}; "
+                f"at the members: {[now['unfinished'] for now in after]}"
+            )
         cpu = sum(b["cpu_s"] - a["cpu_s"] for a, b in zip(before, after, strict=True))
         for member in members:
             member.tell({})
@@ -90,7 +101,7 @@ def system(seconds: float) -> dict[str, Any]:
         "seconds": seconds,
         "cpu_s": cpu + sent["cpu_s"],
         "rss_mb": max(now["rss_mb"] for now in after),
-        "checked": counts == truth(sent["sent"]),
+        "checked": right,
     }
 
 

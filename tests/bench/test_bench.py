@@ -18,7 +18,7 @@ from s4node.bench.workload import key_sequence, truth
 def test_a_benchmark_prints_only_json_and_has_counted_right(name: str) -> None:
     done = s4_bench(name, "--json", "--quick")
 
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, f"{done.stderr}{done.stdout}"
     found: Any = json.loads(done.stdout)
     rows = found if isinstance(found, list) else [found]
     for row in rows:
