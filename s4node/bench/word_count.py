@@ -73,9 +73,12 @@ def system(seconds: float, say: Callable[[str], None]) -> dict[str, Any]:
         with Role("sentences", address=addresses[0], seconds=seconds) as producer:
             sent = producer.hear()
         want = sent["sent"] * WORDS_IN_A_SENTENCE
-        began = time.perf_counter()
-        while sum((now := ask(member))["total"] for member in members) < want:
-            if time.perf_counter() - began > _PATIENCE:
+        began = progress = time.perf_counter()
+        counted = 0
+        while (total := sum(ask(member)["total"] for member in members)) < want:
+            if total > counted:
+                counted, progress = total, time.perf_counter()
+            if time.perf_counter() - progress > _PATIENCE:
                 break
             time.sleep(0.002)
         seconds = sent["seconds"] + time.perf_counter() - began
