@@ -6,8 +6,10 @@ Rules
   to the job. Both are counted first, and the restore goes ahead only if the user agrees.
 - A consumer that has received more than the savepoint has gets the savepoint's waiting events under
   their old numbers, and then events of another producer name, which it counts anew.
-- The job remembers how far it had sent in former lives, so a later restore counts that, too.
-  Waiting events of a life that consumers have forgotten are counted, and not sent again.
+- The job remembers what it has sent in former lives, so a later restore counts that, too.
+  Waiting events of a life that consumers may have forgotten are counted, and not sent again.
+- Waiting events that had no numbers yet, as the consumer was not there, are the first ones of the
+  new life.
 - Everything is checked before anything changes. From then on the job does not start until all of
   its tasks are restored; after a crash in between, restore again.
 - A task is restored under a claim, like that of any new owner: an owner that wakes up is fenced.
@@ -15,8 +17,8 @@ Rules
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,16 +36,7 @@ from s4node.config.config import Config
 from s4node.errors import CheckpointError
 from s4node.events.keys import hasher_named
 from s4node.failpoints import passing
-from s4node.net.egress.outbox_rows import (
-    Rows,
-    channels_of,
-    data_of,
-    forget,
-    life_of,
-    renamed,
-    sort_rows,
-    weight_of,
-)
+from s4node.net.egress.outbox_rows import channels_of, data_of, forget, sort_rows
 from s4node.net.wire import frame as wire
 from s4node.offsets.checkpoint import JobGuard
 from s4node.offsets.producer_offsets import KeptProducer, Producer, row_of
@@ -51,8 +44,19 @@ from s4node.offsets.startpoint_fan_out import Requests, later
 from s4node.offsets.task_claims import TaskClaims, now_ms
 from s4node.runtime.container import saved_sample
 from s4node.runtime.inputs.job_model import TaskModel
-from s4node.runtime.outputs.channels import FORMER, channel_name, parts_of
-from s4node.savepoints.manifest import Facts, Manifest, Restoring, Sent
+from s4node.runtime.outputs.channels import parts_of
+from s4node.runtime.outputs.sent_lives import (
+    ended_in,
+    lives_in,
+    merged,
+    rows_anew,
+    sent_by,
+    sent_since,
+    stored,
+    to_consumers,
+    with_waiting,
+)
+from s4node.savepoints.manifest import Facts, Manifest, Restoring
 from s4node.savepoints.place import opened_task
 from s4node.savepoints.shipped import savepoints_of
 from s4node.state.checkpoint_policy import CheckpointRetention, Policy
@@ -75,9 +79,6 @@ from s4node.state.task_state import TaskState
 
 _BY_NUMBER = settings.GROUPER.default
 """The grouper with which the number of tasks is that of partitions, or of an input's."""
-
-_ALL = -1
-"""The partition of the entry of a whole life, for events that no lane's entry counts."""
 
 
 @dataclass(frozen=True)
@@ -120,9 +121,11 @@ class SavepointRestore:
             if after is not None:
                 with opened_task(self.saved, task) as saved:
                     before = Facts([], []) if saved is None else _facts_of(saved)
-                    if saved is not None:
-                        over.update(_over(saved, after))
-                outputs.update(_sent_since(before.sent, after.sent))
+                    channels = to_consumers(() if saved is None else saved.rows(OUTBOX))
+                now = lives_in(after.sent)
+                outputs += sent_since(channels, lives_in(before.sent), now)
+                for name, events in ended_in(channels, now).items():
+                    over[parts_of(name)] += events
                 producers.update(_acknowledged_since(before, after, self._own))
         return Since(+outputs, +producers, +over, None not in newest.values())
 
@@ -246,12 +249,16 @@ class SavepointRestore:
             state.owners = {claim.fence: state.owners[claim.fence]}  # the others are known there
             place = task_folder(self.folder, task)
             CheckpointRetention(place, claim.fence, Policy(0, 1, 0), state.ship).take_over(state)
+            sent = merged(sent_by(state), lives_in(() if newest is None else newest.sent))
             if again:
-                _begin_new_channels(state, newest)
+                channels = to_consumers(state.rows(OUTBOX))
+                forget(state.changes, chain.from_iterable(channels.values()))
+                for key, value in rows_anew(channels, sent):
+                    state.changes.put(task_row(OUTBOX, key), value)
+                sent = with_waiting(channels, sent)
             if accept_loss:
                 self._let_skip(state, newest)
-            if newest is not None:
-                state.set_meta(SENT, _to_remember(newest.sent))
+            state.set_meta(SENT, stored(sent))
             state.set_meta(DONE, 0)
             state.set_meta(CUT, self.manifest.number)
             now = now_ms()
@@ -342,29 +349,10 @@ def _facts_of(state: TaskState) -> Facts:
 
     A stream's number without a producer is for producers that have ended.
     """
-    ends: dict[tuple[str, str, str, int], int] = {
-        (stream, consumer, life, partition): end
-        for stream, consumer, life, partition, end in state.meta(SENT) or ()
-    }
-    for channel, rows in channels_of(state.rows(OUTBOX)).items():
-        if parts_of(channel)[1]:
-            lane = (*parts_of(channel), life_of(rows))
-            ends.setdefault((*lane, _ALL), 0)  # it may be known, whether it has numbers or not
-            for partition, number in sort_rows(channel, rows).next_numbers.items():
-                ends[*lane, partition] = max(number, ends.get((*lane, partition), 0))
-    sent = [(*lane, end) for lane, end in ends.items()]
     told = [(*producer, row.number) for producer, row in state.producers().items()]
     ended = {stream for stream, _, _ in told} | state.facts(ENDED)
-    return Facts(sent, told + [(each, "", state.meta(ENDED + each) or 0) for each in ended])
-
-
-def _sent_since(before: Iterable[Sent], after: Iterable[Sent]) -> Counter[tuple[str, str]]:
-    """The events that a task has sent since, in all lives."""
-    known = _totals(before)
-    found: Counter[tuple[str, str]] = Counter()
-    for (stream, consumer, life), total in _totals(after).items():
-        found[stream, consumer] += max(0, total - known[stream, consumer, life])
-    return found
+    told += [(each, "", state.meta(ENDED + each) or 0) for each in ended]
+    return Facts(stored(sent_by(state)), told)
 
 
 def _acknowledged_since(before: Facts, after: Facts, own: str) -> Counter[Producer]:
@@ -382,69 +370,3 @@ def _acknowledged_since(before: Facts, after: Facts, own: str) -> Counter[Produc
         if not gone[1].startswith(own):
             found[gone[0], ""] -= known[gone]
     return found
-
-
-def _over(saved: TaskState, newest: Facts) -> Counter[tuple[str, str]]:
-    """The waiting events of lives that are over, by stream and consumer."""
-    found: Counter[tuple[str, str]] = Counter()
-    for channel, rows in channels_of(saved.rows(OUTBOX)).items():
-        if parts_of(channel)[1] and _is_over(channel, rows, newest):
-            found[parts_of(channel)] += weight_of(rows)[0]
-    return found
-
-
-def _is_over(channel: str, rows: Rows, newest: Facts | None) -> bool:
-    """Return True if a channel's consumer knows later lives, and may have forgotten its own."""
-    lives = _remembered(() if newest is None else newest.sent)[parts_of(channel)]
-    return life_of(rows) not in lives and max(lives, default="") > life_of(rows)
-
-
-def _to_remember(sent: Iterable[Sent]) -> list[Sent]:
-    """The same with one entry for each life that consumers have forgotten."""
-    sent = list(sent)
-    lives, kept = _remembered(sent), []
-    over: Counter[tuple[str, str, str]] = Counter()
-    for each in sent:
-        stream, consumer, life, _, number = each
-        if life in lives[stream, consumer]:
-            kept.append(each)
-        else:
-            over[stream, consumer, life] += number
-    return [(*lane, _ALL, total) for lane, total in sorted(over.items())] + kept
-
-
-def _totals(sent: Iterable[Sent]) -> Counter[tuple[str, str, str]]:
-    found: Counter[tuple[str, str, str]] = Counter()
-    for stream, consumer, life, _, number in sent:
-        found[stream, consumer, life] += number
-    return found
-
-
-def _remembered(sent: Iterable[Sent]) -> defaultdict[tuple[str, str], list[str]]:
-    """The latest lives that each consumer may know."""
-    lives: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
-    for stream, consumer, life, _, _ in sent:
-        lives[stream, consumer].add(life)
-    latest = {who: sorted(found)[-wire.MAX_LIVES :] for who, found in lives.items()}
-    return defaultdict(list, latest)
-
-
-def _begin_new_channels(state: TaskState, newest: Facts | None) -> None:
-    """Make all channels to consumers former ones, after which new ones begin.
-
-    A channel that has nothing to send is forgotten.
-    """
-    channels = {
-        channel: rows
-        for channel, rows in channels_of(state.rows(OUTBOX)).items()
-        if parts_of(channel)[1]
-    }
-    for rows in channels.values():
-        forget(state.changes, rows)
-    last: dict[tuple[str, str], str] = {}
-    for channel in sorted(channels, key=len):  # the newest first, and none is left out between two
-        if weight_of(channels[channel])[0] and not _is_over(channel, channels[channel], newest):
-            base = parts_of(channel)
-            last[base] = f"{last.get(base, channel_name(*base))}{FORMER}"
-            for key, value in renamed(channels[channel], last[base]):
-                state.changes.put(task_row(OUTBOX, key), value)

@@ -89,15 +89,16 @@ class Manifest(msgspec.Struct, frozen=True):
                 yield task, name, file
 
 
-Sent: TypeAlias = tuple[str, str, str, int, int]
-"""How far a lane was sent: stream, consumer, life, partition, and the next number."""
+Sent: TypeAlias = tuple[str, str, str, int, int, int]
+"""What was sent in a life: stream, consumer, life, and the numbers of events that were sent, that
+are acknowledged, and that may have arrived since from a savepoint."""
 
 
 class Facts(msgspec.Struct, frozen=True):
     """What others know of a task's commit.
 
-    ``sent`` has the next number of each lane, ``acknowledged`` the committed number of each
-    producer of a stream.
+    ``sent`` has the events of each life, ``acknowledged`` the committed number of each producer of
+    a stream.
     """
 
     sent: list[Sent]

@@ -41,8 +41,8 @@ DONE = "done"
 ENDED = "ended on "
 """The fact how many events of a durable stream came from producers that are forgotten."""
 
-SENT = "sent before"
-"""The fact how far the task had sent to consumers, in lives that going back to savepoints ended."""
+SENT = "sent in lives"
+"""The fact how much the task has sent to consumers, in lives of channels that are gone."""
 
 LIFE = "life"
 """The fact that names the life of the task as a producer."""

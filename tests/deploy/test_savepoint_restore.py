@@ -38,40 +38,70 @@ GUARD = JobGuard(1, BY_PARTITION, settings.HASHER.default)
 def test_a_restore_counts_what_was_sent_in_more_lives_than_consumers_remember(
     job: SavepointOf,
 ) -> None:
-    send(job, "life 00", 100)
+    send(job, "0-00", 100)
     job.take_stopped("first")
-    send(job, "life 00", 110)
+    send(job, "0-00", 110)
     for number in range(1, LIVES):
         assert again(job, "first") == 10 * number
         restore(job, "first")
-        send(job, f"life {number:02}", 10)
+        send(job, f"0-{number:02}", 10)
         if number == LIVES // 2:
             job.take_stopped("second")
     assert again(job, "second") == 10 * (LIVES - 1 - LIVES // 2)
 
 
 def test_waiting_events_are_sent_if_the_consumer_remembers_their_life(job: SavepointOf) -> None:
-    send(job, "life 00", 100, waiting=7)
+    send(job, "0-00", 100, waiting=7)
     job.take_stopped("first")
     for number in range(1, wire.MAX_LIVES):
         restore(job, "first")
-        send(job, f"life {number:02}", 10)
+        send(job, f"0-{number:02}", 10)
     assert over(job, "first") == 0
     restore(job, "first")
-    assert waiting(job) == {"life 00": 7}
-    send(job, f"life {wire.MAX_LIVES}", 10)
+    assert waiting(job) == {"0-00": 7}
+    send(job, f"0-{wire.MAX_LIVES}", 10)
     assert over(job, "first") == 7
     restore(job, "first")
     assert waiting(job) == {}
 
 
+def test_a_life_in_which_nothing_was_sent_ends_no_other_one(job: SavepointOf) -> None:
+    send(job, "0-00", 100, waiting=7)
+    job.take_stopped("first")
+    for number in range(1, LIVES):
+        restore(job, "first")
+        send(job, f"0-{number:02}", 0)
+    assert over(job, "first") == 0
+    restore(job, "first")
+    assert waiting(job) == {"0-00": 7}
+
+
+def test_what_waited_for_the_partitions_of_its_consumer_is_the_first_of_a_new_life(
+    job: SavepointOf,
+) -> None:
+    send(job, "0-00", 100, waiting=7)
+    job.take_stopped("zero")
+    restore(job, "zero")
+    send(job, "0-01", unnumbered=5)
+    job.take_stopped("first")
+    send(job, "0-01", 30)
+    assert again(job, "first") == 30
+    restore(job, "first")
+    (new,) = waiting(job).keys() - {"0-00"}
+    assert new > "0-01"
+    assert waiting(job) == {"0-00": 7, new: 5}
+    assert again(job, "first") == 30
+    send(job, new, 5)
+    assert again(job, "first") == 35
+
+
 def test_neither_a_savepoint_nor_a_repartition_hides_that_commits_are_lost(
     job: SavepointOf,
 ) -> None:
-    send(job, "life 00", 10)
+    send(job, "0-00", 10)
     copy = job.folder / "copy"
     shutil.copytree(task_folder(job.folder, TASK), copy)
-    send(job, "life 00", 20)
+    send(job, "0-00", 20)
     shutil.rmtree(task_folder(job.folder, TASK))
     repartition = Repartition(job.app, job.folder, job.config, GUARD, 2)
     with pytest.raises(CheckpointError, match=r"'Partition 0' has lost commits: .* has 0 of 2"):
@@ -87,7 +117,7 @@ def test_neither_a_savepoint_nor_a_repartition_hides_that_commits_are_lost(
 def test_a_savepoint_of_a_deployment_that_is_imported_is_not_one_of_deployments(
     job: SavepointOf,
 ) -> None:
-    send(job, "life 00", 10)
+    send(job, "0-00", 10)
     taken = job.take_stopped("before-v2", upgrade=Upgrade("v1", "package", "v2", False))
     file = job.folder / "before-v2.tar"
     with job.place.opened(taken) as saved:
@@ -98,7 +128,7 @@ def test_a_savepoint_of_a_deployment_that_is_imported_is_not_one_of_deployments(
 
 
 def test_an_export_that_is_cut_off_anywhere_is_named(job: SavepointOf) -> None:
-    send(job, "life 00", 10)
+    send(job, "0-00", 10)
     taken, file, cut = job.take_stopped("one"), job.folder / "one.tar", job.folder / "cut.tar"
     with job.place.opened(taken) as saved:
         archive.write(saved, taken, file)
@@ -112,7 +142,7 @@ def test_an_export_that_is_cut_off_anywhere_is_named(job: SavepointOf) -> None:
 
 
 def test_events_under_way_are_of_one_cluster(job: SavepointOf) -> None:
-    send(job, "life 00", 100, waiting=7)
+    send(job, "0-00", 100, waiting=7)
     manifest = job.take_stopped("first")
     with job.place.opened(manifest) as saved:
         trio.run(check_readable, None, job.config, manifest, saved)
@@ -122,7 +152,7 @@ def test_events_under_way_are_of_one_cluster(job: SavepointOf) -> None:
 
 
 def test_a_damaged_decision_of_a_repartition_is_named(job: SavepointOf) -> None:
-    send(job, "life 00", 10)
+    send(job, "0-00", 10)
     place = job.folder / ".repartition" / "decided.json"
     place.parent.mkdir()
     place.write_text('{"job": {}, "tas')
@@ -140,16 +170,19 @@ def job(tmp_path: Path) -> SavepointOf:
     return SavepointOf("shop", tmp_path, Config.from_values({}), GUARD, [TASK])
 
 
-def send(job: SavepointOf, life: str, end: int, waiting: int = 0) -> None:
+def send(job: SavepointOf, life: str, end: int = 0, waiting: int = 0, unnumbered: int = 0) -> None:
     """Have the task commit that it has sent events below ``end`` in this life of its channel; the
-    last of them wait."""
+    last of them wait. Further ones may be without numbers, as the consumer is not there."""
     with (
         closing(TaskClaims(job.folder)) as store,
         taken_over(job.folder, store, TASK, None) as (claim, state),
     ):
         keys = RowKeys(CHANNEL)
         state.changes.put(keys.life, life.encode())
-        state.changes.put(keys.next_number(0), number_row(end))
+        if end:
+            state.changes.put(keys.next_number(0), number_row(end))
+        own = wire.Data("done", 0, "", 0, unnumbered, (wire.Section(0, unnumbered, 0),))
+        state.changes.put(keys.own_row(0), wire.encode_frame(own) if unnumbered else None)
         if waiting:
             name = f"{wire.TASK}default/shop/{TASK}#{life}"
             data = wire.Data(

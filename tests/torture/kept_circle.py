@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from s4node.events.keys import crc32m
-from s4node.net.egress.outbox_rows import channels_of, life_of, sort_rows
+from s4node.net.egress.outbox_rows import channels_of, life_of, sort_rows, weight_of
 from s4node.runtime.outputs.channels import parts_of
 from s4node.savepoints.folders import FolderSavepoints
 from s4node.savepoints.place import opened_task
@@ -22,13 +22,20 @@ from s4node.state.task_state import TaskState
 @dataclass
 class Kept:
     """The state of all tasks of ``circle``: the users, how far its inputs are, and how far each
-    lane to the other app. The ``lives`` of tasks are those of their channels to it."""
+    lane to the other app. Events that are not acknowledged are ``waiting``, by producer; others are
+    ``unnumbered``, for the other app has not been seen yet."""
 
     users: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     drops: dict[int, int] = field(default_factory=dict)
     clicks: dict[tuple[str, int], int] = field(default_factory=dict)
     ends: dict[tuple[str, str], int] = field(default_factory=dict)
-    lives: set[str] = field(default_factory=set)
+    waiting: Counter[str] = field(default_factory=Counter)
+    unnumbered: int = 0
+
+    @property
+    def lives(self) -> set[str]:
+        """The producers that have sent anything to the other app."""
+        return {producer for (producer, _), end in self.ends.items() if end}
 
     @property
     def ended(self) -> int:
@@ -72,9 +79,11 @@ def _add(found: Kept, task: str, state: TaskState) -> None:
             continue
         saved = sort_rows(channel, rows)
         producer = f"~default/circle/{task}#{life_of(rows)}"
-        found.lives.add(producer)
         for to, end in saved.next_numbers.items():
             found.ends[producer, f"Partition {to}"] = end
+        waits = sum(kept.end - kept.first for frames in saved.frames.values() for kept in frames)
+        found.waiting[producer] += waits
+        found.unnumbered += weight_of(rows)[0] - waits
 
 
 @dataclass
@@ -87,7 +96,7 @@ class Arrivals:
     def lacks(self, ends: Mapping[tuple[str, str], int], lives: Collection[str]) -> int:
         """How many events of lanes up to these numbers have not arrived, and may still come.
 
-        Only those of these ``lives`` may; the receiver has forgotten all others.
+        Only those of these ``lives`` may; the receiver may have forgotten all others.
         """
         return sum(
             max(0, end - self.lanes.get((producer, to), 0))

@@ -110,8 +110,8 @@ class SavepointTorture:
         self._busy: set[str] = set()
         self._gaps: tuple[Gap, ...] = ()
         self._extra = 0
-        self._lives: set[str] = set()  # of the tasks of circle that ends may know
-        self._unsent = 0  # events of commits that have never left, for circle was killed
+        self._lives: set[str] = set()  # of tasks of circle, that ends may have got events of
+        self._unsure = 0  # events that were not acknowledged when circle was killed
         self._programs = {name: Program(name) for name in (AGAIN, GOING)}
         self._nodes = self._chance.choice([0, 0, 2])
         self._commit_ms = self._chance.choice(["20", "50", "200"])
@@ -297,13 +297,14 @@ class SavepointTorture:
         newest = kept_now(self.job)
         self.log(f"go back to {saved.name}")
         lives = self._known_lives(newest)
-        self._unsent += there.lacks(newest.ends, lives)
-        rest = there.lacks(saved.kept.ends, lives)
+        self._unsure += newest.waiting.total()
+        rest = there.lacks(saved.kept.ends, lives) + saved.kept.unnumbered
+        over = sum(each for life, each in saved.kept.waiting.items() if life not in lives)
         since = there.names.total() + rest - saved.kept.ended - saved.extra
         lost = self._lost(saved.kept, newest)
         self._write_limits([saved.kept.drops[q] for q in range(PARTITIONS)])
-        if since or lost:
-            await self._read_refusal(saved, since, lost)
+        if since or over or lost:
+            await self._read_refusal(saved, since, over, lost)
         options = ["--from", saved.name, "--outputs", "again", "--accept-loss"]
         if self._chance.random() < 0.7:
             await self._die_at(self._chance.choice(OF_RESTORE), options)
@@ -320,7 +321,8 @@ class SavepointTorture:
         await self._settle(truth, f"as of {saved.name}")
 
     def _known_lives(self, newest: Kept) -> set[str]:
-        """The latest lives of each task of ``circle``; ``ends`` takes events of no other."""
+        """The lives of tasks of ``circle`` that may still send, for ``ends`` cannot know too many
+        later ones."""
         self._lives |= newest.lives
         by_task: dict[str, list[str]] = {}
         for each in sorted(self._lives):
@@ -334,16 +336,21 @@ class SavepointTorture:
             found[program] += max(0, end - saved.clicks.get((program, q), 0))
         return +found
 
-    async def _read_refusal(self, saved: Saved, since: int, lost: Counter[str]) -> None:
+    async def _read_refusal(self, saved: Saved, since: int, over: int, lost: Counter[str]) -> None:
         """Compare what the command says with what has happened."""
         status, said = await self._command("run", "--from", saved.name, app="circle")
         if status != 1:
             self.complaints.append(f"going back to {saved.name} ended with {status}: {said}")
         again = sum(int(n) for n in re.findall(r"done to end: (\d+) events come again", said))
-        if not since <= again <= since + self._unsent:
+        if not since <= again <= since + self._unsure:
             self.complaints.append(
                 f"{saved.name}: {again} are to come again, and {since} have arrived since "
-                f"({self._unsent} were not sent before a death): {said}"
+                f"({self._unsure} may have arrived before a death): {said}"
+            )
+        gone = sum(int(n) for n in re.findall(r"end: (\d+) events that the savepoint still", said))
+        if gone != over:
+            self.complaints.append(
+                f"{saved.name}: {over} are not sent again, and not {gone}: {said}"
             )
         losses = {
             name: int(n) for name, n in re.findall(r"clicks from '(\w+)': (\d+) events", said)

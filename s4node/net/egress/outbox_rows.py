@@ -59,6 +59,12 @@ def renamed(rows: Rows, channel: str) -> list[tuple[bytes, bytes]]:
     return [(key[:1] + name + key[key.index(b"\0", 1) + 1 :], value) for key, value in rows]
 
 
+def begun_anew(channel: str, rows: Rows, life: str) -> list[tuple[bytes, bytes]]:
+    """These rows of a channel in another life; they have no numbers."""
+    own = _LIFE + channel.encode() + b"\0"
+    return [(key, life.encode() if key == own else value) for key, value in rows]
+
+
 def forget(changes: Changes, rows: Rows) -> None:
     """Delete rows with the next commit."""
     for key, _ in rows:
@@ -73,6 +79,11 @@ def weight_of(rows: Rows) -> tuple[int, int]:
             events += data_of(value)[0].count
             size += len(value)
     return events, size
+
+
+def numbered(channel: str, rows: Rows) -> int:
+    """The number of events that have got numbers in a life of a channel, from its rows."""
+    return sum(sort_rows(channel, rows).next_numbers.values())
 
 
 class RowKeys:

@@ -100,7 +100,7 @@ class TransactionalOutbox(Outbox):
         self._home = home
         self._bound = bound
         self._clock = clock
-        self._life = life
+        self.life = life
         self._spilled = SpillRows(self._keys, changes, read)
         self.spill = Spill(app, self.types, self._spilled)
         self._versions: dict[int, TypeDecl] = {}
@@ -452,10 +452,10 @@ class TransactionalOutbox(Outbox):
     def _ours(self, rows: Rows) -> Rows:
         """The rows if they are of our life; rows of an earlier life are deleted."""
         rows = list(rows)
-        if life_of(rows) == self._life:
+        if life_of(rows) == self.life:
             return rows
         forget(self._changes, rows)
-        self._changes.put(self._keys.life, self._life.encode())
+        self._changes.put(self._keys.life, self.life.encode())
         return ()
 
     def _learn(self, partitions: int, routing: str, layout: int | None) -> None:

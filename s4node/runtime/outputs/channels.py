@@ -42,6 +42,7 @@ class Side:
         self.moved = 0  # the value of _moved when the last commit began
         self.committing = False
         self.life: str = state.meta(LIFE) or ""
+        self.sent: dict[tuple[str, str, str], Any] = {}  # on channels that are gone
 
 
 class Unclaimed(NamedTuple):

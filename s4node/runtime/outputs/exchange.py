@@ -43,7 +43,13 @@ from s4node.logger import get_logger
 from s4node.metrics.statistics import OutboxStatistics
 from s4node.net.certificates.credentials import Credentials
 from s4node.net.egress.emitter import Emitter
-from s4node.net.egress.outbox_rows import Rows, channels_of, forget, life_of, weight_of
+from s4node.net.egress.outbox_rows import (
+    Rows,
+    channels_of,
+    forget,
+    life_of,
+    weight_of,
+)
 from s4node.net.egress.routes import Routes
 from s4node.net.egress.transactional_outbox import TransactionalOutbox
 from s4node.net.wire import frame as wire
@@ -62,6 +68,7 @@ from s4node.runtime.outputs.channels import (
 )
 from s4node.runtime.outputs.output_streams import OutputStreams, outbox_options
 from s4node.runtime.outputs.refusals import Refusals
+from s4node.runtime.outputs.sent_lives import Sent, remember, sent_before, sent_on
 from s4node.runtime.task.task import Task
 from s4node.stages.executors import REMOTE_SENDER, SENDER
 from s4node.stages.stage import Overflow
@@ -137,6 +144,7 @@ class Exchange:
     def add_task(self, task: Task, state: TaskState, fence: int, rows: Rows) -> None:
         """Open the part of a claimed task, with the rows that its previous owner left."""
         side = self._sides[task.partition] = Side(task, state, fence)
+        side.sent = sent_before(state)
         left = channels_of(rows)
         for name in former_first(left):
             mine = left[name]
@@ -159,7 +167,7 @@ class Exchange:
         """
         side = self._sides[task.partition]
         side.task, side.state, side.own_rows = task, state, False
-        side.moved, side.left = 0, {}
+        side.moved, side.left, side.sent = 0, {}, sent_before(state)
         if side.life and not state.meta(LIFE):
             state.set_meta(LIFE, side.life)
         rows = channels_of(state.rows(OUTBOX))
@@ -173,6 +181,8 @@ class Exchange:
                 side.left[stream] = own
                 side.own_rows = True
         for name in rows.keys() - side.channels.keys() - side.unclaimed.keys():
+            for life, sent in sent_on({name: list(rows[name])}).items():
+                remember(side, name, life[2], sent)
             forget(state.changes, rows[name])  # the consumer has gone since they were written
 
     def revoke(self, task: Task) -> None:
@@ -273,8 +283,10 @@ class Exchange:
     def _forget_channel(self, side: Side, name: str) -> None:
         """Nothing more is sent on a channel, and its rows go with the next commit."""
         channel = side.channels.pop(name)
+        outbox = channel.outbox
+        remember(side, name, outbox.life, _sent_by(outbox))
         self._close(side, name, channel)
-        for row in channel.outbox.rows():
+        for row in outbox.rows():
             side.state.changes.put(row, None)
 
     def _end_former(self, side: Side) -> None:
@@ -383,6 +395,8 @@ class Exchange:
             log.warning("a consumer has a new number of partitions; events that it has not "
                         "counted are routed again", stream=outbox.stream, task=side.task.name,
                         consumer=parts_of(name)[1], events=len(events))  # fmt: skip
+            counted = _sent_by(outbox).acknowledged
+            remember(side, name, outbox.life, Sent(counted, counted))
             self._close(side, name, side.channels.pop(name))
             for row in channel.outbox.rows():
                 side.state.changes.put(row, None)
@@ -486,6 +500,12 @@ class Exchange:
             channel.emitter.wake()  # also to tell a time
         if leaving:
             passing("outbox.released")
+
+
+def _sent_by(outbox: TransactionalOutbox) -> Sent:
+    """What was sent from an outbox in its life."""
+    released = sum(lane.released for lane in outbox.lanes)
+    return Sent(released, sum(lane.upto for lane in outbox.lanes))
 
 
 def _other_job(_: int) -> bool:
