@@ -3,9 +3,7 @@
 Rules
 - Each connection has a trio task: await readiness once, take frames for a bounded time (a slice),
   repeat. What is left of an envelope is taken in the next slice of its connection.
-- If there are several connections whose last slice was long, or that send a long message, they
-  stand in one line, and one of them has a slice while all others have theirs. So a peer that sends
-  little waits for one long slice, however many peers send much.
+- Connections that send much stand in one line for their slices (:mod:`s4node.net.ingress.slices`).
 - The handler decides about frames. A bad frame is counted, answered and dropped here; the peer
   stays connected.
 - A warning that peers can cause is written once a minute for each host.
@@ -36,6 +34,7 @@ from s4node.net.ingress.connection import Connection, last_word
 from s4node.net.ingress.peer_limits import Budget, PeerLimits
 from s4node.net.ingress.peer_rights import refusal, unwelcome
 from s4node.net.ingress.served_address import serving_credentials
+from s4node.net.ingress.slices import Slices
 from s4node.net.transport import network
 from s4node.net.transport.network import Caller, Place
 from s4node.net.transport.pair_socket import host_and_port
@@ -43,9 +42,6 @@ from s4node.net.wire import frame as wire
 
 log = get_logger("s4node.net")
 
-_DRAIN_SECONDS = 0.002
-_LONG_SECONDS = 0.0005
-_LONG_BYTES = 65_536
 _RETRY_SECONDS = 0.005
 _WARNING_SECONDS = 60.0
 _SILENT_SECONDS = 1.0
@@ -128,7 +124,7 @@ class Listener:
         self._news: dict[Connection, None] = {}
         self._seldom = LogThrottle(_WARNING_SECONDS)
         self._accepting = trio.CancelScope()
-        self._busy: set[Connection] = set()
+        self._slices = Slices()
         self._line = trio.Lock()  # which busy connections get in the order in which they come
 
     @classmethod
@@ -367,6 +363,7 @@ class Listener:
             self.warn("a connection cannot be taken; closed", peer, error=str(error))
             return
         self.connections[connection] = None
+        self._slices.add(connection, clocks.steady())
         self.counts["connections"] += 1
         self._hosts[connection.host] += 1
         try:
@@ -378,7 +375,7 @@ class Listener:
         finally:
             self.connections.pop(connection, None)
             self._news.pop(connection, None)
-            self._busy.discard(connection)
+            self._slices.remove(connection)
             self._hosts[connection.host] -= 1
             if not self._hosts[connection.host]:
                 del self._hosts[connection.host]
@@ -401,7 +398,7 @@ class Listener:
                     await trio.sleep(_RETRY_SECONDS)
                 if connection.congested:
                     await connection.wait_clear()
-                if len(self._busy) > 1 and connection in self._busy:
+                if self._slices.in_line(connection):
                     async with self._line:
                         taken = self._drain(connection)
                 else:
@@ -424,7 +421,7 @@ class Listener:
         """Handle the frames that have arrived, up to a bound; return False if there are none."""
         assert connection.socket is not None
         began = clocks.steady()
-        until = began + _DRAIN_SECONDS
+        until = began + self._slices.most
         limit = self.limits.frame_events
         taken = False
         try:
@@ -474,8 +471,5 @@ class Listener:
                 if connection.congested or (now or clocks.steady()) >= until:
                     return True
         finally:
-            long = connection.socket.unfinished > _LONG_BYTES
-            if long or clocks.steady() - began > _LONG_SECONDS:
-                self._busy.add(connection)
-            else:
-                self._busy.discard(connection)
+            unfinished = connection.socket.unfinished
+            self._slices.ended(connection, began, clocks.steady(), unfinished)
