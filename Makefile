@@ -28,7 +28,7 @@ CRASHES := tests/test_failpoints.py tests/cli/test_job_commands.py tests/cli/tes
 	tests/deploy/test_deploy.py tests/deploy/test_upgrade.py tests/deploy/test_savepoints.py \
 	tests/deploy/test_savepoint_parts.py tests/deploy/test_rollback.py tests/deploy/test_many_machines.py \
 	tests/deploy/test_repartition.py tests/deploy/test_deployed_layout.py \
-	tests/process/test_launch.py \
+	tests/monitoring/test_readiness.py tests/process/test_launch.py \
 	tests/runtime/container/test_durable_crashes.py tests/runtime/container/test_moving.py \
 	tests/runtime/inputs/test_input_crashes.py tests/runtime/inputs/test_startpoints.py \
 	tests/runtime/outputs/test_exchange.py tests/runtime/task/poison/test_error_crashes.py \

@@ -321,6 +321,8 @@ async def _announce(line: Line, container: Container) -> None:
     await container.ready.wait()
     tune_gc(container.config)
     line.say(supervisor_protocol.Ready(container.address))
+    await container.parts.ownership.settled.wait()
+    line.say(supervisor_protocol.Settled())
 
 
 async def _pulses(line: Line, container: Container, seconds: float) -> None:

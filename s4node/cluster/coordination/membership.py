@@ -11,7 +11,7 @@ Rules
 - A member whose folder or URL does not have the state of the app gets no partitions: its tasks
   would start without their state.
 - A member with more than its share learns which partitions it owes. It stops them first, and then
-  hands them over.
+  hands them over. Their next owner learns which will come.
 - The partitions of a dead owner stay without one for the time that its name is awaited. A member of
   this name gets them back.
 - A member whose node is drained hands over all that it has, and gets nothing.
@@ -294,22 +294,29 @@ class Membership:
             return False
         return True
 
+    def _owned(self, assignment: Assignment) -> tuple[frozenset[int], frozenset[int]]:
+        """The partitions of this member, and those of a former one of its name."""
+        named = [p for p, owner in enumerate(assignment.owners) if owner.member == self._info.name]
+        mine = frozenset(p for p in named if assignment.owners[p].key == self._key)
+        return mine, frozenset(named) - mine
+
     def _report(
         self, group: Group, on_view: Callable[[View], None], *, gathered: bool = True
     ) -> None:
         """Report ``group``; while members gather, a former assignment counts as none."""
         assignment = group.assignment.value if group.assignment else Assignment()
         if gathered and len(assignment.owners) == self._info.partitions:
-            owners = enumerate(assignment.owners)
-            mine = frozenset(index for index, owner in owners if owner.key == self._key)
-            owed = mine & self._owed(group).keys()
+            mine, former = self._owned(assignment)
+            heirs = self._owed(group)
+            given = frozenset(index for index, heir in heirs.items() if heir.key == self._key)
             view = View(
                 group.epoch,
                 group.owners,
                 group.epochs,
                 mine,
                 group.addresses,
-                owed,
+                mine & heirs.keys(),
+                former | given,
                 assignment.origin,
             )
         else:

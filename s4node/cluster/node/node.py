@@ -168,7 +168,10 @@ class Node:
         return self._registry
 
     def lacking(self) -> list[str]:
-        """What the node lacks to be ready; empty once it has joined and its apps run, restored."""
+        """What the node lacks to be ready: its cluster, its apps, or its share of their partitions.
+
+        A container that has got its share once stays ready when partitions move later.
+        """
         found = []
         if self._stopping.is_set():
             found.append("the node is stopping")
@@ -176,13 +179,15 @@ class Node:
             found.append("the node has not joined its cluster")
         for post in self._posts.values():
             process = post.process
+            if post.paused:
+                found.append(f"app {post.app!r} is paused by a command that changes its state")
             if post.wanted is None or (process is not None and process.is_done):
                 continue
             if process is None or post.running != post.wanted or not process.address:
                 reason = post.failure or (process.ended_because if process is not None else "")
                 found.append(f"app {post.app!r} is starting{reason and f': {reason}'}")
-            elif process.statistics is not None and process.statistics.replay.restoring:
-                found.append(f"app {post.app!r} is restoring state")
+            elif not process.is_settled:
+                found.append(f"app {post.app!r} waits for its share of partitions")
         return found
 
     def stop(self) -> None:

@@ -79,6 +79,8 @@ class ContainerProcess:
         self.begin = begin
         self.address = ""
         """The address on which it listens; empty while it is not ready."""
+        self.is_settled = False
+        """True once it has had the partitions that other members owed it when it started."""
         self.prepared: supervisor_protocol.Prepared | None = None
         self.statistics: ContainerStatistics | None = None
         self.own_metrics: list[MetricsSnapshot] = []
@@ -208,6 +210,7 @@ class ContainerProcess:
                     await process.wait()
                 self._line = self._process = None
                 self.address = ""
+                self.is_settled = False
                 self.prepared = None
                 self.statistics = None
                 self.own_metrics = []
@@ -284,6 +287,8 @@ class ContainerProcess:
             case supervisor_protocol.Ready():
                 self._life.ready(now)
                 self.address = message.address
+            case supervisor_protocol.Settled():
+                self.is_settled = True
             case supervisor_protocol.Failed():
                 self.failure = message
             case supervisor_protocol.Done():

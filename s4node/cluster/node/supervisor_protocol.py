@@ -109,6 +109,10 @@ class Ready(Message, tag="ready", frozen=True):
     address: str
 
 
+class Settled(Message, tag="settled", frozen=True):
+    """From a container, after Ready: it has the partitions that other members owed it."""
+
+
 class Failed(Message, tag="failed", frozen=True):
     """From a container, right before it ends: why. ``status`` is its exit status; ``lost`` means
     that it was stopped, and that events which nobody keeps were lost. ``silent``: it said nothing,
@@ -137,7 +141,7 @@ class Pulse(Message, tag="pulse", frozen=True):
     own: list[MetricsSnapshot] = []
 
 
-FromContainer = Prepared | Enrolled | Ready | Failed | Done | Pulse
+FromContainer = Prepared | Enrolled | Ready | Settled | Failed | Done | Pulse
 ToContainer = Begin | Go | Stop
 
 _from_container: msgspec.json.Decoder[FromContainer] = msgspec.json.Decoder(FromContainer)

@@ -51,6 +51,7 @@ class Ownership:
     ``report`` is awaited before the first tasks start. ``view`` has the owners of all partitions;
     ``closings`` are for the tasks, in the order of their start. ``gaining`` measures from the view
     that gives us partitions until they take events, ``recovering`` the replacement of failed tasks.
+    ``settled`` is set once we have the partitions that other members owed us at the start.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Ownership:
         self.closings: dict[Task, Closing] = {}
         self.gaining = Timer()
         self.recovering = Timer()
+        self.settled = trio.Event()
         self._app = app
         self._node = node
         self._incarnation = incarnation
@@ -167,6 +169,8 @@ class Ownership:
         self._left = {p: self._left[p] for p in left}
         await self._gain(view, sorted(view.mine - self._tasks.keys() - left))
         self.view = view
+        if self._replay is None or not view.coming:  # without state, others keep what they have
+            self.settled.set()
         if self._members is None:
             return
         self._front.headers |= told(view, self._front.listener.address)

@@ -107,12 +107,16 @@ async def test_a_member_with_more_than_its_share_hands_over_what_it_has_stopped_
         async with seat(tmp_path, "b") as b:
             await until(lambda: a.view.owed == {2, 3}, "a owes two")
             assert (a.mine, b.mine) == ([0, 1, 2, 3], [])
+            await until(lambda: b.view.coming == {2, 3}, "b knows its share")
+            assert a.view.coming == set()
             await a.membership.hand_over([3])
             await owners([a, b], "aaab")
             assert (a.view.owed, b.view.epochs) == ({2}, (1, 1, 1, 2))
+            assert b.view.coming == {2}
             await a.membership.hand_over([2])
             await owners([a, b], "aabb")
             assert (a.view.owed, b.view.epochs) == (set(), (1, 1, 3, 2))
+            assert b.view.coming == set()
 
 
 async def test_what_nobody_is_owed_to_any_more_comes_back_anew(tmp_path: Path) -> None:
@@ -269,6 +273,7 @@ async def test_a_member_that_returns_while_it_is_awaited_finds_its_partitions(
             await until(lambda: c.view.members == ("tcp://b", "tcp://c"))
             async with seat(tmp_path, "a", stay=LONG) as again:
                 await until(lambda: again.view.mine == had)
+                assert all(had <= view.mine | view.coming for view in again.views if view.epoch)
                 assert b.view.mine == kept
                 assert c.view.mine == frozenset()
 
