@@ -5,12 +5,14 @@ Rules
   them at once (``savepoints.replacement``; ``shipped_layout`` for state at a URL). Until then the
   job is unchanged.
 - The rows of a key move with its key group; ``new_layout`` decides what becomes of the others.
+- A former task is restored twice, which takes long from a URL: for what belongs to no key, as the
+  new layout depends on all tasks, and for the rows of its keys, which are moved in their order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -148,13 +150,14 @@ class Repartition:
             fences = store.fences()
         moved = 0
         tasks = {}
-        for partition in range(self.partitions):
-            self.tell(partition, self.partitions)
-            name = _name(partition)
-            above = max(epochs.highest(task_folder(self.folder, name)), fences.get(name, 0))
-            tasks[name] = above + 1, 1
-            moved += self._make_task(place, partition, above + 1, layout)
-            passing("repartition.moved")
+        with closing(_LastOpened(self._kept)) as kept:
+            for partition in range(self.partitions):
+                self.tell(partition, self.partitions)
+                name = _name(partition)
+                above = max(epochs.highest(task_folder(self.folder, name)), fences.get(name, 0))
+                tasks[name] = above + 1, 1
+                moved += self._make_task(place, partition, above + 1, layout, kept)
+                passing("repartition.moved")
         self.tell(self.partitions, self.partitions)
         return tasks, moved
 
@@ -204,17 +207,19 @@ class Repartition:
                     f"in it belongs to the task and cannot move: {row[PREFIX_BYTES:]!r}"
                 )
 
-    def _make_task(self, place: Path, partition: int, fence: int, layout: NewLayout) -> int:
+    def _make_task(
+        self, place: Path, partition: int, fence: int, layout: NewLayout, kept: _LastOpened
+    ) -> int:
         """Make the database of a new task; return how many rows of keys it has."""
         folder, moved = task_folder(place, _name(partition)), 0
         groups = groups_of(partition, self.partitions)
         database = epochs.claim(folder, fence, Database)
         try:
             for former in range(*_touching(groups, self.guard.tasks)):
-                with self._kept(former) as before:
-                    if before is not None:
-                        numbers = layout.renumbered[former]
-                        moved += _move(before.database, database, groups, numbers)
+                before = kept.task(former)
+                if before is not None:
+                    numbers = layout.renumbered[former]
+                    moved += _move(before.database, database, groups, numbers)
             _write_rest(TaskState(database, self._hasher, fence=fence), layout, partition)
             database.write_tables()
         finally:
@@ -222,6 +227,29 @@ class Repartition:
         own = database.folder
         disk.sync(*(each for each in own.iterdir() if each.name != "LOCK"), own, folder)
         return moved
+
+
+class _LastOpened:
+    """The former tasks, of which the one that was asked for last stays open."""
+
+    def __init__(self, kept: Callable[[int], AbstractContextManager[TaskState | None]]) -> None:
+        self._kept = kept
+        self._open = ExitStack()
+        self._partition = -1
+        self._state: TaskState | None = None
+
+    def task(self, partition: int) -> TaskState | None:
+        """The state of a task; None if it has never run. Ask in the order of partitions."""
+        if partition != self._partition:
+            self.close()
+            self._state = self._open.enter_context(self._kept(partition))
+            self._partition = partition
+        return self._state
+
+    def close(self) -> None:
+        """Close the open task."""
+        self._partition = -1
+        self._open.close()
 
 
 def _name(partition: int) -> str:

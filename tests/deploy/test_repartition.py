@@ -14,11 +14,14 @@ import pytest
 import trio
 from harness import NodeProcess, filled, free_port, node_process, s4_process, until, until_told
 
-from s4node import Client, Event, SyncClient
+from s4node import Client, Config, Event, SyncClient
+from s4node.deploy.repartition import Repartition
 from s4node.errors import EventError
 from s4node.state.browse import StateReader
+from s4node.state.database import Database
 from s4node.state.job import kept_by, known_job
 from s4node.state.remote_job import RemoteJob
+from s4node.state.remote_task import RemoteTask
 from s4node.state.task_state import TaskState
 
 pytestmark = pytest.mark.slow
@@ -191,6 +194,32 @@ async def test_state_at_a_url_gets_other_partitions_on_any_machine(it: Shop) -> 
     assert it.counts() == counts(a=1600, b=300)
     listed = await it.s4("savepoints", "list", "counter", "--json")
     assert json.loads(listed.stdout[-1]) == []
+
+
+async def test_each_task_at_a_url_is_fetched_twice_however_many_it_becomes(
+    it: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it.url = f"file://{it.folder}/shipped"
+    async with it.app("counter.py", 4), Client(it.address, producer="p") as client:
+        await send(client, "a", range(300))
+    fetched: Counter[str] = Counter()
+    restored = RemoteTask.restored
+
+    def counted(task: RemoteTask, *arguments: Any) -> Database:
+        fetched[task.url.rpartition("/")[2]] += 1
+        return restored(task, *arguments)
+
+    monkeypatch.setattr(RemoteTask, "restored", counted)
+    elsewhere = it.folder / "another-machine" / "default" / "counter"
+    depot = RemoteJob(it.url, Path("default") / "counter")
+    guard, _ = known_job(elsewhere, depot)
+    assert guard is not None
+    config = Config.from_values({"s4.state.url": it.url})
+    work = Repartition("counter", elsewhere, config, guard, 11, depot)
+    assert await trio.to_thread.run_sync(work.run) > 0
+    assert fetched == {f"Partition%20{n}": 2 for n in range(4)}
+    it.state = it.folder / "another-machine"
+    assert it.counts() == counts(a=300)
 
 
 @pytest.mark.parametrize(
