@@ -1,0 +1,152 @@
+"""Nodes for benchmarks: processes that share a place for coordination and a URL for state."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from s4node.bench import servers
+from s4node.errors import S4Error
+from s4node.events.keys import Partitioner, crc32m
+from s4node.state.browse import StateReader
+from s4node.state.database import Database
+from s4node.state.remote_job import RemoteJob
+from s4node.state.task_state import TaskState
+
+ZOOKEEPER, S3 = "folder, ZooKeeper", "S3"
+"""Places beside a folder: the coordination by a ZooKeeper, or the state on an S3 server."""
+
+_CLUSTER, _APP = "bench", "counting"
+_END_SECONDS = 30
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Nodes of a cluster, each with a folder of its own in ``folder``, with state at ``url``.
+    ``where`` are the options of commands that name the coordination."""
+
+    folder: Path
+    partitions: int
+    url: str
+    where: list[str]
+
+    @property
+    def of_zookeeper(self) -> bool:
+        """Return True if the nodes find each other through a ZooKeeper."""
+        return "--coordination" in self.where
+
+    @contextmanager
+    def node(self, name: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+        """A node in a process, and its address."""
+        settings = {
+            "s4.listener.address": "tcp://127.0.0.1:0",
+            "s4.cluster.partitions": str(self.partitions),
+            "s4.state.folder": str(self.folder / name),
+            "s4.state.url": self.url,
+        }
+        if self.of_zookeeper:
+            settings["s4.session.timeout"] = f"{servers.SESSION_SECONDS * 1000:.0f}"
+            settings["s4.coordination.folder"] = str(self.folder / f"machine-of-{name}")
+        options = [word for key, value in settings.items() for word in ("-p", f"{key}={value}")]
+        command = _s4("node", _CLUSTER, "--name", name, "--json", *self.where, *options)
+        log = self.folder / f"{name}.log"
+        with log.open("w") as errors:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line:
+                raise S4Error(f"a node ended: {log.read_text()[-1000:]}")
+            yield process, json.loads(line)["address"]
+        finally:
+            process.terminate()
+            try:
+                process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+    def deploy(self, source: str) -> None:
+        """Deploy the app in ``source``, which has an input stream ``clicks``."""
+        (self.folder / "counting_app.py").write_text(source)
+        settings = ["s4.stream.clicks.grade=durable"]
+        if self.of_zookeeper:
+            settings.append(f"s4.state.url={self.url}")
+        options = [word for setting in settings for word in ("-p", setting)]
+        named = ("--name", _APP, "--partitions", str(self.partitions))
+        self.command("deploy", self.folder / "counting_app.py", *named, *options)
+
+    def command(self, *words: str | Path) -> str:
+        """Run a command for the cluster; returns what it prints. Raises S4Error if it fails."""
+        line = _s4(*words, "--cluster", _CLUSTER, *self.where)
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise S4Error(f"s4 {words[0]} failed: {done.stderr}")
+        return done.stdout
+
+    def owners(self) -> list[str]:
+        """The owners of the app's partitions."""
+        found: list[dict[str, Any]] = json.loads(self.command("status", "--json"))
+        return [owner for one in found for app in one["apps"] for owner in app["owners"]]
+
+    def states(self) -> Iterator[StateReader]:
+        """The state of each task at the URL."""
+        job = RemoteJob(self.url, Path(_CLUSTER) / _APP)
+        for name in job.tasks():
+            with tempfile.TemporaryDirectory(dir=self.folder) as own:
+                database = job.task(name).restored(Path(own), lambda: None, Database)
+                yield StateReader(TaskState(database, crc32m))
+                database.close()
+
+
+@contextmanager
+def nodes_at(place: str, partitions: int) -> Iterator[Nodes]:
+    """Where nodes find each other and keep their state, for the block."""
+    with tempfile.TemporaryDirectory(prefix="s4-bench-") as name:
+        folder = Path(name)
+        with _store(place, folder) as url, _coordination(place, folder) as where:
+            yield Nodes(folder, partitions, url, where)
+
+
+def keys_of_partitions(partitions: int, prefix: str) -> list[str]:
+    """A key of each partition, in their order; the keys begin with ``prefix``."""
+    by, number = Partitioner(partitions, crc32m), 0
+    found: dict[int, str] = {}
+    while len(found) < partitions:
+        key = f"{prefix}{number}"
+        found.setdefault(by.partition_of(key), key)
+        number += 1
+    return [found[partition] for partition in range(partitions)]
+
+
+@contextmanager
+def _store(place: str, folder: Path) -> Iterator[str]:
+    """The URL of a store."""
+    if place != S3:
+        yield (folder / "store").as_uri()
+        return
+    with servers.s3(folder) as url:
+        yield url
+
+
+@contextmanager
+def _coordination(place: str, folder: Path) -> Iterator[list[str]]:
+    """The options of commands, by which nodes find each other."""
+    if place != ZOOKEEPER:
+        yield ["--folder", str(folder / "nodes")]
+        return
+    with servers.zookeeper(folder / "zookeeper") as url:
+        yield ["--coordination", url]
+
+
+def _s4(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "s4node", *map(str, arguments)]
