@@ -1,12 +1,12 @@
-"""failover: how long partitions commit nothing after a node and its containers are killed.
+"""failover: how long partitions commit nothing after a node or its container is killed.
 
 Two nodes ship state to a URL; each has a state folder of its own. They find each other in a folder,
 or, if Spark and kazoo are installed, through a ZooKeeper. A producer sends a probe to each
 partition every 50 ms. Another producer measures: it sends a probe to each partition after the kill
 -9, and waits until all are committed. ``seconds`` is the worst time of all kills, less the timeout
-that ZooKeeper grants (``timeout_s``), after which it notices a death; a folder notices it at once.
-``checked`` compares the counts at the URL with what was sent. The place is a folder, and an S3
-server in memory if moto and s3fs are installed.
+that ZooKeeper grants (``timeout_s``), after which it notices a death; a folder notices it at once,
+and a node that of its container. ``checked`` compares the counts at the URL with what was sent. The
+place is a folder, and an S3 server in memory if moto and s3fs are installed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,15 @@ from s4node.errors import S4Error
 from s4node.events.event import Event
 from s4node.net.client.client import Client
 
-CASES = ((16, 1_000), (16, 1_000_000), (60, 1_000), (60, 1_000_000))
-QUICK = ((4, 1_000),)
+NODE, CONTAINER = "node and container", "container"
+CASES = (
+    (16, 1_000, NODE),
+    (16, 1_000, CONTAINER),
+    (16, 1_000_000, NODE),
+    (60, 1_000, NODE),
+    (60, 1_000_000, NODE),
+)
+QUICK = ((4, 1_000, NODE), (4, 1_000, CONTAINER))
 KILLS = 5
 PAUSE_SECONDS = 0.05
 
@@ -67,10 +74,13 @@ def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
         places.append(ZOOKEEPER)
     if servers.can_run_s3() and not quick:
         places.append(S3)
-    for place, (partitions, keys) in product(places, QUICK if quick else CASES):
-        say(f"{place}, {partitions} partitions, {keys:,} keys: kill a node and its containers")
-        found = [trio.run(_killed, place, partitions, keys) for _ in range(1 if quick else KILLS)]
-        timeout = servers.SESSION_SECONDS if place == ZOOKEEPER else 0.0
+    for place, (partitions, keys, killed) in product(places, QUICK if quick else CASES):
+        say(f"{place}, {partitions} partitions, {keys:,} keys: kill {killed}")
+        whole = killed == NODE
+        found = [
+            trio.run(_killed, place, partitions, keys, whole) for _ in range(1 if quick else KILLS)
+        ]
+        timeout = servers.SESSION_SECONDS if place == ZOOKEEPER and whole else 0.0
         took = [seconds - timeout for seconds, _, _ in found]
         results.append(
             Result(
@@ -80,6 +90,7 @@ def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
                 checked=all(right for _, _, right in found),
                 notes={
                     "place": place,
+                    "killed": killed,
                     "partitions": partitions,
                     "keys": keys,
                     "middle_s": middle(took),
@@ -90,17 +101,20 @@ def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
     return results
 
 
-async def _killed(place: str, partitions: int, keys: int) -> tuple[float, int, bool]:
-    """Kill one of two nodes: the seconds, the events sent, and if the counts are right."""
+async def _killed(place: str, partitions: int, keys: int, whole: bool) -> tuple[float, int, bool]:
+    """Kill one of two nodes, or its container only: the seconds, the events sent, and if the counts
+    are right."""
     with nodes_at(place, partitions) as nodes:
         with nodes.node("one") as (_, address), nodes.node("other") as (other, _):
             await trio.to_thread.run_sync(nodes.deploy, _SOURCE)
-            seconds, sent = await _measured(nodes, other.pid, address, keys)
+            seconds, sent = await _measured(nodes, other.pid, address, keys, whole)
         counted = await trio.to_thread.run_sync(_counted, nodes)
     return seconds, sent, counted == sent
 
 
-async def _measured(nodes: Nodes, pid: int, address: str, keys: int) -> tuple[float, int]:
+async def _measured(
+    nodes: Nodes, pid: int, address: str, keys: int, whole: bool
+) -> tuple[float, int]:
     probes = keys_of_partitions(nodes.partitions, "probe-")
     sent = 0
     async with Client(address, timeout=_WAIT_SECONDS) as client:
@@ -129,7 +143,7 @@ async def _measured(nodes: Nodes, pid: int, address: str, keys: int) -> tuple[fl
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(probe)
                 await trio.sleep(20 * PAUSE_SECONDS)
-                for each in (*_children(pid), pid):
+                for each in (*_children(pid), *((pid,) if whole else ())):
                     os.kill(each, signal.SIGKILL)
                 began = trio.current_time()
                 await measured.send_many(map(Click, probes))
