@@ -129,7 +129,7 @@ class _Scaling:
             async with Client(addresses, timeout=_WAIT_SECONDS) as client:
                 self._stream = await client.stream("clicks", types=Click)
                 self._say(f"{self._keys:,} keys in {self._nodes.partitions} partitions")
-                await self._put([f"key-{number}" for number in range(self._keys)])
+                await self._send_keys([f"key-{number}" for number in range(self._keys)])
                 await self._stream.flush()
                 async with self._step(_STEPS[0]):
                     await trio.sleep(self._steady)
@@ -169,10 +169,10 @@ class _Scaling:
             others = [
                 f"key-{each * _STRIDE % self._keys}" for each in range(first, first + self._batch)
             ]
-            await self._put([*probes, *others])
+            await self._send_keys([*probes, *others])
             await trio.sleep_until(started + number * PAUSE_SECONDS)
 
-    async def _put(self, keys: list[str]) -> None:
+    async def _send_keys(self, keys: list[str]) -> None:
         with trio.CancelScope(shield=True):  # so that what was sent is known
             await self._stream.send_many(map(Click, keys))
             self.sent += len(keys)
