@@ -27,6 +27,7 @@ BESIDE := -n $(JOBS) --dist loadfile
 CRASHES := tests/test_failpoints.py tests/cli/test_job_commands.py tests/cli/test_running_apps.py \
 	tests/deploy/test_deploy.py tests/deploy/test_upgrade.py tests/deploy/test_savepoints.py \
 	tests/deploy/test_savepoint_parts.py tests/deploy/test_rollback.py tests/deploy/test_many_machines.py \
+	tests/deploy/test_state_kills.py \
 	tests/deploy/test_repartition.py tests/deploy/test_deployed_layout.py \
 	tests/monitoring/test_readiness.py tests/process/test_launch.py \
 	tests/runtime/container/test_durable_crashes.py tests/runtime/container/test_moving.py \

@@ -86,13 +86,13 @@ def write(path: Path, data: bytes) -> None:
 def temporary_folder(parent: Path, prefix: str = ".look-") -> Iterator[Path]:
     """A folder in ``parent`` for the block."""
     for left in parent.glob(f"{prefix}*"):
-        with _locked(left) as ours:
+        with locked(left) as ours:
             if ours:
                 shutil.rmtree(left, ignore_errors=True)
     while True:
         place = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         try:
-            with _locked(place) as ours:
+            with locked(place) as ours:
                 if ours:
                     yield place
                     return
@@ -101,7 +101,7 @@ def temporary_folder(parent: Path, prefix: str = ".look-") -> Iterator[Path]:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
+def locked(folder: Path) -> Iterator[bool]:
     """Lock a folder for the block; gives False if another process has it, or it is gone."""
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

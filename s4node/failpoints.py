@@ -61,6 +61,8 @@ POINTS = {
     "savepoint.cuts": "all tasks have reported their cuts, and there is no manifest",
     "savepoint.manifest": "the manifest is written, and the savepoint has not its name",
     "savepoint.named": "the savepoint has its name, and its request is still there",
+    "export.written": "a savepoint is in a file that has not its name",
+    "import.copied": "an imported savepoint is here and checked, and has no manifest",
     "restore.begun": "a job says that it is restored in part, and none of its tasks is",
     "restore.task": "a task is about to be restored",
     "restore.claimed": "its former owner is fenced, and its copy of the savepoint does not count",

@@ -21,6 +21,7 @@ from s4node.cli.output import tell
 from s4node.cli.savepoint import replace_state
 from s4node.config.config import Config
 from s4node.offsets.job_lock import stopped
+from s4node.savepoints.folders import told
 from s4node.savepoints.writer import empty
 from s4node.state.job import named_folder
 
@@ -36,7 +37,11 @@ def reset(target: str, config: Config, *, outputs: str, accept_loss: bool) -> in
     """Empty the state of an app; returns the exit status."""
     job = find_job(target, config, shipped=True)
     manifest = empty(job.name, job.guard_of_state(), job.tasks, int(clocks.wall() * 1000))
-    with stopped(job.folder), tempfile.TemporaryDirectory(prefix="s4-reset-") as nothing:
+    with (
+        told(job.folder),
+        stopped(job.folder),
+        tempfile.TemporaryDirectory(prefix="s4-reset-") as nothing,
+    ):
         for task in job.tasks:
             named_folder(Path(nothing), task).mkdir()
         replace_state(job, manifest, Path(nothing), again=bool(outputs), accept_loss=accept_loss)

@@ -21,6 +21,7 @@ from s4node.config.config import Config
 from s4node.deploy.savepoint import TIMEOUT, SavepointOf
 from s4node.deploy.savepoint_restore import SavepointRestore, check_layout, check_readable
 from s4node.offsets.job_lock import stopped
+from s4node.savepoints.folders import told
 from s4node.savepoints.manifest import Manifest
 from s4node.savepoints.place import SavepointPlace
 
@@ -65,7 +66,7 @@ def go_back(target: str, config: Config, name: str, *, outputs: str, accept_loss
     manifest = place.manifest_of(name)
     manifest.check_app(job.name)
     check_layout(job.name, job.folder, job.depot, manifest)
-    with stopped(job.folder), place.opened(manifest) as saved:
+    with told(job.folder), stopped(job.folder), place.opened(manifest) as saved:
         trio.run(check_readable, job.app, config, manifest, saved)
         replace_state(job, manifest, saved, again=bool(outputs), accept_loss=accept_loss)
     tell(f"{job.name} goes on from the savepoint {name}")

@@ -71,11 +71,11 @@ class SavepointOf:
         """Take a savepoint while the job runs; raises CheckpointError if that fails."""
         place = self.place
         state = await threads.run_sync(identity_of, self.folder, self.depot)
-        number = await threads.run_sync(place.prepare, name, self.app)
         coordination = StateCoordination(self.folder, self.config)
-        failed = ""
+        failed, each = "", 0
         async with coordination.registry(f"s4 savepoint {self.app}") as registry:
-            for each in range(number, number + _TRIES):
+            for _ in range(_TRIES):
+                each = max(each + 1, await threads.run_sync(place.prepare, name, self.app))
                 try:
                     await registry.job.request_savepoint(state, each)
                 except EntryExists as error:

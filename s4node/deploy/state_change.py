@@ -32,6 +32,7 @@ from s4node.deploy.savepoint_restore import SavepointRestore, check_layout, chec
 from s4node.errors import CheckpointError, DeployFailed, JobRuns
 from s4node.offsets.job_lock import stopped
 from s4node.runtime.commit.committer import folder_of
+from s4node.savepoints.folders import told
 from s4node.savepoints.manifest import Manifest, Upgrade
 from s4node.savepoints.place import SavepointPlace
 from s4node.savepoints.shipped import savepoints_of
@@ -95,10 +96,11 @@ class StateChange:
             manifest = self.place.manifest_of(self._back.savepoint)
             manifest.check_app(self._id.app)
             check_layout(self._id.app, self._folder, self._depot, manifest)
-            saved = stack.enter_context(self.place.opened(manifest))
-            check_senders(self._id.cluster, manifest, saved)
-            self._restore = self._restored(manifest, saved)
-            self._check_agreed(lambda _: None)
+            with told(self._folder):
+                saved = stack.enter_context(self.place.opened(manifest))
+                check_senders(self._id.cluster, manifest, saved)
+                self._restore = self._restored(manifest, saved)
+                self._check_agreed(lambda _: None)
             yield str(saved)
 
     def _restored(self, manifest: Manifest, saved: Path) -> SavepointRestore:
@@ -158,7 +160,7 @@ class StateChange:
             await registry.session.wait_change(path, seen)
 
     def _change(self) -> Manifest | None:
-        with stopped(self._folder):
+        with told(self._folder), stopped(self._folder):
             taken = self._taken()
             if self._restore is not None:
                 assert self._back is not None

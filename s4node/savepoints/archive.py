@@ -3,6 +3,7 @@
 Rules
 - Only regular files that the manifest names are read, so nothing is written outside the folder.
 - An imported savepoint appears under its name once all of its files are there and checked.
+- No other savepoint of this machine removes what an import has brought so far.
 - It is the user's, also if a deployment took it: later deployments do not remove it.
 """
 
@@ -17,10 +18,11 @@ import msgspec
 
 from s4node import disk
 from s4node.errors import CheckpointError, ConfigError
+from s4node.failpoints import passing
 from s4node.offsets.cuts import CutReport
 from s4node.savepoints.folders import told
 from s4node.savepoints.manifest import Manifest, parse
-from s4node.savepoints.place import MANIFEST, SavepointPlace, check, cuts_folder, places_of
+from s4node.savepoints.place import MANIFEST, SavepointPlace, check, places_of
 from s4node.state.job import named_folder, safe_name
 
 _MANIFEST_BYTES = 256 << 20
@@ -40,7 +42,9 @@ def write(folder: Path, manifest: Manifest, file: Path) -> int:
             for task, name, _ in manifest.files():
                 tar.add(named_folder(folder, task) / name, f"{safe_name(task)}/{name}")
         disk.sync(new)
+        passing("export.written")
         new.rename(file)
+        disk.sync(file.parent)
         return file.stat().st_size
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror or error}") from error
@@ -73,32 +77,29 @@ def _read(place: SavepointPlace, app: str, tar: tarfile.TarFile, file: Path, nam
     name = name or manifest.name
     number = place.prepare(name, app)
     manifest = msgspec.structs.replace(manifest, name=name, number=number, upgrade=None)
-    cuts = cuts_folder(place.folder, manifest.number)
-    wanted = {
-        f"{safe_name(task)}/{each}": path
-        for (task, each), path in places_of(cuts, manifest).items()
-    }
-    try:
-        with told(place.folder):
-            for member in tar:
-                if member.name in wanted and member.isreg():
-                    path = wanted.pop(member.name)
-                    disk.make_folder(path.parent)
-                    source = tar.extractfile(member)
-                    assert source is not None
-                    with source, path.open("wb") as copy:
-                        shutil.copyfileobj(source, copy)
+    with told(place.folder), place.bringing(number) as cuts:
+        wanted = {
+            f"{safe_name(task)}/{each}": path
+            for (task, each), path in places_of(cuts, manifest).items()
+        }
+        for member in tar:
+            if member.name in wanted and member.isreg():
+                path = wanted.pop(member.name)
+                disk.make_folder(path.parent)
+                source = tar.extractfile(member)
+                assert source is not None
+                with source, path.open("wb") as copy:
+                    shutil.copyfileobj(source, copy)
         if wanted:  # a file that ends within a header looks whole to tarfile
             raise CheckpointError(
                 f"{file} is not what s4 savepoints export has written, or is cut off: "
                 f"{min(wanted)} is missing"
             )
         check(cuts, manifest)
+        passing("import.copied")
         for task, saved in manifest.tasks.items():
-            place.publish(manifest.number, CutReport(task, saved.fence, saved.commit))
+            place.publish(number, CutReport(task, saved.fence, saved.commit))
         place.write_manifest(manifest)
-    finally:
-        place.discard(manifest.number)
     return manifest
 
 

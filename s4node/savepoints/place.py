@@ -118,9 +118,27 @@ class SavepointPlace(ABC):
         """Make a savepoint of the published cuts."""
 
     def sweep(self, but: int = 0) -> None:
-        """Remove the remains of unfinished savepoints, except of the number ``but``."""
+        """Remove the remains of unfinished savepoints, except of the number ``but`` and of those
+        that are being brought here."""
         finished = {each.number for each in self.look()[0]}
         for number in {*self._numbers()} - finished - {but}:
+            cuts = cuts_folder(self.folder, number)
+            with disk.locked(cuts) as ours:
+                if ours or not cuts.exists():
+                    self.discard(number)
+
+    @contextmanager
+    def bringing(self, number: int) -> Iterator[Path]:
+        """The folder of the cuts of a savepoint that comes from elsewhere; no other savepoint of
+        this machine removes it during the block. Raises OSError."""
+        cuts, held = cuts_folder(self.folder, number), False
+        try:
+            while not held:  # else it was removed just now
+                disk.make_folder(cuts)
+                with disk.locked(cuts) as held:
+                    if held:
+                        yield cuts
+        finally:
             self.discard(number)
 
     @abstractmethod

@@ -21,6 +21,7 @@ import msgspec
 
 from s4node import disk
 from s4node.errors import CheckpointError
+from s4node.failpoints import passing
 from s4node.offsets.cuts import CutReport
 from s4node.savepoints.folders import FolderSavepoints, told
 from s4node.savepoints.manifest import Manifest, Restoring, SavedTask
@@ -88,6 +89,15 @@ class ShippedSavepoints(SavepointPlace):
 
     def write_manifest(self, manifest: Manifest) -> None:
         self._put("manifests", manifest.name, msgspec.json.encode(manifest))
+        passing("savepoint.named")
+        with self._files.told():
+            there = self._files.names(f"{self._root}/files/{manifest.number}")
+        if not {safe_name(task) for task in manifest.tasks} <= {*there}:
+            self._remove(f"manifests/{manifest.name}")
+            raise CheckpointError(
+                f"the files of {manifest.name!r} in {self.name} were removed before it was whole, "
+                f"by a savepoint that was taken on another machine; do it again"
+            )
         self._remove(f"cuts/{manifest.number}")
 
     def discard(self, number: int) -> None:

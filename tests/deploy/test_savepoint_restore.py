@@ -127,6 +127,18 @@ def test_a_savepoint_of_a_deployment_that_is_imported_is_not_one_of_deployments(
     assert found == {"before-v2": True, "mine": False}
 
 
+def test_a_savepoint_leaves_alone_what_an_import_has_brought_so_far(job: SavepointOf) -> None:
+    send(job, "0-00", 10)
+    with job.place.bringing(job.place.prepare("two", job.app)) as cuts:
+        (cuts / "file").write_text("from elsewhere")
+        job.take_stopped("one")
+        assert (cuts / "file").exists()
+    assert not cuts.exists()
+    cuts.mkdir()  # as of a killed command
+    job.take_stopped("three")
+    assert not cuts.exists()
+
+
 def test_an_export_that_is_cut_off_anywhere_is_named(job: SavepointOf) -> None:
     send(job, "0-00", 10)
     taken, file, cut = job.take_stopped("one"), job.folder / "one.tar", job.folder / "cut.tar"

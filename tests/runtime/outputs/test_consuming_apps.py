@@ -20,6 +20,7 @@ from s4node.cluster.coordination.registry import Registry
 from s4node.cluster.tree.folder import FolderCoordination
 from s4node.events.keys import crc32m
 from s4node.net.egress.outbox_rows import channels_of
+from s4node.runtime.outputs.sent_lives import sent_by
 from s4node.state import epochs
 from s4node.state.browse import StateReader
 from s4node.state.rows import OUTBOX
@@ -58,6 +59,19 @@ async def test_a_task_that_is_rolled_back_keeps_nothing_for_an_app_that_has_left
                 await cluster.come(*USERS)
         async with cluster.counts(known=False), cluster.relays():
             await cluster.come(*USERS)
+
+
+async def test_what_was_sent_to_an_app_that_has_left_is_remembered(cluster: Cluster) -> None:
+    with trio.fail_after(60):
+        async with cluster.relays():
+            for _ in range(2):
+                async with cluster.counts():
+                    await cluster.come(*USERS * 3)
+                await cluster.undeploy()
+                await cluster.fail()
+                await cluster.commit()
+            assert cluster.saved() == set()
+        assert cluster.remembered() == cluster.sent.total()
 
 
 async def test_a_task_that_is_rolled_back_keeps_nothing_of_a_former_channel(
@@ -219,6 +233,15 @@ class Cluster:
                 await container.ready.wait()
                 yield container
                 container.stop()
+
+    def remembered(self) -> int:
+        """How many events the relay's tasks know that they have sent."""
+        found = 0
+        for folder in (self._folder / "state" / "default" / "relay").glob("tasks/*"):
+            with epochs.copied(folder) as database:
+                lives = sent_by(TaskState(database, crc32m))
+                found += sum(sent for sent, _, _ in lives.values())
+        return found
 
     def begin_anew(self) -> None:
         """Have the consuming app, which does not run, begin without any state."""
