@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 SESSION_SECONDS = 3.0
 HOLD_SECONDS = 1.5 * SESSION_SECONDS
 FAR_SECONDS = 0.1
-_TRIES = 5
+REPEAT_SECONDS = 240.0
+"""How long a repartition may be refused: a deployment beside it may last as long."""
 
 Fault = Callable[["Cluster", str], Awaitable[None]]
 
@@ -143,11 +144,12 @@ async def _savepoint(run: Cluster, _: str) -> None:
 
 
 async def _repartition(run: Cluster, _: str) -> None:
-    for _ in range(_TRIES):
-        if not (told := await run.repartition()):
-            return
+    until = trio.current_time() + REPEAT_SECONDS
+    while told := await run.repartition():
         run.log(f"   not repartitioned: {told.strip()}")
-    raise AssertionError(f"a repartition was refused {_TRIES} times")
+        if trio.current_time() > until:
+            raise AssertionError(f"a repartition was refused for {REPEAT_SECONDS:g} s")
+        await trio.sleep(1)
 
 
 async def _update(run: Cluster, victim: str) -> None:
