@@ -180,7 +180,8 @@ class EventBatch:
     weight in a queue; they do not change when events are refused. A batch can be interrupted:
     events before ``at`` have been processed. ``source`` is what it is queued under in its task: the
     stream's name, or the partition of a system that it was read from. ``created_ms`` is when it was
-    appended or sent (Unix time), 0 if unknown.
+    appended or sent (Unix time), 0 if unknown. ``strays`` are events of other tasks that came with
+    it, and that its task sends on after the last one; None if there can be none.
     """
 
     __slots__ = (
@@ -195,6 +196,7 @@ class EventBatch:
         "receipt",
         "size",
         "source",
+        "strays",
         "stream",
     )
 
@@ -220,6 +222,7 @@ class EventBatch:
         self.receipt = receipt
         self.first = first
         self.numbers = numbers
+        self.strays: Sequence[Any] | None = None
 
     def load(self) -> EventBatch | None:
         """Decode ``events``; called once, right before the batch is processed.

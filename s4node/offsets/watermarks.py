@@ -89,6 +89,11 @@ class Watermarks:
         times = ((each.time, name) for name, each in self._sources.items())
         return max(times, default=(NEVER, ""))
 
+    def lowest_but(self, others: Collection[str]) -> float | None:
+        """The lowest time of the active sources without ``others``; None if there is none."""
+        times = [s.time for name, s in self._sources.items() if not s.idle and name not in others]
+        return min(times, default=None)
+
     def slowest(self, ended: Collection[str] = ()) -> float:
         """The lowest watermark of the active sources with news; infinity if there is none."""
         times = [

@@ -50,6 +50,7 @@ class Lane:
         "released",
         "senders",
         "start",
+        "told_idle",
         "told_time",
         "upto",
     )
@@ -70,6 +71,7 @@ class Lane:
         self.limit = 0
         self.released = wire.MAX_NUMBER  # frames from here on may not leave yet
         self.told_time = -math.inf  # the time that its owner was told
+        self.told_idle = False
 
     def restore(self, kept: Sequence[Kept], next_number: int) -> None:
         """Resume where an earlier life has stopped, with the frames that it has committed."""
@@ -198,12 +200,14 @@ class LatestTime:
     """The latest time of the events that were sent on ``stream``, or of what was said of them.
 
     ``field`` is empty if events have no time. ``by_commits``: what is told is what the task that
-    sends was at when its last commit began, and ``coming`` follows with the next commit.
+    sends was at when its last commit began, and ``coming`` follows with the next commit. ``idle``
+    says that nothing is waited for where the task has its events from.
     """
 
     def __init__(self, stream: str, *, by_commits: bool) -> None:
         self.field = ""
         self.value = self.coming = -math.inf
+        self.idle = self.coming_idle = False
         self._stream = stream
         self._by_commits = by_commits
         self._rule: TimeRule | None = None
@@ -239,8 +243,13 @@ class LatestTime:
             raise EventError(f"watermark({time!r}): {problem}; give seconds since 1970")
         self.value = max(self.value, time)
 
+    def reach_at_once(self, time: float) -> None:
+        """Tell a time without waiting for a commit."""
+        self.value, self.idle = max(self.value, time), False
+
     def commit_written(self) -> None:
         """Note that the commit was written that began at the time ``coming``."""
+        self.idle = self.coming_idle and self.value <= self.coming
         self.value = max(self.value, self.coming)
 
     def to_tell(self, lanes: Iterable[Lane]) -> list[Lane]:
@@ -250,7 +259,7 @@ class LatestTime:
         return [
             lane
             for lane in lanes
-            if lane.told_time < self.value
+            if (lane.told_time < self.value or lane.told_idle != self.idle)
             and lane.open
             and (self._by_commits or (not lane.pending and lane.cursor >= len(lane.kept)))
         ]

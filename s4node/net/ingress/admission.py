@@ -26,7 +26,7 @@ from bisect import insort
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from s4node.net.ingress.producer_lane import FrameReceipt, ProducerLane
+from s4node.net.ingress.producer_lane import FrameReceipt, Mark, ProducerLane, mark_of
 from s4node.net.ingress.producer_life import Life, fence_of, has_own_id, life_of, task_of
 from s4node.net.wire import frame as wire
 from s4node.offsets.producer_offsets import KeptProducer
@@ -69,15 +69,15 @@ class StreamAdmission:
 
     ``stages`` are the stages of the partitions that this node owns; more may come. ``deserializer``
     counts their undecoded frames. ``notify`` is called with each lane whose producer should be told
-    something, ``on_time`` with a lane and the time that its producer has reported, once that holds.
-    If set, ``kept_to`` are the connections whose frames are taken.
+    something, ``on_time`` with a lane and its producer's report of its time, once that holds. If
+    set, ``kept_to`` are the connections whose frames are taken.
     """
 
     stream: str
     stages: Mapping[int, Stage]
     notify: Callable[[ProducerLane], None]
     deserializer: Gauge = field(default_factory=lambda: Gauge(_NO_DESERIALIZER))
-    on_time: Callable[[ProducerLane, float], None] = lambda _, __: None
+    on_time: Callable[[ProducerLane, Mark], None] = lambda _, __: None
     kept_to: Collection[Hashable] | None = None
     changes: int = 0  # of who is there
     lanes: dict[tuple[str, int], ProducerLane] = field(default_factory=dict)
@@ -389,16 +389,16 @@ class StreamAdmission:
     def _is_open_to(self, connection: Hashable) -> bool:
         return self.kept_to is None or connection in self.kept_to
 
-    def reached(self, lane: ProducerLane, time: float) -> None:
-        """Pass on that a lane's producer is at ``time``."""
-        self.on_time(lane, time)
+    def reached(self, lane: ProducerLane, mark: Mark) -> None:
+        """Pass on what a lane's producer has reported of its time."""
+        self.on_time(lane, mark)
 
     def take_time(self, report: wire.Watermark, connection: Hashable) -> None:
         """Take a producer's report of its time."""
         for partition, number in report.positions:
             lane = self.lanes.get((report.producer, partition))
             if lane is not None and lane.connection == connection:
-                lane.mark(number, report.millis / 1000)
+                lane.mark(mark_of(report, number))
 
     def ask(self, producer: str, connection: Hashable) -> None:
         """Take a producer's request for its verdicts."""

@@ -286,8 +286,8 @@ class DurableAdmission(StreamAdmission):
                 if lane.connection is not None:
                     self._tell_expected(lane)
             passed = lane.passed  # a later one is repeated by the producer, with its events
-            if lane.partition == partition and passed and passed[0] <= lane.committed:
-                self.reached(lane, passed[1])
+            if lane.partition == partition and passed and passed.number <= lane.committed:
+                self.reached(lane, passed)
 
     # -- layouts -----------------------------------------------------------------------------
 

@@ -141,6 +141,22 @@ def _goes_on(last: Unprocessed, new: Unprocessed) -> bool:
     return last.end == new.number and last.reason == new.reason and last.shed == new.shed
 
 
+class Mark(NamedTuple):
+    """A producer is at ``time`` once all its events before this ``number`` are done.
+
+    ``idle``: it is a task that waits for nothing.
+    """
+
+    number: int
+    time: float
+    idle: bool = False
+
+
+def mark_of(report: wire.Watermark, number: int) -> Mark:
+    """What a producer has reported of its time before its event of this number."""
+    return Mark(number, report.millis / 1000, report.headers.get(wire.IDLE) is True)
+
+
 class LaneOwner(Protocol):
     """The admission of a stream, as far as its lanes know it."""
 
@@ -150,8 +166,8 @@ class LaneOwner(Protocol):
     refused: int
     shed: int
 
-    def reached(self, lane: ProducerLane, time: float) -> None:
-        """Pass on that the lane's producer is at ``time``."""
+    def reached(self, lane: ProducerLane, mark: Mark) -> None:
+        """Pass on what the lane's producer has reported of its time."""
         ...
 
     def touched(self, lane: ProducerLane) -> None:
@@ -241,8 +257,8 @@ class ProducerLane:
         self.told_limit = start
         self.press_at = start
         self.seen = 0.0
-        self.marks: list[tuple[int, float]] = []  # next numbers, and times before them
-        self.passed: tuple[int, float] | None = None  # the last mark that was passed on
+        self.marks: list[Mark] = []
+        self.passed: Mark | None = None  # the last one that was passed on
 
     @property
     def ssp(self) -> tuple[str, str, int]:
@@ -266,18 +282,18 @@ class ProducerLane:
             if self.marks:
                 self.pass_marks()
 
-    def mark(self, number: int, time: float) -> None:
-        """Note that the producer is at ``time`` before its event of this number."""
+    def mark(self, mark: Mark) -> None:
+        """Take what the producer has reported of its time."""
         if len(self.marks) >= MAX_MARKS:
-            number = max(number, self.marks.pop()[0])
-        self.marks.append((number, time))
+            mark = mark._replace(number=max(mark.number, self.marks.pop().number))
+        self.marks.append(mark)
         self.pass_marks()
 
     def pass_marks(self) -> None:
         """Pass on the times before which all events are done."""
-        while self.marks and self.marks[0][0] <= self.safe:
+        while self.marks and self.marks[0].number <= self.safe:
             self.passed = self.marks.pop(0)
-            self.admission.reached(self, self.passed[1])
+            self.admission.reached(self, self.passed)
 
     def refuse(self, number: int, count: int, reason: str) -> None:
         """Report refused events to the producer."""

@@ -23,14 +23,14 @@ Send = Callable[[int, list[Any]], None]
 class SortedOut(NamedTuple):
     """A sorted batch: the task's own ``events`` with their ``numbers`` and ``receipt``.
 
-    ``seen`` events were sorted; ``strays`` of them are other tasks' events.
+    ``seen`` events were sorted; ``strays`` are those of other tasks.
     """
 
     events: list[Any]
     numbers: list[int]
     receipt: PartReceipt
     seen: int
-    strays: int
+    strays: list[Any]
 
 
 def sorted_out(
@@ -63,5 +63,5 @@ def sorted_out(
             Strays(strays, whole.first, send),
         ),
         len(here),
-        len(strays),
+        [event for _, _, event in strays],
     )

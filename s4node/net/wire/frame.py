@@ -152,6 +152,9 @@ layouts that have ended, from the producer's one on."""
 TIME = "time"
 """Header of a node's hello: the field with the time of an event, if the stream has one."""
 
+IDLE = "idle"
+"""Header of a task's watermark: nothing is waited for where the task has its events from."""
+
 FAULT = "fault"
 """Header of a node's hello or answer with an error: the name of the error's class."""
 

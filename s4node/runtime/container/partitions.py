@@ -22,7 +22,7 @@ from s4node.app.stream import OutputStream, Stream
 from s4node.errors import WouldBlock
 from s4node.events.event import EventBatch, footprint
 from s4node.metrics.registry import MetricsRegistry
-from s4node.net.ingress.producer_lane import ProducerLane
+from s4node.net.ingress.producer_lane import Mark, ProducerLane
 from s4node.net.ingress.unbegun import KeptElsewhere, last_frames
 from s4node.offsets.system import SystemStreamPartition
 from s4node.runtime.container.metrics import source_of
@@ -155,11 +155,12 @@ class Partitions:
         self._pipeline.drop(task.backlog.stages.values())
         del self.tasks[task.partition]
 
-    def on_time(self, lane: ProducerLane, time: float) -> None:
+    def on_time(self, lane: ProducerLane, mark: Mark) -> None:
         """Take what a producer has reported of its time."""
         task = self.tasks.get(lane.partition)
         if task is not None:
-            task.processor.take_time(lane.admission.stream, lane.origin, time)
+            stream, (_, time, idle) = lane.admission.stream, mark
+            task.processor.take_time(stream, lane.origin, time, idle=idle)
 
     # -- feeding -----------------------------------------------------------------------------
 

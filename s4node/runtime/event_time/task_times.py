@@ -6,9 +6,10 @@ Rules
   A source is at the latest time of its *processed* events, or at what it has reported. One that
   reports by itself (a task) is only at what it has reported.
 - Windows of a PE end by the lowest watermark of the streams that lead to it, without silent ones.
-- What a task puts on a stream is at the lowest watermark of the streams from which it is put, but
-  not before all windows that end by then have had their turn. In a cycle only the streams from
-  outside count, so events on their way around may be late.
+- What a task puts is at a time when all windows that end by then have had their turn; ``put_times``
+  has the rest of it.
+- A task that reads an input and sends on the events of other tasks is a source for them. All
+  readers of an input are waited for until each has said whether it has such events.
 - What a stream with ``order="time"`` hands on comes from this task alone.
 - Events that a task has put for itself count when they are processed: what it puts on a stream is
   at a time once the events that waited then are done. It is idle only while the streams from which
@@ -28,7 +29,6 @@ from typing import Any, Protocol
 
 from s4node.app import dataflow
 from s4node.app.app import App
-from s4node.app.cycles import components
 from s4node.app.in_order import InOrder, held_back
 from s4node.app.instances import Instances
 from s4node.app.stream import InputStream, OutputStream
@@ -38,6 +38,7 @@ from s4node.events.event import EventBatch
 from s4node.events.event_time import MOST_AHEAD, TimeRule
 from s4node.offsets.watermarks import NEVER, Watermarks
 from s4node.runtime.event_time.alignment import Alignment
+from s4node.runtime.event_time.put_times import PutTimes, feeders_in, lowest
 from s4node.runtime.event_time.sources import Sources, SourceState
 
 OWN = "own"
@@ -95,7 +96,7 @@ class TaskTimes:
     """The times of the streams of ``app`` in the task of a partition.
 
     ``queues`` has the queue of each stream, and ``has_unread`` says of an input if its events
-    wait where they are read from; their owner sets both.
+    wait where they are read from; their owner sets both. ``puts`` has what other tasks are told.
     """
 
     def __init__(
@@ -111,22 +112,25 @@ class TaskTimes:
         self._streams: dict[str, _Timed] = {}
         self.queues: Mapping[Any, Depth] = {}
         self.has_unread: Callable[[Any], bool] = lambda _: False
-        self.put: dict[str, float] = {}
-        """By stream: what the task puts from now on is not older."""
-        self._edges: dict[str, list[str]] = {}
         for stream in app.streams.values():
             rule = time_rule(stream)
             if rule is not None and stream.time is not None:
                 if isinstance(stream, OutputStream):
                     continue
-                inner = not isinstance(stream, InputStream) and not stream.in_order_of
                 watermarks = Watermarks(stream.time.lateness, stream.time.idle)
                 self._streams[stream.name] = _Timed(stream.name, rule, watermarks)
-                if inner:
-                    watermarks.expected = app.partitions
         self._in_order = {s.name for s in app.streams.values() if s.in_order_of}
         edges = dataflow.edges(app) if self._streams else {}
-        self._feed(app, edges)
+        self._watermarks = {name: each.watermarks for name, each in self._streams.items()}
+        feeders = feeders_in(app, edges, self._streams)
+        self.puts = PutTimes(feeders, self._watermarks)
+        for name, timed in self._streams.items():
+            timed.feeders = tuple(feeders.get(name, ()))
+            inner = timed.feeders and not isinstance(app.streams[name], InputStream)
+            if (
+                inner and name not in self._in_order
+            ):  # its own, and a lane of each, also of this one
+                timed.watermarks.expected = 1 if app.partitions == 1 else app.partitions + 1
         self._windows = [
             (each, [s.name for s in app.streams.values() if each.prototype in s.targets])
             for each in instances.values()
@@ -144,7 +148,7 @@ class TaskTimes:
             app,
             edges,
             [names for _, names in (*self._windows, *self._timers)],
-            {name: each.watermarks for name, each in self._streams.items()},
+            self._watermarks,
         )
         self.timed = bool(self._streams or self._windows or self._timers)
         """True if any stream has time, or any window."""
@@ -157,28 +161,6 @@ class TaskTimes:
         self._ending: dict[int, tuple[Any, float]] = {}  # what ends now, by id, and where it was
         self._late_before: dict[str, int] = {}  # late events of earlier runs
         self._saved: Any = None
-        self._put_saved = dict(self.put)
-
-    def _feed(self, app: App, edges: Mapping[str, set[str]]) -> None:
-        """Find from which streams with time each stream is put."""
-        if not self._streams:
-            return
-        group = {name: frozenset(each) for each in components(edges) for name in each}
-        for name in app.streams:
-            ours = group.get(name, frozenset((name,)))
-            feeders = [
-                other
-                for other, to in edges.items()
-                if other not in ours and other in self._streams and to & ours
-            ]
-            if feeders:
-                self.put[name] = NEVER
-                self._edges[name] = feeders
-            if name in self._streams:
-                timed = self._streams[name]
-                timed.feeders = tuple(feeders)
-                if not feeders:
-                    timed.watermarks.expected = 0
 
     def has_time(self, stream: str) -> bool:
         """Return True if the events of a stream have a time."""
@@ -191,13 +173,28 @@ class TaskTimes:
             timed.sources, timed.version = sources, -1
             self._news = True
 
+    def pass_on(self, stream: str, readers: int, *, reads: bool) -> None:
+        """Wait for the ``readers`` of an input, which send on the events of other tasks.
+
+        ``reads``: this task is one of them.
+        """
+        if stream in self._streams:
+            self._streams[stream].watermarks.expected = readers + reads  # with the task's own lane
+            if reads:
+                self.puts.read(stream)
+
     # -- what comes --------------------------------------------------------------------------
 
-    def events_done(self, batch: EventBatch, events: list[Any]) -> None:
-        """Note that events of a stream were processed."""
+    def events_done(self, batch: EventBatch, events: list[Any], *, last: bool) -> None:
+        """Note that events of a stream were processed, with the ``last`` ones its strays."""
         timed = self._streams.get(batch.stream)
         if timed is None:
             return
+        if batch.strays is not None:
+            self.puts.passes(timed.name)
+            events = [*events, *batch.strays] if last else events
+        elif batch.source in self._inputs(timed):
+            self.puts.keeps(timed.name)
         self._news = True
         self._before_news()
         if batch.receipt is None:
@@ -214,18 +211,24 @@ class TaskTimes:
         if latest is not None:
             timed.watermarks.reach(source, latest)
 
-    def reported(self, stream: str, source: str, time: float) -> None:
-        """Note what a source has reported, once its events before that are processed."""
+    def reported(self, stream: str, source: str, time: float, *, idle: bool = False) -> None:
+        """Note what a source has reported, once its events before that are processed.
+
+        ``idle``: it is not waited for until it reports again.
+        """
         timed = self._streams.get(stream)
         mine = stream not in self._in_order
         if timed is not None and mine and time <= self._wall() + MOST_AHEAD:
             self._before_news()
             timed.watermarks.reach(source, time)
+            if idle:
+                timed.watermarks.rest(source)
             self._news = True
 
     def runs_ahead(self, stream: str, source: str, ended: Collection[str]) -> bool:
         """Return True if an input has to wait for others; ``ended`` are inputs, too."""
-        return self._alignment.must_wait(stream, source, ended)
+        tasks = (each.reports for each in self._streams.values())  # which wait for nobody
+        return self._alignment.must_wait(stream, source, {*ended}.union(*tasks))
 
     def finish_inputs(self) -> None:
         """Nothing more comes: the windows of the next hop end, and its timers are due.
@@ -312,9 +315,9 @@ class TaskTimes:
             self._pass_marks(timed)
             timed.watermarks.advance()
         for windows, names in self._by_event:
-            windows.watermark = max(windows.watermark, self._lowest(names))
+            windows.watermark = max(windows.watermark, lowest(self._watermarks, names))
         for timers, names in self._timers:
-            timers.watermark = max(timers.watermark, self._lowest(names))
+            timers.watermark = max(timers.watermark, lowest(self._watermarks, names))
         wall = self._wall()
         for windows in self._by_wall:
             windows.watermark = max(windows.watermark, wall)
@@ -339,7 +342,7 @@ class TaskTimes:
             states = self._look(timed)
             blocked = {each.name for each in states if each.blocked or each.waits}
             for each in self._inputs(timed):
-                if self.queues[each].depth or self.has_unread(each):
+                if self._waits(each):
                     blocked.add(str(each))
             blocked |= self._alignment.waiting
             feeders = [self._streams[name].watermarks for name in timed.feeders]
@@ -350,25 +353,16 @@ class TaskTimes:
                 timed.watermarks.rest(OWN)
             timed.watermarks.wait(passed, blocked)
 
-    def _lowest(self, names: Iterable[str]) -> float:
-        """The lowest watermark of these streams, without silent ones unless all of them are."""
-        found = [self._streams[name].watermarks for name in names if name in self._streams]
-        awaited = [each for each in found if not each.is_silent]
-        return min((each.value for each in awaited or found), default=NEVER)
-
     def _put_on(self) -> bool:
         """Raise the times of what is put; return True if another step follows."""
-        follows = False
-        for name, feeders in self._edges.items():
-            time = self._lowest(feeders)
-            if time <= self.put[name]:
-                continue
-            self.put[name] = time
-            timed = self._streams.get(name)
-            if timed is not None:
-                timed.told = time
-                follows = True
-        return follows
+        risen = self.puts.advance(
+            lambda name: any(map(self._waits, self._inputs(self._streams[name]))),
+            lambda name: self._streams[name].reports,
+        )
+        inner = [name for name in risen if name in self._streams]
+        for name in inner:
+            self._streams[name].told = self.puts.times[name]
+        return bool(inner)
 
     def _pass_marks(self, timed: _Timed) -> None:
         """Take what the task has put for itself to be at a time once it is processed."""
@@ -381,6 +375,10 @@ class TaskTimes:
         while timed.marks and timed.marks[0][0] <= queue.admitted - queue.depth:
             _, time = timed.marks.popleft()
             timed.watermarks.reach(OWN, time)
+
+    def _waits(self, source: Any) -> bool:
+        """Return True if events of an input that the task reads may wait."""
+        return bool(self.queues[source].depth) or self.has_unread(source)
 
     def _inputs(self, timed: _Timed) -> list[Any]:
         """The partitions of an input that the task reads for a stream."""
@@ -416,11 +414,6 @@ class TaskTimes:
             timed.returning.discard(name)
         return states
 
-    @property
-    def moved(self) -> bool:
-        """True if receivers may hear of later times after another commit."""
-        return self.put != self._put_saved
-
     # -- commits -----------------------------------------------------------------------------
 
     def save(self, state: Saving) -> None:
@@ -434,12 +427,10 @@ class TaskTimes:
             for each, _ in self._windows
             for _, at in [self._ending.get(id(each), (each, each.watermark))]
         }
-        put = {name: time for name, time in self.put.items() if time > NEVER}
-        fact = [streams, windows, put]
+        fact = [streams, windows, self.puts.save()]
         if fact != self._saved:
             self._saved = fact
             state.set_meta(EVENT_TIME, fact)
-        self._put_saved = dict(self.put)
 
     def restore(self, state: Saving) -> None:
         """Resume where the last commit was."""
@@ -458,10 +449,10 @@ class TaskTimes:
             each.watermark = NEVER if value is None else value
             each.called_before = NEVER if called is None else called
         for timers, names in self._timers:
-            timers.watermark = self._lowest(names)
-        self.put |= {name: time for name, time in put.items() if name in self.put}
-        for name in put.keys() & self._streams.keys():  # its mark may not have been passed
-            self._streams[name].told = self.put.get(name)
+            timers.watermark = lowest(self._watermarks, names)
+        for name in self.puts.restore(put):
+            if name in self._streams:  # its mark may not have been passed
+                self._streams[name].told = put[name]
 
     # -- looking -----------------------------------------------------------------------------
 

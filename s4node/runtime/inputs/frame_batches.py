@@ -102,6 +102,7 @@ class FrameBatch(EventBatch):
         self.partition = data.partition
         self.events = []
         self.numbers = None
+        self.strays = None
         self.first = frame.first
         self.size = frame.end - frame.first
         self.at = 0
@@ -199,6 +200,7 @@ class MixedFrameBatch(FrameBatch):
             rest = self.keep_from(found.seen)
         self.left()
         self.events, self.numbers, self.receipt = found.events, found.numbers, found.receipt
-        deserializer.redispatched += found.strays
-        deserializer.uncounted -= self.size - found.strays
+        self.strays = found.strays
+        deserializer.redispatched += len(found.strays)
+        deserializer.uncounted -= self.size - len(found.strays)
         return rest

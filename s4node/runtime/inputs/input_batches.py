@@ -79,6 +79,7 @@ class MixedBatch(TaskBatch):
         super().load()
         found = sorted_out(self, self._whole, self._router, self._send)
         self.events, self.numbers, self.receipt = found.events, found.numbers, found.receipt
+        self.strays = found.strays
 
 
 def load(source: InputBatch) -> None:

@@ -4,7 +4,8 @@ Rules
 - A producer that is connected is there. One with an id of its own, and a task, may return. One that
   has left is a source until its last events are done.
 - A producer cannot send while it has no credit, or while events of it wait here.
-- A task reports its time; its events do not tell it.
+- A task reports its time; its events do not tell it. While it is connected, only its own word says
+  that it is idle: it may have a step that takes very long.
 """
 
 from __future__ import annotations
@@ -47,6 +48,6 @@ def _state_of(lane: ProducerLane) -> SourceState:
         here=lane.connection is not None and not lane.ended,
         returns=(lane.own_id or is_task) and not lane.ended,
         waits=lane.safe < lane.expected,
-        blocked=lane.limit <= lane.expected,
+        blocked=lane.limit <= lane.expected or (is_task and lane.connection is not None),
         reports=is_task,
     )

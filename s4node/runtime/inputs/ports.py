@@ -29,7 +29,7 @@ from s4node.metrics.statistics import InputStatistics, StageStatistics
 from s4node.net.egress.forwarder import PassedOn
 from s4node.net.ingress.connection import Connection
 from s4node.net.ingress.durable_admission import DurableAdmission
-from s4node.net.ingress.producer_lane import ProducerLane
+from s4node.net.ingress.producer_lane import Mark, ProducerLane
 from s4node.net.wire import frame as wire
 from s4node.offsets.cuts import Cuts
 from s4node.runtime.inputs.lane_sources import LaneSources
@@ -51,7 +51,7 @@ class Ports:
     producers' numbers: ``on_full`` asks the task of a partition for a commit soon, ``on_wait`` for
     one within some seconds, if it has time. ``send`` sends events of one task to another;
     ``full(stream, partition)`` returns True if too many of those wait. ``cuts`` are of the tasks.
-    ``on_time`` is called with a lane and the time that its producer has reported.
+    ``on_time`` is called with a lane and what its producer has reported of its time.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Ports:
         send: Send,
         full: Callable[[str, int], bool],
         cuts: Cuts | None,
-        on_time: Callable[[ProducerLane, float], None],
+        on_time: Callable[[ProducerLane, Mark], None],
     ) -> None:
         self.ports: dict[str, InputPort] = {}
         self.inner: dict[str, InputPort] = {}

@@ -152,14 +152,23 @@ class SystemConsumers:
 
     def add(self, task: Task, ssps: Iterable[SystemStreamPartition]) -> None:
         """Add a stage for each partition to a task that has not started."""
-        task.processor.watch_inputs(self._has_unread)
+        self._watch(task, ssps)
         for ssp in ssps:
             self._tasks.add_input(task, ssp)
+
+    def _watch(self, task: Task, ssps: Iterable[SystemStreamPartition]) -> None:
+        """Have a task look at the inputs that it reads, or gets events of."""
+        task.processor.watch_inputs(self._has_unread)
+        mine, broadcast = {ssp.stream for ssp in ssps}, {ssp.stream for ssp in self._broadcast}
+        for name in self._keyed.keys() - broadcast:
+            readers = self._counts[self._streams[name].system, name]
+            task.processor.pass_on(name, readers, reads=name in mine)
 
     def _has_unread(self, ssp: SystemStreamPartition) -> bool:
         """Return True if events of a partition may wait where they are read from."""
         feed = self._feeds.get(ssp)
-        return ssp.system in self._away or (feed is not None and bool(feed.lag))
+        lag = None if feed is None else feed.lag  # unknown at first
+        return ssp.system in self._away or lag is None or lag > 0
 
     def assign(
         self,
@@ -207,6 +216,7 @@ class SystemConsumers:
         for taker in self._beginning:
             if taker.task is old:
                 taker.task = new
+        self._watch(new, self.progress.get(new.partition, ()))
         for taker in self._begun.get(new.partition, ()):
             before = taker.progress
             taker.task, taker.told_end = new, False
@@ -217,7 +227,6 @@ class SystemConsumers:
             self.progress[new.partition][taker.ssp] = taker.progress
             self._want_kept(taker)
             feed = self._feeds.get(taker.ssp)
-            new.processor.watch_inputs(self._has_unread)
             if feed is not None and new.partition in feed.takers:
                 self._join(taker)
                 system = self._systems[taker.ssp.system]

@@ -25,7 +25,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -145,6 +145,7 @@ class Exchange:
         """Open the part of a claimed task, with the rows that its previous owner left."""
         side = self._sides[task.partition] = Side(task, state, fence)
         side.sent = sent_before(state)
+        task.processor.on_passed_on(partial(self._tell_times, side))
         left = channels_of(rows)
         for name in former_first(left):
             mine = left[name]
@@ -168,6 +169,7 @@ class Exchange:
         side = self._sides[task.partition]
         side.task, side.state, side.own_rows = task, state, False
         side.moved, side.left, side.sent = 0, {}, sent_before(state)
+        task.processor.on_passed_on(partial(self._tell_times, side))
         if side.life and not state.meta(LIFE):
             state.set_meta(LIFE, side.life)
         rows = channels_of(state.rows(OUTBOX))
@@ -463,6 +465,7 @@ class Exchange:
             for name in names if sender or self._partitions > 1 else ():
                 channel = side.channels.get(name) or self._channel(side, name)
                 channel.outbox.latest.coming = time
+                channel.outbox.latest.coming_idle = stream in task.processor.idle_puts
         for stream, channel in side.channels.items():
             if channel.emitter is self.emitter:
                 channel.outbox.cut = self._cuts.made(task.partition)
@@ -470,6 +473,18 @@ class Exchange:
         side.committing = True
         side.own_rows = bool(own)
         side.moved = _moved(task)
+
+    def _tell_times(self, side: Side, streams: Iterable[str]) -> None:
+        """Tell others how far a task is in inputs of which it has nothing to send on.
+
+        No commit has to come first: after a crash it has nothing of these events for them, either.
+        """
+        for stream in streams:
+            channel = side.channels.get(stream)
+            if channel is None or channel.outbox.unreleased or channel.outbox.leaving:
+                continue
+            channel.outbox.latest.reach_at_once(side.task.processor.put_times[stream])
+            channel.emitter.wake()
 
     def encode(self, task: Task) -> bool:
         """Encode a part of the events of the commit; return False if none are left."""

@@ -405,6 +405,8 @@ class InFlight:
         """Acknowledge released events, and note the requests made at them."""
         for entry in released:
             if isinstance(entry, EventBatch):
+                if self._processor.timed:
+                    self._processor.events_done(entry)
                 assert entry.receipt is not None
                 entry.receipt.done()
                 continue

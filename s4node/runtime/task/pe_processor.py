@@ -140,23 +140,33 @@ class PeProcessor(Processor):
     def watch_inputs(self, has_unread: Callable[[Any], bool]) -> None:
         self.times.has_unread = has_unread
 
-    def take_time(self, stream: str, source: str, time: float) -> None:
-        self.times.reported(stream, source, time)
+    def take_time(self, stream: str, source: str, time: float, *, idle: bool) -> None:
+        self.times.reported(stream, source, time, idle=idle)
+
+    def pass_on(self, stream: str, readers: int, *, reads: bool) -> None:
+        self.times.pass_on(stream, readers, reads=reads)
 
     def events_done(self, batch: EventBatch) -> None:
         if self.times.timed:
-            self.times.events_done(batch, batch.events)
+            self.times.events_done(batch, batch.events, last=True)
 
     def runs_ahead(self, stream: str, source: str, ended: Collection[str]) -> bool:
         return self.times.runs_ahead(stream, source, ended)
 
+    def on_passed_on(self, tell: Callable[[Collection[str]], None]) -> None:
+        self.times.puts.on_passed_on = tell
+
     @property
     def put_times(self) -> Mapping[str, float]:
-        return self.times.put
+        return self.times.puts.times
+
+    @property
+    def idle_puts(self) -> Collection[str]:
+        return self.times.puts.idle
 
     @property
     def time_moved(self) -> bool:
-        return self.times.moved
+        return self.times.puts.moved
 
     @property
     def ends_again(self) -> bool:
@@ -222,7 +232,8 @@ class PeProcessor(Processor):
                     self.failed(batch, error, batch.at + failed_at(it, len(events)))
             handled.set(None)
             if self.times.timed:
-                self.times.events_done(batch, events)
+                last = batch.at + len(events) >= len(batch.events)
+                self.times.events_done(batch, events, last=last)
             if waits:
                 await self.tidy()
             else:

@@ -164,8 +164,11 @@ class Processor(ABC):
     def watch_inputs(self, has_unread: Callable[[Any], bool], /) -> None:
         """Take what says of an input if events of it wait where they are read from."""
 
-    def take_time(self, stream: str, source: str, time: float, /) -> None:
-        """Take the time that a source of a stream has reported."""
+    def take_time(self, stream: str, source: str, time: float, /, *, idle: bool) -> None:
+        """Take the time that a source of a stream has reported, and if it is ``idle``."""
+
+    def pass_on(self, stream: str, readers: int, /, *, reads: bool) -> None:
+        """Note that ``readers`` tasks read an input and send on events of other tasks."""
 
     def events_done(self, batch: EventBatch, /) -> None:
         """Note that all events of a batch, and of those before it from its source, are done."""
@@ -174,10 +177,18 @@ class Processor(ABC):
         """Return True if an input is too far ahead of others in time; ``ended`` are inputs, too."""
         return False
 
+    def on_passed_on(self, tell: Callable[[Collection[str]], None], /) -> None:
+        """Take what is called with inputs whose ``put_times`` are later, as they are passed on."""
+
     @property
     def put_times(self) -> Mapping[str, float]:
         """By stream: what is put on it from now on is not older."""
         return {}
+
+    @property
+    def idle_puts(self) -> Collection[str]:
+        """The streams for whose events nothing is waited for."""
+        return ()
 
     @property
     def time_moved(self) -> bool:

@@ -142,3 +142,17 @@ def test_what_is_told_holds_after_a_crash_without_being_told_again() -> None:
         test.crash()
         test.send("bids", Bid(3, 9, 101.0))
         assert test.late("Auction") == 1
+
+
+def test_another_task_that_is_stuck_is_not_idle_until_it_says_so() -> None:
+    with AppTest(Auctions, partitions=3) as test:
+        test.send("bids", *BIDS)
+        test.advance(seconds=2)
+        home = test._runtime.tasks[0]
+        times: Any = home.processor.times
+        others = [each for each in times._streams["best"].sources.states() if each.reports]
+        assert len(others) == 3
+        assert all(each.blocked for each in others)  # connected, whatever they do
+        test.advance(seconds=25)  # the program has no news any more
+        idle = times._streams["best"].watermarks.is_idle
+        assert all(idle(each.name) for each in others)

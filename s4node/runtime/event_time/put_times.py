@@ -1,0 +1,128 @@
+"""The event time of what a task puts on streams, or sends on to other tasks. Pure.
+
+Rules
+- What is put on a stream is at the lowest watermark of the streams from which it is put. In a cycle
+  only the streams from outside count, so events on their way around may be late.
+- A task that reads an input of which it sends on the events of other tasks is at the lowest time of
+  what it reads itself. Until it knows whether there are such events, it says nothing.
+- It is idle on a stream while nothing is waited for where its events come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+from s4node.app.app import App
+from s4node.app.cycles import components
+from s4node.offsets.watermarks import NEVER, Watermarks
+
+
+class PutTimes:
+    """The ``times`` by stream: what the task puts from now on is not older.
+
+    ``idle`` are the streams on which it is idle. ``feeders`` are the streams from which each one is
+    put, ``watermarks`` those of streams with time. The owner sets ``on_passed_on``, which is called
+    with inputs that are at a later time for other tasks.
+    """
+
+    def __init__(
+        self, feeders: Mapping[str, Sequence[str]], watermarks: Mapping[str, Watermarks]
+    ) -> None:
+        self.times = dict.fromkeys(feeders, NEVER)
+        self.idle: set[str] = set()
+        self.on_passed_on: Callable[[Collection[str]], None] = lambda _: None
+        self._feeders = feeders
+        self._watermarks = watermarks
+        self._read: dict[str, bool] = {}  # inputs, and whether their events are known to be ours
+        self._passed_on: set[str] = set()
+        self._saved = dict(self.times), set(self.idle)
+
+    def read(self, stream: str) -> None:
+        """Say of an input that the task reads how far it is, if other tasks wait for that."""
+        self._read.setdefault(stream, False)
+        self.times.setdefault(stream, NEVER)
+
+    def keeps(self, stream: str) -> None:
+        """Note that the events of an input are the task's own."""
+        self._read[stream] = True
+
+    def passes(self, stream: str) -> None:
+        """Note that the events of an input may be other tasks'."""
+        self._passed_on.add(stream)
+        self.times.setdefault(stream, NEVER)
+
+    def advance(
+        self, waits: Callable[[str], bool], reports: Callable[[str], Collection[str]]
+    ) -> list[str]:
+        """Derive the times; return the streams, put from others, whose time has risen.
+
+        ``waits`` says of an input if events of it wait, and ``reports`` which of its sources are
+        other tasks.
+        """
+        put, passed = list[str](), list[str]()
+        self.idle.clear()
+        for name, feeders in self._feeders.items():
+            if all(self._watermarks[each].is_silent for each in feeders):
+                self.idle.add(name)
+            if self._rises(name, lowest(self._watermarks, feeders)):
+                put.append(name)
+        for name in self._read.keys() - self._passed_on:
+            if self._read[name] or not waits(name):
+                self.idle.add(name)
+        for name in self._passed_on:
+            time = self._watermarks[name].lowest_but(reports(name))
+            if time is None:
+                self.idle.add(name)
+            elif self._rises(name, time):
+                passed.append(name)
+        if passed:
+            self.on_passed_on(passed)
+        return put
+
+    def _rises(self, name: str, time: float) -> bool:
+        rises = time > self.times[name]
+        if rises:
+            self.times[name] = time
+        return rises
+
+    @property
+    def moved(self) -> bool:
+        """True if receivers may hear of later times after another commit."""
+        return (self.times, self.idle) != self._saved
+
+    def save(self) -> dict[str, float]:
+        """The times for the commit that begins now."""
+        self._saved = dict(self.times), set(self.idle)
+        return {name: time for name, time in self.times.items() if time > NEVER}
+
+    def restore(self, saved: Mapping[str, float]) -> list[str]:
+        """Resume where the last commit was; return the streams of ``save`` that are put."""
+        for name in saved.keys() & self._watermarks.keys() - self._feeders.keys():
+            self.passes(name)
+        self.times |= {name: time for name, time in saved.items() if name in self.times}
+        return [name for name in saved if name in self._feeders]
+
+
+def feeders_in(
+    app: App, edges: Mapping[str, set[str]], timed: Collection[str]
+) -> dict[str, list[str]]:
+    """By stream of ``app``, the ``timed`` streams from which it is put."""
+    group = {name: frozenset(each) for each in components(edges) for name in each}
+    found = {}
+    for name in app.streams if timed else ():
+        ours = group.get(name, frozenset((name,)))
+        feeders = [
+            other
+            for other, to in edges.items()
+            if other not in ours and other in timed and to & ours
+        ]
+        if feeders:
+            found[name] = feeders
+    return found
+
+
+def lowest(watermarks: Mapping[str, Watermarks], names: Iterable[str]) -> float:
+    """The lowest watermark of these streams, without silent ones unless all of them are."""
+    found = [watermarks[name] for name in names if name in watermarks]
+    awaited = [each for each in found if not each.is_silent]
+    return min((each.value for each in awaited or found), default=NEVER)
