@@ -260,6 +260,14 @@ class SavedWindowInstances(SavedInstances):
         for row, data in self._database.table(self._table):
             yield *place_of(row), data
 
+    def _leaves(self, instance: Any) -> None:
+        """As for any instance; one whose window ends was touched right before."""
+        touched = instance._group
+        if touched and touched[-1] is instance:
+            touched.pop()
+        else:
+            super()._leaves(instance)
+
     def erase(self, instance: Any) -> None:
         """Delete the saved state of an instance that is gone."""
         self._untouch(instance)

@@ -22,6 +22,8 @@ from s4node.errors import NotSaveable, StateError
 from s4node.events.keys import KEY_GROUPS, MULTIPLIER, Hasher, crc32m
 from s4node.state import key_encoding
 
+_PIECE = 4096
+
 TASK_GROUP = 0xFFFF
 """The group of rows without a key group."""
 
@@ -135,11 +137,24 @@ class Changes:
 
     def rows_to_write(self) -> tuple[list[bytes], list[bytes | None]]:
         """The rows that the commit under way writes, and their values; the newest last."""
-        first = list(in_order(list(self._leaving.items())))
-        rows, values = [row for row, _ in first], [value for _, value in first]
+        rows, values = list[bytes](), list[bytes | None]()
+        for group in in_order(self._leaving):
+            rows += group
+            values += map(self._leaving.__getitem__, group)
         rows += self._rows
         values += self._values
         return rows, values
+
+    def forget_written(self, *written: list[Any]) -> None:
+        """Drop the changes that the database has by now, and the lists of them, piece by piece.
+
+        Call it in a thread: to free a million of them at once is a pause.
+        """
+        for each in (*written, self._rows, self._values):
+            while each:
+                del each[-_PIECE:]
+        while self._leaving:
+            self._leaving.popitem()
 
     def written(self) -> None:
         """Drop the changes of the commit, which the database now has."""
@@ -173,16 +188,14 @@ def _picked(values: dict[bytes, bytes | None], rows: Iterable[bytes]) -> dict[by
     return {row: values[row] for row in values.keys() & rows}
 
 
-def in_order(
-    rows: Iterable[tuple[bytes, bytes | None]],
-) -> Iterator[tuple[bytes, bytes | None]]:
-    """Rows with their values in order, as sorted rows are written faster. One group at a time is
-    sorted, so that other threads can run in between."""
-    groups: defaultdict[int, list[tuple[bytes, bytes | None]]] = defaultdict(list)
-    for each in rows:
-        groups[each[0][0] << 8 | each[0][1]].append(each)
+def in_order(rows: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Rows in order, as sorted rows are written faster. One group at a time is sorted, so that
+    other threads can run in between."""
+    groups: defaultdict[int, list[bytes]] = defaultdict(list)
+    for row in rows:
+        groups[row[0] << 8 | row[1]].append(row)
     for group in sorted(groups):
-        yield from sorted(groups[group])
+        yield sorted(groups.pop(group))
 
 
 def merged(
