@@ -4,8 +4,8 @@ Rules
 - A producer that is connected is there. One with an id of its own, and a task, may return. One that
   has left is a source until its last events are done.
 - A producer cannot send while it has no credit, or while events of it wait here.
-- A task reports its time; its events do not tell it. While it is connected, only its own word says
-  that it is idle: it may have a step that takes very long.
+- A task reports its time; its events do not tell it. Once it has, only its own word says that it is
+  idle while it is connected: it may have a step that takes very long.
 """
 
 from __future__ import annotations
@@ -43,11 +43,12 @@ class LaneSources:
 
 def _state_of(lane: ProducerLane) -> SourceState:
     is_task = lane.producer.startswith(TASK)
+    reports = is_task and lane.passed is not None and lane.connection is not None
     return SourceState(
         lane.origin,
         here=lane.connection is not None and not lane.ended,
         returns=(lane.own_id or is_task) and not lane.ended,
         waits=lane.safe < lane.expected,
-        blocked=lane.limit <= lane.expected or (is_task and lane.connection is not None),
+        blocked=lane.limit <= lane.expected or reports,
         reports=is_task,
     )
