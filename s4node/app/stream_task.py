@@ -124,10 +124,11 @@ class TaskContext(Protocol):
         """A key-value store of the task; raises KeyError if there is none of this name."""
         ...
 
-    def schedule(self, seconds: float, callback: Callable[..., Any]) -> None:
+    def schedule(self, seconds: float, callback: Callable[..., Any]) -> Callable[[], None]:
         """Call ``callback(collector, coordinator)`` once, after ``seconds`` of processing time.
 
-        No event of the task is in flight then. The callback may be ``async``. A restart forgets it.
+        Return a function that cancels this; it has no effect after the call. No event of the task
+        is in flight then. The callback may be ``async``. A restart forgets it.
         """
         ...
 

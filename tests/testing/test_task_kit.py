@@ -120,19 +120,25 @@ def test_callbacks_may_come_from_the_test_or_from_a_thread() -> None:
             test.advance(0)
 
 
-def test_timers_ring_on_the_test_s_clock_and_an_offset_may_be_chosen() -> None:
+def test_timers_ring_on_the_test_s_clock_unless_cancelled_and_an_offset_may_be_chosen() -> None:
     rang: list[float] = []
 
     class Timed(Count):
         def init(self, _config: Any, context: TaskContext) -> None:
             context.schedule(30, lambda _c, _k: rang.append(test.now))
+            self.cancelled = [
+                context.schedule(at, lambda _c, _k: rang.append(-1)) for at in (9, 40)
+            ]
             context.set_starting_offset(context.system_stream_partitions[0], 100)
 
     with AppTest(Counting(Timed)) as test:
+        for cancel in test.task().cancelled:
+            cancel()
         test.advance(29)
         assert rang == []
-        test.advance(2)
+        test.advance(12)
         assert rang == [30.0]
+        test.task().cancelled[0]()
         test.send("clicks", Click("commit"))
         assert test.committed("clicks") == 101
 

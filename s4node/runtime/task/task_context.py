@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -21,8 +22,11 @@ from s4node.offsets.startpoint import Startpoint, startpoint_of
 from s4node.offsets.system import SystemStreamPartition
 from s4node.runtime.task.processor import EndEvent, InFlightEvent
 
-DueTimers = list[tuple[float, int, Callable[..., Any]]]
-"""The timers of a task, as a heap: when it is due, its number, and the callback."""
+DueTimer = tuple[float, int, Callable[..., Any]]
+"""A timer of a task: when it is due, its number, and the callback."""
+
+DueTimers = list[DueTimer]
+"""The timers of a task, as a heap."""
 
 
 class StreamCollector:
@@ -114,17 +118,25 @@ class Context:
             )
         return found
 
-    def schedule(self, seconds: float, callback: Callable[..., Any]) -> None:
+    def schedule(self, seconds: float, callback: Callable[..., Any]) -> Callable[[], None]:
         """Call ``callback(collector, coordinator)`` once, after ``seconds``.
 
-        No event of the task is in flight then. The callback may be ``async``.
+        Return a function that cancels this. No event of the task is in flight then. The callback
+        may be ``async``.
         """
         if graph.is_generator(callback):
             raise GraphError(
                 f"the timer {callback!r} contains yield, so calling it would not run it; "
                 f"remove the yield, and send with collector.send(stream, event)"
             )
-        heapq.heappush(self._timers, (self._clock() + seconds, next(self._numbers), callback))
+        timer = self._clock() + seconds, next(self._numbers), callback
+        heapq.heappush(self._timers, timer)
+        return partial(self._cancel, timer)
+
+    def _cancel(self, timer: DueTimer) -> None:
+        if timer in self._timers:  # not called yet
+            self._timers.remove(timer)
+            heapq.heapify(self._timers)
 
     def set_starting_offset(self, ssp: SystemStreamPartition, offset: int | Startpoint) -> None:
         """Start reading an input of this task at an offset or Startpoint, instead of the saved one.
