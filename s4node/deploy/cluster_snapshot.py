@@ -111,12 +111,16 @@ class WatermarkRow(msgspec.Struct, frozen=True, order=True):
 
 
 class WindowsRow(msgspec.Struct, frozen=True, order=True):
-    """What the tasks of an app have of windows: how many, events held back, and late ones."""
+    """What the tasks of an app have of windows: how many, events held back, and late ones.
+
+    ``waiting`` are the inputs that run ahead of others in event time, and wait for these.
+    """
 
     app: str
     windows: int
     held_back: int
     late: int
+    waiting: list[str] = []
 
 
 class StreamRow(msgspec.Struct, frozen=True):
@@ -281,8 +285,11 @@ def windows_of(reports: Iterable[ContainerStatistics]) -> list[WindowsRow]:
                 known.windows + task.windows,
                 known.held_back + task.held_back,
                 known.late + sum(task.late.values()),
+                sorted({*known.waiting, *task.waiting}),
             )
-    return sorted(row for row in found.values() if row.windows or row.held_back or row.late)
+    return sorted(
+        row for row in found.values() if row.windows or row.held_back or row.late or row.waiting
+    )
 
 
 def _rank(row: Row) -> tuple[int, int]:

@@ -45,7 +45,8 @@ class TaskStatistics(msgspec.Struct, frozen=True):
     ``held_back`` are events that a stream in order holds back. ``late`` counts late events by PE.
     ``watermarks`` has the watermark of each stream with time, in seconds since 1970, and the source
     that holds it back; ``behind`` says by how many seconds its latest event is later. ``ahead`` has
-    the seconds by which a source of a stream is ahead of the clock here.
+    the seconds by which a source of a stream is ahead of the clock here. ``waiting`` inputs are
+    ahead of others in event time, and wait for these.
     """
 
     name: str
@@ -69,6 +70,7 @@ class TaskStatistics(msgspec.Struct, frozen=True):
     watermarks: dict[str, tuple[float, str]] = {}
     behind: dict[str, float] = {}
     ahead: dict[str, tuple[float, str]] = {}
+    waiting: list[str] = []
 
 
 class InputStatistics(msgspec.Struct, frozen=True):

@@ -119,14 +119,14 @@ def test_windows_held_back_and_late_events_of_an_app_are_added_up() -> None:
     def report(app: str, windows: int, held_back: int, late: int) -> ContainerStatistics:
         task = TaskStatistics(
             "t", 0, 0, 0, 0, 0, 0, 0, 0, {}, {}, {}, {}, {}, {},
-            windows=windows, held_back=held_back, late={"a": late, "b": 1},
+            windows=windows, held_back=held_back, late={"a": late, "b": 1}, waiting=[f"in[{late}]"],
         )  # fmt: skip
         return ContainerStatistics(app, tasks=[task])
 
     reports = [report("b", 1, 2, 3), report("a", 1, 1, 1), report("b", 4, 0, 0)]
     assert windows_of([*reports, ContainerStatistics("c", tasks=[])]) == [
-        WindowsRow("a", 1, 1, 2),
-        WindowsRow("b", 5, 2, 5),
+        WindowsRow("a", 1, 1, 2, ["in[1]"]),
+        WindowsRow("b", 5, 2, 5, ["in[0]", "in[3]"]),
     ]
 
 

@@ -150,6 +150,11 @@ def _rendered(snapshot: Snapshot, width: int, *, live: bool) -> RenderableType:
         f"{one.late} late ones"
         for one in snapshot.windows
     ]
+    texts += [
+        f"{one.app} does not read {', '.join(one.waiting)} now: further in time than slower inputs"
+        for one in snapshot.windows
+        if one.waiting
+    ]
     for text in map(on_one_line, texts):
         if live:
             parts.append(Text(text, no_wrap=True, overflow="ellipsis"))

@@ -459,8 +459,9 @@ class TaskTimes:
     def statistics_parts(self) -> dict[str, Any]:
         """Open windows, late events by PE, the watermarks, and what holds them back.
 
-        Late events count since the start. Behind is a watermark as far as the latest event of its
-        stream is later; ahead is a source whose clock is later than the one here.
+        Late events count since the start; waiting are inputs that run ahead of others. Behind is a
+        watermark as far as the latest event of its stream is later; ahead is a source whose clock
+        is later than the one here.
         """
         windows = [each for each, _ in self._windows]
         named = [(each.prototype.name, each) for each in windows]
@@ -479,6 +480,7 @@ class TaskTimes:
                 for name, each in self._streams.items()
                 if each.watermarks.value > NEVER
             },
+            "waiting": sorted(self._alignment.waiting),
             "ahead": {
                 name: (time - wall, source)
                 for name, (time, source) in newest.items()

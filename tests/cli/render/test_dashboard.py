@@ -82,7 +82,7 @@ def test_a_stream_is_shown_with_the_apps_at_both_ends() -> None:
 def test_the_time_of_a_stream_is_shown_with_what_holds_it_back() -> None:
     console = Console(width=120, file=io.StringIO(), highlight=False)
     row = WatermarkRow("market", "trades", 1_700_000_000.5, "trades[3]@spark", 5.25, 3600.0, "p")
-    windows = [WindowsRow("market", 3, 120, 7)]
+    windows = [WindowsRow("market", 3, 120, 7, ["log.quotes[1]"])]
     shown = msgspec.structs.replace(snapshot(), watermarks=[row], windows=windows)
     console.print(rendered([shown], 200, live=False))
     assert isinstance(console.file, io.StringIO)
@@ -93,6 +93,7 @@ def test_the_time_of_a_stream_is_shown_with_what_holds_it_back() -> None:
     ) in text
     assert "stream trades of market: the clock of p is 3600 s ahead" in text
     assert "market has 3 open windows, 120 events held back, and 7 late ones" in text
+    assert "market does not read log.quotes[1] now: further in time than slower inputs" in text
 
 
 def test_columns_that_say_less_go_first_and_empty_ones_before_them() -> None:

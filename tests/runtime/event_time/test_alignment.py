@@ -79,6 +79,8 @@ def test_a_log_that_runs_ahead_waits_for_a_slower_one(app: type[App]) -> None:
     with AppTest(app, settings=SETTINGS) as test:
         run_ahead(test)
         assert 10 < open_windows(test) <= MOST
+        [task] = test._runtime.tasks
+        assert task.statistics().waiting == ["log.fast[0]"]
         for minute in range(10, MINUTES, 10):
             test.send("slow", *a(60.0 * minute))
             test.advance(seconds=1)

@@ -247,3 +247,17 @@ def test_a_watermark_far_ahead_is_refused_and_its_sender_is_told() -> None:
         test.advance(seconds=1)
         assert test._runtime.container.statistics().peers["bad frames"] == 1
         assert bars(test) == []
+
+
+def test_what_a_program_has_said_of_its_time_holds_after_a_rollback_too() -> None:
+    settings = {"s4.stream.trades.onError": "skip"}
+    with AppTest(market(tumbling(60)), settings=settings) as test:
+        test.send("trades", *a(10))
+        test.advance(seconds=2)
+        test.advance_watermark("trades", 50)
+        test.fail(Candle, "b", ValueError("beast"))
+        test.send("trades", Trade("b", 1, 20))
+        test.advance(seconds=2)
+        assert test.windows(Candle, "b") == []
+        times = times_of(test)
+        assert times._streams["trades"].watermarks.value == 45
