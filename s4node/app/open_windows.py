@@ -180,7 +180,9 @@ class TableWindows(WindowInstances):
                     self.by_number.pop(table.span[0] // self._whole, None)
             called = set[Any]()
             for at, table in enumerate(tables):
-                for key in list(table):
+                keys = [*reversed(table)]
+                while keys:  # they go one by one: to free a million at once is a pause
+                    key = keys.pop()
                     if key in called:
                         continue
                     mine = [each[key] for each in tables[at:] if key in each]
@@ -199,8 +201,9 @@ class TableWindows(WindowInstances):
             yield self._call(key, end, panes, again=True)
         while self._over and self._over[0][0] <= self.watermark:
             _, start = heappop(self._over)
-            for instance in list(self.tables[start].values()):
-                self.remove(instance)
+            instances = [*self.tables[start].values()]
+            while instances:
+                self.remove(instances.pop())
                 yield None
             del self.tables[start]
 
