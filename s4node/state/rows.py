@@ -77,7 +77,9 @@ def with_text_rows(
 class Changes:
     """The changes since the last commit: a value for each row, None if the row is deleted."""
 
-    __slots__ = ("_dirty", "_leaving", "_rows", "_values", "bytes", "leaving", "spoiled")
+    __slots__ = (
+        "_dirty", "_leaving", "_rows", "_values", "bytes", "dropped", "leaving", "spoiled",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._dirty: dict[bytes, bytes | None] = {}
@@ -85,6 +87,7 @@ class Changes:
         self._rows: list[bytes] = []  # two lists, as a million pairs would
         self._values: list[bytes] = []  # pause the process for garbage collection
         self.leaving = False  # True while a commit is under way
+        self.dropped: list[Any] = []
         self.bytes = 0
         self.spoiled: NotSaveable | None = None  # a change cannot be saved: commits are impossible
 
@@ -145,22 +148,23 @@ class Changes:
         values += self._values
         return rows, values
 
-    def forget_written(self, *written: list[Any]) -> None:
-        """Drop the changes that the database has by now, and the lists of them, piece by piece.
-
-        Call it in a thread: to free a million of them at once is a pause.
-        """
-        for each in (*written, self._rows, self._values):
-            while each:
-                del each[-_PIECE:]
-        while self._leaving:
-            self._leaving.popitem()
-
     def written(self) -> None:
-        """Drop the changes of the commit, which the database now has."""
+        """Drop the changes of the commit, which the database now has; ``free`` frees many."""
+        if len(self._leaving) + len(self._rows) > _PIECE:
+            self.dropped += [self._leaving, self._rows, self._values]
         self._leaving = {}
         self._rows, self._values = [], []
         self.leaving = False
+
+    def free(self) -> None:
+        """Free what is ``dropped`` piece by piece, in a thread: a million at once is a pause."""
+        while self.dropped:
+            each = self.dropped.pop()
+            while each:
+                if isinstance(each, dict):
+                    each.popitem()
+                else:
+                    del each[-_PIECE:]
 
     def failed(self) -> None:
         """Give the changes of a failed commit to the next one."""

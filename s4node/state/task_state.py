@@ -286,7 +286,6 @@ class TaskState:
         self.bytes_written += self.database.write(rows, values)
         self.last = last
         self._said = True
-        self.changes.forget_written(rows, values)
 
     def end_commit(self, *, written: bool) -> None:
         """End the commit that was written or has failed."""

@@ -413,6 +413,8 @@ class TaskCommits:
                 each.startpoints -= consumed
             if over := await self._context.on_consumed(self.claim.task, consumed):
                 self.remove_startpoints(over)
+        if self.state.changes.dropped:
+            await self._context.in_thread(self.state.changes.free)
 
     def keep_cut(self, place: SavepointPlace) -> None:
         """Keep the commit just written as the task's part of its savepoint.
