@@ -419,7 +419,11 @@ class TaskTimes:
     def save(self, state: Saving) -> None:
         """Save the watermarks with the commit that begins now."""
         streams = {
-            name: (_or_none(each.watermarks.value), each.watermarks.times(each.returning | {OWN}))
+            name: (
+                _or_none(each.watermarks.value),
+                each.watermarks.times(each.returning | {OWN}),
+                each.watermarks.times(map(str, self._inputs(each))),
+            )
             for name, each in self._streams.items()
         }
         windows = {
@@ -438,10 +442,10 @@ class TaskTimes:
         if fact is None:
             return
         streams, windows, put = fact
-        for name, (value, times) in streams.items():
+        for name, (value, times, read) in streams.items():
             timed = self._streams.get(name)
             if timed is not None:
-                timed.watermarks.restore(NEVER if value is None else value, times)
+                timed.watermarks.restore(NEVER if value is None else value, {**times, **read})
                 timed.returning |= times.keys() - {OWN}
         for each, _ in self._windows:
             value, each.late, called = windows.get(each.prototype.name, (None, 0, None))
@@ -495,8 +499,8 @@ class TaskTimes:
 
 def lower_times(one: Any, other: Any) -> Any:
     """The lower watermarks of two tasks, for a task that gets keys of both."""
-    streams: dict[str, tuple[float | None, dict[str, float]]] = {
-        name: (_lower(one[0][name][0], other[0].get(name, (None,))[0]), {}) for name in one[0]
+    streams = {
+        name: (_lower(one[0][name][0], other[0].get(name, (None,))[0]), {}, {}) for name in one[0]
     }
     windows = {}
     for name, (value, late, called) in one[1].items():

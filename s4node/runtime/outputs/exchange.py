@@ -43,13 +43,7 @@ from s4node.logger import get_logger
 from s4node.metrics.statistics import OutboxStatistics
 from s4node.net.certificates.credentials import Credentials
 from s4node.net.egress.emitter import Emitter
-from s4node.net.egress.outbox_rows import (
-    Rows,
-    channels_of,
-    forget,
-    life_of,
-    weight_of,
-)
+from s4node.net.egress.outbox_rows import Rows, channels_of, forget, life_of, weight_of
 from s4node.net.egress.routes import Routes
 from s4node.net.egress.transactional_outbox import TransactionalOutbox
 from s4node.net.wire import frame as wire

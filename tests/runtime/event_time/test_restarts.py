@@ -259,5 +259,5 @@ def test_what_a_program_has_said_of_its_time_holds_after_a_rollback_too() -> Non
         test.send("trades", Trade("b", 1, 20))
         test.advance(seconds=2)
         assert test.windows(Candle, "b") == []
-        times = times_of(test)
-        assert times._streams["trades"].watermarks.value == 45
+        [task] = test._runtime.tasks
+        assert task.statistics().watermarks["trades"][0] == 45
