@@ -499,7 +499,7 @@ class TaskTimes:
 
 def lower_times(one: Any, other: Any) -> Any:
     """The lower watermarks of two tasks, for a task that gets keys of both."""
-    streams = {
+    streams: dict[str, tuple[float | None, dict[str, float], dict[str, float]]] = {
         name: (_lower(one[0][name][0], other[0].get(name, (None,))[0]), {}, {}) for name in one[0]
     }
     windows = {}
