@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-_MOST_SECONDS = 0.002
+MOST_SECONDS = 0.002
+"""A slice of the only connection."""
+
 _MOST_IN_LINE = 0.001
 _LONG_SECONDS = 0.0005
 _LONG_BYTES = 65_536
@@ -37,7 +39,7 @@ class Slices:
     @property
     def most(self) -> float:
         """The seconds after which a slice ends."""
-        return _MOST_SECONDS if len(self._busy) < 2 else _MOST_IN_LINE
+        return MOST_SECONDS if len(self._busy) < 2 else _MOST_IN_LINE
 
     def ended(self, connection: Hashable, began: float, now: float, unfinished: int) -> None:
         """Note the end of a slice; ``unfinished`` are the bytes of a message that has begun."""
