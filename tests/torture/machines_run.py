@@ -4,9 +4,8 @@ Rules
 - Three nodes and a log have a machine each, and three ZooKeepers have one; they share these and a
   store, nothing else. The store is an S3 server if one can be run here, or else a folder.
   Events take three hops, mostly between machines, and what comes out goes to the log.
-- After each fault the cluster gets well by itself within half a minute, or as much longer as other
-  work keeps this machine busy: all nodes are ready, and own all partitions, and what a program
-  sends then is committed.
+- After each fault the cluster gets well by itself within half a minute: all nodes are ready, and
+  own all partitions, and what a program sends then is committed.
 - A killed node is started again, as whoever runs nodes does; a container is started by its node.
 - In the end all is killed. What the log and the store have must be the truth: each event that a
   program was told is there counts once, came out once and in order, and each fence had one owner.
@@ -57,9 +56,6 @@ PROBE_SECONDS = 1.0
 """Each round has all tasks commit, which the S3 server has to keep up with."""
 
 WELL_SECONDS = 30.0
-BUSY = 4
-"""The processes that wait for a core, above which all takes longer for that reason alone."""
-
 START_SECONDS = 60.0
 COMMAND_SECONDS = 240.0
 NAMES = ("one", "two", "three")
@@ -292,7 +288,7 @@ class Cluster:
     async def _wait_well(self, rounds: int) -> None:
         """Return once all is well, and so many rounds were committed; raises AssertionError."""
         began, wanted, told = trio.current_time(), self._probed + rounds, "nothing was asked"
-        while (took := trio.current_time() - began) < WELL_SECONDS * busy():
+        while (took := trio.current_time() - began) < WELL_SECONDS:
             told = await self._ails() or ("" if self._probed >= wanted else "no round returns")
             if not told:
                 return
@@ -344,8 +340,7 @@ class Cluster:
             began = trio.current_time()
             await self._wait_well(2)
             well = trio.current_time() - began
-            slow = f"; load {busy():.1f} times" if busy() > 1 else ""
-            self.log(f"   well after {well:.1f} s; longest round {self._slowest:.1f} s{slow}")
+            self.log(f"   well after {well:.1f} s; the longest round took {self._slowest:.1f} s")
             self.done.append(" and ".join(names))
 
     def _pair(self) -> list[str]:
@@ -406,7 +401,7 @@ class Cluster:
             sent[name] = last[-1]
         self.total = sum(sent.values())
         there = 0
-        with trio.move_on_after(2 * WELL_SECONDS * busy()):
+        with trio.move_on_after(2 * WELL_SECONDS):
             while (there := await self._came()) < self.total:
                 await trio.sleep(0.2)
         self.log(f"{there} of {self.total} came out; all is killed")
@@ -450,11 +445,6 @@ class Cluster:
                     kept[step] |= {key: row["wanted"] for key, row in rows}
                 database.close()
         return found + wrong_counts(sent, kept)
-
-
-def busy() -> float:
-    """By how much a machine with more to do than this run is slower; 1 if it is not."""
-    return max(1.0, os.getloadavg()[0] / BUSY / (os.cpu_count() or 1))
 
 
 def _options(settings: Mapping[str, str]) -> list[str]:
