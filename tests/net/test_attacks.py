@@ -10,6 +10,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -137,8 +138,8 @@ async def test_declared_types_do_not_make_answers_too_long_for_others(tmp_path: 
     log = ("-p", f"s4.log.folder={tmp_path / 'log'}")
     async with victim(tmp_path, *log) as node:
         await asked(node, "create", {"stream": "pages", "partitions": 1})
-        with attackers(node, 1) as [peer]:
-            for n in range(64):
+        with attackers(node, 8, hosts=8) as peers:  # each may send only so much in a second
+            for n, peer in zip(range(64), cycle(peers), strict=False):
                 fields = tuple((f"{'x' * 200}{n}_{i}", "str", True) for i in range(4000))
                 declared = wire.TypeDecl(f"Long{n}", fingerprint_of(f"Long{n}", fields), fields)
                 hello = wire.Hello(f"p{n}", "1", "pages", (declared,))
