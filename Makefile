@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install install-spark test test-long test-crashes test-spark test-measured test-fast torture cluster-test attacks fuzz lint types demo demo-live demo-trending bench docker-test clean
+.PHONY: help install install-spark test test-long test-crashes test-spark test-measured test-fast torture cluster-test nexmark attacks fuzz lint types demo demo-live demo-trending bench docker-test clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -30,6 +30,7 @@ CRASHES := tests/test_failpoints.py tests/cli/test_job_commands.py tests/cli/tes
 	tests/deploy/test_state_kills.py \
 	tests/deploy/test_repartition.py tests/deploy/test_deployed_layout.py \
 	tests/monitoring/test_readiness.py tests/process/test_launch.py \
+	tests/example_apps/test_nexmark_at_length.py \
 	tests/runtime/container/test_durable_crashes.py tests/runtime/container/test_moving.py \
 	tests/runtime/inputs/test_input_crashes.py tests/runtime/inputs/test_startpoints.py \
 	tests/runtime/outputs/test_exchange.py tests/runtime/task/poison/test_error_crashes.py \
@@ -67,6 +68,9 @@ cluster-test: install-spark ## kill, stop and cut machines of a cluster over Zoo
 	@$(PYTHON_OF_VENV) -c 'import moto, s3fs' 2>/dev/null || \
 		$(PYTHON_OF_VENV) -m pip install --quiet --group s3 </dev/null
 	PYTHONPATH=tests $(PYTHON_OF_VENV) -m torture --what machines --seconds $$(( $(or $(MINUTES),10) * 60 )) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+nexmark: install-spark ## compare queries over EVENTS= events in two containers with a database's
+	NEXMARK_EVENTS=$(or $(EVENTS),1000000) $(PYTHON_OF_VENV) -m pytest -o faulthandler_timeout=0 tests/example_apps/test_nexmark_at_length.py $(ARGS)
 
 attacks: install ## compare a healthy sender beside attackers with one beside honest peers; SECONDS= for each
 	PYTHONPATH=tests $(PYTHON_OF_VENV) -m attacks --seconds $(or $(SECONDS),20) $(ARGS)

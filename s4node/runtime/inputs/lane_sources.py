@@ -3,6 +3,7 @@
 Rules
 - A producer that is connected is there. One with an id of its own, and a task, may return. One that
   has left is a source until its last events are done.
+- Another container of the app may forward events of producers. It is a source once it has sent one.
 - A producer cannot send while it has no credit, or while events of it wait here.
 - A task reports its time; its events do not tell it. Once it has, only its own word says that it is
   idle while it is connected: it may have a step that takes very long.
@@ -10,7 +11,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Hashable, Iterable
 
 from s4node.net.ingress.admission import StreamAdmission
 from s4node.net.ingress.producer_lane import ProducerLane
@@ -19,11 +20,19 @@ from s4node.runtime.event_time.sources import SourceState
 
 
 class LaneSources:
-    """The lanes of an admission in one partition."""
+    """The lanes of an admission in one partition; other containers may forward events over the
+    connections in ``forwarding``.
+    """
 
-    def __init__(self, admission: StreamAdmission, partition: int) -> None:
+    def __init__(
+        self,
+        admission: StreamAdmission,
+        partition: int,
+        forwarding: Collection[Hashable] = (),
+    ) -> None:
         self._admission = admission
         self._partition = partition
+        self._forwarding = forwarding
         self._lanes: list[ProducerLane] = []
         self._known = -1
 
@@ -38,7 +47,11 @@ class LaneSources:
             self._known = self.version
             lanes = self._admission.lanes.values()
             self._lanes = [lane for lane in lanes if lane.partition == self._partition]
-        return [_state_of(lane) for lane in self._lanes]
+        return [_state_of(lane) for lane in self._lanes if not self._has_only_joined(lane)]
+
+    def _has_only_joined(self, lane: ProducerLane) -> bool:
+        forwards = lane.connection in self._forwarding and not lane.producer.startswith(TASK)
+        return forwards and lane.expected == 0
 
 
 def _state_of(lane: ProducerLane) -> SourceState:

@@ -229,7 +229,11 @@ class Ports:
     def sources_of(self, stream: str, partition: int) -> LaneSources | None:
         """The producers of a stream in a partition; None if the stream has no port."""
         port = self.port(stream)
-        return None if port is None else LaneSources(port.admission, partition)
+        if port is None:
+            return None
+        # without state, tasks send each other events in the name of their container
+        forwards = stream in self.ports or port.durable is not None
+        return LaneSources(port.admission, partition, port.members if forwards else ())
 
     def on_end(self, end: wire.EndOfStream, connection: Connection) -> None:
         """Forget a producer that has ended."""
