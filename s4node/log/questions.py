@@ -238,7 +238,8 @@ class Questions:
         return self._sinks.carried(str(arguments["sink"]))
 
     async def _abort(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        return await self._sinks.abort(str(arguments["sink"]))
+        over = bool(arguments.get("over"))
+        return await self._sinks.abort(str(arguments["sink"]), over=over)
 
     async def _list_sinks(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"sinks": self._sinks.list()}

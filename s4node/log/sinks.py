@@ -9,6 +9,8 @@ Rules
   append wait for that piece at most.
 - After a batch, the decided part of the spool is deleted; the spool of a sink that ends is dropped.
   So is one that got nothing for ``s4.log.staged.expiry``, unless its batch is being carried.
+- An attempt may begin after the end of its write, because Spark ends tasks later. If nobody else
+  will use the sink, it is refused.
 - Of one sink, one request is handled at a time.
 """
 
@@ -45,6 +47,9 @@ PIECE_BYTES = 512 << 10
 MAX_SINKS = 10_000
 """The most sinks of a log."""
 
+_MAX_OVER = 1000
+"""The sinks that are over and are remembered for attempts that begin later."""
+
 PRODUCER = "sink:"
 """How the names of sinks as producers of their targets begin."""
 
@@ -68,6 +73,7 @@ class Sinks:
         self._last_use: dict[str, float] = {}  # of spools
         self._aborted: set[str] = set()  # spools to drop once nobody is connected
         self._dropping: set[str] = set()
+        self._over: dict[str, None] = {}  # in the order in which they ended
 
     def _turn(self, id_: str) -> trio.Lock:
         """The lock of a sink; it lives as long as somebody uses it."""
@@ -110,6 +116,8 @@ class Sinks:
         self._check_new(id_)
         name = spool_of(id_)
         async with self._turn(id_):
+            if id_ in self._over:
+                raise SinkError(f"the write {id_} was aborted; an attempt of it stages nothing")
             sink = self._sinks.get(id_)
             if last and sink is not None and sink.batch >= 0 and sink.stream != stream:
                 raise SinkError(
@@ -190,9 +198,14 @@ class Sinks:
         ]
         return {"carried": sum(row.number for row in rows if row is not None)}
 
-    async def abort(self, id_: str) -> dict[str, Any]:
-        """Drop what is staged, as soon as nobody appends to it; a decided batch stays."""
+    async def abort(self, id_: str, *, over: bool) -> dict[str, Any]:
+        """Drop what is staged, as soon as nobody appends to it; a decided batch stays. ``over`` if
+        nobody will use the sink again."""
         async with self._turn(id_):
+            if over:
+                self._over[id_] = None
+                if len(self._over) > _MAX_OVER:
+                    del self._over[next(iter(self._over))]
             sink, name = self._sinks.get(id_), spool_of(id_)
             if sink is None or sink.open is not None:
                 return {}

@@ -263,9 +263,18 @@ class Sink:
             else "it was published before, and nothing of it is written again",
         )
 
-    def drop_staged(self, messages: Sequence[WriterCommitMessage | None], sink: str = "") -> None:
-        """Have the node drop what was staged. Failures are only logged: an error here would hide
-        why the write has failed, and the node drops unpublished attempts by itself."""
+    def drop_staged(
+        self,
+        messages: Sequence[WriterCommitMessage | None],
+        sink: str = "",
+        *,
+        over: bool = False,
+    ) -> None:
+        """Have the node drop what was staged; ``over`` if the sink is not used again.
+
+        Failures are only logged: an error here would hide why the write has failed, and the node
+        drops unpublished attempts by itself.
+        """
         for message in messages:
             if isinstance(message, Staged) and message.batch >= 0:
                 sink = message.sink
@@ -278,6 +287,7 @@ class Sink:
                     "sink.abort",
                     credentials=target.credentials,
                     sink=sink,
+                    over=over,
                 )
         except S4Error as error:
             log.warning("what sink %s has staged is not dropped yet: %s", sink, error)
@@ -308,6 +318,7 @@ class BatchWriter(_Attempts, DataSourceArrowWriter):
     def __init__(self, sink: Sink, job: str = "", *, staged: bool = True) -> None:
         super().__init__(sink)
         self._id = sink.named(f"job/{job}" if job else f"write/{tokens.fresh(20)}")
+        self._has_name = bool(job)
         self._batch = 0 if staged else -1
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -315,7 +326,8 @@ class BatchWriter(_Attempts, DataSourceArrowWriter):
             self._sink.publish(messages, last=self._last)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._sink.drop_staged(messages, "" if self._batch < 0 else self._id)
+        staged = self._batch >= 0
+        self._sink.drop_staged(messages, self._id if staged else "", over=not self._has_name)
 
     def _place(self) -> tuple[str, int]:
         return self._id, self._batch

@@ -147,6 +147,17 @@ def test_an_aborted_batch_is_dropped_as_soon_as_no_attempt_is_under_way(node: No
     assert numbers(node) == list(range(100))
 
 
+def test_an_attempt_that_begins_after_the_end_of_its_write_is_refused(node: Node) -> None:
+    stage(node, "w", "0/0", 0, 300)
+    node.ask("sink.abort", sink="w", over=True)
+    until(lambda: not node.staged, "the spool is dropped")
+
+    with pytest.raises(SinkError, match="the write w was aborted"):
+        stage(node, "w", "1/0", 300, 300)
+
+    assert node.staged == []
+
+
 def test_a_publication_that_is_repeated_after_every_expiry_is_done(tmp_path: Path) -> None:
     expiries = {"s4.producer.expiry": "200", "s4.log.staged.expiry": "200"}
     with node_in(tmp_path, **expiries) as node:
