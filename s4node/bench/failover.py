@@ -20,10 +20,17 @@ from pathlib import Path
 import trio
 
 from s4node.bench import servers
-from s4node.bench.nodes import S3, ZOOKEEPER, Nodes, keys_of_partitions, nodes_at
+from s4node.bench.nodes import (
+    PAUSE_SECONDS,
+    S3,
+    WAIT_SECONDS,
+    ZOOKEEPER,
+    Click,
+    Nodes,
+    keys_of_partitions,
+    nodes_at,
+)
 from s4node.bench.result import Result, middle
-from s4node.errors import S4Error
-from s4node.events.event import Event
 from s4node.net.client.client import Client
 
 NODE, CONTAINER = "node and container", "container"
@@ -36,9 +43,7 @@ CASES = (
 )
 QUICK = ((4, 1_000, NODE), (4, 1_000, CONTAINER))
 KILLS = 5
-PAUSE_SECONDS = 0.05
 
-_WAIT_SECONDS = 120.0
 _SOURCE = """
 from s4node import App, Event, ProcessingElement
 
@@ -58,12 +63,6 @@ class Counting(App):
     def on_init(self):
         self.create_input_stream("clicks", self.create_pe(Count), key="key")
 """
-
-
-class Click(Event):
-    """An event that is counted by its key."""
-
-    key: str
 
 
 def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
@@ -117,17 +116,13 @@ async def _measured(
 ) -> tuple[float, int]:
     probes = keys_of_partitions(nodes.partitions, "probe-")
     sent = 0
-    async with Client(address, timeout=_WAIT_SECONDS) as client:
+    async with Client(address, timeout=WAIT_SECONDS) as client:
         stream = await client.stream("clicks", types=Click)
         await stream.send_many(Click(f"key-{number}") for number in range(keys))
         await stream.flush()
         sent += keys
-        until = trio.current_time() + _WAIT_SECONDS
-        while len(set(owners := await trio.to_thread.run_sync(nodes.owners))) < 2:
-            if trio.current_time() > until:
-                raise S4Error(f"after {_WAIT_SECONDS:g} s the partitions' owners are {owners}")
-            await trio.sleep(0.2)
-        async with Client(address, timeout=_WAIT_SECONDS) as measuring:
+        await nodes.wait_owners(lambda owners: len(set(owners)) == 2)
+        async with Client(address, timeout=WAIT_SECONDS) as measuring:
             measured = await measuring.stream("clicks", types=Click)
             await measured.send_many(map(Click, probes))
             await measured.flush()

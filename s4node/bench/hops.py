@@ -15,7 +15,7 @@ from typing import Any
 
 from s4node.bench.process import Role
 from s4node.bench.result import Result, middle
-from s4node.bench.word_count import LOSSLESS, ask
+from s4node.bench.word_count import LOSSLESS, ask, wait_counted
 
 HOPS = 4
 WAYS = {
@@ -72,10 +72,7 @@ def system(way: str, hops: int, events: int) -> dict[str, Any]:
         with Role("batons", address=addresses[0], events=events) as producer:
             sent = producer.hear()
             began = time.perf_counter()
-            while (total := sum(ask(member)["total"] for member in members)) < events:
-                if time.perf_counter() - began > 60:  # lost: the check below says so
-                    break
-                time.sleep(0.001)
+            total = wait_counted(members, events)
             rest = time.perf_counter() - began
         after = [ask(member) for member in members]
         for member in members:

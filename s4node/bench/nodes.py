@@ -6,14 +6,17 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import trio
+
 from s4node.bench import servers
 from s4node.errors import S4Error
+from s4node.events.event import Event
 from s4node.events.keys import Partitioner, crc32m
 from s4node.state.browse import StateReader
 from s4node.state.database import Database
@@ -25,6 +28,15 @@ ZOOKEEPER, S3 = "folder, ZooKeeper", "S3"
 
 _CLUSTER, _APP = "bench", "counting"
 _END_SECONDS = 30
+WAIT_SECONDS = 120.0
+PAUSE_SECONDS = 0.05
+"""Between two probes of a partition."""
+
+
+class Click(Event):
+    """An event that is counted by its key."""
+
+    key: str
 
 
 @dataclass(frozen=True)
@@ -97,6 +109,14 @@ class Nodes:
         """The owners of the app's partitions."""
         found: list[dict[str, Any]] = json.loads(self.command("status", "--json"))
         return [owner for one in found for app in one["apps"] for owner in app["owners"]]
+
+    async def wait_owners(self, enough: Callable[[list[str]], bool]) -> None:
+        """Return once the owners are ``enough``; raises S4Error if they do not become so."""
+        until = trio.current_time() + WAIT_SECONDS
+        while not enough(owners := await trio.to_thread.run_sync(self.owners)):
+            if trio.current_time() > until:
+                raise S4Error(f"after {WAIT_SECONDS:g} s the partitions' owners are {owners}")
+            await trio.sleep(0.2)
 
     def states(self) -> Iterator[StateReader]:
         """The state of each task at the URL."""

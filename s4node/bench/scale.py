@@ -17,18 +17,22 @@ from itertools import count
 import trio
 
 from s4node.bench import servers
-from s4node.bench.nodes import ZOOKEEPER, Nodes, keys_of_partitions, nodes_at
+from s4node.bench.nodes import (
+    PAUSE_SECONDS,
+    WAIT_SECONDS,
+    ZOOKEEPER,
+    Click,
+    Nodes,
+    keys_of_partitions,
+    nodes_at,
+)
 from s4node.bench.result import Result
-from s4node.errors import S4Error
-from s4node.events.event import Event
 from s4node.net.client.client import Client
 from s4node.net.client.client_stream import ClientStream
 
 PARTITIONS, KEYS, RATE = 60, 1_000_000, 20_000
 QUICK = (8, 1_000, 1_000)
-PAUSE_SECONDS = 0.05
 
-_WAIT_SECONDS = 120.0
 _STEADY_SECONDS = 10.0
 _STRIDE = 7919
 _THREE, _FOURTH = ("one", "two", "three"), "four"
@@ -61,12 +65,6 @@ class Counting(App):
     def on_init(self):
         self.create_input_stream("clicks", self.create_pe(Count), key="key")
 """
-
-
-class Click(Event):
-    """An event that is counted by its key."""
-
-    key: str
 
 
 def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
@@ -126,7 +124,7 @@ class _Scaling:
         with ExitStack() as stack:
             addresses = [await self._start(stack, name) for name in _THREE]
             await trio.to_thread.run_sync(self._nodes.deploy, _SOURCE)
-            async with Client(addresses, timeout=_WAIT_SECONDS) as client:
+            async with Client(addresses, timeout=WAIT_SECONDS) as client:
                 self._stream = await client.stream("clicks", types=Click)
                 self._say(f"{self._keys:,} keys in {self._nodes.partitions} partitions")
                 await self._send_keys([f"key-{number}" for number in range(self._keys)])
@@ -179,15 +177,12 @@ class _Scaling:
 
     async def _wait_owners(self, names: set[str]) -> None:
         """Return once these nodes share the partitions out evenly."""
-        until = trio.current_time() + _WAIT_SECONDS
-        while True:
-            owners = await trio.to_thread.run_sync(self._nodes.owners)
+
+        def even(owners: list[str]) -> bool:
             shares = [owners.count(name) for name in names]
-            if set(owners) == names and max(shares) - min(shares) < 2:
-                return
-            if trio.current_time() > until:
-                raise S4Error(f"after {_WAIT_SECONDS:g} s the partitions' owners are {owners}")
-            await trio.sleep(0.2)
+            return set(owners) == names and max(shares) - min(shares) < 2
+
+        await self._nodes.wait_owners(even)
 
 
 def _prefix(step: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -73,14 +73,8 @@ def system(seconds: float, say: Callable[[str], None]) -> dict[str, Any]:
         with Role("sentences", address=addresses[0], seconds=seconds) as producer:
             sent = producer.hear()
         want = sent["sent"] * WORDS_IN_A_SENTENCE
-        began = progress = time.perf_counter()
-        counted = 0
-        while (total := sum(ask(member)["total"] for member in members)) < want:
-            if total > counted:
-                counted, progress = total, time.perf_counter()
-            if time.perf_counter() - progress > _PATIENCE:
-                break
-            time.sleep(0.002)
+        began = time.perf_counter()
+        wait_counted(members, want)
         seconds = sent["seconds"] + time.perf_counter() - began
         after = [ask(member) for member in members]
         counts: Counter[str] = Counter()
@@ -112,6 +106,19 @@ def ask(member: Role) -> dict[str, Any]:
     """The counts of a member so far."""
     member.tell({"stop": False})
     return member.hear()
+
+
+def wait_counted(members: Sequence[Role], events: int) -> int:
+    """Wait until members have counted so many events, or no more come; return the count."""
+    counted, progress = 0, time.perf_counter()
+    total: int
+    while (total := sum(ask(member)["total"] for member in members)) < events:
+        if total > counted:
+            counted, progress = total, time.perf_counter()
+        if time.perf_counter() - progress > _PATIENCE:
+            break
+        time.sleep(0.001)
+    return total
 
 
 def truth(sent: int) -> Counter[str]:

@@ -177,7 +177,7 @@ class Isolation(Generic[T]):
         self._policy.call_left_out(self._task, left)
 
     def tell_call(self, left: LeftOutCall, stream: Stream) -> None:
-        """Write the dead letter of a failed call to a stream, with the next commit."""
+        """Add a dead letter for a failed call to the next commit."""
         self._untold_calls.append((stream, left.dead_letter))
 
     def taken(self) -> list[tuple[Stream, Any]]:
