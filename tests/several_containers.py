@@ -50,7 +50,12 @@ class Nodes:
     """The containers of one app, each with its own session."""
 
     def __init__(
-        self, folder: Path, make: Callable[[], App], app: str, values: Mapping[str, str]
+        self,
+        folder: Path,
+        make: Callable[[], App],
+        app: str,
+        values: Mapping[str, str],
+        stay: float = 0.0,
     ) -> None:
         self.containers: dict[str, Container] = {}
         self.scopes: dict[str, trio.CancelScope] = {}
@@ -59,6 +64,7 @@ class Nodes:
         self._make = make
         self._app = app
         self._values = values
+        self._stay = stay
 
     async def start(
         self, name: str, nursery: trio.Nursery, expected: int = 1, ready: bool = True
@@ -66,7 +72,7 @@ class Nodes:
         config = Config.from_values({"s4.listener.address": ANY_PORT, **self._values})
         session = await nursery.start(self._session, f"{self._app}-{name}")
 
-        enrolment = Enrolment(session, "default", self._app, name, expected)
+        enrolment = Enrolment(session, "default", self._app, name, expected, stay=self._stay)
         container = Container(self._make(), config, node=name, enrolment=enrolment)
         self.containers[name] = container
         nursery.start_soon(self._run, name, container)
@@ -112,10 +118,11 @@ async def nodes(
     count: int,
     partitions: int = 8,
     app: str = "app",
+    stay: float = 0.0,
     **values: str,
 ) -> AsyncIterator[tuple[Nodes, trio.Nursery]]:
     settings = {"s4.cluster.partitions": str(partitions), **values}
-    all_nodes = Nodes(folder, make, app, settings)
+    all_nodes = Nodes(folder, make, app, settings, stay)
     with plain_errors(), trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             for n in range(count):

@@ -66,6 +66,8 @@ class MemberInfo(msgspec.Struct, frozen=True):
     partitions: int
     state: str = ""
     """The identity of the state that it can reach; empty if its tasks have no state."""
+    ready: tuple[int, ...] = ()
+    """Partitions of others that it can take over at once."""
 
 
 class AppId(NamedTuple):

@@ -10,8 +10,8 @@ Rules
 - A member reports whole views, never differences; equal views are reported once.
 - A member whose folder or URL does not have the state of the app gets no partitions: its tasks
   would start without their state.
-- A member with more than its share learns which partitions it owes. It stops them first, and then
-  hands them over. Their next owner learns which will come.
+- The next owner of a partition learns that it will come, and says when it is ready to take it over.
+  Only then the member that has it owes it: it stops the partition first, and then hands it over.
 - The partitions of a dead owner stay without one for the time that its name is awaited. A member of
   this name gets them back.
 - A member whose node is drained hands over all that it has, and gets nothing.
@@ -27,7 +27,7 @@ import contextlib
 import math
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -134,7 +134,7 @@ class Membership:
                         "cannot follow the assignment", app=str(self.app), error=why
                     ),
                 )
-        self._report(await self.registry.group(self.app), on_view)
+        self._report(await self.registry.group(self.app), on_view, frozenset())
 
     async def leave(self) -> None:
         """Give up what is ``mine``, which goes to others at once, and end :meth:`run`.
@@ -182,7 +182,7 @@ class Membership:
         gathered = deadline == math.inf
         if gathered and self._is_oldest(group) and await self._write_next(group):
             return
-        self._report(group, on_view, gathered=gathered)
+        self._report(group, on_view, await self._awaiting(group), gathered=gathered)
         now = trio.current_time()
         with trio.move_on_at(min([deadline, *(end for end in self._dead.values() if end > now)])):
             await self._session.wait_change(base, seen)
@@ -249,27 +249,52 @@ class Membership:
             and member.value.state in ("", group.state)
         ]
 
-    def _owed(self, group: Group) -> dict[int, Member]:
-        """The partitions that owners should hand over, with the new owners."""
+    def _moves(self, group: Group) -> dict[int, Member]:
+        """The partitions that owners should hand over, with the next owners."""
         members = self._eligible(group)
         if group.assignment is None or not members:
             return {}
         return moves(group.assignment.value, members, self._containers, self._drained(group))
 
+    async def _awaiting(self, group: Group) -> frozenset[int]:
+        """Our partitions for which their next owners are ready."""
+        mine = self._owned(group.assignment.value)[0] if group.assignment is not None else ()
+        heirs = {index: heir for index, heir in self._moves(group).items() if index in mine}
+        ready: set[tuple[int, Key]] = set()
+        for name in {heir.name for heir in heirs.values()}:
+            found = await self.registry.member(self.app, name)
+            if found is not None:
+                ready.update((index, (found.session, name)) for index in found.value.ready)
+        return frozenset(index for index, heir in heirs.items() if (index, heir.key) in ready)
+
+    async def take(self, partitions: Iterable[int]) -> None:
+        """Say that we are ready to take over these of ``coming``, and no others."""
+        ready = tuple(sorted(partitions))
+        if ready == self._info.ready:
+            return
+        self._info = msgspec.structs.replace(self._info, ready=ready)
+
+        async def tell() -> bool:
+            with contextlib.suppress(NoEntry):  # we have left
+                await self.registry.set_member(self.app, self._info)
+            return True
+
+        await self._insist(tell, "cannot say that it is ready for a partition")
+
     async def hand_over(self, partitions: Iterable[int]) -> None:
         """Hand over these of ``mine``, which are stopped, to the members that they are owed to. A
         partition that is no longer owed comes back to us in a new epoch."""
-        given = set(partitions)
+        await self._insist(partial(self._give, set(partitions)), "cannot hand over")
+
+    async def _insist(self, step: Callable[[], Awaitable[bool]], trouble: str) -> None:
+        """Repeat a step on the coordination until it returns True; ``trouble`` is logged."""
         with trio.CancelScope() as done:
 
-            async def step() -> None:
-                if await self._give(given):
+            async def once() -> None:
+                if await step():
                     done.cancel()
 
-            await follow(
-                step,
-                lambda why: log.warning("cannot hand over", app=str(self.app), error=why),
-            )
+            await follow(once, lambda why: log.warning(trouble, app=str(self.app), error=why))
 
     async def _give(self, given: set[int]) -> bool:
         """Write the new owners of ``given``; returns False if another member was faster."""
@@ -278,7 +303,7 @@ class Membership:
         us = next((member for member in self._eligible(group) if member.key == self._key), None)
         if before is None or us is None:  # a leaving member gives up everything anyway
             return True
-        heirs = self._owed(group)
+        heirs = self._moves(group)
         owners = before.value.owners
         to = {
             partition: heirs.get(partition, us)
@@ -301,13 +326,18 @@ class Membership:
         return mine, frozenset(named) - mine
 
     def _report(
-        self, group: Group, on_view: Callable[[View], None], *, gathered: bool = True
+        self,
+        group: Group,
+        on_view: Callable[[View], None],
+        owed: frozenset[int],
+        *,
+        gathered: bool = True,
     ) -> None:
         """Report ``group``; while members gather, a former assignment counts as none."""
         assignment = group.assignment.value if group.assignment else Assignment()
         if gathered and len(assignment.owners) == self._info.partitions:
             mine, former = self._owned(assignment)
-            heirs = self._owed(group)
+            heirs = self._moves(group)
             given = frozenset(index for index, heir in heirs.items() if heir.key == self._key)
             view = View(
                 group.epoch,
@@ -315,7 +345,7 @@ class Membership:
                 group.epochs,
                 mine,
                 group.addresses,
-                mine & heirs.keys(),
+                owed,
                 former | given,
                 assignment.origin,
             )

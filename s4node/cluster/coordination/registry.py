@@ -212,6 +212,15 @@ class Registry:
         if entry is not None and entry.session == self.session.id:
             await self.session.delete(path)
 
+    async def set_member(self, app: AppId, member: MemberInfo) -> None:
+        """Replace the entry of a member that this session has added; raises NoEntry if it left."""
+        path = below(path_of_app(app) + "/members", member.name)
+        await self.session.set(path, msgspec.json.encode(member))
+
+    async def member(self, app: AppId, name: str) -> Found[MemberInfo] | None:
+        """The living member of a name, or None."""
+        return await self.entries.get(below(path_of_app(app) + "/members", name), MemberInfo)
+
     async def members(self, app: AppId) -> dict[str, Found[MemberInfo]]:
         """The living members by name."""
         return await self.entries.all(path_of_app(app) + "/members", MemberInfo)
@@ -238,7 +247,7 @@ class Registry:
         while True:
             for name in unread:
                 members.pop(name, None)
-                found = await self.entries.get(below(path, name), MemberInfo)
+                found = await self.member(app, name)
                 if found is not None:
                     members[name] = found
             read |= unread

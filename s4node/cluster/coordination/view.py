@@ -15,10 +15,11 @@ class View:
     """The owners of an app's partitions as one member sees them.
 
     ``epochs`` has the epoch in which each partition got its owner. ``mine`` are the member's own
-    partitions, and ``owed`` those of them that it should hand over. ``coming`` are the partitions
-    that others should hand over to it, and those of a former member of its name. ``members`` are
-    the addresses of all living members including spares, the oldest first. ``epoch`` 0: nothing is
-    assigned yet. ``origin`` names the series of assignments in which epochs are counted.
+    partitions, and ``owed`` those of them that it should hand over now, because their next owners
+    are ready. ``coming`` are the partitions that others should hand over to it, and those of a
+    former member of its name. ``members`` are the addresses of all living members including spares,
+    the oldest first. ``epoch`` 0: nothing is assigned yet. ``origin`` names the series of
+    assignments in which epochs are counted.
     """
 
     epoch: int

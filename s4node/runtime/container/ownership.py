@@ -4,8 +4,10 @@ Rules
 - A container by itself owns all partitions; a member of a cluster those that its view gives it.
 - A task claims its state before it starts. After the start its partition opens and its inputs are
   read. A task that fails is rolled back to its last commit, and begins anew.
-- If tasks keep state, a member with more partitions than its share hands some over, one after the
-  other. The next owner goes on from the last commit.
+- If tasks keep state, a member with more partitions than its share hands some over. The next owner
+  goes on from the last commit. It takes one partition after the other: it says that it is ready for
+  the next one when all that it has take events, so that a partition pauses only for its own move.
+- Only the newest view counts. It is told to all peers before another partition is handed over.
 - A task that is done rests with every owner: it is not started, and its inputs are not read.
 - A member that loses a partition while running it stops, because two owners would count twice.
 """
@@ -125,7 +127,7 @@ class Ownership:
         nursery.start_soon(directory.run, outputs.consumed)
         await directory.learned.wait()  # events put before would be dropped
         await self._own(view)
-        nursery.start_soon(self._follow, views)
+        nursery.start_soon(self._follow, view, views)
 
     def stop_handing_over(self) -> None:
         """Hand no partition over any more, because we are about to leave all of them."""
@@ -142,15 +144,19 @@ class Ownership:
                 await listener.tell()
             await self._membership.leave()
 
-    async def _follow(self, views: trio.MemoryReceiveChannel[View]) -> None:
-        async for view in views:
+    async def _follow(self, view: View, views: trio.MemoryReceiveChannel[View]) -> None:
+        assert self._membership is not None
+        while True:
+            if self._replay is not None and not self._leaving:
+                await self._membership.take(sorted(view.coming)[:1])
+                if owed := view.owed & self._tasks.keys():
+                    await self._hand_over(min(owed))
+            view = await views.receive()
+            while views.statistics().current_buffer_used:
+                view = views.receive_nowait()
             if self._leaving and view.mine < self._tasks.keys():
                 return  # others have taken over
             await self._own(view)
-            if self._replay is not None:
-                for partition in sorted(view.owed & self._tasks.keys()):
-                    if not self._leaving:
-                        await self._hand_over(partition)
 
     # -- tasks -----------------------------------------------------------------------------------
 
@@ -169,7 +175,8 @@ class Ownership:
         self._left = {p: self._left[p] for p in left}
         await self._gain(view, sorted(view.mine - self._tasks.keys() - left))
         self.view = view
-        if self._replay is None or not view.coming:  # without state, others keep what they have
+        all_owned = not view.coming and all(view.owners)  # else more may come
+        if self._replay is None or all_owned:  # without state, others keep what they have
             self.settled.set()
         if self._members is None:
             return

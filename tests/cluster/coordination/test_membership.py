@@ -105,10 +105,11 @@ async def test_a_member_with_more_than_its_share_hands_over_what_it_has_stopped_
     async with seat(tmp_path, "a") as a:
         await owners([a], "aaaa")
         async with seat(tmp_path, "b") as b:
-            await until(lambda: a.view.owed == {2, 3}, "a owes two")
-            assert (a.mine, b.mine) == ([0, 1, 2, 3], [])
             await until(lambda: b.view.coming == {2, 3}, "b knows its share")
-            assert a.view.coming == set()
+            assert (a.mine, b.mine) == ([0, 1, 2, 3], [])
+            assert (a.view.coming, a.view.owed) == (set(), set())
+            await b.membership.take([2, 3])
+            await until(lambda: a.view.owed == {2, 3}, "a owes two")
             await a.membership.hand_over([3])
             await owners([a, b], "aaab")
             assert (a.view.owed, b.view.epochs) == ({2}, (1, 1, 1, 2))
@@ -119,11 +120,31 @@ async def test_a_member_with_more_than_its_share_hands_over_what_it_has_stopped_
             assert b.view.coming == set()
 
 
+async def test_a_member_owes_only_partitions_that_their_next_owner_is_ready_for(
+    tmp_path: Path,
+) -> None:
+    async with seat(tmp_path, "a") as a:
+        await owners([a], "aaaa")
+        async with seat(tmp_path, "b") as b:
+            await until(lambda: b.view.coming == {2, 3})
+            await b.membership.take([1, 3])  # of which it will not get the first
+            await until(lambda: a.view.owed == {3})
+            await a.membership.hand_over([3])
+            await owners([a, b], "aaab")
+            assert a.view.owed == set()
+            await b.membership.take([2])  # it owns a partition now, and is heard all the same
+            await until(lambda: a.view.owed == {2})
+        await owners([a], "aaaa")
+        async with seat(tmp_path, "b") as b:  # another one, which has said nothing yet
+            await until(lambda: b.view.coming == {2, 3} and len(a.view.members) == 2)
+            assert (a.owners, a.view.owed) == ("aaaa", set())
+
+
 async def test_what_nobody_is_owed_to_any_more_comes_back_anew(tmp_path: Path) -> None:
     async with seat(tmp_path, "a") as a:
         await owners([a], "aaaa")
         async with seat(tmp_path, "b") as b:
-            await until(lambda: a.view.owed == {2, 3}, "a owes two")
+            await owes_two(a, b)
             await b.membership.leave()
         await until(lambda: a.view.members == ("tcp://a",))
         await a.membership.hand_over([3])
@@ -135,7 +156,7 @@ async def test_handing_over_waits_until_it_can_be_written(tmp_path: Path) -> Non
     async with seat(tmp_path, "a") as a:
         await owners([a], "aaaa")
         async with seat(tmp_path, "b") as b, trio.open_nursery() as nursery:
-            await until(lambda: a.view.owed == {2, 3}, "a owes two")
+            await owes_two(a, b)
             with capture_logs() as logs, limited(resource.RLIMIT_FSIZE, 1):
                 nursery.start_soon(a.membership.hand_over, [3])
                 await until(lambda: any(line["event"] == "cannot hand over" for line in logs))
@@ -146,7 +167,7 @@ async def test_a_member_that_has_left_has_nothing_to_hand_over(tmp_path: Path) -
     async with seat(tmp_path, "a") as a:
         await owners([a], "aaaa")
         async with seat(tmp_path, "b") as b:
-            await until(lambda: a.view.owed == {2, 3}, "a owes two")
+            await owes_two(a, b)
             await a.membership.leave()
             await a.membership.hand_over([3])
             await owners([b], "bbbb")
@@ -300,16 +321,20 @@ async def test_a_drained_node_hands_over_everything_and_gets_nothing_until_that_
         registry, app = Registry(session), AppId("east", "count")
         await until(lambda: len(a.mine) == len(b.mine) == 2)
         await registry.add_drained(app, "a")
+        await until(lambda: b.view.coming == a.view.mine)
+        await b.membership.take(b.view.coming)
         await until(lambda: a.view.owed == a.view.mine)
         await a.membership.hand_over(a.view.owed)
         await owners([a, b], "bbbb")
         async with seat(tmp_path, "c") as c:
+            await until(lambda: len(c.view.coming) == 2)
+            await c.membership.take(c.view.coming)
             await until(lambda: len(b.view.owed) == 2)  # of c's share
             await b.membership.hand_over(b.view.owed)
             await until(lambda: len(c.mine) == 2)
         await owners([a, b], "bbbb")
         await registry.remove_drained(app, "a")
-        await until(lambda: len(b.view.owed) == 2)
+        await until(lambda: len(a.view.coming) == 2)
 
 
 async def test_members_read_only_what_has_changed(tmp_path: Path) -> None:
@@ -622,6 +647,13 @@ def member_process(
 ) -> AbstractAsyncContextManager[Peer]:
     script = ROOT / "tests" / "membership_process.py"
     return python_process(script, folder, name, partitions, expected, str(timeout))
+
+
+async def owes_two(a: Seat, b: Seat) -> None:
+    """Have the second be ready for the two of four partitions that are its share."""
+    await until(lambda: b.view.coming == {2, 3}, "b knows its share")
+    await b.membership.take([2, 3])
+    await until(lambda: a.view.owed == {2, 3}, "a owes two")
 
 
 async def owners(seats: list[Seat], expected: str) -> None:

@@ -23,6 +23,7 @@ from shared_apps import OnePE, counting
 from s4node import App, Client, Event, ProcessingElement, TaskApp
 from s4node.events.keys import Partitioner
 from s4node.runtime.container.container import Container
+from s4node.runtime.container.ownership import Ownership
 from s4node.runtime.task.gate import Phase
 from s4node.stages.stage import Overflow
 from s4node.state.key_value_store import KeyValueStore
@@ -275,6 +276,50 @@ async def test_a_producer_that_waits_for_its_earlier_life_is_answered_by_the_nex
             await it.end()
             await until(lambda: it.sum_of(counted) == {user: 5})
             second_life.cancel_scope.cancel()
+
+
+# -- members that come -----------------------------------------------------------------------------
+
+
+async def test_partitions_move_one_after_the_other_so_that_each_pauses_for_its_own_move(
+    system: MemorySystem,
+    settings: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hand_over, ready = Ownership._hand_over, []
+
+    async def noted(ownership: Ownership, partition: int) -> None:
+        given = {p for p, epoch in enumerate(ownership.view.epochs) if epoch > 1}
+        ready.append(given == it.new.parts.ownership.view.mine)  # all of it takes events
+        await hand_over(ownership, partition)
+
+    monkeypatch.setattr(Ownership, "_hand_over", noted)
+    fill(system, 100, lambda _: False, partitions=8)
+    async with two(tmp_path, lambda: Stores("stores", Store), settings, partitions=8) as it:
+        await it.begin()
+        await until(lambda: len(it.new.tasks) == 4)
+        await it.processed(system)
+    assert ready == [True] * 4
+
+
+async def test_a_member_has_not_settled_while_partitions_wait_for_a_dead_owner_to_return(
+    tmp_path: Path,
+) -> None:
+    durable = {"s4.stream.clicks.grade": "durable", "s4.state.folder": str(tmp_path / "state")}
+    folder = tmp_path / "cluster"
+    async with nodes(folder, lambda: OnePE(counting(Click)), 2, 4, stay=600.0, **durable) as (
+        all_nodes,
+        nursery,
+    ):
+        first = all_nodes.containers["n0"].parts.ownership
+        all_nodes.kill("n1")
+        await until(lambda: first.view.owners.count("") == 2)
+        late = (await all_nodes.start("n2", nursery)).parts.ownership
+        assert not late.settled.is_set()  # it gets some of what the first and the dead one have
+        await all_nodes.start("n1", nursery)
+        await late.settled.wait()
+        assert len(late.view.mine) == 1
 
 
 # -- set-up ---------------------------------------------------------------------------------------
