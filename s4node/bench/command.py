@@ -42,6 +42,7 @@ BENCHMARKS = {
     "spark-source": "a stream of the log as a DataFrame, beside the same rows from Parquet",
     "bootstrap": "a keyed count over history on Spark, beside an identity after the same sort",
     "windows": "a count by key and window, by event time in disorder, beside the count by key",
+    "window-latency": "from the end of a window to its result, 100 producers, one of them silent",
     "keys": "1,000 to 1,000,000 live keys: time an event and bytes a key",
 }
 

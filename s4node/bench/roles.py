@@ -14,6 +14,7 @@ import trio
 
 from s4node.app.app import App
 from s4node.bench import (
+    bytewax_windows,
     counting,
     durable_latency,
     flows,
@@ -23,6 +24,7 @@ from s4node.bench import (
     overload,
     state,
     timed,
+    window_latency,
     windows,
     word_count,
     workload,
@@ -378,6 +380,9 @@ ROLES: dict[str, Callable[[dict[str, Any]], None]] = {
     "replaying": lambda task: log_replay.replaying(task, say),
     "windowed": lambda task: windows.windowed(task, say, listen),
     "sending_timed": lambda task: windows.sending_timed(task, say),
+    "bytewax_windows": lambda task: bytewax_windows.bytewax_windows(task, say),
+    "ending": lambda task: window_latency.ending(task, say, listen),
+    "sending_live": lambda task: window_latency.sending_live(task, say),
 }
 
 

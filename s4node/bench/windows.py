@@ -3,13 +3,18 @@
 Events are 10,000 a second of their own time, in disorder by up to two seconds; keys are drawn by
 Zipf's law. Each kind of windows runs without state and with it. A run is checked: every event is in
 one window (of ten, if windows overlap), and none is late.
+
+If Bytewax is installed (``pip install bytewax``), its windows run over the same events, too: in one
+process, without sockets, encoding or state. Their ratio is to the same count by key alone.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
@@ -33,10 +38,13 @@ KINDS: dict[str, Any] = {
     "session(gap=1)": session(gap=1),
 }
 
+PEER = "Bytewax, in process"
+
 _CHUNK = 2048
 _FIRST = 1_700_000_000.0
 _STEP = 0.0001
-_DISORDER = 2.0
+DISORDER = 2.0
+"""Seconds by which the events may be out of order."""
 _PATIENCE = 10.0
 
 
@@ -81,29 +89,41 @@ def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
             for kind in KINDS:
                 say(f"run {number + 1} of {runs}: {kind}, {grade}")
                 rows.setdefault((kind, grade), []).append(_system(kind, grade, seconds))
+        if importlib.util.find_spec("bytewax") is None:
+            say("no rows of Bytewax, which is not installed; pip install bytewax")
+            continue
+        for kind in list(KINDS)[1:]:
+            say(f"run {number + 1} of {runs}: {kind}, {PEER}")
+            with Role("bytewax_windows", kind=kind, seconds=seconds) as peer:
+                rows.setdefault((kind, PEER), []).append(peer.hear())
     rates = {
         case: middle([one["sent"] / one["seconds"] for one in found])
         for case, found in rows.items()
     }
     return [
-        Result(
-            "windows",
-            events=sum(one["sent"] for one in found),
-            seconds=sum(one["seconds"] for one in found),
-            events_per_s=rates[kind, grade],
-            limit_events_per_s=rates["none", grade],
-            ratio=rates[kind, grade] / rates["none", grade],
-            cpu_s_per_million=middle([one["cpu_s"] / one["sent"] * 1e6 for one in found]),
-            rss_mb=max(one["rss_mb"] for one in found),
-            checked=all(one["checked"] for one in found),
-            notes={
-                "windows": kind,
-                "grade": grade,
-                "results_per_event": middle([one["results"] / one["sent"] for one in found]),
-            },
-        )
+        _row(kind, grade, found, rates["none", "fast" if grade == PEER else grade])
         for (kind, grade), found in rows.items()
     ]
+
+
+def _row(kind: str, grade: str, found: list[dict[str, Any]], limit: float) -> Result:
+    rate = middle([one["sent"] / one["seconds"] for one in found])
+    return Result(
+        "windows",
+        events=sum(one["sent"] for one in found),
+        seconds=sum(one["seconds"] for one in found),
+        events_per_s=rate,
+        limit_events_per_s=limit,
+        ratio=rate / limit,
+        cpu_s_per_million=middle([one["cpu_s"] / one["sent"] * 1e6 for one in found]),
+        rss_mb=max(one["rss_mb"] for one in found),
+        checked=all(one["checked"] for one in found),
+        notes={
+            "windows": kind,
+            "grade": grade,
+            "results_per_event": middle([one["results"] / one["sent"] for one in found]),
+        },
+    )
 
 
 def _system(kind: str, grade: str, seconds: float) -> dict[str, Any]:
@@ -128,7 +148,7 @@ def windowed(
     count = app.create_pe(WindowedCount if kind is not None else Count)
     if kind is not None:
         count.set_window(kind)
-    app.create_input_stream("events", count, key="key", time="at", lateness=_DISORDER)
+    app.create_input_stream("events", count, key="key", time="at", lateness=DISORDER)
     values = {
         "s4.listener.address": "tcp://127.0.0.1:0",
         "s4.stream.events.grade": task["grade"],
@@ -166,25 +186,29 @@ def _counted(container: Container, kind: Any) -> int:
 
 def sending_timed(task: dict[str, Any], say: Callable[..., None]) -> None:
     """Send for some seconds; report how many events, and the time."""
-    chance = random.Random(3)  # noqa: S311 - a workload, not a secret
-    keys = workload.key_sequence()
-    offsets = [n * _STEP - chance.uniform(0, _DISORDER * 0.99) for n in range(len(keys))]
-    numbers = range(_CHUNK)
 
     async def main() -> None:
         async with Client(task["address"]) as client:
             stream = await client.stream("events")
-            sent, base = 0, _FIRST
+            sent, source = 0, chunks()
             began = time.perf_counter()
             while time.perf_counter() - began < task["seconds"]:
-                first = sent % len(keys)
-                if sent and not first:
-                    base += len(keys) * _STEP
-                part = slice(first, first + _CHUNK)
-                times = map(base.__add__, offsets[part])
-                await stream.send_many(list(map(Timed, keys[part], numbers, times)))
+                await stream.send_many(next(source))
                 sent += _CHUNK
             await stream.flush()
             say(sent=sent, seconds=time.perf_counter() - began)
 
     trio.run(main)
+
+
+def chunks() -> Iterator[list[Timed]]:
+    """The events, in lists, without end."""
+    chance = random.Random(3)  # noqa: S311 - a workload, not a secret
+    keys = workload.key_sequence()
+    offsets = [n * _STEP - chance.uniform(0, DISORDER * 0.99) for n in range(len(keys))]
+    numbers = range(_CHUNK)
+    for base in count(_FIRST, len(keys) * _STEP):
+        for first in range(0, len(keys), _CHUNK):
+            part = slice(first, first + _CHUNK)
+            times = map(base.__add__, offsets[part])
+            yield list(map(Timed, keys[part], numbers, times))

@@ -39,7 +39,7 @@ from s4node.events.event_time import MOST_AHEAD, TimeRule
 from s4node.offsets.watermarks import NEVER, Watermarks
 from s4node.runtime.event_time.alignment import Alignment
 from s4node.runtime.event_time.put_times import PutTimes, feeders_in, lowest
-from s4node.runtime.event_time.sources import Sources, SourceState
+from s4node.runtime.event_time.sources import Sources
 
 OWN = "own"
 """The source of what a task has put for itself."""
@@ -309,9 +309,11 @@ class TaskTimes:
 
     def step(self) -> None:
         """Look at the sources, and derive the watermarks."""
-        self._tick()
+        self._before_news()
         self._news = False
         for timed in self._streams.values():
+            self._look(timed)
+            self._rest(timed)
             self._pass_marks(timed)
             timed.watermarks.advance()
         for windows, names in self._by_event:
@@ -339,19 +341,24 @@ class TaskTimes:
         now = self._clock()
         passed, self._ticked_at = min(now - self._ticked_at, _LONGEST_TICK), now
         for timed in self._streams.values():
-            states = self._look(timed)
+            self._look(timed)
+            states = () if timed.sources is None else timed.sources.states()
             blocked = {each.name for each in states if each.blocked or each.waits}
             for each in self._inputs(timed):
                 if self._waits(each):
                     blocked.add(str(each))
             blocked |= self._alignment.waiting
-            feeders = [self._streams[name].watermarks for name in timed.feeders]
-            silent = all(each.is_silent for each in feeders)
-            if timed.marks or not silent:
+            if not self._rest(timed):
                 blocked.add(OWN)
-            elif feeders:
-                timed.watermarks.rest(OWN)
             timed.watermarks.wait(passed, blocked)
+
+    def _rest(self, timed: _Timed) -> bool:
+        """Wait no longer for what the task puts on a stream; False if something is to come."""
+        feeders = [self._streams[name].watermarks for name in timed.feeders]
+        rests = not timed.marks and all(each.is_silent for each in feeders)
+        if rests and feeders:
+            timed.watermarks.rest(OWN)
+        return rests
 
     def _put_on(self) -> bool:
         """Raise the times of what is put; return True if another step follows."""
@@ -385,19 +392,18 @@ class TaskTimes:
         found = (each for each in self.queues if not isinstance(each, str))
         return [each for each in found if each.stream == timed.name]
 
-    def _look(self, timed: _Timed) -> list[SourceState]:
-        """Take the sources of a stream as they are now."""
+    def _look(self, timed: _Timed) -> None:
+        """Take the sources of a stream as they are now, if any has come or gone."""
         read = {str(each) for each in self._inputs(timed)}
         for name in [*read, *([OWN] if timed.feeders else ())]:
             timed.watermarks.join(name)
         if timed.sources is None:
-            return []
-        states = list(timed.sources.states())
+            return
         if timed.version == timed.sources.version and not timed.leaving:
-            return states
+            return
         timed.version, timed.leaving = timed.sources.version, False
         known = {OWN, *read}
-        for each in states:
+        for each in timed.sources.states():
             stays = each.here or each.returns
             timed.leaving = timed.leaving or (each.waits and not stays)
             if stays or each.waits:
@@ -412,7 +418,6 @@ class TaskTimes:
                 continue
             timed.watermarks.leave(name)
             timed.returning.discard(name)
-        return states
 
     # -- commits -----------------------------------------------------------------------------
 
