@@ -248,7 +248,7 @@ class StoreCorrupt(StoreError):  # noqa: N818
 
 
 class LimitReached(StoreError):  # noqa: N818
-    """A limit of the log does not let a peer have more; it is counted."""
+    """A limit does not let a peer have more; it is counted."""
 
 
 class SinkError(S4Error):

@@ -183,6 +183,10 @@ LISTENER_UNREAD_BYTES = Setting(
     "The memory for answers that peers have not read, of all together. Nothing more is read from a "
     "peer with a 64th of it. Beyond it the connection with most of them is ended.",
 )
+LISTENER_MAX_PRODUCERS = Setting(
+    _LISTENER, "s4.listener.maxProducers", "1024", kinds.whole(1),
+    "The most producers for which one connection may open a stream; a further one is refused.",
+)
 LISTENER_MAX_LANES = Setting(
     _LISTENER, "s4.listener.maxLanes", "131072", kinds.whole(1),
     "The most lanes of connected peers: a producer has one in each partition of a stream that it "

@@ -233,8 +233,8 @@ class LogHost:
         before = hosted.admission.connection_of(hello.peer)
         later = hosted.admission.is_later(hello)
         old = "" if later else connection.outdated(before, hello.peer)
-        error = old or hosted.admission.crowded(hello.peer, connection)
-        error = error or connection.refusal(hello, len(hosted.partitions))
+        others = hosted.admission.beside(hello.peer, connection)
+        error = old or connection.refusal(hello, len(hosted.partitions), others)
         positions: tuple[wire.Position, ...] = ()
         headers = {**self._headers, wire.LOG: True, wire.PRODUCER: hello.peer}
         if not error:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from s4node.errors import LimitReached
 from s4node.log.partition.ledger import part_of, unfit
 from s4node.log.streams import LogPartition
 from s4node.net.ingress.admission import MAX_KEPT, StreamAdmission
@@ -51,26 +52,29 @@ class LogAdmission(StreamAdmission):
         """The number of known producers."""
         return len(self._seen) + len(self._own)
 
-    def no_room(self, producer: str) -> str:
-        """Why a producer cannot be added; empty if it is known or there is room."""
+    def check_room(self, producer: str) -> None:
+        """Raise LimitReached if a producer is not known, and there is no room for it."""
         if self.known < self.most or producer in self._own or producer in self._seen:
-            return ""
+            return
         oldest = islice(self._seen, _LOOKED_AT)
         single = next((name for name in oldest if self._is_single(name)), None)
         if single is not None:
             self._forget_rows(single)
-            return ""
-        return (
+            return
+        raise LimitReached(
             f"stream {self.stream!r}: the log knows {self.most} producers, and cannot know more; "
             f"forget those that will not return (s4 log forget), and give no producer id to "
             f"programs that run once"
         )
 
     def refusal(self, hello: wire.Hello) -> str:
-        """Why a producer may not open the stream; empty if it may."""
+        """Why a producer may not open the stream; empty if it may. Raises LimitReached."""
         if problem := unfit(hello.peer):
             return f"stream {self.stream!r}: {problem}"
-        return super().refusal(hello) or self.no_room(hello.peer)
+        if problem := super().refusal(hello):
+            return problem
+        self.check_room(hello.peer)
+        return ""
 
     def hello(
         self, hello: wire.Hello, connection: Hashable, now: float

@@ -45,8 +45,8 @@ class Questions:
         """Answer a query soon."""
         asking = self._asking.get(connection, 0)
         if asking >= wire.MAX_QUESTIONS:
-            error = StoreError(f"{asking} queries of this connection are unanswered; wait for them")
-            connection.answer(_answer(query, {}, error))
+            reason = f"{asking} queries of this connection are unanswered; wait for them"
+            connection.answer(_answer(query, {}, StoreError(connection.limited(reason))))
             return
         self._asking[connection] = asking + 1
         self._nursery.start_soon(self._answer, query, connection)
@@ -205,9 +205,9 @@ class Questions:
         problem = wire.check_sections(data, memoryview(body))
         types = msgspec.convert(arguments["types"], tuple[TypeDecl, ...])
         problem = problem or unfit(data.producer) or hosted.declare(types)
-        problem = problem or hosted.admission.no_room(data.producer)
         if problem:
             raise StoreError(f"{hosted.name}[{partition.number}]: {problem}")
+        hosted.admission.check_room(data.producer)
         frame: Incoming = hosted.incoming(data, body, own_id=bool(arguments.get("own_id")))
         answer = await answered(partial(partition.append, frame))
         if not answer.count:  # a repeated query: the first answer was lost

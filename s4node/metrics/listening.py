@@ -13,7 +13,7 @@ def listening(peers: Mapping[str, int], published: Mapping[str, int]) -> dict[st
         "connections": peers.get("connections", 0),
         "bad-frames": peers.get("bad frames", 0),
         "connections-refused": peers.get("connections refused", 0),
-        "connections-ended": peers.get("connections ended", 0),
+        "connections-ended": peers.get("connections ended", 0) + peers.get("strangers", 0),
         "limits-reached": peers.get("limits reached", 0),
         "sink-batches": published.get("batches", 0),
         "sink-events": published.get("events", 0),

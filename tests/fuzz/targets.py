@@ -160,7 +160,7 @@ def admissions(data: bytes) -> None:
             now += 0.25
             header = frame.header
             if isinstance(header, wire.Hello):
-                if not (admission.refusal(header) or admission.crowded(header.peer, 1)):
+                if not admission.refusal(header) and admission.beside(header.peer, 1) < 1024:
                     admission.hello(header, 1, now)
             elif isinstance(header, wire.Data) and isinstance(frame, wire.Frame):
                 if not wire.check_data(header, frame.body, 2):

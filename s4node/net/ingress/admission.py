@@ -35,9 +35,6 @@ from s4node.stages.credit import Credit
 from s4node.stages.executors import DESERIALIZER, UNLIMITED, StageSettings
 from s4node.stages.stage import Gauge, Stage
 
-MAX_PRODUCERS = 1024
-"""Producers of one stream that one connection may open."""
-
 MAX_AWAY = 16_384
 """Lanes of a stream that are remembered while their producers are away."""
 
@@ -249,15 +246,11 @@ class StreamAdmission:
         while len(words) > wire.MAX_LIVES:
             self._ended[f"{task}#{words.pop(0)}"] = None
 
-    def crowded(self, producer: str, connection: Hashable) -> str:
-        """Why the connection may not open the stream for this producer, too; empty if it may."""
+    def beside(self, producer: str, connection: Hashable) -> int:
+        """The other producers for which the connection has opened the stream; 0 if it has opened
+        it for this one, too."""
         opened = self._opened.get(connection, ())
-        if producer in opened or len(opened) < MAX_PRODUCERS:
-            return ""
-        return (
-            f"stream {self.stream!r}: this connection has opened it for {MAX_PRODUCERS} producers, "
-            f"the most that are allowed; use another connection"
-        )
+        return 0 if producer in opened else len(opened)
 
     def admit(
         self, data: wire.Data, connection: Hashable, now: float, size: int = 0

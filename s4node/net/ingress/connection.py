@@ -90,7 +90,7 @@ class Connection:
         self._lanes: dict[tuple[str, str], int] = {}  # by stream and producer
         self._lane_count = 0  # of all
         self._type_bytes = 0
-        self._told_rate = False
+        self._told: set[str] = set()  # why it is read more slowly
         self.holder: Holder | None = None
         """Who the peer is, by its certificate; None if peers need none."""
         self._progress: tuple[object, float] = (None, 0.0)
@@ -255,8 +255,12 @@ class Connection:
     def _count_unread(self) -> None:
         """Note the bytes that wait for the peer to read."""
         size = self._answer_bytes + (0 if self.socket is None else self.socket.unsent)
-        if size > self._listener.limits.own_unread_bytes:
-            self.congested = True
+        most = self._listener.limits.own_unread_bytes
+        if size > most:
+            self._slow_down(
+                f"nothing more is read while more than {most} bytes of answers wait (a 64th of "
+                f"s4.listener.unreadBytes)"
+            )
         if self._listener.unread.set(self, size) is not None:
             self._listener.end_largest()
 
@@ -266,15 +270,21 @@ class Connection:
         self._hellos.count(now, times)
         self._listener.hellos.count(now, times)
         if self._waits(now):
-            self.congested = True
-            if not self._told_rate and self._hellos.seconds_until_next(now):
-                self._told_rate = True
-                reason = self.limited(
-                    f"hellos, queries and bad frames beyond "
-                    f"{self._listener.limits.hellos_per_second:g} a second wait "
-                    f"(s4.listener.hellosPerSecond)"
-                )
-                self.answer(wire.encode_frame(wire.Answer(wire.NOTICE, error=reason)))
+            rate, whose = self._listener.limits.hellos_per_second, ""
+            if not self._hellos.seconds_until_next(now):
+                rate, whose = self._listener.hellos.per_second, " of all connections"
+            self._slow_down(
+                f"hellos, queries and bad frames{whose} beyond {rate:g} a second wait "
+                f"(s4.listener.hellosPerSecond)"
+            )
+
+    def _slow_down(self, reason: str) -> None:
+        """Read nothing more for a while; the peer is told once for each reason."""
+        self.congested = True
+        if reason not in self._told:
+            self._told.add(reason)
+            notice = wire.Answer(wire.NOTICE, error=self.limited(reason))
+            self.answer(wire.encode_frame(notice))
 
     async def wait_clear(self) -> None:
         """Wait until more may be read."""
@@ -291,9 +301,16 @@ class Connection:
             return own
         return max(own, self._listener.hellos.seconds_until_next(now))
 
-    def refusal(self, hello: wire.Hello, partitions: int) -> str:
-        """Why a peer may not open a stream of so many partitions on top of others, or empty."""
+    def refusal(self, hello: wire.Hello, partitions: int, producers: int = 0) -> str:
+        """Why a peer may not open a stream of so many partitions, or empty. The connection has
+        opened it for so many other ``producers``."""
         limits = self._listener.limits
+        if producers >= limits.producers:
+            return self.limited(
+                f"stream {hello.stream!r}: this connection has opened it for {limits.producers} "
+                f"producers, the most that are allowed (s4.listener.maxProducers); use another "
+                f"connection"
+            )
         types = sum(map(size_of, hello.types))
         if self._type_bytes + types > limits.own_type_bytes:
             return self.limited(

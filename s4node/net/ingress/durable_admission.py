@@ -32,6 +32,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from s4node.errors import LimitReached
 from s4node.net.ingress.admission import MAX_KEPT, StreamAdmission
 from s4node.net.ingress.producer_lane import FrameReceipt, ProducerLane, Unprocessed
 from s4node.net.ingress.producer_life import Life
@@ -326,12 +327,12 @@ class DurableAdmission(StreamAdmission):
     # -- producers ---------------------------------------------------------------------------
 
     def refusal(self, hello: wire.Hello) -> str:
-        """Why a producer may not open the stream; empty if it may."""
+        """Why a producer may not open the stream; empty if it may. Raises LimitReached."""
         error = super().refusal(hello)
         if error:
             return error
         if self._full(hello.peer):
-            return (
+            raise LimitReached(
                 f"stream {self.stream!r}: each of its tasks knows {self.most} producers, the most "
                 f"that are allowed; end the stream of those that never return (ClientStream.end)"
             )

@@ -32,6 +32,7 @@ class PeerLimits(NamedTuple):
     patience: float
     unfinished_bytes: int
     unread_bytes: int
+    producers: int
     lanes: int
     type_bytes: int
     hellos_per_second: float
@@ -46,6 +47,7 @@ class PeerLimits(NamedTuple):
             config[settings.LISTENER_PATIENCE],
             config[settings.LISTENER_UNFINISHED_BYTES],
             config[settings.LISTENER_UNREAD_BYTES],
+            config[settings.LISTENER_MAX_PRODUCERS],
             config[settings.LISTENER_MAX_LANES],
             config[settings.LISTENER_TYPE_BYTES],
             config[settings.LISTENER_HELLOS_PER_SECOND],
@@ -108,16 +110,16 @@ class Budget(Generic[Owner]):
 class Rate:
     """Counts what may happen ``per_second``; a few seconds' worth may come at once."""
 
-    __slots__ = ("_left", "_most", "_per_second", "_since")
+    __slots__ = ("_left", "_most", "_since", "per_second")
 
     def __init__(self, per_second: float, burst_seconds: float = _BURST_SECONDS) -> None:
-        self._per_second = per_second
+        self.per_second = per_second
         self._most = self._left = per_second * burst_seconds
         self._since = 0.0
 
     def count(self, now: float, times: int = 1) -> None:
         """Note that it has happened, so many times."""
-        left = min(self._most, self._left + (now - self._since) * self._per_second)
+        left = min(self._most, self._left + (now - self._since) * self.per_second)
         self._left = left - times
         self._since = now
 
@@ -128,4 +130,4 @@ class Rate:
 
     def seconds_until_next(self, now: float) -> float:
         """The seconds until it may happen again."""
-        return max(0.0, -self._left / self._per_second - (now - self._since))
+        return max(0.0, -self._left / self.per_second - (now - self._since))

@@ -132,7 +132,8 @@ class InputPort:
     def on_hello(
         self, hello: wire.Hello, connection: Hashable, node: str, incarnation: str, now: float
     ) -> wire.Hello | None:
-        """Open the stream for a producer, or say why not; None if a commit must come first."""
+        """Open the stream for a producer, or say why not; None if a commit must come first. Raises
+        LimitReached."""
         before, closings, error = hello, _NONE_CLOSED, self.deserializer.accept(hello.types)
         if self.durable is not None:
             hello, closings = self.durable.in_layout(hello)

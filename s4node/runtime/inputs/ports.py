@@ -21,6 +21,7 @@ from s4node.app.app import App
 from s4node.app.stream import InputStream, OutputStream, Stream
 from s4node.config import settings
 from s4node.config.config import Config
+from s4node.errors import LimitReached
 from s4node.events.event import EventBatch
 from s4node.events.event_time import far_ahead
 from s4node.events.keys import Partitioner
@@ -163,12 +164,15 @@ class Ports:
         before = port.admission.connection_of(hello.peer)
         later = port.admission.is_later(hello)
         reason = "" if later else connection.outdated(before, hello.peer)
-        reason = reason or port.admission.crowded(hello.peer, connection)
-        reason = reason or connection.refusal(hello, len(port.admission.stages))
+        others = port.admission.beside(hello.peer, connection)
+        reason = reason or connection.refusal(hello, len(port.admission.stages), others)
         if reason:
             return self._refusal(hello, reason)
         now = trio.current_time()
-        answer = port.on_hello(hello, connection, self._node, self._incarnation, now)
+        try:
+            answer = port.on_hello(hello, connection, self._node, self._incarnation, now)
+        except LimitReached as reached:
+            return self._refusal(hello, connection.limited(str(reached)))
         if answer is None:
             connection.takes_over(before, hello)
             self._waiting.append((hello, connection))

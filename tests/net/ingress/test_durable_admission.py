@@ -12,6 +12,7 @@ from lanes import NODE, Tick, route_of
 from msgspec.structs import replace
 from net_simulation import World, happen
 
+from s4node.errors import LimitReached
 from s4node.events.event import EventBatch
 from s4node.net.egress.outbox import Outbox
 from s4node.net.ingress.durable_admission import (
@@ -342,7 +343,8 @@ def test_an_unknown_life_goes_on_unless_an_older_one_went_on_meanwhile() -> None
 
 def test_so_many_producers_are_known_and_another_one_is_refused() -> None:
     node = Node({0: {"p": kept(5), "q": kept(5)}, 1: {"p": kept(5), "q": kept(5)}}, most=2)
-    assert "each of its tasks knows 2 producers" in node.admission.refusal(node.hello(peer="r"))
+    with pytest.raises(LimitReached, match="each of its tasks knows 2 producers"):
+        node.admission.refusal(node.hello(peer="r"))
     assert node.admission.refusal(node.hello(peer="q")) == ""
 
 
