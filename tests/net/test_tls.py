@@ -296,6 +296,25 @@ async def test_a_connected_peer_whose_certificate_is_revoked_is_disconnected(
         assert node.statistics().inputs["clicks"].admitted == 1
 
 
+async def test_a_client_that_is_turned_away_comes_seldom_and_logs_it_once(
+    issuer: Issuer, tmp_path: Path
+) -> None:
+    revoked = tmp_path / "revoked.txt"
+    revoked.write_text("")
+    async with running(Noted(), {**issuer.node(), "s4.tls.revoked": str(revoked)}) as node:
+        bank = issuer.credentials(BANK)
+        async with Client(node.listener.address, credentials=bank) as client:
+            await client.stream("clicks")
+            before = node.listener.counts["connections"]
+            with capture_logs() as lines:
+                revoked.write_text(f"{bank.holder.serial:X}\n")
+                await until(lambda: node.listener.counts["connections"] > before + 6)
+            client.abandon()
+    told = [line["event"] for line in lines if line["log_level"] == "info"]
+    assert len([event for event in told if event.startswith("the node takes no more")]) == 1
+    assert told.count("connection lost; dialling again") == 1
+
+
 async def test_a_peer_is_told_when_its_certificate_expires(issuer: Issuer) -> None:
     settings = {**issuer.node(), "s4.listener.patience": "400"}
     async with running(Noted(), settings) as node:

@@ -206,6 +206,8 @@ def tls_problem(error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"is not trusted: its certificate does not hold ({error.verify_message})"
     reason = error.reason or str(error)
+    if isinstance(error, ssl.SSLEOFError):
+        reason = "UNEXPECTED_EOF_WHILE_READING"
     _, alert, word = reason.rpartition("ALERT_")
     if alert:
         return f"refuses our certificate or TLS: {word.lower().replace('_', ' ')}"

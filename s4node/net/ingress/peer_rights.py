@@ -31,6 +31,7 @@ MAY = {
 }
 
 _QUESTIONS = {
+    "are you there": LOOK,  # the probe of an address
     "list": LOOK,
     "describe": LOOK,
     "offset": LOOK,

@@ -2,7 +2,8 @@
 
 Rules
 - A peer that has sent only unreadable frames is a stranger: the port may be another program's. One
-  readable frame makes it a node, and tells the socket that its peer answers.
+  readable frame makes it a node, and tells the socket that its peer answers. A drain does not, if
+  it comes first: that node turns us away, and would do so again at once.
 - A bad answer, and the end of a connection, are logged once, and again only after a later
   connection has brought a good answer. So a peer that comes and goes without one causes two lines.
   Reading goes on after a bad frame.
@@ -44,7 +45,8 @@ class DialledPeer:
                 if isinstance(frame, wire.BadFrame):
                     self.bad(frame.reason)
                 else:
-                    if not self.answers.answered:  # the first of its connection
+                    first = not self.answers.answered  # of its connection
+                    if first and not isinstance(frame.header, wire.Drain):
                         socket.answered()
                         self.answers.good()
                     good.append(frame)

@@ -34,14 +34,15 @@ FRAMES: dict[str, wire.Header] = {
     "task": wire.Hello("~home/app/0#1", "1", "s", headers={wire.FENCE: 9}),
     "task's data": wire.Data("s", 0, "~home/app/0#1", 0, 1, ()),
     "drain": wire.Drain("bye"),
+    "probe": wire.Query(0, "are you there"),
 }
 SENDS = {"hello", "hello of a part", "data", "idle", "watermark", "append", "publish"}
 CHANGES = {"create", "trim", "drop", "forget", "unheard of"}
 MAY = {
     "node": set(FRAMES),
-    "producer": {*SENDS, "list", "drain"},
-    "reader": {"subscribe", "list", "drain"},
-    "operator": {*SENDS, *CHANGES, "subscribe", "list", "drain"},
+    "producer": {*SENDS, "list", "drain", "probe"},
+    "reader": {"subscribe", "list", "drain", "probe"},
+    "operator": {*SENDS, *CHANGES, "subscribe", "list", "drain", "probe"},
 }
 
 
