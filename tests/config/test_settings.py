@@ -36,6 +36,7 @@ def test_the_list_has_these_keys_and_defaults() -> None:
         ("s4.listener.patience", "30000"),
         ("s4.listener.unfinishedBytes", "67108864"),
         ("s4.listener.unreadBytes", "67108864"),
+        ("s4.listener.maxProducers", "1024"),
         ("s4.listener.maxLanes", "131072"),
         ("s4.listener.typeBytes", "16777216"),
         ("s4.listener.hellosPerSecond", "500"),

@@ -174,9 +174,9 @@ async def test_a_long_hello_counts_as_many_short_ones() -> None:
     ):
         hello = wire.encode_frame(wire.Hello("raw", "1", "unknown", (long,)))
         await peer.send(wire.envelope([hello] * 40))  # 100 short ones may come at once
-        told = await peer.receive_until(lambda frame: isinstance(frame, wire.Answer))
-        assert "beyond 25 a second wait" in told.error
-        assert counts(node)["limits reached"] == 1
+        assert "of all connections beyond 200 a second wait" in await error_of_answer(peer)
+        assert "bad frames beyond 25 a second wait" in await error_of_answer(peer)
+        assert counts(node)["limits reached"] == 2
 
 
 async def test_good_frames_beside_a_bad_one_are_taken(node: Node) -> None:
@@ -988,6 +988,13 @@ async def node(nursery: trio.Nursery) -> AsyncIterator[Node]:
 
 def counts(node: Node) -> dict[str, int]:
     return node.container.statistics().peers
+
+
+async def error_of_answer(peer: RawPeer) -> str:
+    """The next notice that the node gives a peer."""
+    frame = await peer.receive_until(lambda frame: isinstance(frame, wire.Answer))
+    assert isinstance(frame, wire.Answer)
+    return frame.error
 
 
 async def error_of(peer: RawPeer) -> str:
