@@ -10,11 +10,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import trio
 
 from s4node.bench import servers
+from s4node.cluster.coordination.entries import AppId
+from s4node.cluster.coordination.registry import Registry
+from s4node.config.config import Config
+from s4node.config.settings import CLUSTER_NAME, COORDINATION, COORDINATION_FOLDER
+from s4node.deploy.deploy import registry_of
 from s4node.errors import S4Error
 from s4node.events.event import Event
 from s4node.events.keys import Partitioner, crc32m
@@ -23,11 +27,13 @@ from s4node.state.database import Database
 from s4node.state.remote_job import RemoteJob
 from s4node.state.task_state import TaskState
 
-ZOOKEEPER, S3 = "folder, ZooKeeper", "S3"
-"""Places beside a folder: the coordination by a ZooKeeper, or the state on an S3 server."""
+FOLDER, ZOOKEEPER, S3, SLOW_S3 = "folder", "folder, ZooKeeper", "S3", "S3, 20 ms a request"
+"""Where the nodes' state is, and whether they find each other through a ZooKeeper."""
 
 _CLUSTER, _APP = "bench", "counting"
 _END_SECONDS = 30
+_ENTRIES_SECONDS = 300.0
+_SLOW_MS = 20
 WAIT_SECONDS = 120.0
 PAUSE_SECONDS = 0.05
 """Between two probes of a partition."""
@@ -87,36 +93,58 @@ class Nodes:
             assert process.stdout is not None
             process.stdout.close()
 
-    def deploy(self, source: str) -> None:
-        """Deploy the app in ``source``, which has an input stream ``clicks``."""
+    def deploy(self, source: str, *more: str) -> None:
+        """Deploy the app in ``source``, which has an input stream ``clicks``, with ``more``
+        settings."""
         (self.folder / "counting_app.py").write_text(source)
-        settings = ["s4.stream.clicks.grade=durable"]
+        settings = ["s4.stream.clicks.grade=durable", *more]
         if self.of_zookeeper:
             settings.append(f"s4.state.url={self.url}")
         options = [word for setting in settings for word in ("-p", setting)]
         named = ("--name", _APP, "--partitions", str(self.partitions))
         self.command("deploy", self.folder / "counting_app.py", *named, *options)
 
-    def command(self, *words: str | Path) -> str:
-        """Run a command for the cluster; returns what it prints. Raises S4Error if it fails."""
+    def command(self, *words: str | Path) -> None:
+        """Run a command for the cluster. Raises S4Error if it fails."""
         line = _s4(*words, "--cluster", _CLUSTER, *self.where)
         done = subprocess.run(line, capture_output=True, text=True, check=False)
         if done.returncode:
             raise S4Error(f"s4 {words[0]} failed: {done.stderr}")
-        return done.stdout
 
-    def owners(self) -> list[str]:
-        """The owners of the app's partitions."""
-        found: list[dict[str, Any]] = json.loads(self.command("status", "--json"))
-        return [owner for one in found for app in one["apps"] for owner in app["owners"]]
+    async def wait_owners(self, enough: Callable[[list[str]], bool] = lambda _: True) -> list[str]:
+        """The nodes that own the app's partitions, once they are ``enough``; "" for none. Raises
+        S4Error if they do not become so."""
+        option, place = self.where
+        key = COORDINATION_FOLDER if option == "--folder" else COORDINATION
+        config = Config.from_values({key.name: place, CLUSTER_NAME.name: _CLUSTER})
+        app, owners = AppId(_CLUSTER, _APP), list[str]()
+        async with registry_of(config, "bench") as registry:
+            with trio.move_on_after(WAIT_SECONDS):
+                while True:
+                    seen = await registry.session.change(Registry.path_of_app(app))
+                    group = await registry.group(app)
+                    nodes = {(one.session, one.value.name): one.value.node for one in group.members}
+                    known = group.assignment.value.owners if group.assignment is not None else ()
+                    owners = [nodes.get(owner.key, "") for owner in known]
+                    if enough(owners):
+                        return owners
+                    await registry.session.wait_change(Registry.path_of_app(app), seen)
+        raise S4Error(f"after {WAIT_SECONDS:g} s the partitions' owners are {owners}")
 
-    async def wait_owners(self, enough: Callable[[list[str]], bool]) -> None:
-        """Return once the owners are ``enough``; raises S4Error if they do not become so."""
-        until = trio.current_time() + WAIT_SECONDS
-        while not enough(owners := await trio.to_thread.run_sync(self.owners)):
+    async def wait_entries(self, count: int) -> None:
+        """Return once each task's log at the URL has so many entries; raises S4Error if they take
+        too long."""
+        job = RemoteJob(self.url, Path(_CLUSTER) / _APP)
+
+        def shortest() -> int:
+            logs = (f"{job.files.root}/tasks/{name}/log" for name in job.tasks())
+            return min(len(job.files.names(log)) for log in logs)
+
+        until = trio.current_time() + _ENTRIES_SECONDS
+        while (found := await trio.to_thread.run_sync(shortest)) < count:
             if trio.current_time() > until:
-                raise S4Error(f"after {WAIT_SECONDS:g} s the partitions' owners are {owners}")
-            await trio.sleep(0.2)
+                raise S4Error(f"after {_ENTRIES_SECONDS:g} s a log has {found} entries")
+            await trio.sleep(2)
 
     def states(self) -> Iterator[StateReader]:
         """The state of each task at the URL."""
@@ -151,10 +179,10 @@ def keys_of_partitions(partitions: int, prefix: str) -> list[str]:
 @contextmanager
 def _store(place: str, folder: Path) -> Iterator[str]:
     """The URL of a store."""
-    if place != S3:
+    if place not in (S3, SLOW_S3):
         yield (folder / "store").as_uri()
         return
-    with servers.s3(folder) as url:
+    with servers.s3(folder, _SLOW_MS if place == SLOW_S3 else 0) as url:
         yield url
 
 

@@ -148,7 +148,7 @@ class _Scaling:
     async def _step(self, step: str) -> AsyncIterator[None]:
         """Send events and probes during the block, and note which partitions it moves."""
         self._say(step)
-        before = await trio.to_thread.run_sync(self._nodes.owners)
+        before = await self._nodes.wait_owners()
         began = trio.current_time()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._send_probes, _prefix(step))
@@ -156,7 +156,7 @@ class _Scaling:
             await trio.sleep(20 * PAUSE_SECONDS)
             nursery.cancel_scope.cancel()
         self._seconds += trio.current_time() - began
-        after = await trio.to_thread.run_sync(self._nodes.owners)
+        after = await self._nodes.wait_owners()
         self.moved.append({p for p, owner in enumerate(before) if after[p] != owner})
 
     async def _send_probes(self, prefix: str) -> None:

@@ -1,12 +1,14 @@
-"""Servers for benchmarks, each a process on a free port: ZooKeeper, and an S3 server in memory.
+"""Servers for benchmarks, each a process on a free port: ZooKeeper, and an S3 server.
 
-ZooKeeper comes with the jars that Spark brings along.
+ZooKeeper comes with the jars that Spark brings along. The S3 server is versitygw if that is in the
+path, else moto, which takes several times as long for a request.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -32,7 +34,7 @@ def can_run_zookeeper() -> bool:
 
 def can_run_s3() -> bool:
     """Return True if an S3 server, and what connects to it, are installed."""
-    return _installed("moto", "s3fs")
+    return _installed("s3fs") and bool(shutil.which("versitygw") or _installed("moto"))
 
 
 def _installed(*names: str) -> bool:
@@ -68,22 +70,50 @@ def zookeeper(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def s3(folder: Path) -> Iterator[str]:
-    """An S3 server during the block; a URL there. Processes find it by their environment."""
+def s3(folder: Path, milliseconds: int = 0) -> Iterator[str]:
+    """An S3 server with its data in ``folder``, during the block, and a URL there. Each request
+    takes so many milliseconds longer. Processes find the server by their environment."""
     port = _free_port()
-    os.environ |= {
-        "AWS_ACCESS_KEY_ID": "user",
-        "AWS_SECRET_ACCESS_KEY": "password",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-    }
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with _server(command, folder / "s3.log", lambda: _listens(port)):
+    with (
+        _server(_s3_command(folder, port), folder / "s3.log", lambda: _listens(port)),
+        _delayed(port, milliseconds) as at,
+    ):
+        os.environ |= {
+            "AWS_ACCESS_KEY_ID": "user",
+            "AWS_SECRET_ACCESS_KEY": "password",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{at}",
+        }
         import s3fs
 
         s3fs.S3FileSystem.clear_instance_cache()
         s3fs.S3FileSystem().mkdir("bench")
         yield "s3://bench/state"
+
+
+def _s3_command(folder: Path, port: int) -> list[str]:
+    program = shutil.which("versitygw")
+    if program is None:
+        return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    objects = folder / "objects"
+    objects.mkdir()
+    user = ["--access", "user", "--secret", "password"]
+    return [program, *user, "--port", f"127.0.0.1:{port}", "posix", str(objects)]
+
+
+@contextmanager
+def _delayed(port: int, milliseconds: int) -> Iterator[int]:
+    """The port of a forwarder that holds requests to ``port``; the same port if it need not."""
+    if not milliseconds:
+        yield port
+        return
+    command = [sys.executable, "-m", "s4node.bench.delay_line", str(port), str(milliseconds)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as forwarder:
+        try:
+            assert forwarder.stdout is not None
+            yield int(forwarder.stdout.readline())
+        finally:
+            forwarder.kill()
 
 
 def _free_port() -> int:

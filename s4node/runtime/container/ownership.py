@@ -210,8 +210,9 @@ class Ownership:
         if self._replay is not None:
             await self._replay.restore.start_reading(gained)
         await self._lifecycle.reached(Step.LOOP)
+        took = clocks.steady() - began
         if gained:
-            self.gaining.update(clocks.steady() - began)
+            self.gaining.update(took)
         if gained and self._members is not None:
             log.info(
                 "owns partitions",
@@ -219,6 +220,7 @@ class Ownership:
                 node=self._node,
                 partitions=partitions,
                 epoch=view.epoch,
+                seconds=round(took, 3),
             )
 
     async def _start(self, task: Task) -> None:
@@ -244,6 +246,7 @@ class Ownership:
         """Stop a task, and hand its partition and state over to another member."""
         assert self._replay is not None
         assert self._membership is not None
+        began = clocks.steady()
         self._inputs.refrain(partition)
         await self._replay.consumers.revoke(partition)
         task = self._tasks[partition]
@@ -262,7 +265,11 @@ class Ownership:
         self._inputs.leave_one(partition)
         self._replay.cuts.remove(partition)
         log.info(
-            "handing a partition over", app=self._app.name, node=self._node, partition=partition
+            "handing a partition over",
+            app=self._app.name,
+            node=self._node,
+            partition=partition,
+            seconds=round(clocks.steady() - began, 3),
         )
         await self._membership.hand_over([partition])
 
