@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from s4node import Event, SyncClient
+from s4node.errors import StateError
+from s4node.runtime.commit.committer import folder_of
 from s4node.spark.connection import ask
+from s4node.state.job import kept_by, task_of
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -103,3 +107,48 @@ def to_the_end(query: Any) -> Any:
             if attempt == 3 or "worker failed to connect back" not in str(error):
                 raise
     return started
+
+
+def s4(*words: str, **values: str) -> str:
+    done = ended(*words, **values)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def ended(*words: str, **values: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "s4node", *words]
+    for name, value in values.items():
+        command += ["-p", f"{name}={value}"]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+
+
+def run_to_the_end(node: Node, app: str, values: dict[str, str], total: int, *more: str) -> None:
+    """Run the app until it has read so many events of its input, then stop it."""
+    command = [sys.executable, "-m", "s4node", "run", app, *more]
+    command += ["--listen", "tcp://127.0.0.1:0", "--json"]
+    for name, value in values.items():
+        command += ["-p", f"{name}={value}"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline(), "it did not start"
+        name, folder = app.rpartition(":")[2], Path(values["s4.state.folder"])
+        deadline = time.monotonic() + 200
+        while (found := progress(folder, name)) != total:
+            assert time.monotonic() < deadline, f"it read {found} of {total} events"
+            time.sleep(0.2)
+    finally:
+        process.terminate()
+        process.wait(20)
+        process.stdout.close()
+
+
+def progress(folder: Path, app: str) -> int:
+    """The events that the tasks of a job have read, as of their last commits."""
+    job = folder_of(str(folder), "default", app)
+    names = [each.name for each in (job / "tasks").iterdir()] if (job / "tasks").exists() else []
+    total = 0
+    for name in names:
+        with suppress(StateError), kept_by(job, task_of(name)) as state:
+            total += sum(state.positions().values()) if state is not None else 0
+    return total

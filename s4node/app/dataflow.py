@@ -54,6 +54,16 @@ def edges(app: App) -> dict[str, set[str]]:
     }
 
 
+def reached(edges: Mapping[str, AbstractSet[str]], name: str) -> set[str]:
+    """The streams to which a stream leads, itself included."""
+    found, border = {name}, [name]
+    while border:
+        further = edges.get(border.pop(), frozenset()) - found
+        found |= further
+        border += further
+    return found
+
+
 def levels(edges: Mapping[str, AbstractSet[str]], starts: Iterable[str]) -> dict[str, int]:
     """The distance of each stream from the nearest of ``starts``, which have 0.
 

@@ -109,6 +109,13 @@ class PeTimers:
             self.restore(key, name, time, by_wall=by_wall)
             yield
 
+    def save_all(self) -> None:
+        """Save all timers, which were set before there was a keeper."""
+        assert self.keeper is not None
+        for key, names in self._timers.items():
+            for each in names.values():
+                self.keeper.set_timer(key, each.name, each.time, by_wall=each.by_wall)
+
     def cancel(self, key: Any, name: str) -> None:
         """Remove a timer, if it is set."""
         names = self._timers.get(key, {})

@@ -18,7 +18,7 @@ from s4node.app.app import App
 from s4node.bench import workload
 from s4node.bench.result import Result, middle
 from s4node.spark.history.bootstrap import bootstrap
-from s4node.spark.history.replay import STATE
+from s4node.spark.history.stage_rows import STATE
 from s4node.spark.java import spark_session
 
 _COLUMNS = (

@@ -25,7 +25,8 @@ from s4node.events.schema import EventType
 MOST_AHEAD = 3600.0
 """Seconds that an event may be ahead of the clock."""
 
-_SECONDS_AT_MOST = 100_000_000_000  # ms: in 1973
+SECONDS_AT_MOST = 100_000_000_000
+"""The least whole number that is taken for milliseconds: in 1973."""
 
 
 def far_ahead(time: float, now: float) -> str:
@@ -66,7 +67,7 @@ class TimeRule:
         if kind is float:
             return value  # type: ignore[no-any-return]
         if kind is int:
-            if value < _SECONDS_AT_MOST:
+            if value < SECONDS_AT_MOST:
                 raise self.refusal(value, "a whole number is milliseconds, and this one is before "
                                    "1973; give seconds as a float")  # fmt: skip
             return value / 1000  # type: ignore[no-any-return]

@@ -42,6 +42,12 @@ prefix = _PREFIX.pack
 assert KEY_GROUPS <= TASK_GROUP
 
 
+def group_and_table(row: bytes) -> tuple[int, int]:
+    """The key group and the table of a row, from its key."""
+    group, table = _PREFIX.unpack_from(row)
+    return group, table
+
+
 def task_row(table: int, key: bytes) -> bytes:
     """The key of a row without a key group."""
     return _PREFIX.pack(TASK_GROUP, table) + key

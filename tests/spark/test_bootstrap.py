@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,10 +13,10 @@ from typing import Any
 import msgspec
 import pytest
 from pyspark.sql import SparkSession
-from spark_nodes import ROOT, Node, running_node
+from spark_nodes import Node, ended, run_to_the_end, running_node, s4
 
 from s4node.config.config import Config
-from s4node.errors import ConfigError, GraphError, StateError
+from s4node.errors import ConfigError, GraphError
 from s4node.events.keys import crc32m
 from s4node.runtime.commit.committer import folder_of
 from s4node.savepoints.shipped import savepoints_of
@@ -31,7 +27,6 @@ from s4node.spark.history.savepoint import write_savepoint
 from s4node.state import epochs
 from s4node.state.browse import StateReader
 from s4node.state.database import Database
-from s4node.state.job import kept_by, task_of
 from s4node.state.task_state import TaskState
 from tests.spark.replayed_app import Payment, Replayed
 
@@ -63,51 +58,6 @@ def settings(node: Node, folder: Path, *more: str) -> dict[str, str]:
         "s4.state.folder": str(folder),
     }
     return given | dict(each.split("=", 1) for each in more)
-
-
-def s4(*words: str, **values: str) -> str:
-    done = ended(*words, **values)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def ended(*words: str, **values: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "s4node", *words]
-    for name, value in values.items():
-        command += ["-p", f"{name}={value}"]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-
-
-def run_to_the_end(node: Node, app: str, values: dict[str, str], total: int, *more: str) -> None:
-    """Run the app until it has read so many events of its input, then stop it."""
-    command = [sys.executable, "-m", "s4node", "run", app, *more]
-    command += ["--listen", "tcp://127.0.0.1:0", "--json"]
-    for name, value in values.items():
-        command += ["-p", f"{name}={value}"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
-    assert process.stdout is not None
-    try:
-        assert process.stdout.readline(), "it did not start"
-        name, folder = app.rpartition(":")[2], Path(values["s4.state.folder"])
-        deadline = time.monotonic() + 200
-        while (found := progress(folder, name)) != total:
-            assert time.monotonic() < deadline, f"it read {found} of {total} events"
-            time.sleep(0.2)
-    finally:
-        process.terminate()
-        process.wait(20)
-        process.stdout.close()
-
-
-def progress(folder: Path, app: str) -> int:
-    """The events that the tasks of a job have read, as of their last commits."""
-    job = folder_of(str(folder), "default", app)
-    names = [each.name for each in (job / "tasks").iterdir()] if (job / "tasks").exists() else []
-    total = 0
-    for name in names:
-        with suppress(StateError), kept_by(job, task_of(name)) as state:
-            total += sum(state.positions().values()) if state is not None else 0
-    return total
 
 
 def states(folder: Path, savepoint: str, app: str = "Replayed") -> dict[str, dict[Any, Any]]:

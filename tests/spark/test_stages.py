@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 from shared_apps import Click
 
-from s4node import App, Event, ProcessingElement, TaskApp
+from s4node import App, Event, ProcessingElement, TaskApp, tumbling
 from s4node.spark.history.stages import left_out, refused, stages
 
 
@@ -22,6 +22,19 @@ class Timed(ProcessingElement):
     def on_time(self) -> None: ...
 
     def on_trigger(self, _: Click) -> None: ...
+
+
+class Windowed(ProcessingElement):
+    def on_event(self, _: Click) -> None: ...
+
+    def on_window(self) -> None: ...
+
+
+class Waiting(ProcessingElement):
+    def on_event(self, _: Click) -> None:
+        self.after(60)
+
+    def on_timer(self, name: str) -> None: ...
 
 
 class Sharing(ProcessingElement):
@@ -88,9 +101,29 @@ def feeding_itself(made: App) -> None:
     again.out = made.create_stream("again", again, key="user", types=Click)
 
 
+def by_the_clock(made: App) -> None:
+    pe = made.create_pe(Windowed, name="pe")
+    pe.set_window(tumbling(60), clock="wall")
+    made.create_input_stream("clicks", pe, key="user", types=Click)
+
+
 def in_time_order(made: App) -> None:
     pe = made.create_pe(Timed, name="pe")
     made.create_input_stream("clicks", pe, key="user", types=Click, time="n", order="time")
+
+
+def without_time(made: App) -> None:
+    in_time_order(made)
+    made.create_input_stream("others", made.create_pe(Timed), key="user", types=Click)
+
+
+def with_and_without_time(made: App) -> None:
+    first, second = made.create_pe(Passing, name="first"), made.create_pe(Timed, name="second")
+    windowed = made.create_pe(Windowed)
+    windowed.set_window(tumbling(60))
+    first.out = made.create_stream("inner", second, key="user", types=Click)
+    made.create_input_stream("clicks", windowed, second, key="user", types=Click, time="n")
+    made.create_input_stream("others", first, key="user", types=Click)
 
 
 def two_types(made: App) -> None:
@@ -105,7 +138,11 @@ def two_types(made: App) -> None:
         (app(unkeyed), 1, "stream 'clicks' has no key, so its events go to the instances of 'pe'"),
         (app(broadcast), 1, "stream 'news' is broadcast: each event would go to all tasks"),
         (app(feeding_itself), 1, "feed themselves, so there is no last level"),
-        (app(in_time_order), 1, "stream 'clicks' has order='time'"),
+        (app(by_the_clock), 1, "PE 'pe' has windows by the clock, and a history does not say"),
+        (app(with_and_without_time), 1, "'others' has no time and 'clicks' has one, by which"),
+        (app(with_and_without_time), 1, "and both lead to PE 'second'; give it time="),
+        (app(in_time_order), 1, ""),
+        (app(without_time), 1, ""),
         (app(two_types), 1, "stream 'clicks' takes Click, Note, and a DataFrame has one type"),
         (keyed(Timed, set_singleton={}), 2, "PE 'pe' is a singleton in each of 2 tasks"),
         (keyed(Sharing), 1, "changes Sharing.seen, which all keys of a task share"),
@@ -140,12 +177,18 @@ def test_what_does_not_happen_over_history_is_told() -> None:
         set_ttl={"seconds": 60.0},
     )
     made.create_input_stream("visits", made.create_pe(Clocked), key="user", types=Click)
-    assert left_out(made, ["clicks"]) == [
+    early = made.create_pe(Windowed)
+    early.set_window(tumbling(60), early=10)
+    for name, pe in {"early": early, "waiting": made.create_pe(Waiting)}.items():
+        made.create_input_stream(name, pe, key="user", types=Click, time="n")
+    assert left_out(made, ["clicks", "early", "waiting"]) == [
         "on_time of 'pe' is not called; nodes call it for keys that get events",
         "triggers of 'pe' fire by number of events, not by seconds",
         "instances of 'pe' do not expire",
         "the state of 'pe' does not end; its keys age from this run on",
         "'Clocked' reads a clock, which shows the time of the run over history",
+        "windows of 'Windowed' have no results before their end",
+        "what 'Waiting' sets with after() counts from this run on",
         "input stream 'visits' has no history",
     ]
     assert left_out(keyed(Timed), ["clicks"]) == []

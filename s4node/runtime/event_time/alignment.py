@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
+from s4node.app import dataflow
 from s4node.app.app import App
 from s4node.app.stream import InputStream
 from s4node.offsets.watermarks import NEVER, Watermarks
@@ -38,7 +39,7 @@ class Alignment:
         self._drift: dict[str, float] = {}
         self._partners: dict[str, list[str]] = {}
         inputs = {
-            name: _behind(edges, name)
+            name: dataflow.reached(edges, name)
             for name, stream in app.streams.items()
             if name in watermarks and isinstance(stream, InputStream)
         }
@@ -62,13 +63,3 @@ class Alignment:
             return False
         self.waiting.add(source)
         return True
-
-
-def _behind(edges: Mapping[str, AbstractSet[str]], name: str) -> set[str]:
-    """The streams to which a stream leads, itself included."""
-    found, border = {name}, [name]
-    while border:
-        further = edges.get(border.pop(), frozenset()) - found
-        found |= further
-        border += further
-    return found

@@ -502,6 +502,21 @@ class TaskTimes:
         return [each for each, _ in self._windows]
 
 
+def reached_times(
+    streams: Mapping[str, float],
+    read: Mapping[str, Mapping[str, float]],
+    windows: Mapping[str, float],
+    puts: Mapping[str, float],
+) -> Any:
+    """The fact of a task that is at these watermarks, and has ended all windows until then.
+
+    ``read`` has the times of the partitions that it reads, by stream.
+    """
+    none: dict[str, float] = {}
+    of_streams = {name: (value, none, {**read.get(name, none)}) for name, value in streams.items()}
+    return [of_streams, {name: (value, 0, value) for name, value in windows.items()}, {**puts}]
+
+
 def lower_times(one: Any, other: Any) -> Any:
     """The lower watermarks of two tasks, for a task that gets keys of both."""
     streams: dict[str, tuple[float | None, dict[str, float], dict[str, float]]] = {

@@ -72,12 +72,12 @@ class PeProcessor(Processor):
         for windows in self._windowed():
             if windows.prototype.own is not None:
                 windows.own = self.instances[windows.prototype.own.name]
-        self._triggers = {
+        self.triggers = {
             name: graph.TriggerState(prototype, clock)
             for name, (prototype, _) in app.prototypes.items()
             if prototype.triggers
         }
-        for name, trigger in self._triggers.items():
+        for name, trigger in self.triggers.items():
             self.instances[name].gone = trigger.remove
         for name, (prototype, _) in app.prototypes.items():
             if prototype.on_timer is not None:
@@ -85,7 +85,7 @@ class PeProcessor(Processor):
                 self.instances[name].timers = PeTimers(name, wall, event_time=timed)
         self.times = TaskTimes(app, self.instances, wall, clock)
         fed = [s for s in app.streams.values() if not isinstance(s, OutputStream)]
-        self._plans = {s.name: graph.compile_plan(s, self.instances, self._triggers) for s in fed}
+        self._plans = {s.name: graph.compile_plan(s, self.instances, self.triggers) for s in fed}
         self._bounded = [i for i in self.instances.values() if isinstance(i, BoundedInstances)]
         self._leaving = [
             i for i in self.instances.values() if inspect.iscoroutinefunction(i.prototype.on_remove)
@@ -114,12 +114,12 @@ class PeProcessor(Processor):
         for windows in self._windowed():
             if windows.own is not None:
                 windows.have = partial(self.have, windows.own.prototype.name)
-        kept = self._kept = PeState(self._app, self.instances, self._triggers, state)
+        kept = self._kept = PeState(self._app, self.instances, self.triggers, state)
         self._restoring = kept.restore()
         for name in self._plans:
             stream = self._app.streams[name]
             savers = kept.savers(stream, parallel=self._parallel.get(name, 1) > 1)
-            self._plans[name] = graph.compile_plan(stream, self.instances, self._triggers, savers)
+            self._plans[name] = graph.compile_plan(stream, self.instances, self.triggers, savers)
 
     def restore(self, limit: int) -> bool:
         restored = sum(1 for _ in islice(self._restoring, limit))

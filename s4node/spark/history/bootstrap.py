@@ -6,6 +6,8 @@ Rules
   even if Spark runs one of its stages again.
 - The history of an input that is read from a log is the log itself, up to offsets that are noted
   before anything is read. Nodes go on at these offsets: no event is missed or counted twice.
+- If the app has windows or timers by the time of events, all is sorted by that time first, and the
+  watermarks at the end of the history are derived before the first stage; see ``event_times``.
 - All parts of the app that do not fit are reported before the first stage.
 """
 
@@ -15,14 +17,15 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from pyspark.sql import functions as f
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DoubleType, StructField, StructType
 
-from s4node import tokens
+from s4node import clocks, tokens
 from s4node.app.app import App
 from s4node.app.stream import OutputStream
 from s4node.config import settings
@@ -35,16 +38,10 @@ from s4node.spark.addresses import listed
 from s4node.spark.connection import NoAnswerError, ask
 from s4node.spark.history import stages as app_stages
 from s4node.spark.history.event_batches import Columns, columns_of, misfits
+from s4node.spark.history.event_times import AT, EventTimes, event_times, with_time
 from s4node.spark.history.log_order import OF_LOG
-from s4node.spark.history.replay import (
-    EVENT,
-    PATH,
-    REFUSED,
-    AppSource,
-    Encoding,
-    Replay,
-    rows_of,
-)
+from s4node.spark.history.replay import AppSource, Encoding, Replay
+from s4node.spark.history.stage_rows import EVENT, PATH, REFUSED, rows_of
 from s4node.spark.history.stages import Stage
 from s4node.spark.positions import Position, Positions
 
@@ -59,8 +56,9 @@ class Bootstrapped:
     """The state of an app after its history, in ``rows``, which Spark reads from ``folder``.
 
     ``positions`` are where nodes go on, by stream; ``counts`` are the partitions of inputs that are
-    read from a system. ``refused`` events had no key, and ``why`` is why the first one had none.
-    ``left_out`` says what did not happen. Close it when its DataFrames are no longer needed.
+    read from a system; ``times`` are how far streams with time are. ``refused`` events had no key
+    or time, and ``why`` is why the first one had none. ``left_out`` says what did not happen. Close
+    it when its DataFrames are no longer needed.
     """
 
     app: App
@@ -70,6 +68,7 @@ class Bootstrapped:
     folder: Path
     positions: Mapping[str, Positions] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
+    times: EventTimes = field(default_factory=EventTimes)
     refused: int = 0
     why: str = ""
     left_out: Sequence[str] = ()
@@ -154,13 +153,20 @@ def bootstrap(
                     f"columns",
                     tuple(bad),
                 )
-    fields = _order(frames, order)
+    fields, times, now = _order(frames, order), EventTimes(), clocks.wall()
+    if app_stages.has_time(made):
+        frames = {name: with_time(df, made.streams[name], now) for name, df in frames.items()}
+        fields = StructType([StructField(AT, DoubleType()), *fields])
+        times = event_times(made, frames, positions, now)
     counts = _counts(made, Config.from_values(values), positions)
     folder = Path(work or tempfile.gettempdir()) / f"s4-bootstrap-{tokens.fresh(10)}"
     folder.mkdir(0o777 if work else 0o700, parents=True)
     try:
-        rows = _Levels(spark, source, made, frames, fields, set(keep), folder, tell).run()
-        found = Bootstrapped(made, source, rows, fields, folder, positions, counts, left_out=told)
+        made_by = partial(Replay, source, order=fields, until=times.until(made), now=now)
+        rows = _Levels(spark, source, made, frames, fields, set(keep), folder, tell, made_by).run()
+        found = Bootstrapped(
+            made, source, rows, fields, folder, positions, counts, times, left_out=told
+        )
         for row in rows.where(f.col("kind") == REFUSED).select("value").collect():
             count, why = msgspec.msgpack.decode(row["value"])
             found.refused += count
@@ -244,6 +250,7 @@ class _Levels:
         keep: set[str],
         work: Path,
         tell: Callable[[str], None],
+        replay: Callable[..., Replay],
     ) -> None:
         self._spark = spark
         self._source = source
@@ -255,6 +262,7 @@ class _Levels:
         self._read: set[str] = set()  # streams of earlier stages
         self._work = work
         self._tell = tell
+        self._replay = replay
         self._schema = rows_of(order.fields)
 
     def run(self) -> DataFrame:
@@ -281,7 +289,7 @@ class _Levels:
     ) -> DataFrame | None:
         """The rows that a stage makes; None if nothing leads to it."""
         column = self._column_stream(stage)
-        replay = Replay(self._source, stage, self._order, wanted, column)
+        replay = self._replay(stage, wanted=wanted, columns=column)
         if column:
             df = self._frames[column]
             keys = self._key_columns(column)

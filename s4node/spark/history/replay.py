@@ -3,79 +3,49 @@
 Rules
 - The app's own classes and its compiled dispatch run, as on a node. This module only brings events
   to them, and takes the events that they put.
-- An event that is put gets the order of the event that led to it, and a number among all that this
-  event led to. So the next level can be sorted in turn.
+- Windows end and timers fire by the time of the events; see ``due_calls``.
 - A task of Spark keeps nothing for the next one: a task that runs again makes the same rows.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
-from operator import length_hint
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import trio
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import (
-    BinaryType,
-    IntegerType,
-    StringType,
-    StructField,
-    StructType,
-)
+from pyspark.sql.types import StructType
 
-from s4node import clocks
 from s4node.app import graph
 from s4node.app.app import App
-from s4node.app.stream import OutputStream, Stream, begin_put, end_put
+from s4node.app.stream import InputStream, Stream, begin_put, end_put
+from s4node.app.window_instances import WindowInstances
 from s4node.config import plugins, settings
 from s4node.config.config import Config
 from s4node.errors import ConfigError, ProcessingError, is_signal
-from s4node.events.keys import KEY_GROUPS, hasher_named, identity
+from s4node.events.keys import hasher_named, identity
 from s4node.events.routing import failed_at, key_failure
 from s4node.runtime.container.hooks import declare
-from s4node.runtime.task.pe_state import PeState
+from s4node.runtime.task.pe_processor import PeProcessor
 from s4node.spark.event_rows import ON_SPARK
+from s4node.spark.history.due_calls import DueCalls, calls_of
 from s4node.spark.history.event_batches import events_of, packed, unpacked
+from s4node.spark.history.event_times import AT
 from s4node.spark.history.log_order import LogOrder
+from s4node.spark.history.stage_rows import EVENT, PATH, REFUSED, STATE, Progress, PutRows
 from s4node.spark.history.stages import Stage
+from s4node.spark.history.state_rows import state_rows
 from s4node.spark.shipped import Shipped
 from s4node.spark.short_errors import short_errors
 from s4node.state import key_encoding
-from s4node.state.rows import TASK_GROUP
 
-STATE, EVENT, REFUSED = "state", "event", "refused"
-"""The kinds of rows that a stage makes: an instance, an event that was put, and the number of
-events without a key."""
-
-PATH = "path"
-
-_INSTANCES = 8_192
 _packed = msgspec.msgpack.Encoder().encode
-
-
-def rows_of(order: Sequence[StructField]) -> StructType:
-    """The rows of a stage. ``name`` is of the PE or the stream, ``type`` the event's type in its
-    stream, ``spot`` the key group of an instance."""
-    return StructType(
-        [
-            StructField("kind", StringType(), False),
-            StructField("name", StringType(), False),
-            StructField("type", IntegerType(), False),
-            StructField("spot", IntegerType(), False),
-            StructField("key", BinaryType(), False),
-            *(StructField(each.name, each.dataType, True) for each in order),
-            StructField(PATH, BinaryType(), False),
-            StructField("value", BinaryType(), False),
-        ]
-    )
 
 
 @dataclass(frozen=True)
@@ -106,41 +76,20 @@ def _declared(app: object, values: Mapping[str, str], tasks: int) -> App:
     return app
 
 
-class _Put:
-    """The events that are put on one stream, each with the index of the event that led to it."""
-
-    def __init__(self, now: SimpleNamespace) -> None:
-        self.events: list[Any] = []
-        self.at: list[int] = []
-        self.turn: list[int] = []
-        self._now = now
-
-    def append(self, event: Any) -> None:
-        now = self._now
-        now.count += 1
-        self.events.append(event)
-        self.at.append(length_hint(now.it))
-        self.turn.append(now.count)
-
-
-class _Dropped:
-    """Drops the events of a stream that is not kept."""
-
-    def append(self, event: Any) -> None:
-        """Drop it."""
-
-
 @dataclass(frozen=True)
 class Replay(Shipped):
     """Runs the PEs of a stage over Arrow batches: columns of the events of one stream (``columns``
     names it), or rows that an earlier stage has made. ``wanted`` are the streams whose events are
-    kept; ``order`` are the fields by which events are sorted."""
+    kept; ``order`` are the fields by which events are sorted, the first one ``AT`` if they are
+    sorted by time. ``until`` has the last watermark of PEs, ``now`` is the Unix time of the run."""
 
     source: AppSource
     stage: Stage
     order: StructType
     wanted: frozenset[str]
     columns: str = ""
+    until: Mapping[str, float] = field(default_factory=dict)
+    now: float = 0.0
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with short_errors():
@@ -154,38 +103,23 @@ class _Run:
         self._replay = replay
         self._app = app = replay.source.made()
         self._hasher = hasher_named(Config.from_values(replay.source.values)[settings.HASHER])
-        self._arrow = to_arrow_schema(rows_of(replay.order.fields), timezone="UTC")
-        self._order = [field.name for field in replay.order.fields]
-        self._now = SimpleNamespace(it=iter(()), count=0)
-        self._put = [
-            _Put(self._now) if name in replay.wanted else _Dropped() for name in app.streams
-        ]
-        mine = set(replay.stage.pes)
-        prototypes = {name: p for name, (p, _) in app.prototypes.items() if name in mine}
-        for prototype in prototypes.values():
+        self._order = [each.name for each in replay.order.fields]
+        self._now = Progress()
+        self._rows = PutRows(app, replay.wanted, replay.order.fields, self._now)
+        for prototype, _ in app.prototypes.values():
             prototype.cache_size, prototype.cache_idle = 0, 0.0  # nothing leaves
-        self._instances = {
-            name: graph.make_instances(prototype, 0, _no_time)
-            for name, prototype in prototypes.items()
-        }
-        self._triggers = {
-            name: graph.TriggerState(prototype, _no_time)
-            for name, prototype in prototypes.items()
-            if prototype.triggers
-        }
-        for name, trigger in self._triggers.items():
-            self._instances[name].gone = trigger.remove
+        self._pes = PeProcessor(app, 0, _no_time, wall=lambda: replay.now)
+        self._instances = {name: self._pes.instances[name] for name in replay.stage.pes}
+        self._due = calls_of(app, self._instances, replay.until)
         self._streams = {name: self._part(app.streams[name]) for name in replay.stage.streams}
         self._plans = {
-            name: graph.compile_plan(stream, self._instances, self._triggers)
+            name: graph.compile_plan(stream, self._instances, self._pes.triggers)
             for name, stream in self._streams.items()
         }
-        self._finders = {
-            stream.name: None if stream.key is None else graph.finder_of(stream)
-            for stream in app.streams.values()
-            if not isinstance(stream, OutputStream)
-        }
         self._kinds = {stream.name: stream.types for stream in app.streams.values()}
+        self._between = {
+            name: self._due.between_events(stream) for name, stream in self._streams.items()
+        }
         self._refused = 0
         self._why = ""
         self._log_order = LogOrder(self._order)
@@ -206,7 +140,20 @@ class _Run:
                 yield from self._of_columns(batch)
             else:
                 yield from self._of_rows(batch)
-        yield from self._states()
+            if self._due and len(batch):
+                self._due.reach(batch.column(AT).fill_null(-math.inf)[-1].as_py())
+                self._make_calls(self._due)
+                yield from self._rows.put_by_calls()
+        self._due.reach(math.inf)
+        self._make_calls(self._due)
+        yield from self._rows.put_by_calls()
+        for rows in state_rows(self._pes, self._instances, self._hasher):
+            yield self._batch(
+                [
+                    (STATE, table, 0, spot, key, *self._no_order, b"", value)
+                    for table, spot, key, value in rows
+                ]
+            )
         yield from self._refusals()
 
     @property
@@ -215,25 +162,26 @@ class _Run:
 
     def _start(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Create singletons."""
-        token = begin_put(self._put)  # type: ignore[arg-type]
+        token = begin_put(self._rows.of_events)
         try:
             for instances in self._instances.values():
                 prototype = instances.prototype
-                if prototype.singleton:
+                if prototype.singleton and not isinstance(instances, WindowInstances):
                     singleton = instances.singleton()
                     if prototype.on_create is not None:
                         _complete(prototype.on_create(singleton))
         finally:
             end_put(token)
         none = [pa.nulls(1, batch.schema.field(name).type) for name in self._order]
-        yield from self._taken(0, none, [b""])
+        yield from self._rows.put_by_handlers(0, none, [b""])
 
     # -- events --------------------------------------------------------------------------------
 
     def _of_columns(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         name = self._replay.columns
         kind = self._kinds[name][0]
-        events = events_of(kind, batch)
+        given = [each for each in batch.schema.names if each != AT]
+        events = events_of(kind, batch.select(given))
         self._log_order.follow(batch, pa.array([name] * len(batch), pa.string()))
         yield from self._dispatch(name, events, [batch.column(each) for each in self._order], None)
 
@@ -285,28 +233,42 @@ class _Run:
     def _dispatch(
         self, name: str, events: list[Any], order: Sequence[pa.Array], paths: list[bytes] | None
     ) -> Iterator[pa.RecordBatch]:
-        plan = self._plans[name]
-        it = self._now.it = iter(events)
-        token = begin_put(self._put)  # type: ignore[arg-type]
+        between = self._between[name]
+        times: list[float] = order[0].fill_null(-math.inf).to_pylist() if between else []
+        token = begin_put(self._rows.of_events)
         try:
-            while True:
-                try:
-                    if plan.is_async:
-                        trio.run(plan.run, it)
-                    else:
-                        plan.run(it)
-                    break
-                except BaseException as error:
-                    if is_signal(error):
-                        raise
-                    self._failed(name, error, events[failed_at(it, len(events))])
+            first, total = 0, len(events)
+            while first < total:
+                end = total
+                if times:
+                    between.reach(times[first])
+                    self._make_calls(between)
+                    end = between.end_of_part(times, first)
+                self._now.rest = total - end
+                self._run_events(name, events if end - first == total else events[first:end])
+                first = end
         finally:
             end_put(token)
-        yield from self._taken(len(events), order, paths)
+        yield from self._rows.put_by_handlers(len(events), order, paths)
+
+    def _run_events(self, name: str, events: list[Any]) -> None:
+        plan = self._plans[name]
+        it = self._now.it = iter(events)
+        while True:
+            try:
+                if plan.is_async:
+                    trio.run(plan.run, it)
+                else:
+                    plan.run(it)
+                break
+            except BaseException as error:
+                if is_signal(error):
+                    raise
+                self._failed(name, error, events[failed_at(it, len(events))])
 
     def _failed(self, name: str, error: BaseException, event: Any) -> None:
-        """Count an event without a key, as a node refuses it, or raise what failed."""
-        if graph.is_key_failure(error) and self._replay.stage.level == 0:
+        """Count an event without a key or time, which a node refuses, or raise what failed."""
+        if graph.is_key_failure(error) and isinstance(self._app.streams[name], InputStream):
             self._refused += 1
             self._why = self._why or f"{key_failure(error)} (event {event!r})"
             return
@@ -320,56 +282,31 @@ class _Run:
             of_event=False,
         ) from error
 
-    def _taken(
-        self, total: int, order: Sequence[pa.Array], paths: list[bytes] | None
-    ) -> Iterator[pa.RecordBatch]:
-        """The events that were put meanwhile, as rows."""
-        for stream, put in zip(self._app.streams.values(), self._put, strict=True):
-            if not isinstance(put, _Put) or not put.events:
-                continue
-            events, at, turn = put.events, put.at, put.turn
-            put.events, put.at, put.turn = [], [], []
-            places = [max(0, total - left - 1) for left in at]
-            kinds = {kind.cls: number for number, kind in enumerate(self._kinds[stream.name])}
-            numbers = [kinds[type(event)] for event in events]
-            columns = [
-                pa.array([EVENT] * len(events)),
-                pa.array([stream.name] * len(events)),
-                pa.array(numbers, type=pa.int32()),
-                pa.array([0] * len(events), type=pa.int32()),
-                pa.array(self._keys(stream.name, events), type=pa.binary()),
-                *(column.take(pa.array(places)) for column in order),
-                pa.array(
-                    [
-                        (paths[place] if paths else b"") + count.to_bytes(6, "big")
-                        for place, count in zip(places, turn, strict=True)
-                    ],
-                    type=pa.binary(),
-                ),
-                pa.array(packed(self._kinds[stream.name], events), type=pa.binary()),
-            ]
-            yield pa.RecordBatch.from_arrays(columns, schema=self._arrow)
-
-    def _keys(self, name: str, events: list[Any]) -> list[bytes]:
-        find = self._finders.get(name)
-        if find is None:
-            return [b""] * len(events)
-        keys: list[bytes] = []
-        for event in events:
+    def _make_calls(self, calls: DueCalls) -> None:
+        """Call ``on_window`` and ``on_timer`` of what is due."""
+        for call in calls:
+            self._now.due = call.due
+            token = begin_put(self._rows.of_calls)
             try:
-                keys.append(key_encoding.encode(identity(find(event))))
-            except Exception as error:
+                _complete(call.hook())
+                call.done()
+            except BaseException as error:
+                if is_signal(error):
+                    raise
                 raise ProcessingError(
-                    self._app.name, f"KeyFinder of {name!r}", None, f"{event!r}", error,
-                    of_event=False,
+                    self._app.name, type(call.instance).__name__, call.instance.key,
+                    f"{call.what} in the history", error, of_event=False,
                 ) from error  # fmt: skip
-        return keys
+            finally:
+                end_put(token)
 
     def rows_in(self, name: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The events of an input stream as rows."""
-        kinds, find = self._kinds[name], self._finders[name]
+        kinds, stream = self._kinds[name], self._app.streams[name]
+        find = None if stream.key is None else graph.finder_of(stream)
         for batch in batches:
-            events = events_of(kinds[0], batch)
+            given = [each for each in batch.schema.names if each != AT]
+            events = events_of(kinds[0], batch.select(given))
             keys, good = [], []
             for at, event in enumerate(events):
                 try:
@@ -389,7 +326,7 @@ class _Run:
                 pa.array([b""] * count, type=pa.binary()),
                 pa.array(packed(kinds, [events[at] for at in good]), type=pa.binary()),
             ]
-            yield pa.RecordBatch.from_arrays(columns, schema=self._arrow)
+            yield pa.RecordBatch.from_arrays(columns, schema=self._rows.schema)
         yield from self._refusals()
 
     def _refusals(self) -> Iterator[pa.RecordBatch]:
@@ -397,70 +334,12 @@ class _Run:
             value = _packed([self._refused, self._why])
             yield self._batch([(REFUSED, "", 0, 0, b"", *self._no_order, b"", value)])
 
-    # -- state ---------------------------------------------------------------------------------
-
-    def _states(self) -> Iterator[pa.RecordBatch]:
-        """A row for each instance, as a commit of a node has it."""
-        found = _Rows()
-        PeState(_only(self._app, self._streams), self._instances, self._triggers, found)
-        for name, codec in found.codecs.items():
-            instances = list(self._instances[name].values())
-            for first in range(0, len(instances), _INSTANCES):
-                some = instances[first : first + _INSTANCES]
-                yield self._batch(
-                    [
-                        (STATE, name, 0, *self._spot(one.key), *self._no_order, b"", data)
-                        for one, data in zip(some, codec.encode_all(some), strict=True)
-                    ]
-                )
-
-    def _spot(self, key: Any) -> tuple[int, bytes]:
-        """The key group of an instance, and its key as bytes."""
-        if key is None:
-            return TASK_GROUP, b""
-        return self._hasher(key) % KEY_GROUPS, key_encoding.encode(key)
-
     def _batch(self, rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
         columns = zip(*rows, strict=True)
         return pa.RecordBatch.from_arrays(
-            [pa.array(c, type=f.type) for c, f in zip(columns, self._arrow, strict=True)],
-            schema=self._arrow,
+            [pa.array(c, type=f.type) for c, f in zip(columns, self._rows.schema, strict=True)],
+            schema=self._rows.schema,
         )
-
-
-class _Rows:
-    """Takes the place of a task's state, to get the codecs of its PEs."""
-
-    def __init__(self) -> None:
-        self.codecs: dict[str, Any] = {}
-
-    def now(self) -> float:
-        return clocks.wall()
-
-    def meta(self, _name: str, /) -> Any:
-        return None
-
-    def set_meta(self, _name: str, _value: Any, /) -> None:
-        """Do nothing: the driver writes these values."""
-
-    def store(self, _spec: Any, /) -> Any:
-        raise AssertionError("PEs have no stores here")
-
-    def saved_windows(self, _name: str, _codec: Any, /) -> Any:
-        raise AssertionError("windows are refused before")
-
-    def saved_timers(self, _name: str, /) -> Any:
-        raise AssertionError("timers are refused before")
-
-    def saved(self, name: str, _live: Mapping[Any, Any], codec: Any, /) -> Any:
-        self.codecs[name] = codec
-        return SimpleNamespace(
-            mark=None, stored=False, find=lambda _keys: {}, touch=lambda _keys: None
-        )
-
-
-def _only(app: App, streams: Mapping[str, Stream]) -> Any:
-    return SimpleNamespace(streams=streams, name=app.name)
 
 
 def _no_time() -> float:

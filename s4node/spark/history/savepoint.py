@@ -16,8 +16,7 @@ from typing import Any
 
 from pyspark.sql import functions as f
 
-from s4node import disk
-from s4node.app.pe_codec import ElementCodec
+from s4node import clocks, disk
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.events.keys import KEY_GROUPS, hasher_named
@@ -25,13 +24,16 @@ from s4node.offsets.checkpoint import JobGuard
 from s4node.offsets.task_claims import now_ms
 from s4node.runtime.commit.committer import folder_of
 from s4node.runtime.container.durable_parts import kind_of
+from s4node.runtime.event_time.task_times import EVENT_TIME
 from s4node.runtime.inputs.binding import replayable
 from s4node.runtime.inputs.job_model import JobModel, TaskModel, model_of
+from s4node.runtime.task.pe_processor import PeProcessor
 from s4node.savepoints import writer
 from s4node.savepoints.manifest import Manifest
 from s4node.savepoints.shipped import savepoints_of
 from s4node.spark.history.bootstrap import Bootstrapped
-from s4node.spark.history.replay import STATE, AppSource
+from s4node.spark.history.replay import AppSource
+from s4node.spark.history.stage_rows import STATE
 from s4node.state.database import Database
 from s4node.state.job import DONE, EPOCH_OF, WRITTEN, identity_of
 from s4node.state.remote_job import RemoteJob, depot_of
@@ -93,10 +95,9 @@ def _fill(
 ) -> None:
     """Write the state of a task, and where it goes on."""
     state = TaskState(database, hasher_named(config[settings.HASHER]))
-    tables = {}
-    for name, (prototype, _) in found.app.prototypes.items():
-        tables[name] = state.table(f"pe {name}")
-        state.set_meta(f"versions of {name}", ElementCodec(prototype.cls).versions)
+    PeProcessor(found.app, task.index, clocks.steady).attach_state(state)  # its tables and facts
+    if found.times.watermarks:
+        state.set_meta(EVENT_TIME, found.times.saved(found.app, task.ssps))
     spot = f.col("spot")
     of_task = f.floor(spot * tasks / KEY_GROUPS) == task.index
     if task.index == 0:
@@ -106,7 +107,7 @@ def _fill(
     for batch in table.to_batches(_ROWS):
         names, spots, keys, values = (column.to_pylist() for column in batch.columns)
         places = [
-            prefix(spot, tables[name]) + key
+            prefix(spot, state.tables[name]) + key
             for name, spot, key in zip(names, spots, keys, strict=True)
         ]
         _commit(state, {}, sorted(zip(places, values, strict=True)))

@@ -4,7 +4,8 @@ Rules
 - A stage has the PEs of one level: all events on their streams come from lower levels. So all
   events of a key, from all streams, are there before its PE gets the first one.
 - A part of the app that would make the state differ from a node's is refused before anything runs.
-  A part that the run skips (timers, triggers by seconds, expiry) is reported; nodes do it later.
+  A part that the run skips (``on_time``, triggers by seconds, expiry) is reported; nodes do it
+  later.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 
 from s4node.app import cycles
 from s4node.app.app import App
-from s4node.app.dataflow import edges, puts
+from s4node.app.dataflow import edges, puts, reached
 from s4node.app.in_order import InOrder
 from s4node.app.processing_element import ProcessingElement, class_variables
 from s4node.app.prototype import Prototype, can_change
@@ -56,8 +57,12 @@ def stages(app: App) -> list[Stage]:
         return levels[name]
 
     found: dict[tuple[int, bool], list[str]] = {}
+    of_keys = {p.own.name for p, _ in app.prototypes.values() if p.own is not None}
     for name, (prototype, _) in app.prototypes.items():
-        found.setdefault((level(name), prototype.singleton), []).append(name)
+        if name in of_keys:
+            continue  # it is where its windows are
+        mine = [name] if prototype.own is None else [name, prototype.own.name]
+        found.setdefault((level(name), prototype.singleton), []).extend(mine)
     return [
         Stage(
             number,
@@ -107,17 +112,48 @@ def _refused(app: App, tasks: int, histories: Collection[str]) -> Iterator[str]:
                     f"stream {stream.name!r} has no key, so its events go to the instances of "
                     f"{target.name!r} that exist when they come"
                 )
-        for name in stream.in_order_of:
-            yield f"stream {name!r} has order='time', in which a history is not held back yet"
+    if has_time(app):
+        yield from _without_time(app)
     for prototype, _ in app.prototypes.values():
         if issubclass(prototype.cls, InOrder):
-            continue  # its streams are refused
-        if prototype.windows is not None:
-            yield f"PE {prototype.name!r} has windows, which are not made from a history yet"
-        if prototype.on_timer is not None:
-            yield f"PE {prototype.name!r} has on_timer; timers are not set from a history yet"
+            continue  # it shares nothing
+        if prototype.windows is not None and prototype.windows.on_wall_clock:
+            yield (
+                f"PE {prototype.name!r} has windows by the clock, and a history does not say when "
+                f"a node would have processed it; let them go by the time of events"
+            )
         for function in _functions(prototype):
             yield from _shared(app, prototype, function)
+
+
+def has_time(app: App) -> bool:
+    """Return True if the app has windows or timers by the time of events."""
+    return any(goes_by_time(app, prototype) for prototype, _ in app.prototypes.values())
+
+
+def goes_by_time(app: App, prototype: Prototype) -> bool:
+    """Return True if a PE has windows or timers by the time of events."""
+    windows = prototype.windows
+    if windows is not None:
+        return not windows.kind.events and not windows.on_wall_clock
+    streams = (s for s in app.streams.values() if prototype in s.targets)
+    return prototype.on_timer is not None and any(s.time is not None for s in streams)
+
+
+def _without_time(app: App) -> Iterator[str]:
+    """The PEs to which both streams with a time and streams without one lead."""
+    leads = edges(app)
+    inputs = [s for s in app.streams.values() if isinstance(s, InputStream)]
+    for prototype, _ in app.prototypes.values():
+        into = {s.name for s in app.streams.values() if prototype in s.targets}
+        met = [s for s in inputs if reached(leads, s.name) & into]
+        timed = [s.name for s in met if s.time is not None]
+        for each in met:
+            if timed and each.time is None:
+                yield (
+                    f"stream {each.name!r} has no time and {timed[0]!r} has one, by which a "
+                    f"history is sorted, and both lead to PE {prototype.name!r}; give it time="
+                )
 
 
 def left_out(app: App, histories: Collection[str]) -> list[str]:
@@ -134,6 +170,10 @@ def left_out(app: App, histories: Collection[str]) -> list[str]:
             found.append(f"instances of {name!r} do not expire")
         if prototype.ttl:
             found.append(f"the state of {name!r} does not end; its keys age from this run on")
+        if prototype.windows is not None and prototype.windows.early:
+            found.append(f"windows of {name!r} have no results before their end")
+        if any("after" in function.__code__.co_names for function in _functions(prototype)):
+            found.append(f"what {name!r} sets with after() counts from this run on")
         if any("clock" in function.__code__.co_names for function in _functions(prototype)):
             found.append(f"{name!r} reads a clock, which shows the time of the run over history")
     inputs = [s.name for s in app.streams.values() if isinstance(s, InputStream)]
