@@ -324,7 +324,7 @@ class DeployFailed(S4Error):  # noqa: N818
 
 
 class NodeUnreachable(S4Error):  # noqa: N818
-    """A living node does not answer at its admin socket."""
+    """A living node does not answer, or not what it was asked."""
 
 
 class CoordinationError(S4Error):

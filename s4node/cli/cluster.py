@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -32,17 +33,18 @@ from s4node.cli.arguments import (
 )
 from s4node.cli.output import counted, give, tell
 from s4node.cli.render import dashboard
-from s4node.cluster.node import admin
-from s4node.cluster.node.running import running_processes
+from s4node.cluster.node import deploy_protocol as protocol
+from s4node.cluster.node.running import Running, running_processes
 from s4node.cluster.tree.coordinations import is_zookeeper, place_of
 from s4node.config import settings
 from s4node.config.config import COMMAND_LINE, Config
 from s4node.deploy import deploy as deploying
-from s4node.deploy.cluster_look import of_cluster, of_process
+from s4node.deploy.cluster_look import asking, of_cluster, of_process
 from s4node.deploy.cluster_snapshot import Snapshot, no_node, with_rates
 from s4node.deploy.pack import pack
 from s4node.deploy.state_change import GoBack
-from s4node.errors import CoordinationError, on_one_line
+from s4node.errors import ConfigError, CoordinationError, on_one_line
+from s4node.net.certificates.credentials import Credentials
 
 
 def deploy_arguments(parser: argparse.ArgumentParser) -> None:
@@ -165,7 +167,7 @@ def rollback(name: str, config: Config, *, outputs: str, accept_loss: bool, as_j
 def _deployed(deploys: Callable[[], Awaitable[deploying.Deployed]]) -> deploying.Deployed:
     try:
         return trio.run(deploys)
-    except admin.NodeRefused as error:
+    except protocol.NodeRefused as error:
         if error.failed.trace:
             print(error.failed.trace, end="", file=sys.stderr)
         raise
@@ -288,7 +290,8 @@ async def look(config: Config, who: str) -> Seen:
         for each in (settings.COORDINATION, settings.COORDINATION_FOLDER)
     )
     own = place_of(config)
-    processes = [] if named else running_processes()
+    mine = _mine(needed=not named)
+    processes = [] if named else mine
     shown: list[Snapshot] = []
     living: set[str] = set()
     for place in sorted({own, *(each.place for each in processes if each.place)}):
@@ -302,7 +305,8 @@ async def look(config: Config, who: str) -> Seen:
                 if place == own:
                     there.add(cluster)  # its apps may wait for a node
                 for each in sorted(there if every else there & {cluster}):
-                    now = await of_cluster(registry, each, place)
+                    ask = asking(_credentials(config, [p for p in mine if p.place == place]))
+                    now = await of_cluster(registry, each, place, ask)
                     if now.nodes or now.apps:
                         shown.append(now)
         except CoordinationError:
@@ -313,11 +317,32 @@ async def look(config: Config, who: str) -> Seen:
         if not process.place:
             living.add(process.cluster)
             if every or process.cluster == cluster:
-                shown.append(await of_process(process))
+                ask = asking(_credentials(config, [process]))
+                shown.append(await of_process(process, ask))
     if not every:
         return Seen(shown, no_node(cluster, sorted(living)))
     where = f"no node lives in {own}" if named else "nothing of yours is running here"
     return Seen(shown, f"{where}; start an app with: s4 run APP, or a node with: s4 node CLUSTER")
+
+
+def _mine(*, needed: bool) -> list[Running]:
+    """This user's processes; unless ``needed``, only if they can be known."""
+    try:
+        return running_processes()
+    except ConfigError:
+        if needed:
+            raise
+        return []
+
+
+def _credentials(config: Config, processes: Sequence[Running]) -> Credentials | None:
+    """The configured credentials, else those of the first of the processes that has some."""
+    own = Credentials.configured(config)
+    for process in () if own is not None else processes:
+        with suppress(ConfigError):  # the answer is that a certificate is needed
+            if found := Credentials.configured(Config.from_values(process.settings)):
+                return found
+    return own
 
 
 def _at(config: Config, place: str) -> Config:

@@ -6,6 +6,7 @@ Rules
 - A damaged task hides no other task: the others are shown, and then the damage is reported.
 - With the URL to which state is shipped, a command shows what the next owner would find. Without
   the URL, a message says that there may be newer state. Commands that show state change nothing.
+- Of a cluster whose nodes find each other through ZooKeeper, that knows the URL.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import trio
 
 from s4node import threads
 from s4node.app.app import App
-from s4node.cli.arguments import cluster_option, json_option, setting_options
+from s4node.cli.arguments import cluster_option, folder_option, json_option, setting_options
 from s4node.cli.output import tell
 from s4node.cli.running_apps import config_of, coordinations_of, runs_here
 from s4node.cluster.coordination.entries import AppId
@@ -35,6 +36,7 @@ from s4node.config import settings
 from s4node.config.config import Config
 from s4node.config.kinds import is_name
 from s4node.config.paths import is_file, is_folder, looking
+from s4node.deploy.deploy import registry_of
 from s4node.deploy.load_app import load_app
 from s4node.errors import CheckpointError, ConfigError, JobRuns, StoreCorrupt, UnknownStream
 from s4node.events.event import LIVE
@@ -73,6 +75,7 @@ def job_options(parser: argparse.ArgumentParser, *, as_json: bool = True) -> Non
     if as_json:
         json_option(parser)
     cluster_option(parser)
+    folder_option(parser)
     setting_options(parser, setting="one setting, such as s4.state.folder")
 
 
@@ -322,6 +325,8 @@ def find_job(target: str, config: Config, *, shipped: bool = False) -> Job:
     ``shipped``, its state is also looked for at ``s4.state.url``. A running app adds its
     settings."""
     config = config_of(target, config)
+    if shipped:
+        config = _with_url(config)
     root, cluster = config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME]
     home = folder_of(root, cluster, "x").parent
     with looking(home, _FIX):
@@ -350,6 +355,19 @@ def find_job(target: str, config: Config, *, shipped: bool = False) -> Job:
     folder = folder_of(root, cluster, app.name)
     depot = depot_of(config, folder) if shipped else None
     return _job(app.name, folder, config, read, depot, app)
+
+
+def _with_url(config: Config) -> Config:
+    """``config`` with the URL of its cluster, if ZooKeeper knows that and none is given."""
+    if config[settings.STATE_URL] or not config[settings.COORDINATION]:
+        return config
+
+    async def url() -> str:
+        async with registry_of(config, "s4 for the state of an app") as registry:
+            info = await registry.cluster(config[settings.CLUSTER_NAME])
+            return info.url if info is not None else ""
+
+    return config.with_({settings.STATE_URL.name: trio.run(url)})
 
 
 def _job(

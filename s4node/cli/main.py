@@ -265,10 +265,10 @@ def _parser(asked: str) -> argparse.ArgumentParser:
 def _call(parsed: argparse.Namespace) -> int:
     given = {name: value for name, value in vars(parsed).items() if name not in _OURS}
     set_here = {name: given.pop(name) for name in list(given) if "." in name}
+    overrides = {name: value for name, value in set_here.items() if value is not None}
     if "files" in given:
         from s4node.config.config import Config
 
-        overrides = {name: value for name, value in set_here.items() if value is not None}
         files = [Path(file) for file in given.pop("files")]
         given["config"] = Config.load(files, overrides, settings=given.pop("settings"))
     if "to_files" in given:
@@ -276,7 +276,7 @@ def _call(parsed: argparse.Namespace) -> int:
         from s4node.config.config import Config
 
         files = [Path(file) for file in given.pop("to_files")]
-        config = Config.load(files, {}, settings=given.pop("to_settings"))
+        config = Config.load(files, overrides, settings=given.pop("to_settings"))
         given["to"] = Nodes(given["to"], config)
     status: int = parsed.function(**given)
     return status

@@ -2,8 +2,9 @@
 
 Rules
 - A command about a running app uses the app's own settings; settings of the command win.
-- A command that sends or reads without an address uses the only app that fits. If several fit, the
-  error names them; if none fits, the command uses the default address.
+- A command that sends or reads without an address asks the coordination that its settings name for
+  the nodes of the cluster. Without such settings it uses the only app here that fits. If several
+  fit, the error names them; if none fits, the command uses the default address.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import trio
+
 from s4node.cli.arguments import DEFAULT_ADDRESS
 from s4node.cluster.node.running import Running, running_processes
 from s4node.config import settings
 from s4node.config.config import Config
-from s4node.errors import ConfigError
+from s4node.errors import ConfigError, ConnectionRefused
 from s4node.net.certificates.credentials import Credentials
 
 
@@ -79,9 +82,8 @@ class Reach(NamedTuple):
 
 
 class Nodes:
-    """The nodes that ``--to`` names, else those of a running app; ``config`` has settings of TLS.
-
-    Without such settings, those of the running app count.
+    """The nodes that ``--to`` names, else those of the coordination in ``config``, else those of a
+    running app. ``config`` has settings of TLS; without those, the running app's count.
     """
 
     def __init__(self, given: Sequence[str] | str | None, config: Config) -> None:
@@ -90,24 +92,49 @@ class Nodes:
 
     def to_send(self, stream: str) -> Reach:
         """How to reach the app that takes ``stream``."""
-        return self._reach(lambda each: stream in each.inputs, f"take a stream {stream!r}")
+        what = f"take a stream {stream!r}"
+        return self._in_cluster() or self._reach(lambda each: stream in each.inputs, what)
 
     def to_read(self, stream: str) -> Reach:
         """How to reach the app that puts events on ``stream``."""
-        return self._reach(lambda each: stream in each.streams, f"have a stream {stream!r}")
+        what = f"have a stream {stream!r}"
+        return self._in_cluster() or self._reach(lambda each: stream in each.streams, what)
 
     def to_log(self) -> Reach:
         """How to reach the log."""
         return self._reach(lambda each: each.log, "have a log")
 
+    def _in_cluster(self) -> Reach | None:
+        """How to reach the cluster of the configured coordination; None if none is given."""
+        config = self._config
+        places = (settings.COORDINATION, settings.COORDINATION_FOLDER)
+        if self._given or all(config.origin(each) == "default" for each in places):
+            return None
+        return Reach(trio.run(_addresses_in_cluster, config), Credentials.configured(config))
+
     def _reach(self, fits: Callable[[Running], bool], what: str) -> Reach:
         credentials = Credentials.configured(self._config)
         if self._given:
             return Reach(self._given, credentials)
-        found = _only(fits, what)
+        cluster = self._config[settings.CLUSTER_NAME]
+        every = self._config.origin(settings.CLUSTER_NAME) == "default"
+        found = _only(lambda each: fits(each) and (every or each.cluster == cluster), what)
         if found and credentials is None:
             credentials = Credentials.configured(Config.from_values(found[0].settings))
         return Reach(_addresses(found), credentials)
+
+
+async def _addresses_in_cluster(config: Config) -> list[str]:
+    """The addresses of the nodes of the cluster; raises ConnectionRefused if there are none."""
+    from s4node.deploy.cluster_snapshot import no_node  # late: most commands need neither
+    from s4node.deploy.deploy import registry_of
+
+    cluster = config[settings.CLUSTER_NAME]
+    async with registry_of(config, "who sends or reads") as registry:
+        nodes = await registry.nodes(cluster)
+        if not nodes:
+            raise ConnectionRefused(no_node(cluster, await registry.living_clusters()))
+    return [node.address for _, node in sorted(nodes.items())]
 
 
 def _addresses(found: Sequence[Running]) -> list[str]:

@@ -23,7 +23,14 @@ from contextlib import contextmanager
 import msgspec
 import trio
 
-from s4node.cli.arguments import json_option, timeout_option, to_option, utf8
+from s4node.cli.arguments import (
+    cluster_option,
+    folder_option,
+    json_option,
+    timeout_option,
+    to_option,
+    utf8,
+)
 from s4node.cli.output import tell
 from s4node.cli.running_apps import Nodes, Reach
 from s4node.errors import S4Error, StageBroken, on_one_line
@@ -42,6 +49,8 @@ _PROGRESS_SECONDS = 5.0
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("stream", type=utf8, metavar="STREAM", help="an input stream of the app")
     to_option(parser, "where the app listens", "that of your running app which takes the stream")
+    cluster_option(parser, "all that run here")
+    folder_option(parser, "none: apps that run here")
     parser.add_argument(
         "--type",
         dest="type_name",

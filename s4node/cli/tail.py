@@ -20,7 +20,7 @@ import msgspec
 import trio
 
 from s4node.cli import arguments as kinds
-from s4node.cli.arguments import timeout_option, to_option, utf8
+from s4node.cli.arguments import cluster_option, folder_option, timeout_option, to_option, utf8
 from s4node.cli.output import counted, tell
 from s4node.cli.running_apps import Nodes, Reach
 from s4node.net.client.client import Client
@@ -33,6 +33,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "stream", type=utf8, metavar="STREAM", help="an output or internal stream of the app"
     )
     to_option(parser, "where the app listens", "that of your running app which has the stream")
+    cluster_option(parser, "all that run here")
+    folder_option(parser, "none: apps that run here")
     parser.add_argument(
         "--count", type=kinds.count, default=0, metavar="N", help="end after N events"
     )

@@ -7,8 +7,8 @@
 ``cluster_snapshot`` combines what they report.
 
 It may touch ``app``, ``packaged``, ``cluster``, ``savepoints``, ``state``, ``runtime``, ``config``,
-``version`` and ``errors``, and the world: files, a node's admin socket and trio. It runs the code
-of apps. ``cluster_snapshot`` is pure.
+``version`` and ``errors``, and the world: files, sockets of nodes and trio. It runs the code of
+apps. ``cluster_snapshot`` is pure.
 
 Begin with ``deploy``: it has the steps of a deployment, and says what happens when one fails.
 """

@@ -14,7 +14,7 @@ import trio
 
 from s4node.cluster.coordination.node_requests import Requested, requesting
 from s4node.cluster.coordination.registry import Registry
-from s4node.cluster.node import admin
+from s4node.cluster.node import deploy_protocol as protocol
 from s4node.config.config import Config
 from s4node.errors import DeployFailed
 
@@ -32,27 +32,31 @@ async def settings_of(
 ) -> Config:
     """The settings of a container of an app that was deployed with some, as the first of the nodes
     says within ``limit`` seconds."""
-    ask = admin.AskSettings(deployed)
+    ask = protocol.AskSettings(deployed)
     name = min(nodes)
-    async with requesting(registry, cluster, [name], ask, admin.decode_answer) as request:
-        answers = await from_all(request, 0, admin.Settings, limit, "load and check it")
+    async with requesting(registry, cluster, [name], ask, protocol.decode_answer) as request:
+        answers = await from_all(request, 0, protocol.Settings, limit, "load and check it")
     return Config.from_values(answers[name].settings)
 
 
 async def from_all(
-    request: Requested[admin.Answer], number: int, kind: type[admin.M], seconds: float, todo: str
-) -> dict[str, admin.M]:
+    request: Requested[protocol.Answer],
+    number: int,
+    kind: type[protocol.M],
+    seconds: float,
+    todo: str,
+) -> dict[str, protocol.M]:
     """The answers with this number of all nodes within ``seconds``; raises the first failure.
 
     ``todo`` describes what they are asked to do.
     """
-    answers: dict[str, admin.M] = {}
+    answers: dict[str, protocol.M] = {}
     failures: list[Exception] = []
 
     async def ask(node: str, scope: trio.CancelScope) -> None:
         try:
             answer = await request.wait_answer(node, number)
-            answers[node] = admin.of_kind(node, answer, kind)
+            answers[node] = protocol.of_kind(node, answer, kind)
         except Exception as error:
             failures.append(error)
             scope.cancel()

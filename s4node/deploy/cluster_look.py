@@ -2,7 +2,7 @@
 
 Rules
 - Membership and ownership are read from the registry, everything else from the nodes, which are
-  asked through it, wherever they run. A process without a registry is asked directly.
+  asked at their addresses.
 - A process that does not answer in time is shown as such, and does not delay the others.
 """
 
@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import trio
 
 from s4node.cluster.coordination.entries import AppId, NodeInfo
-from s4node.cluster.coordination.node_requests import requesting
 from s4node.cluster.coordination.registry import Registry
-from s4node.cluster.node import admin
+from s4node.cluster.node.container_status import ContainerStatus
+from s4node.cluster.node.node_status import NodeStatus, ask_status
+from s4node.cluster.node.restart_policy import Phase
 from s4node.cluster.node.running import Running
 from s4node.deploy.cluster_snapshot import (
     AppRow,
@@ -31,30 +33,32 @@ from s4node.deploy.cluster_snapshot import (
     watermarks_of,
     windows_of,
 )
-from s4node.errors import S4Error
+from s4node.errors import NodeUnreachable
+from s4node.net.certificates.credentials import Credentials
 
 _ANSWER_SECONDS = 2.0
 
 
-async def of_cluster(registry: Registry, cluster: str, place: str) -> Snapshot:
+Ask = Callable[[NodeInfo], Awaitable[NodeStatus]]
+"""Asks a node how it is; raises NodeUnreachable."""
+
+
+def asking(credentials: Credentials | None) -> Ask:
+    """Asks nodes at their addresses, with ``credentials`` where there is TLS."""
+    return partial(ask_status, credentials=credentials, seconds=_ANSWER_SECONDS)
+
+
+async def of_cluster(registry: Registry, cluster: str, place: str, ask: Ask) -> Snapshot:
     """The snapshot of a cluster whose coordination is at ``place``."""
     nodes = await registry.nodes(cluster)
-    answers: dict[str, admin.NodeStatus | str] = {}
-    if nodes:
-        async with requesting(
-            registry, cluster, nodes, admin.AskStatus(), admin.decode_answer
-        ) as request:
-
-            async def ask(name: str) -> admin.NodeStatus:
-                return admin.of_kind(name, await request.wait_answer(name, 0), admin.NodeStatus)
-
-            async with trio.open_nursery() as nursery:
-                for name in nodes:
-                    nursery.start_soon(_answer, name, ask, answers)
+    answers: dict[str, NodeStatus | str] = {}
+    async with trio.open_nursery() as nursery:
+        for node in nodes.values():
+            nursery.start_soon(_answer, node, ask, answers)
     containers = [
         container
         for answer in answers.values()
-        if isinstance(answer, admin.NodeStatus)
+        if isinstance(answer, NodeStatus)
         for container in answer.containers
     ]
     apps = []
@@ -93,14 +97,14 @@ def _snapshot(
     cluster: str,
     folder: str,
     nodes: dict[str, NodeInfo],
-    answers: dict[str, admin.NodeStatus | str],
+    answers: dict[str, NodeStatus | str],
     apps: list[AppRow],
     streams: list[StreamRow],
 ) -> Snapshot:
     told = [
         each
         for answer in answers.values()
-        if isinstance(answer, admin.NodeStatus)
+        if isinstance(answer, NodeStatus)
         for each in answer.statistics
     ]
     rows = rows_of(told)
@@ -120,35 +124,29 @@ def _snapshot(
     )
 
 
-async def _answer(
-    name: str,
-    ask: Callable[[str], Awaitable[admin.NodeStatus]],
-    answers: dict[str, admin.NodeStatus | str],
-) -> None:
-    answers[name] = f"did not answer within {_ANSWER_SECONDS:g} s; it may be stopped"
-    with trio.move_on_after(_ANSWER_SECONDS):
-        try:
-            answers[name] = await ask(name)
-        except S4Error as error:
-            answers[name] = str(error)
+async def _answer(node: NodeInfo, ask: Ask, answers: dict[str, NodeStatus | str]) -> None:
+    try:
+        answers[node.name] = await ask(node)
+    except NodeUnreachable as error:
+        answers[node.name] = str(error)
 
 
-def _node(node: NodeInfo, answer: admin.NodeStatus | str) -> NodeRow:
+def _node(node: NodeInfo, answer: NodeStatus | str) -> NodeRow:
     told = (answer, []) if isinstance(answer, str) else ("", answer.containers)
     problem, containers = told
     return NodeRow(node.name, node.address, node.pid, node.host, containers, problem)
 
 
-async def of_process(running: Running) -> Snapshot:
+async def of_process(running: Running, ask: Ask) -> Snapshot:
     """The snapshot of a process without a registry."""
     node = NodeInfo(running.node, socket.gethostname(), running.pid, "", running.address)
-
-    async def ask(name: str) -> admin.NodeStatus:
-        async with admin.asking(name, running.admin, admin.AskStatus()) as caller:
-            return await caller.answer(admin.NodeStatus)
-
-    answers: dict[str, admin.NodeStatus | str] = {}
-    await _answer(node.name, ask, answers)
+    answers: dict[str, NodeStatus | str] = {}
+    if running.address:
+        await _answer(node, ask, answers)
+    else:
+        phase = Phase.STARTING.value
+        one = ContainerStatus(running.app, node.name, "", phase, running.pid, "", 1)
+        answers[node.name] = NodeStatus(node.name, running.cluster, running.pid, "", [one], [])
     members = [node.name] if running.address else []
     app = AppRow(
         running.app,

@@ -26,8 +26,7 @@ from s4node import threads
 from s4node.cluster.coordination.entries import RUNNING, STOPPING, AppId, AppInfo, Found, NodeInfo
 from s4node.cluster.coordination.node_requests import requesting
 from s4node.cluster.coordination.registry import Registry
-from s4node.cluster.node import admin
-from s4node.cluster.node.node import store_folder
+from s4node.cluster.node import deploy_protocol as protocol
 from s4node.cluster.node.package import (
     MAX_BYTES,
     Package,
@@ -35,6 +34,7 @@ from s4node.cluster.node.package import (
     content_version,
     decode,
     digest_of,
+    store_folder,
 )
 from s4node.cluster.tree.coordinations import (
     coordination_of,
@@ -268,7 +268,7 @@ class _Deployment:
         partitions: int,
         packages: Store,
         digest: str,
-    ) -> dict[str, admin.Ready]:
+    ) -> dict[str, protocol.Ready]:
         """Prepare the new version on all nodes, then replace the old one."""
         cluster, app = self._id
         manifest = self._manifest
@@ -281,11 +281,11 @@ class _Deployment:
         change = StateChange(self._id, app_config, old, manifest.version, self._back, tell)
         async with AsyncExitStack() as stack:
             saved = await threads.run_sync(stack.enter_context, change.opened())
-            ask = admin.AskDeploy(digest, partitions, len(nodes), saved)
+            ask = protocol.AskDeploy(digest, partitions, len(nodes), saved)
             request = await stack.enter_async_context(
-                requesting(self._registry, cluster, nodes, ask, admin.decode_answer)
+                requesting(self._registry, cluster, nodes, ask, protocol.decode_answer)
             )
-            prepared = await from_all(request, 0, admin.Prepared, start, "load and check it")
+            prepared = await from_all(request, 0, protocol.Prepared, start, "load and check it")
             tell(f"loaded and checked on {named(nodes)}")
             first = next(iter(prepared.values()))
             await self._check_streams(first.inputs)
@@ -304,7 +304,7 @@ class _Deployment:
             taken = await self._change(change, info, before, drain)
             try:
                 todo = "process what the old version has, and run it" if before else "run it"
-                ready = await from_all(request, 1, admin.Ready, drain + start, todo)
+                ready = await from_all(request, 1, protocol.Ready, drain + start, todo)
             except S4Error:
                 with trio.move_on_after(drain + start):
                     await self._take_back(info, old, change, taken)

@@ -18,15 +18,18 @@ import msgspec
 import trio
 
 from s4node import threads
+from s4node.cluster.coordination.entries import NodeInfo
 from s4node.cluster.node.node import Node
+from s4node.cluster.node.node_status import NodeStatus
 from s4node.config.config import Config
-from s4node.deploy.cluster_look import of_cluster
+from s4node.deploy.cluster_look import asking, of_cluster
 from s4node.errors import S4Error, leaves
 from s4node.metrics.process import process_statistics
 from s4node.metrics.statistics import ProcessStatistics
 from s4node.monitoring.exposition import CONTENT_TYPE, ContainerReport, NodeReport, exposition
 from s4node.monitoring.http_server import Answer, HttpServer, Page
 from s4node.monitoring.totals import Totals
+from s4node.net.certificates.credentials import Credentials
 from s4node.version import __version__
 
 _FRESH_SECONDS = 1.0
@@ -39,6 +42,7 @@ class Monitor:
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self._ask_other = asking(Credentials.configured(node.config))
         self._totals = Totals()
         self.pages = {
             "/livez": Page(self._live, is_public=True),
@@ -79,11 +83,17 @@ class Monitor:
             return Answer(503, "the node has not joined its cluster\n")
         try:
             with trio.move_on_after(_STATUS_SECONDS):
-                seen = await of_cluster(registry, self._node.cluster, self._node.place)
+                seen = await of_cluster(registry, self._node.cluster, self._node.place, self._ask)
                 return Answer(200, msgspec.json.encode([seen]).decode(), _JSON)
         except* S4Error as group:
             failure = str(leaves(group)[0])
         return Answer(503, f"{failure or 'the coordination does not answer'}\n")
+
+    async def _ask(self, node: NodeInfo) -> NodeStatus:
+        """How a node is; this one may not reach its own address."""
+        if node.name == self._node.name:
+            return self._node.status()
+        return await self._ask_other(node)
 
 
 class _Kept:

@@ -1,8 +1,8 @@
 """The entry of a container, by which commands find it, and its answers to them.
 
 Rules
-- A container without a supervisor answers for itself; for others, their node or ``s4 run --nodes``
-  answers.
+- A container without a supervisor says itself how it is, at its own address. For others, their node
+  or ``s4 run --nodes`` does.
 - The entry has the settings with which a command sees the same state: an absolute path of the state
   folder, and the address of the log.
 """
@@ -18,14 +18,14 @@ import trio
 
 from s4node.app.app import App
 from s4node.app.stream import InputStream, OutputStream
-from s4node.cluster.node import admin
 from s4node.cluster.node.container_status import ContainerStatus
+from s4node.cluster.node.node_status import NodeStatus, StatusAnswers
 from s4node.cluster.node.restart_policy import Phase
-from s4node.cluster.node.running import Running, running_entry
-from s4node.cluster.node.supervisor_protocol import Begin, handed_on
+from s4node.cluster.node.running import Running, running_entry, settings_for_commands
+from s4node.cluster.node.supervisor_protocol import Begin
 from s4node.config import settings
 from s4node.config.paths import full_path
-from s4node.errors import ConfigError, DeployFailed
+from s4node.errors import ConfigError
 from s4node.runtime.container.container import Container
 
 
@@ -39,28 +39,27 @@ def streams_of(app: App) -> tuple[list[str], list[str]]:
 @asynccontextmanager
 async def listed(container: Container, begin: Begin | None = None) -> AsyncIterator[None]:
     """List the container during the block; without ``begin`` it has no supervisor."""
+    if begin is None:
+        container.front.status = StatusAnswers(partial(_status, container))
     with running_entry() as entry:
-        place = entry.admin if begin is None else None
-        entry.write(_running(container, begin, place))
+        entry.write(_running(container, begin))
 
         async def write_again() -> None:
             await container.ready.wait()
-            entry.write(_running(container, begin, place))
+            entry.write(_running(container, begin))
 
         async with trio.open_nursery() as nursery:
-            if place is not None:
-                await nursery.start(admin.serve, place, partial(_answer, container))
             nursery.start_soon(write_again)
             yield
             nursery.cancel_scope.cancel()
 
 
-def _running(container: Container, begin: Begin | None, place: os.PathLike[str] | None) -> Running:
+def _running(container: Container, begin: Begin | None) -> Running:
     app, config = container.app, container.config
     ready = container.ready.is_set()
     address = begin.redirector if begin is not None else container.address
     inputs, _ = streams_of(app)
-    given = handed_on(config, address)
+    given = settings_for_commands(config, address)
     with suppress(ConfigError):  # an app without state needs no such folder
         folder = full_path(config[settings.STATE_FOLDER], settings.STATE_FOLDER.name)
         given[settings.STATE_FOLDER.name] = str(folder)
@@ -71,7 +70,6 @@ def _running(container: Container, begin: Begin | None, place: os.PathLike[str] 
         app=(begin.app if begin is not None else "") or app.name,
         place=begin.coordination if begin is not None else "",
         address=address if ready else "",
-        admin=str(place) if place is not None else "",
         log=container.log is not None,
         inputs=inputs,
         streams=[s.name for s in app.streams.values() if not isinstance(s, InputStream)],
@@ -80,12 +78,10 @@ def _running(container: Container, begin: Begin | None, place: os.PathLike[str] 
     )
 
 
-async def _answer(container: Container, ask: admin.Ask, way: admin.Says) -> None:
+def _status(container: Container, name: str) -> NodeStatus | None:
+    if name != container.node:
+        return None
     app, cluster = container.app, container.config[settings.CLUSTER_NAME]
-    if not isinstance(ask, admin.AskStatus):
-        raise DeployFailed(
-            f"{app.name!r} runs alone and takes no other apps; start a node: s4 node {cluster}"
-        )
     ready = container.ready.is_set()
     one = ContainerStatus(
         app=app.name,
@@ -97,6 +93,4 @@ async def _answer(container: Container, ask: admin.Ask, way: admin.Says) -> None
         starts=1,
     )
     counted = [container.statistics()] if ready else []
-    await way.say(
-        admin.NodeStatus(container.node, cluster, os.getpid(), one.address, [one], counted)
-    )
+    return NodeStatus(container.node, cluster, os.getpid(), one.address, [one], counted)

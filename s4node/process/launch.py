@@ -16,16 +16,23 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import trio
 
+from s4node.cluster.node.node_status import NodeStatus
 from s4node.cluster.node.own_folder import temporary_coordination
 from s4node.cluster.node.redirector import Redirector
-from s4node.cluster.node.running import Running, running_entry
-from s4node.cluster.node.supervisor import ContainerProcess, Supervisor, limits_of, supervising
+from s4node.cluster.node.running import Running, running_entry, settings_for_commands
+from s4node.cluster.node.supervisor import (
+    ContainerProcess,
+    Supervisor,
+    limits_of,
+    status_of,
+    supervising,
+)
 from s4node.cluster.node.supervisor_protocol import Begin, handed_on, log_of
 from s4node.config import settings
 from s4node.config.config import Config
@@ -81,6 +88,7 @@ class _Launcher:
         self._ran = False
         self._redirector: Redirector
         self._supervisor: Supervisor
+        self._processes: Sequence[ContainerProcess] = ()
 
     async def run(self, on_ready: Callable[[Launched], None]) -> int:
         """Run the app; returns the exit status."""
@@ -90,7 +98,7 @@ class _Launcher:
                 stop_on_signals(self._stopping.set, nursery.cancel_scope),
                 running_entry() as entry,
             ):
-                redirector = Redirector(self._config, "redirector", self._lookup)
+                redirector = Redirector(self._config, "redirector", self._lookup, self._status_of)
                 self._redirector = redirector
                 await nursery.start(redirector.run)
                 entry.write(
@@ -101,7 +109,7 @@ class _Launcher:
                         place=str(self._folder),
                         address=redirector.address,
                         log=bool(self._config[settings.LOG_FOLDER]),
-                        settings=handed_on(self._config, redirector.address),
+                        settings=settings_for_commands(self._config, redirector.address),
                     )
                 )
                 async with supervising(limits_of(self._config)) as self._supervisor:
@@ -144,7 +152,7 @@ class _Launcher:
     async def _announce(
         self, redirector: Redirector, on_ready: Callable[[Launched], None], nursery: trio.Nursery
     ) -> None:
-        processes = list(self._supervisor.processes)
+        processes = self._processes = list(self._supervisor.processes)
         try:
             for process in processes:
                 await process.wait_prepared()
@@ -180,6 +188,13 @@ class _Launcher:
             changed = self._supervisor.changed
             redirector.news()
             await changed.wait()
+
+    def _status_of(self, name: str) -> NodeStatus | None:
+        """The status of the node that stands for a container."""
+        processes = [each for each in self._processes if each.begin.member == name]
+        cluster = self._config[settings.CLUSTER_NAME]
+        address = self._redirector.address
+        return status_of(name, cluster, address, processes) if processes else None
 
     def _lookup(self, stream: str, reads: bool) -> list[str] | str:
         """The containers if their app takes ``stream``, or with ``reads`` puts events on it."""

@@ -8,8 +8,7 @@ from collections.abc import Callable
 import trio
 
 from s4node.cluster.node.node import Node
-from s4node.cluster.node.running import Running, running_entry
-from s4node.cluster.node.supervisor_protocol import handed_on
+from s4node.cluster.node.running import Running, running_entry, settings_for_commands
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.logger import get_logger
@@ -47,7 +46,7 @@ async def _run(config: Config, name: str, on_ready: Callable[[Node], None]) -> i
                     place=node.place,
                     address=node.address,
                     log=bool(config[settings.LOG_FOLDER]),
-                    settings=handed_on(config, node.address),
+                    settings=settings_for_commands(config, node.address),
                 )
             )
             on_ready(node)

@@ -1,8 +1,8 @@
 """Stands in for nodes, so that ``s4 status`` and the like find an app of ``s4 run --nodes``.
 
 Rules
-- Each container is shown on a node of its own; the launcher answers for all of them.
-- Deploying and undeploying there is refused, with the name of the owner.
+- Each container is shown on a node of its own, at the address of the launcher's redirector.
+- Deploying and undeploying there is refused, with the name of the owner: it holds that lock.
 """
 
 from __future__ import annotations
@@ -11,16 +11,12 @@ import os
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
-import msgspec
 import trio
 
 from s4node.cluster.coordination.entries import RUNNING, AppInfo, NodeInfo
-from s4node.cluster.coordination.node_requests import answer_requests
 from s4node.cluster.coordination.registry import Registry
-from s4node.cluster.node import admin
 from s4node.cluster.node.package import python_here
 from s4node.cluster.node.supervisor import ContainerProcess
 from s4node.cluster.tree.contract import Session
@@ -28,17 +24,15 @@ from s4node.cluster.tree.folder import FolderCoordination
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.deploy.deploy import LOCK
-from s4node.errors import CoordinationError, DeployFailed, EntryExists, S4Error
+from s4node.errors import EntryExists, S4Error
 
 _AGAIN_SECONDS = 1.0
 """The pause before a lost session is replaced."""
 
 
 class StandIn:
-    """Answers for the nodes of an app's containers, in the containers' own folder.
-
-    Outside programs reach the containers at ``address``.
-    """
+    """Registers the nodes of an app's containers, which are at ``address``, in the containers' own
+    folder."""
 
     def __init__(
         self,
@@ -57,34 +51,23 @@ class StandIn:
         self._holder = f"'s4 run' of {app}, process {os.getpid()} on {socket.gethostname()},"
 
     async def run(self, task_status: trio.TaskStatus[None]) -> None:
-        """Register and answer, until cancelled; started once it is registered."""
+        """Stay registered until cancelled; started once it is registered."""
         coordination = FolderCoordination(
             self._folder, session_timeout=self._config[settings.SESSION_TIMEOUT]
         )
         known = False
         while True:
             try:
-                async with (
-                    coordination.session(f"launcher of {self._app}") as session,
-                    trio.open_nursery() as nursery,
-                ):
+                async with coordination.session(f"launcher of {self._app}") as session:
                     await self._enter(session)
-                    for process in self._processes:
-                        nursery.start_soon(self._serve, Registry(session), process)
                     if not known:
                         known = True
                         task_status.started()
                     await session.lost.wait()
-                    nursery.cancel_scope.cancel()
-            except* S4Error:
+            except S4Error:
                 if not known:
                     raise
             await trio.sleep(_AGAIN_SECONDS)  # the app itself continues without
-
-    async def _serve(self, registry: Registry, process: ContainerProcess) -> None:
-        handle = partial(admin.answer_with, partial(self._answer, process))
-        with suppress(CoordinationError):  # the session is lost
-            await answer_requests(registry, self._cluster, process.begin.member, handle)
 
     async def _enter(self, session: Session) -> None:
         registry = Registry(session)
@@ -104,11 +87,3 @@ class StandIn:
                 address=self._address,
             )
             await registry.join_node(self._cluster, node)
-
-    async def _answer(self, process: ContainerProcess, ask: admin.Ask, way: admin.Says) -> None:
-        if not isinstance(ask, admin.AskStatus):
-            raise DeployFailed(f"{self._holder} takes no other apps; start a node: s4 node CLUSTER")
-        container = msgspec.structs.replace(process.status(), app=self._app)
-        counted = [process.statistics] if process.statistics is not None else []
-        me = process.begin.member, self._cluster, os.getpid(), self._address
-        await way.say(admin.NodeStatus(*me, [container], counted))

@@ -9,7 +9,7 @@ import pytest
 from s4node.cluster.coordination.entries import AppId
 from s4node.cluster.coordination.registry import Registry
 from s4node.cluster.tree.folder import FolderCoordination
-from s4node.deploy.cluster_look import of_cluster
+from s4node.deploy.cluster_look import asking, of_cluster
 from s4node.deploy.cluster_snapshot import StreamRow
 
 WORDS = StreamRow("words", ["outside.lines"], ["east.count", "north.count"])
@@ -30,4 +30,4 @@ async def test_a_cluster_shows_who_is_at_both_ends_of_its_streams(
                 await registry.add_stream_user(row.stream, "producers", AppId(*app.split(".")))
             for app in row.consumers:
                 await registry.add_stream_user(row.stream, "consumers", AppId(*app.split(".")))
-        assert (await of_cluster(registry, cluster, "")).streams == seen
+        assert (await of_cluster(registry, cluster, "", asking(None))).streams == seen

@@ -10,13 +10,13 @@ import shutil
 import signal
 import socket
 import sqlite3
-import stat
 import zipfile
 import zlib
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 import trio
 from harness import (
@@ -25,7 +25,6 @@ from harness import (
     QUICK,
     NodeProcess,
     free_port,
-    node_process,
     run_s4,
     s4_process,
     together,
@@ -37,12 +36,11 @@ from s4node import Client, Config, Event
 from s4node.cluster.coordination.entries import AppInfo, NodeInfo
 from s4node.cluster.coordination.node_requests import requesting
 from s4node.cluster.coordination.registry import Registry
-from s4node.cluster.node import admin
+from s4node.cluster.node import deploy_protocol as protocol
 from s4node.cluster.node.node import Node
 from s4node.cluster.node.package import MANIFEST, Manifest, Package, Store, python_here
-from s4node.cluster.node.running import running_processes
 from s4node.cluster.tree.folder import FolderCoordination
-from s4node.errors import CoordinationError, S4Error
+from s4node.errors import CoordinationError, S4Error, SessionLost
 
 if TYPE_CHECKING:
     import subprocess
@@ -633,24 +631,25 @@ async def test_a_node_that_finds_its_folder_in_another_format_says_so_and_stops(
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (ExceptionGroup("", [trio.BrokenResourceError()]), "ended while it was asked"),
-        (ExceptionGroup("", [S4Error("out of order")]), "out of order"),
-        (OSError("no room"), "could not do this: OSError: no room; see its log"),
+        (ExceptionGroup("", [SessionLost("its session has ended")]), []),
+        (ExceptionGroup("", [S4Error("out of order")]), ["out of order"]),
+        (OSError("no room"), ["the node could not do this: OSError: no room; see its log"]),
     ],
     ids=["asker gone", "refused", "unforeseen"],
 )
-async def test_no_request_ends_the_node(folder: Path, error: Exception, told: str) -> None:
-    async def answer(ask: admin.Ask, way: admin.Says) -> None:
+async def test_no_request_ends_the_node(error: Exception, told: list[str]) -> None:
+    answers: list[str] = []
+
+    class Way:
+        async def say(self, answer: msgspec.Struct, /) -> None:
+            assert isinstance(answer, protocol.Failed)
+            answers.append(answer.error)
+
+    async def answer(ask: protocol.Ask, way: protocol.Says) -> None:
         raise error
 
-    place = folder / "admin"
-    async with trio.open_nursery() as nursery:
-        await nursery.start(admin.serve, place, answer)
-        for _ in range(2):
-            async with admin.asking("one", str(place), admin.AskStatus()) as caller:
-                with pytest.raises(S4Error, match=told):
-                    await caller.answer(admin.NodeStatus)
-        nursery.cancel_scope.cancel()
+    await protocol.answer_with(answer, b'{"ask": "settings", "deployed": {}}', Way())
+    assert answers == told
 
 
 async def test_an_app_waits_while_it_cannot_be_known_whether_another_version_runs(
@@ -666,65 +665,7 @@ async def test_an_app_waits_while_it_cannot_be_known_whether_another_version_run
     assert await node._others_run(AppInfo("counter", "shop", "v1", 1))
 
 
-@asynccontextmanager
-async def alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
-    """An app that runs alone; gives the path of its admin socket."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder / "runtime"))
-    (folder / "runtime").mkdir()
-    async with node_process(write_app(folder, "counter", "v1"), cwd=folder):
-        (running,) = running_processes()
-        yield running.admin
-
-
-def mode_of(place: str) -> int:
-    return stat.S_IMODE(Path(place).stat().st_mode)
-
-
-# -- who may ask ----------------------------------------------------------------------------------
-
-
-async def test_the_admin_socket_is_its_owner_s_alone(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with alone(folder, monkeypatch) as place:
-        modes = [mode_of(place), mode_of(f"{place}.token"), mode_of(place.rpartition("/")[0])]
-        assert modes == [0o600, 0o600, 0o700]
-
-
-async def test_a_command_without_the_token_is_not_answered(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with alone(folder, monkeypatch) as place:
-        right = await trio.Path(f"{place}.token").read_bytes()
-        for token in (b"", b"0" * len(right), right[:-1], right + b"0", b"\xff" * 64):
-            async with await trio.open_unix_socket(place) as stream:
-                await stream.send_all(token + b'\n{"ask": "status"}\n')
-                answer = json.loads(await stream.receive_some())
-            assert answer["error"].startswith("the token is not this node's")
-
-
-RUBBISH = [
-    b"rubbish\n",
-    b'{"ask": "deploy"}\n',
-    b"\x00" * 100_000 + b"\n",
-    b'{"ask": "\xff"}\n',
-    b'{"ask": "status", "x": ' + b"[" * 100_000 + b"\n",
-    b'{"ask":"deploy","digest":"../../etc","partitions":1,"expected":1}\n',
-]
-
-
-async def test_rubbish_at_the_admin_socket_is_answered_and_harms_nobody(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with alone(folder, monkeypatch) as place:
-        token = await trio.Path(f"{place}.token").read_bytes()
-        for sent in RUBBISH:
-            async with await trio.open_unix_socket(place) as stream:
-                await stream.send_all(token + b"\n" + sent)
-                answer = await stream.receive_some()
-            assert json.loads(answer)["answer"] == "failed", sent
-        async with admin.asking("counter", place, admin.AskStatus()) as caller:
-            assert (await caller.answer(admin.NodeStatus)).containers[0].app == "counter"
+# -- rubbish --------------------------------------------------------------------------------------
 
 
 async def test_rubbish_among_the_requests_in_the_tree_is_answered_and_harms_nobody(
@@ -737,13 +678,13 @@ async def test_rubbish_among_the_requests_in_the_tree_is_answered_and_harms_nobo
                 path = Registry.path_of_request("shop", f"r{number}")
                 await session.create(path, data, ephemeral=True)
             for digest in ("../../etc/passwd", "0" * 64):
-                ask = admin.AskDeploy(digest, 1, 1)
+                ask = protocol.AskDeploy(digest, 1, 1)
                 async with requesting(
-                    registry, "shop", ["one"], ask, admin.decode_answer
+                    registry, "shop", ["one"], ask, protocol.decode_answer
                 ) as request:
                     with trio.fail_after(DEADLINE):
                         answer = await request.wait_answer("one", 0)
-                assert isinstance(answer, admin.Failed)
+                assert isinstance(answer, protocol.Failed)
         await deploy(folder, write_app(folder, "counter", "v1"))
         await click(one.address, "ann")
         await until(lambda: printed(one) == ["v1 ann 1"])
@@ -777,14 +718,16 @@ async def test_a_package_whose_name_leads_elsewhere_is_not_unpacked_wherever_it_
     async with node(folder, "one") as one:
         for name in (f"../../../../../../../../..{folder}/escaped", "x" * 300):
             digest = Store(folder / "shared" / "packages").put(package_named(name))
-            ask = admin.AskDeploy(digest, 1, 1)
+            ask = protocol.AskDeploy(digest, 1, 1)
             async with (
                 FolderCoordination(folder / "shared").session("test") as session,
-                requesting(Registry(session), "shop", ["one"], ask, admin.decode_answer) as request,
+                requesting(
+                    Registry(session), "shop", ["one"], ask, protocol.decode_answer
+                ) as request,
             ):
                 with trio.fail_after(DEADLINE):
                     answer = await request.wait_answer("one", 0)
-            assert isinstance(answer, admin.Failed)
+            assert isinstance(answer, protocol.Failed)
             assert "is not a name for an app" in answer.error
         await put_into_the_folder(folder, "fine", package_named("../escaped"))
         await until(lambda: "'../escaped' is not a name for an app" in one.errors)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import trio
+from certificates import Issuer
 from harness import DEADLINE, QUICK, NodeProcess, children, run_s4, s4_process, until, until_told
 from torture.fences import entries_in, wrong_log
 from zookeeper_server import (
@@ -86,14 +87,14 @@ class Cluster:
         async with s4_process(*command, *self.where()[2:], cwd=folder, ready=ready) as process:
             yield process
 
-    async def s4(self, *arguments: str) -> str:
+    async def s4(self, *arguments: str, stdin: bytes = b"", ok: bool = True) -> str:
         """A command on a machine of its own, to its end; returns what it prints."""
         other = self.place / "elsewhere"
         other.mkdir(exist_ok=True)
-        done = await run_s4(
-            *arguments, *self.where(), "--folder", other / "s4", cwd=other, deadline=3 * DEADLINE
-        )
-        assert done.returncode == 0, done.stderr
+        nowhere = ("--folder", other / "s4", "-p", f"s4.state.folder={other / 'state'}")
+        where = (*self.where(), *nowhere)
+        done = await run_s4(*arguments, *where, cwd=other, stdin=stdin, deadline=3 * DEADLINE)
+        assert (done.returncode == 0) == ok, done.stderr
         return done.stdout
 
     async def deploy(self, version: str) -> None:
@@ -178,6 +179,29 @@ async def test_an_app_is_deployed_from_elsewhere_and_a_lost_machine_loses_no_eve
             await cluster.owned_by("two", "three")
             await cluster.check(three.address, one, two, three)
         assert json.loads(await cluster.s4("apps", "--json"))[0]["version"] == "v1"
+
+
+async def test_a_machine_with_nothing_but_an_operators_certificate_does_everything(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    issuer = Issuer(tmp_path / "authority")
+    keys = {key.replace(".", "_"): text for key, text in issuer.node("shop", "one").items()}
+    ops = issuer.files("s4://shop/operator/ops")
+    given = [word for key, text in ops.items() for word in ("-p", f"{key}={text}")]
+    async with cluster.node("one", **keys):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # no process of this machine is known
+        await cluster.deploy("v1")
+        await cluster.s4("send", "clicks", *given, stdin=b'{"user": "joe"}\n{"user": "joe"}\n')
+        (seen,) = json.loads(await cluster.s4("status", "--json", *given))
+        assert [node["problem"] for node in seen["nodes"]] == [""]
+        assert ("counter", "running") in [(app["name"], app["state"]) for app in seen["apps"]]
+        (without,) = json.loads(await cluster.s4("status", "--json"))
+        assert "needs a certificate; give an operator's" in without["nodes"][0]["problem"]
+        await cluster.s4("savepoint", "counter", "--name", "first")
+        row = json.loads(await cluster.s4("state", "get", "counter", "joe", "--json"))
+        assert row["value"] == {"clicks": 2}
+        await cluster.s4("drain", "one", "--timeout", "0.1", ok=False)
+        await cluster.s4("undeploy", "counter")
 
 
 async def test_a_drained_node_has_no_partitions_and_loses_no_event(cluster: Cluster) -> None:

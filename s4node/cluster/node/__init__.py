@@ -1,9 +1,10 @@
 """A node of a cluster: runs a container process for every app that is deployed there.
 
 ``supervisor`` starts and stops the processes, ``restart_policy`` decides when. ``deployment``
-answers ``s4 deploy`` and ``s4 status``, in the words of ``admin``. ``package`` knows the format of
-a packaged app. ``redirector`` tells programs outside the cluster which containers run an app.
-``running`` lists this user's nodes and single apps on this machine.
+answers ``s4 deploy``, in the words of ``deploy_protocol``. ``package`` knows the format of a
+packaged app. ``redirector`` tells programs outside the cluster which containers run an app, and
+those who may ask, how the node is (``node_status``). ``running`` lists this user's nodes and single
+apps on this machine.
 
 It may touch ``cluster.coordination``, ``log``, ``net.ingress``, ``net.wire``, ``events``,
 ``config``, ``metrics``, ``logger`` and ``errors``, and the world: processes, sockets and files.

@@ -9,7 +9,6 @@ Rules
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Protocol
@@ -18,7 +17,7 @@ import trio
 
 from s4node.cluster.coordination.node_requests import Conversation, answer_requests
 from s4node.cluster.coordination.registry import Registry
-from s4node.cluster.node import admin
+from s4node.cluster.node import deploy_protocol as protocol
 from s4node.cluster.node import package as archive
 from s4node.cluster.node.supervisor import ContainerProcess, Supervisor
 from s4node.cluster.node.supervisor_protocol import Begin
@@ -35,10 +34,6 @@ class Host(Protocol):
     name: str
     packages: archive.Store
     supervisor: Supervisor
-
-    @property
-    def address(self) -> str:
-        """The address for outside programs."""
 
     def settings_of(self, deployed: dict[str, str], partitions: int) -> dict[str, str]:
         """The settings of a container of an app that was deployed with some."""
@@ -88,39 +83,18 @@ class Deployments:
 
     async def _answer(self, data: bytes, conversation: Conversation) -> None:
         try:
-            await admin.answer_with(self._asked, data, conversation)
+            await protocol.answer_with(self._asked, data, conversation)
         except CoordinationError as error:
             log.warning("a request cannot be answered", reason=str(error))
 
-    async def _asked(self, ask: admin.Ask, way: admin.Says) -> None:
+    async def _asked(self, ask: protocol.Ask, way: protocol.Says) -> None:
         match ask:
-            case admin.AskStatus():
-                await self._say_status(way)
-            case admin.AskSettings():
-                await way.say(admin.Settings(self._node.settings_of(ask.deployed, 1)))
-            case admin.AskDeploy():
+            case protocol.AskSettings():
+                await way.say(protocol.Settings(self._node.settings_of(ask.deployed, 1)))
+            case protocol.AskDeploy():
                 await self._prepare(ask, way)
 
-    async def _say_status(self, way: admin.Says) -> None:
-        """Say the status; without statistics if an entry cannot hold them."""
-        processes = self._node.supervisor.processes
-        counted = [each.statistics for each in processes if each.statistics is not None]
-        for statistics in (counted, []):
-            status = admin.NodeStatus(
-                self._node.name,
-                self._node.cluster,
-                os.getpid(),
-                self._node.address,
-                [each.status() for each in processes],
-                statistics,
-            )
-            try:
-                await way.say(status)
-            except ValueError:
-                continue
-            return
-
-    async def _prepare(self, ask: admin.AskDeploy, way: admin.Says) -> None:
+    async def _prepare(self, ask: protocol.AskDeploy, way: protocol.Says) -> None:
         """Prepare a new version beside the old one, for as long as the request lasts."""
         data = await trio.to_thread.run_sync(self._node.packages.get, ask.digest)
         package = archive.decode(data)
@@ -143,13 +117,15 @@ class Deployments:
             if not self._node.runs(process):
                 process.stop_soon()
 
-    async def _see_through(self, process: ContainerProcess, digest: str, way: admin.Says) -> None:
+    async def _see_through(
+        self, process: ContainerProcess, digest: str, way: protocol.Says
+    ) -> None:
         """Report how a new version starts, until it is ready or has failed."""
         try:
             prepared = await process.wait_prepared()
             self.prepared[digest] = process
-            await way.say(admin.Prepared(prepared.inputs, prepared.outputs))
-            await way.say(admin.Ready(await process.wait_ready()))
+            await way.say(protocol.Prepared(prepared.inputs, prepared.outputs))
+            await way.say(protocol.Ready(await process.wait_ready()))
         except ContainerFailed as error:
             log.info(
                 "a new version does not run",
@@ -157,4 +133,4 @@ class Deployments:
                 version=process.begin.version,
                 reason=error.reason,
             )
-            await way.say(admin.Failed(error.reason, error.trace))
+            await way.say(protocol.Failed(error.reason, error.trace))

@@ -21,7 +21,6 @@ import shutil
 import socket
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import NoReturn
 
 import trio
@@ -40,9 +39,16 @@ from s4node.cluster.node import package as archive
 from s4node.cluster.node import supervisor_protocol
 from s4node.cluster.node.deployment import Deployments
 from s4node.cluster.node.node_folder import NodeFolder, node_folder
-from s4node.cluster.node.package import Manifest, Store
+from s4node.cluster.node.node_status import NodeStatus
+from s4node.cluster.node.package import Manifest, Store, packages_url, store_folder
 from s4node.cluster.node.redirector import Redirector
-from s4node.cluster.node.supervisor import ContainerProcess, Supervisor, limits_of, supervising
+from s4node.cluster.node.supervisor import (
+    ContainerProcess,
+    Supervisor,
+    limits_of,
+    status_of,
+    supervising,
+)
 from s4node.cluster.tree.contract import LastingTreeError, Session
 from s4node.cluster.tree.coordinations import (
     coordination_of,
@@ -115,19 +121,6 @@ def default_name(place: str) -> str:
     return host if is_zookeeper(place) else f"{host}-{os.getpid()}"
 
 
-def packages_url(config: Config) -> str:
-    """Where all nodes reach the packages of apps; empty if they share a folder."""
-    if not is_zookeeper(place_of(config)):
-        return ""
-    url = config[settings.STATE_URL]
-    if not url:
-        raise ConfigError(
-            "s4.coordination is a ZooKeeper, but s4.state.url is not set; set it to a URL that all "
-            "nodes and the deploying machine reach: packages and state are there"
-        )
-    return url
-
-
 class UnfitNode(CoordinationError):  # noqa: N818
     """This node does not fit to the others of its cluster."""
 
@@ -146,7 +139,7 @@ class Node:
         self._own = machine_folder(config)
         self._url = packages_url(config)
         self.packages = Store(store_folder(self._own), self._url, self.cluster)
-        self._redirector = Redirector(config, self.name, self._lookup)
+        self._redirector = Redirector(config, self.name, self._lookup, self._status_of)
         self._posts: dict[str, Post] = {}
         self._groups: dict[str, Group] = {}  # as last read, by app
         self._deployments = Deployments(self)
@@ -166,6 +159,11 @@ class Node:
     def registry(self) -> Registry | None:
         """The registry, while the node has joined it."""
         return self._registry
+
+    def status(self) -> NodeStatus:
+        """How the node and its containers are."""
+        processes = self.supervisor.processes if self.ready.is_set() else ()
+        return status_of(self.name, self.cluster, self.address, processes)
 
     def lacking(self) -> list[str]:
         """What the node lacks to be ready: its cluster, its apps, or its share of their partitions.
@@ -488,14 +486,12 @@ class Node:
             f"streams: {', '.join(known) or 'none'}"
         )
 
+    def _status_of(self, name: str) -> NodeStatus | None:
+        return self.status() if name == self.name else None
+
     def runs(self, process: ContainerProcess) -> bool:
         """Return True if an app's place on this node has the process."""
         return any(post.process is process for post in self._posts.values())
-
-
-def store_folder(coordination: Path) -> Path:
-    """The folder of packages in a coordination's folder."""
-    return coordination / "packages"
 
 
 def _series(version: str) -> str:

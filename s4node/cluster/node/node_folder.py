@@ -11,16 +11,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from s4node.cluster.node.own_folder import ProcessFolder, process_folder
+from s4node.cluster.node.own_folder import process_folder
 from s4node.errors import CoordinationError
 
 
 class NodeFolder:
     """The folder of a node; see :func:`node_folder`."""
 
-    def __init__(self, folder: ProcessFolder) -> None:
-        self.path = folder.path
-        self.code = folder.path / "code"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.code = path / "code"
 
 
 @contextmanager

@@ -15,19 +15,12 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
 
 from s4node.cluster.tree.folder import has_sessions
 
 _LOCK = "owner.lock"
-
-_LONGEST_SOCKET_PATH = 100
-"""The longest path for a Unix socket: the limit is 108 bytes on Linux and 104 elsewhere."""
-
-_SHORT = "s4-node-"
-"""The prefix of folders elsewhere, for sockets whose path would be too long."""
 
 
 @contextmanager
@@ -75,48 +68,23 @@ def lives(folder: Path) -> bool:
     return False
 
 
-@dataclass(eq=False, repr=False)
-class ProcessFolder:
-    """The folder of a process, made by :func:`process_folder`: its ``path``, and the path of its
-    ``admin`` socket."""
-
-    path: Path
-    admin: Path
-
-
 @contextmanager
-def process_folder(below: Path) -> Iterator[ProcessFolder]:
+def process_folder(below: Path) -> Iterator[Path]:
     """A new folder of this process in ``below``, which is removed at the end of the block.
 
     Folders of dead processes in ``below`` are removed. Raises OSError if the folder cannot be
     created.
     """
     below.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _sweep(below)
+    for left in abandoned(below.iterdir()):
+        shutil.rmtree(left, ignore_errors=True)
     folder = below / secrets.token_hex(4)
     folder.mkdir(mode=0o700)
     with locked(folder):
-        admin = folder / "admin"
-        places = [folder]
-        if len(os.fsencode(admin)) > _LONGEST_SOCKET_PATH:
-            places.append(Path(tempfile.mkdtemp(prefix=_SHORT)))
-            (folder / "elsewhere").symlink_to(places[-1])
-            admin = places[-1] / "admin"
         try:
-            yield ProcessFolder(folder, admin)
+            yield folder
         finally:
-            for place in places:
-                shutil.rmtree(place, ignore_errors=True)
-
-
-def _sweep(below: Path) -> None:
-    """Remove the folders of dead processes."""
-    for folder in abandoned(below.iterdir()):
-        with suppress(FileNotFoundError):
-            elsewhere = (folder / "elsewhere").readlink()
-            if elsewhere.name.startswith(_SHORT):
-                shutil.rmtree(elsewhere, ignore_errors=True)
-        shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

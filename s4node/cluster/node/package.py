@@ -30,8 +30,11 @@ from urllib.parse import quote
 import msgspec
 
 from s4node import disk
+from s4node.cluster.tree.coordinations import is_zookeeper, place_of
+from s4node.config import settings
+from s4node.config.config import Config
 from s4node.config.kinds import is_file_name
-from s4node.errors import PackageError, described
+from s4node.errors import ConfigError, PackageError, described
 from s4node.events.schema import UNREADABLE
 from s4node.state.remote_files import RemoteFiles
 
@@ -230,6 +233,24 @@ def _check_files(names: Iterable[str]) -> None:
 
 def _shown(name: str) -> str:
     return repr(name) if len(name) <= _SHOWN else f"{name[:_SHOWN]!r}... ({len(name)} characters)"
+
+
+def store_folder(coordination: Path) -> Path:
+    """The folder of packages in a coordination's folder."""
+    return coordination / "packages"
+
+
+def packages_url(config: Config) -> str:
+    """Where all nodes reach the packages of apps; empty if they share a folder."""
+    if not is_zookeeper(place_of(config)):
+        return ""
+    url = config[settings.STATE_URL]
+    if not url:
+        raise ConfigError(
+            "s4.coordination is a ZooKeeper, but s4.state.url is not set; set it to a URL that all "
+            "nodes and the deploying machine reach: packages and state are there"
+        )
+    return url
 
 
 class Store:

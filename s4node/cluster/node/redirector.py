@@ -5,6 +5,7 @@ Rules
   the app; the peer says hello there.
 - It reports changes of these containers to a client for as long as the client stays connected. So a
   producer finds the next containers when all that it knew have ended.
+- It says how the node is to those who may ask that (``node_status``).
 - If the node has a log, the redirector serves its streams, reports its metrics, and a stop waits
   for its files.
 """
@@ -16,6 +17,7 @@ from collections.abc import Callable, Sequence
 import trio
 
 from s4node import tokens
+from s4node.cluster.node.node_status import NodeStatus, StatusAnswers
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.log.host import LogHost
@@ -43,9 +45,15 @@ _FAREWELL_SECONDS = 1.0
 
 
 class Redirector:
-    """Answers hellos at the node's own address."""
+    """Answers hellos at the node's own address; ``status`` says how a node here is."""
 
-    def __init__(self, config: Config, node: str, lookup: Lookup) -> None:
+    def __init__(
+        self,
+        config: Config,
+        node: str,
+        lookup: Lookup,
+        status: Callable[[str], NodeStatus | None] = lambda _: None,
+    ) -> None:
         self._node = node
         self._headers: wire.Headers = {
             wire.MAX_FRAME_BYTES: config[settings.LISTENER_MAX_FRAME_BYTES],
@@ -54,6 +62,7 @@ class Redirector:
         self._log = LogHost.from_config(config, node, tokens.fresh(6), self._headers, self._taken)
         self._drain_word = b""
         self._lookup = lookup
+        self._status = StatusAnswers(status)
         self._open = False
         self._grace = config[settings.TASK_SHUTDOWN_MS]
         self._asked: dict[Connection, dict[tuple[str, bool], tuple[str, ...]]] = {}
@@ -133,8 +142,10 @@ class Redirector:
     # -- frames of the listener --------------------------------------------------------------
 
     def on_frame(self, frame: wire.Frame, connection: Connection) -> None:
-        """Answer a hello; other frames belong to containers."""
+        """Answer a hello or a question; other frames belong to containers."""
         header = frame.header
+        if self._status.on_frame(header, connection):
+            return
         if self._log is not None and self._log.on_frame(frame, connection):
             if self._drain_word and isinstance(header, wire.Hello):
                 connection.answer(self._drain_word)

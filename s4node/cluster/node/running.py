@@ -20,10 +20,13 @@ from pathlib import Path
 
 import msgspec
 
-from s4node.cluster.node.own_folder import ProcessFolder, lives, process_folder
+from s4node.cluster.node.own_folder import lives, process_folder
+from s4node.cluster.node.supervisor_protocol import handed_on
+from s4node.config.config import Config
 from s4node.errors import ConfigError, described
 from s4node.events.schema import UNREADABLE
 from s4node.logger import get_logger
+from s4node.net.certificates.credentials import OPTIONS
 
 log = get_logger("s4node.cluster")
 
@@ -34,8 +37,8 @@ class Running(msgspec.Struct, frozen=True):
     """A process that runs an app, or a node, or an app's containers.
 
     ``app`` is empty for a node or an app's containers, and ``place`` is that of their coordination.
-    A process that runs an app alone has no ``place``, and answers at ``admin``. Outside programs
-    use ``address``, empty before the app is ready; with ``log`` it also serves a log's streams.
+    A process that runs an app alone has no ``place``. Outside programs and commands use
+    ``address``, empty before the app is ready; with ``log`` it also serves a log's streams.
     ``inputs`` are the live input streams of the app, ``streams`` its others. ``settings`` are those
     that are not defaults.
     """
@@ -46,7 +49,6 @@ class Running(msgspec.Struct, frozen=True):
     app: str = ""
     place: str = ""
     address: str = ""
-    admin: str = ""
     log: bool = False
     inputs: list[str] = []
     streams: list[str] = []
@@ -55,11 +57,10 @@ class Running(msgspec.Struct, frozen=True):
 
 
 class RunningEntry:
-    """The entry of this process; ``admin`` is the path of its admin socket, if it can have one."""
+    """The entry of this process."""
 
-    def __init__(self, folder: ProcessFolder | None) -> None:
-        self.admin = folder.admin if folder is not None else None
-        self._file = folder.path / _FILE if folder is not None else None
+    def __init__(self, folder: Path | None) -> None:
+        self._file = folder / _FILE if folder is not None else None
 
     def write(self, running: Running) -> None:
         """Write the entry, replacing the former one."""
@@ -71,6 +72,12 @@ class RunningEntry:
             new.replace(self._file)
         except OSError as error:
             _log_unlisted(described(error))
+
+
+def settings_for_commands(config: Config, address: str) -> dict[str, str]:
+    """The settings of a process at ``address`` as commands need them, which start elsewhere."""
+    given = handed_on(config, address)
+    return given | {name: str(Path(given[name]).absolute()) for name in OPTIONS if given.get(name)}
 
 
 @contextmanager

@@ -20,7 +20,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import ExitStack, asynccontextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -31,6 +31,7 @@ import trio
 from s4node import exit_record
 from s4node.cluster.node import supervisor_protocol
 from s4node.cluster.node.container_status import ContainerStatus
+from s4node.cluster.node.node_status import NodeStatus
 from s4node.cluster.node.restart_policy import LOOK_SECONDS, Action, Limits, Phase, Restarts
 from s4node.config import settings
 from s4node.config.config import Config
@@ -425,6 +426,15 @@ async def supervising(
                 yield Supervisor(nursery, limits, totals, end_session)
             finally:
                 nursery.cancel_scope.cancel()
+
+
+def status_of(
+    name: str, cluster: str, address: str, processes: Iterable[ContainerProcess]
+) -> NodeStatus:
+    """The status of a node that has these container processes."""
+    found = [(each.status(), each.statistics) for each in processes]
+    statistics = [each for _, each in found if each is not None]
+    return NodeStatus(name, cluster, os.getpid(), address, [each for each, _ in found], statistics)
 
 
 def _ending(status: int | None) -> str:

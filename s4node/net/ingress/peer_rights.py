@@ -12,14 +12,15 @@ Rules
 
 from __future__ import annotations
 
-from s4node.net.certificates.identity import NODE, OPERATOR, PRODUCER, READER, Holder
+from s4node.net.certificates.identity import NODE, OPERATOR, PRODUCER, READER, ROLES, Holder
 from s4node.net.wire import frame as wire
 
-PRODUCE, READ, LOOK, CHANGE = REQUESTS = (
+PRODUCE, READ, LOOK, CHANGE, WATCH = REQUESTS = (
     "send events",
     "read streams",
     "ask what the log has",
     "create, trim or remove what the log has",
+    "ask how a node is",
 )
 """The kinds of requests."""
 
@@ -27,7 +28,7 @@ MAY = {
     NODE: frozenset(REQUESTS),
     PRODUCER: frozenset({PRODUCE, LOOK}),
     READER: frozenset({READ, LOOK}),
-    OPERATOR: frozenset({PRODUCE, READ, LOOK, CHANGE}),
+    OPERATOR: frozenset(REQUESTS),
 }
 
 _QUESTIONS = {
@@ -41,6 +42,7 @@ _QUESTIONS = {
     "sink.stage": PRODUCE,
     "sink.publish": PRODUCE,
     "sink.abort": PRODUCE,
+    "node.status": WATCH,
 }
 """The requests that are questions; all others are changes."""
 
@@ -60,7 +62,11 @@ def refusal(peer: Holder, cluster: str, header: wire.Header) -> str:
     role = peer.roles[cluster]
     request = _request_of(header)
     if request and request not in MAY[role]:
-        return f"{peer} may not {request}: {role}s may {_listed(role)}"
+        able = " or ".join(each for each in ROLES if request in MAY[each])
+        return (
+            f"{peer} may not {request}: {role}s may {_listed(role)}; this needs a certificate of "
+            f"the role {able}"
+        )
     if request == PRODUCE:
         return _not_its_own(peer, role, header)
     return ""

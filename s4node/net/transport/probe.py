@@ -1,9 +1,10 @@
-"""The probe of an address: asks whether a node answers there, without trio or nng.
+"""The probe of an address: asks the node there something, without trio or nng.
 
 Rules
 - The kernel accepts TCP connections even for a program that hangs, and any program may speak nng's
   handshake. But every node answers a query, if only with an error, so the probe sends one.
 - A node does not log the probe, and counts only its connection.
+- There is one attempt, so a failure is what happened, and not only that there was no answer.
 """
 
 from __future__ import annotations
@@ -12,25 +13,41 @@ import socket
 import ssl
 import struct
 import time
+from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
 from s4node.errors import ConfigError, RemoteFrameError
 from s4node.net.certificates.credentials import SCHEME, Credentials, missing, tls_problem
 from s4node.net.transport.sp_messages import HANDSHAKE, framed
 from s4node.net.wire import frame as wire
 
+_ID = 1
 _LENGTH = struct.Struct(">Q")
-_MAX_ANSWER = 1 << 20
+_MAX_ANSWER = 16 << 20
 _CLOSED = BrokenPipeError, ConnectionResetError, ssl.SSLEOFError
-_QUESTION = wire.envelope([wire.encode_frame(wire.Query(0, "are you there"))])
 
 
 def look(address: str, seconds: float, credentials: Credentials | None = None) -> str:
-    """The problem at ``address``, as the end of a sentence; empty for a node.
+    """The problem at ``address``, as the end of a sentence; empty for a node. See :func:`ask`."""
+    found = ask(address, "are you there", {}, seconds, credentials)
+    return found if isinstance(found, str) else ""
+
+
+def ask(
+    address: str,
+    question: str,
+    arguments: Mapping[str, Any],
+    seconds: float,
+    credentials: Credentials | None = None,
+) -> wire.Header | str:
+    """The answer of the node at ``address`` to a query, or the problem there, as the end of a
+    sentence. A node that does not know queries answers with another frame.
 
     Raises TimeoutError if nothing answers within ``seconds``, another OSError if nothing can be
     reached, and ConfigError for a bad address. Blocks for up to twice ``seconds``.
     """
+    query = wire.envelope([wire.encode_frame(wire.Query(_ID, question, dict(arguments)))])
     tls, host, port = _parts(address)
     if tls and credentials is None:
         raise missing(address)
@@ -47,10 +64,11 @@ def look(address: str, seconds: float, credentials: Credentials | None = None) -
             if answer and answer != HANDSHAKE:
                 return f"is not a node: it answered {answer!r}; the port may be another program's"
             with suppress(*_CLOSED):  # it may have answered before
-                peer.sendall(framed(_QUESTION))
-            size = _received(peer, _LENGTH.size, until)
-            if len(size) == _LENGTH.size:
-                return _judged(_received(peer, min(*_LENGTH.unpack(size), _MAX_ANSWER), until))
+                peer.sendall(framed(query))
+            while len(size := _received(peer, _LENGTH.size, until)) == _LENGTH.size:
+                message = _received(peer, min(*_LENGTH.unpack(size), _MAX_ANSWER), until)
+                if (found := _judged(message)) is not None:
+                    return found
         except ssl.SSLError as error:
             return tls_problem(error)
         except (BrokenPipeError, ConnectionResetError):
@@ -60,18 +78,24 @@ def look(address: str, seconds: float, credentials: Credentials | None = None) -
     return "is not a node, or was about to stop: it closes the connection without an answer"
 
 
-def _judged(message: bytes) -> str:
-    """The problem of an answer; empty if a frame of it can be read."""
+def _judged(message: bytes) -> wire.Header | str | None:
+    """The answer in a message, or its problem; None if a node tells something else there."""
     problem = "an empty message"
     try:
         for frame in wire.read_envelope(message, _MAX_ANSWER):
             if isinstance(frame, wire.Frame):
-                if isinstance(frame.header, wire.Drain):
-                    return f"turns peers away: {frame.header.reason}"
-                return ""
+                header = frame.header
+                if isinstance(header, wire.Drain):
+                    return f"turns peers away: {header.reason}"
+                if isinstance(header, wire.Answer) and header.id == wire.NOTICE:
+                    problem = ""
+                    continue
+                return header
             problem = frame.reason
     except RemoteFrameError as error:
         problem = str(error)
+    if not problem:
+        return None
     return (
         f"is not a node: its answer is not an s4node frame ({problem}); the port may be another "
         f"program's"
@@ -80,14 +104,14 @@ def _judged(message: bytes) -> str:
 
 def _received(peer: socket.socket, size: int, until: float) -> bytes:
     """``size`` bytes, or fewer if the peer closes before."""
-    data = b""
+    data = bytearray()
     while len(data) < size:
         peer.settimeout(max(until - time.monotonic(), 0.001))
         chunk = peer.recv(size - len(data))
         if not chunk:
             break
         data += chunk
-    return data
+    return bytes(data)
 
 
 def _parts(address: str) -> tuple[bool, str, int]:

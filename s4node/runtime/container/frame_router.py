@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 import trio
 
+from s4node.cluster.node.node_status import StatusAnswers
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.log.host import LogHost
@@ -50,6 +51,8 @@ class FrameRouter:
         }
         self.log = LogHost.from_config(config, node, incarnation, self.headers, taken)
         self.listener = Listener.configured(config, self, self.nudge, held=held)
+        self.status: StatusAnswers | None = None
+        """Says how the container is, if nobody else does."""
         self._node = node
         self._drain_word = b""
         self._early: list[tuple[wire.Frame, Connection]] = []  # hellos before the app is open
@@ -115,6 +118,8 @@ class FrameRouter:
 
     def on_frame(self, frame: wire.Frame, connection: Connection) -> None:
         header = frame.header
+        if self.status is not None and self.status.on_frame(header, connection):
+            return
         if self.log is not None and self.log.on_frame(frame, connection):
             if self._drain_word and isinstance(header, wire.Hello):
                 connection.answer(self._drain_word)

@@ -33,6 +33,7 @@ FRAMES: dict[str, wire.Header] = {
     "fence": wire.Hello("me", "1", "s", headers={wire.FENCE: 9}),
     "task": wire.Hello("~home/app/0#1", "1", "s", headers={wire.FENCE: 9}),
     "task's data": wire.Data("s", 0, "~home/app/0#1", 0, 1, ()),
+    "node's status": wire.Query(1, "node.status", {"node": "one"}),
     "drain": wire.Drain("bye"),
     "probe": wire.Query(0, "are you there"),
 }
@@ -42,7 +43,7 @@ MAY = {
     "node": set(FRAMES),
     "producer": {*SENDS, "list", "drain", "probe"},
     "reader": {"subscribe", "list", "drain", "probe"},
-    "operator": {*SENDS, *CHANGES, "subscribe", "list", "drain", "probe"},
+    "operator": {*SENDS, *CHANGES, "subscribe", "list", "node's status", "drain", "probe"},
 }
 
 
@@ -54,6 +55,13 @@ def me(**roles: str) -> Holder:
 def test_a_role_may_send_these_frames_and_no_others(role: str) -> None:
     allowed = {name for name, frame in FRAMES.items() if not refusal(me(home=role), "home", frame)}
     assert allowed == MAY[role]
+
+
+def test_a_refusal_says_what_the_role_may_and_which_role_is_needed() -> None:
+    assert refusal(me(home="reader"), "home", FRAMES["node's status"]) == (
+        "s4://home/reader/me may not ask how a node is: readers may read streams, ask what the log "
+        "has; this needs a certificate of the role node or operator"
+    )
 
 
 def test_only_a_node_of_its_cluster_is_a_task() -> None:

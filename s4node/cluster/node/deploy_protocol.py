@@ -1,0 +1,136 @@
+"""What a deployment asks a node, and what the node answers.
+
+Rules
+- Requests and answers go through the tree (:mod:`s4node.cluster.coordination.node_requests`): a
+  deployment needs no node's address, and lasts as long as its entry.
+- A failed request is answered with its error, and ends neither the node nor other requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from s4node.errors import NodeUnreachable, S4Error, SessionLost, described, leaves
+from s4node.events.schema import UNREADABLE
+from s4node.logger import get_logger
+
+log = get_logger("s4node.cluster")
+
+M = TypeVar("M", bound=msgspec.Struct)
+
+
+class AskSettings(msgspec.Struct, tag="settings", tag_field="ask", frozen=True):
+    """Asks for the settings with which a container would run of an app ``deployed`` with some.
+    Answered with Settings."""
+
+    deployed: dict[str, str]
+
+
+class AskDeploy(msgspec.Struct, tag="deploy", tag_field="ask", frozen=True):
+    """Asks to start the package with this ``digest``, have it check itself, and hold it.
+
+    Answered with Prepared, and with Ready once the registry has this version and its container
+    runs; or with Failed. The container is held while the request lasts. With the folder of a
+    ``savepoint`` it checks whether it can read that, rather than the state as it is.
+    """
+
+    digest: str
+    partitions: int
+    expected: int
+    savepoint: str = ""
+
+
+Ask = AskSettings | AskDeploy
+
+
+class Settings(msgspec.Struct, tag="settings", tag_field="answer", frozen=True):
+    """The settings of a container, by name."""
+
+    settings: dict[str, str]
+
+
+class Prepared(msgspec.Struct, tag="prepared", tag_field="answer", frozen=True):
+    """The new version is loaded and checked."""
+
+    inputs: list[str]
+    outputs: list[str]
+
+
+class Ready(msgspec.Struct, tag="ready", tag_field="answer", frozen=True):
+    """The new version runs on this node."""
+
+    address: str
+
+
+class Failed(msgspec.Struct, tag="failed", tag_field="answer", frozen=True):
+    """The request failed; ``trace`` is the traceback if the app's code raised."""
+
+    error: str
+    trace: str = ""
+
+
+Answer = Settings | Prepared | Ready | Failed
+
+_asks: msgspec.json.Decoder[Ask] = msgspec.json.Decoder(Ask)
+_answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
+
+
+class Says(Protocol):
+    """The way of an answer."""
+
+    async def say(self, answer: msgspec.Struct, /) -> None:
+        """Send an answer."""
+
+
+def decode_answer(data: bytes) -> Answer:
+    """The answer in JSON; raises msgspec.MsgspecError if it is invalid."""
+    return _answers.decode(data)
+
+
+Handler = Callable[[Ask, Says], Awaitable[None]]
+
+
+async def answer_with(handle: Handler, data: bytes, way: Says) -> None:
+    """Answer a request, given as JSON, with what ``handle`` says, or with its error."""
+    try:
+        ask = _asks.decode(data)
+    except UNREADABLE as error:
+        await way.say(Failed(f"the request is unknown: {error}"))
+        return
+    try:
+        await handle(ask, way)
+    except* SessionLost:  # nobody can be answered any more
+        pass
+    except* Exception as group:
+        await way.say(_failed(group))
+
+
+def _failed(group: BaseExceptionGroup[Exception]) -> Failed:
+    """The answer for the first exception of a failed request."""
+    error = leaves(group)[0]
+    if isinstance(error, S4Error):
+        return Failed(str(error))
+    log.error("a request failed", reason=described(error), exc_info=error)
+    return Failed(f"the node could not do this: {described(error)}; see its log")
+
+
+def of_kind(node: str, answer: Answer, kind: type[M]) -> M:
+    """``answer`` of a node; raises NodeRefused if it is Failed, NodeUnreachable if of another
+    kind."""
+    if isinstance(answer, Failed):
+        raise NodeRefused(node, answer)
+    if not isinstance(answer, kind):
+        raise NodeUnreachable(f"node {node!r} sent another answer: {answer!r}")
+    return answer
+
+
+class NodeRefused(S4Error):  # noqa: N818
+    """A node could not do what it was asked; ``failed`` has the reason."""
+
+    def __init__(self, node: str, failed: Failed) -> None:
+        super().__init__(f"node {node!r}: {failed.error}")
+        self.node = node
+        self.failed = failed
