@@ -60,14 +60,14 @@ class Compared(NamedTuple):
             f"{a.memory / MB:+.0f} MB, {a.log} bytes of log; {self.complaints() or 'within bounds'}"
         )
 
-    def complaints(self, *, busy: bool = False, timed: bool = True) -> list[str]:
+    def complaints(self, *, busy: bool = False) -> list[str]:
         """What is not within its bounds; on a ``busy`` machine, one bound of the p99 is enough."""
         a, c = self.attacked, self.control
         slow = a.p99 >= P99
         slower = a.p99 > max(_QUIET, TIMES * c.p99)
         found = {
-            "p99 over 50 ms": timed and slow and (slower or not busy),
-            "p99 over twice the control's": timed and slower and (slow or not busy),
+            "p99 over 50 ms": slow and (slower or not busy),
+            "p99 over twice the control's": slower and (slow or not busy),
             "events are missing": a.counted != a.sent or c.counted != c.sent,
             "memory": a.memory > MEMORY,
             "log": a.log > LOG,

@@ -324,9 +324,6 @@ ROWS: dict[str, Callable[[Attack], Awaitable[None]]] = {
     )
 }
 
-SLOWER = {unfinished_messages, unread_answers, many_lanes, events_that_do_not_decode}
-"""Beside these a healthy sender's p99 has not been seen within its bounds yet."""
-
 
 async def honest_frames(attack: Attack, per_second: float) -> None:
     """As many frames of an honest peer, each of a few events."""

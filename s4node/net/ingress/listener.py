@@ -424,7 +424,7 @@ class Listener:
         shared = len(self.connections) > 1
         until = began + (self._slices.most if shared else MOST_SECONDS)
         limit = self.limits.frame_events
-        taken = False
+        taken = connection.frames is not None
         try:
             while True:
                 now, empty = 0.0, connection.frames is None

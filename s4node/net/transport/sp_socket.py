@@ -6,7 +6,8 @@ Rules
 - Receiving and sending never block. One call to the kernel may bring many messages. They come
   through a buffer that all connections of a listener share, so a quiet one needs no memory.
 - Receiving asks the kernel a few times at most, so a peer that sends a long message keeps nobody
-  waiting; most envelopes come whole.
+  waiting; most envelopes come whole. After a few bytes it is not asked once more: there are no
+  more, and an exception of ssl takes as long as a record.
 - The kernel may take only a part of a message. The rest is sent by ``send_rest``, and until then
   nothing else is accepted.
 - A peer that breaks the framing is as good as gone: its connection ends. So is one that asks for
@@ -21,6 +22,8 @@ import ssl
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from fcntl import ioctl
+from termios import FIONREAD
 
 import trio
 
@@ -40,8 +43,13 @@ _RECEIVES = 4
 """How often the kernel is asked for an envelope: for a megabyte, in half a millisecond. A peer that
 has just come is asked once: many may come at the same time."""
 
+_LITTLE = 4096
+"""Fewer bytes than these were all that the kernel had."""
+
 RECORD_BYTES = 16_384
 """The longest piece of data in TLS."""
+
+_NO_BYTES = bytes(4)
 
 
 class SpSocket:
@@ -74,6 +82,7 @@ class SpSocket:
         self._on_change = on_change
         self._splitting = SpMessages(max_bytes)
         self._messages: deque[bytes | RemoteFrameError] = deque()
+        self._dry = False  # the kernel had no more a moment ago
         self._rest = memoryview(b"")
         self._has_rest = trio.lowlevel.ParkingLot()
         self._has_room = trio.lowlevel.ParkingLot()
@@ -109,6 +118,9 @@ class SpSocket:
         True if so much has come that more may be there."""
         data = self._splitting.rest
         if not data:
+            if self._dry:
+                self._dry = False
+                return False
             try:
                 size = self._raw.recv_into(self._buffer) if self._tls is None else self._decrypted()
             except BlockingIOError:
@@ -119,6 +131,7 @@ class SpSocket:
                 self._end()
                 return False
             data = self._buffer[:size]
+            self._dry = size < _LITTLE
         try:
             found = self._splitting.split(data)
         except RemoteFrameError as error:
@@ -150,6 +163,8 @@ class SpSocket:
                 if not got:
                     break
                 size += got
+                if got < _LITTLE and self._is_dry():
+                    break
         except ssl.SSLWantReadError:
             if not size:
                 raise BlockingIOError from None
@@ -157,6 +172,13 @@ class SpSocket:
             self.fault = f"the other end {tls_problem(error)}"
             raise
         return size
+
+    def _is_dry(self) -> bool:
+        """Return True if nothing waits to be decrypted."""
+        assert self._tls is not None
+        if self._tls.pending():
+            return False
+        return ioctl(self._raw, FIONREAD, _NO_BYTES) == _NO_BYTES
 
     def _shaken(self) -> None:
         """Greet the peer, which is known now."""
