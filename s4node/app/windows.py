@@ -31,9 +31,10 @@ _PANES = 10_000
 
 
 class Window(NamedTuple):
-    """The window of an instance: ``start <= time < end``; for a count its number, from 0.
+    """The window of an instance: ``start <= time < end``.
 
-    ``round`` counts the calls of ``on_window`` for it before this one.
+    ``round`` counts the calls of ``on_window`` for it before this one. A count goes from 0 to its
+    number of events, and ``round`` is the number of those that have come.
     """
 
     start: float
@@ -231,6 +232,6 @@ def _is_number(value: Any) -> bool:
 
 
 def _words(kind: str, *sizes: float, **named: float) -> str:
-    given = [f"{size:g}" for size in sizes]
-    given += [f"{name}={value:g}" for name, value in named.items() if value]
+    given = [f"{size:.15g}" for size in sizes]
+    given += [f"{name}={value:.15g}" for name, value in named.items() if value]
     return f"{kind}({', '.join(given)})"

@@ -192,6 +192,10 @@ class SavedInstances:
             self._leaves(instance)
         instance._mark = None
 
+    def has_rows(self) -> bool:
+        """Return True if anything is saved, as of the last commit."""
+        return next(iter(self._database.table(self._table)), None) is not None
+
     def expire(self, limit: int, start: bytes, groups: range) -> bytes:
         """Delete the rows that have ended among the next ``limit``, unless they are in memory.
 

@@ -6,7 +6,7 @@ Rules
 - All windows that have not ended are read at the start, as they are in memory until they end. That
   is done in parts, so that nobody waits for all of it.
 - The kind of windows is saved, too. Windows of another kind cannot go on as these, but those whose
-  ``on_window`` has failed may.
+  ``on_window`` has failed may. State of keys cannot go on as windows, nor the other way.
 """
 
 from __future__ import annotations
@@ -45,7 +45,15 @@ class _Row(msgspec.Struct, array_like=True, gc=False):
 _decode = msgspec.msgpack.Decoder(_Row).decode
 
 
-class SavedWindows(WindowKeeper, Protocol):
+class Rows(Protocol):
+    """Saved instances."""
+
+    def has_rows(self) -> bool:
+        """Return True if anything is saved, as of the last commit."""
+        ...
+
+
+class SavedWindows(WindowKeeper, Rows, Protocol):
     """The saved instances of one prototype's windows."""
 
     def all_rows(self) -> Iterable[tuple[float, Any, bytes]]:
@@ -61,6 +69,23 @@ class State(Facts, Protocol):
         ...
 
 
+def go_on(state: State, name: str, saved: Rows, kind: str | None) -> None:
+    """Note the kind of windows of a prototype, or None.
+
+    Raises StateError if the ``saved`` instances are of another one.
+    """
+    known = state.meta(KIND + name)
+    if known == kind:
+        return
+    if saved.has_rows():
+        was, wanted = (f"{each} windows" if each else "state of keys" for each in (known, kind))
+        raise StateError(
+            f"PE {name!r} has saved {was}, which cannot go on as {wanted}; keep the kind, or give "
+            f"the PE another name (create_pe(..., name=))"
+        )
+    state.set_meta(KIND + name, kind)
+
+
 class WindowCodec:
     """Saves the windows of ``instances`` in ``state``; ``restore`` those that are there."""
 
@@ -70,15 +95,8 @@ class WindowCodec:
         self._saved = instances.saver = state.saved_windows(name, self)
         options = instances.prototype.windows
         assert options is not None
-        known, kind = state.meta(KIND + name), options.kind.text
-        ended = isinstance(instances, FailedWindows)
-        if known not in (None, kind) and not ended and any(True for _ in self._saved.all_rows()):
-            raise StateError(
-                f"PE {name!r} has saved instances of {known} windows, which cannot go on as "
-                f"{kind}; keep the kind, or give the PE another name (create_pe(..., name=))"
-            )
-        if known != kind:
-            state.set_meta(KIND + name, kind)
+        if not isinstance(instances, FailedWindows):
+            go_on(state, name, self._saved, options.kind.text)
 
     def restore(self) -> Iterator[None]:
         """Restore the saved windows, one after the other."""

@@ -27,7 +27,7 @@ from s4node.app.stream import OutputStream, Stream
 from s4node.app.window_instances import WindowInstances
 from s4node.errors import KeyFinderError, StateError, is_signal
 from s4node.events.keys import check_key
-from s4node.runtime.event_time.window_state import FAILED, SavedWindows, WindowCodec
+from s4node.runtime.event_time.window_state import FAILED, Rows, SavedWindows, WindowCodec, go_on
 from s4node.store_spec import StoreSpec
 
 TTL = "pe ttl of "
@@ -57,7 +57,7 @@ def _is_counted(data: bytes) -> bool:
 _decode = msgspec.msgpack.Decoder(_Counted).decode
 
 
-class Saved(Keeper, graph.Saver, Protocol):
+class Saved(Keeper, graph.Saver, Rows, Protocol):
     """The saved instances of one prototype."""
 
     @property
@@ -113,6 +113,7 @@ class _Prototype:
         self._find: Callable[[Any], Any]
         self._coming: Iterable[Any] = ()
         self.saved = state.saved(name, instances, self)
+        go_on(state, name, self.saved, None)
         self.saved.ends = bool(self._ttl)
         instances.keeper = self.saved
         instances.fetch = self._fetch

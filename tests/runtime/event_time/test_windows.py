@@ -321,14 +321,37 @@ def test_the_results_are_the_same_for_every_order_within_the_lateness() -> None:
         assert found == expected
 
 
-def test_windows_of_another_kind_cannot_go_on_as_those_that_are_saved() -> None:
-    market_app = market(tumbling(60))
-    with AppTest(market_app) as test:
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (tumbling(60), tumbling(30), "saved tumbling(60) windows, which cannot go on as tumbling("),
+        (tumbling(604_800), tumbling(604_800.5), "cannot go on as tumbling(604800.5) windows"),
+        (tumbling(60), session(gap=60), "cannot go on as session(gap=60) windows"),
+        (tumbling(60), None, "cannot go on as state of keys; keep the kind"),
+        (None, tumbling(60), "saved state of keys, which cannot go on as tumbling(60) windows"),
+    ],
+)
+def test_windows_of_another_kind_cannot_go_on_as_those_that_are_saved(
+    before: WindowKind | None, after: WindowKind | None, words: str
+) -> None:
+    class Changing(App):
+        kind: WindowKind | None = before
+
+        def on_init(self) -> None:
+            candle = self.create_pe(Candle)
+            if self.kind is not None:
+                candle.set_window(self.kind)
+            candle.bars = self.create_output_stream("bars", key="symbol", types=Bar)
+            self.create_input_stream("trades", candle, key="symbol", time="at")
+
+    durable = {"s4.stream.trades.grade": "durable"}
+    with AppTest(Changing, settings=durable) as test:
         test.send("trades", *a(10))
         test.advance(seconds=2)
-        market_app.kind = tumbling(30)
-        with pytest.raises(StateError, match=r"tumbling\(60\) windows, which cannot go on"):
+        Changing.kind = after
+        with pytest.raises(StateError) as refused:
             test.crash()
+        assert words in str(refused.value)
 
 
 # --- mistakes ------------------------------------------------------------------------------------
