@@ -103,6 +103,20 @@ async def test_a_version_that_cannot_read_a_store_is_refused_while_the_old_one_r
         assert await containers(folder) == before
 
 
+async def test_a_version_with_windows_of_another_size_is_refused_while_the_old_one_runs_on(
+    folder: Path,
+) -> None:
+    for version, days in (("v1", "2"), ("v2", "1")):
+        (folder / f"{version}.py").write_text(WINDOWED.replace("DAYS", days))
+    async with node(folder, "one", s4_state_folder=str(folder / "state")) as one:
+        await deploy(folder, "v1.py", *DURABLE)
+        await click(one.address, "ann")
+        before = await containers(folder)
+        done = await s4_of(folder, "deploy", "v2.py", *DURABLE, ok=False)
+        assert "PE 'Count' has saved tumbling(172800) windows, which cannot go on" in done.stderr
+        assert await containers(folder) == before
+
+
 async def test_a_version_under_which_keys_would_move_is_refused_while_the_old_one_runs_on(
     folder: Path,
 ) -> None:
@@ -136,6 +150,30 @@ app.create_input_stream("clicks", app.create_pe(Busy), key="user")
 """
 
 # Notes users in a store.
+WINDOWED = """\
+from s4node import App, Event, ProcessingElement, tumbling
+
+
+class Click(Event):
+    user: str
+
+
+class Count(ProcessingElement):
+    clicks: int = 0
+
+    def on_event(self, click: Click):
+        self.clicks += 1
+
+    def on_window(self):
+        print(self.clicks)
+
+
+app = App("counter")
+count = app.create_pe(Count)
+count.set_window(tumbling(DAYS * 86400), clock="wall")
+app.create_input_stream("clicks", count, key="user", types=Click)
+"""
+
 WORDS = """\
 from s4node import Event, TaskApp
 class Click(Event):
