@@ -423,13 +423,15 @@ class PeProcessor(Processor):
     # -- life --------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Call ``on_create`` of singletons."""
+        """Call ``on_create`` of singletons; windows are created at their first event."""
         token = begin_put(self.put)
         resumed = self._kept.resumed if self._kept is not None else ()
         try:
             for name, instances in self.instances.items():
                 prototype = instances.prototype
-                if prototype.singleton and prototype.on_create is not None and name not in resumed:
+                if prototype.windows is not None or name in resumed:
+                    continue
+                if prototype.singleton and prototype.on_create is not None:
                     singleton = instances.singleton()
                     if instances.keeper is not None:
                         instances.keeper.touch((None,))

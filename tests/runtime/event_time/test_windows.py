@@ -198,6 +198,26 @@ def test_a_singleton_has_a_window_in_each_partition() -> None:
         assert bars(test) == [("None", 0, 2, 0)]
 
 
+class Created(Candle):
+    def on_create(self) -> None:
+        self.n += 100
+
+
+@pytest.mark.parametrize("kind", [tumbling(10), session(gap=5), count(2)])
+def test_each_window_of_a_singleton_is_created_once_at_its_first_event(kind: WindowKind) -> None:
+    app = App("one")
+    candle = app.create_pe(Created)
+    candle.set_singleton()
+    candle.bars = app.create_output_stream("bars", types=Bar)
+    candle.set_window(kind)
+    app.create_input_stream("trades", candle, time="at")
+    with AppTest(app) as test:
+        assert test.windows(Created) == []
+        test.send("trades", *a(1, 2, 30))
+        assert [bar[2] for bar in bars(test)] == [102]
+        assert [each.n for each in test.windows(Created)] == [101]
+
+
 def test_windows_of_generic_events_and_of_an_async_pe() -> None:
     class Slow(ProcessingElement):
         out: OutputStream
