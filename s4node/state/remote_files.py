@@ -240,7 +240,8 @@ def _fix(error: Exception) -> str:
     number, text = getattr(error, "errno", None), str(error).lower()
     if number in _FULL or any(words in text for words in _FULL_WORDS):
         return (
-            "the place is full: free some space or raise its quota, and commits go on by themselves"
+            "the place is full: free some space or raise its quota; then commits go on by "
+            "themselves, and a command has to be repeated"
         )
     if number in _FORBIDDEN or isinstance(error, PermissionError):
         return (

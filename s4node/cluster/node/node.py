@@ -276,7 +276,6 @@ class Node:
             address=self.address,
             version=__version__,
         )
-        await registry.join_node(self.cluster, me)
         cluster = await registry.cluster(self.cluster)
         if cluster is None:
             partitions = self.config[settings.CLUSTER_PARTITIONS]
@@ -287,6 +286,7 @@ class Node:
                 f"{cluster.url or 'no URL'}, and this node has s4.state.url = {self._url}; give "
                 f"all nodes the same one"
             )
+        await registry.join_node(self.cluster, me)  # from now on apps are deployed, to that URL
         for other in (await registry.nodes(self.cluster)).values():
             if _series(other.version) != _series(__version__):
                 raise UnfitNode(

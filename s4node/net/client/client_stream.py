@@ -268,10 +268,19 @@ class ClientStream:
                 f"stream {self.name!r}: no answer from {places} for {seconds}{what}; {left}",
                 "Start the node and flush again",
             )
+        what = (
+            "The app may be failing: s4 status and the node's log say why. Or it is starting, or "
+            "has yet to commit events of an earlier life of this producer"
+        )
+        if unreached := ", ".join(self._emitter.unreached):
+            what = (
+                f"Nothing answers at {unreached}, where they are to go: if that node has ended, "
+                f"another takes over; if it runs, set its s4.listener.advertise to a host, and a "
+                f"port, at which this machine reaches it"
+            )
         return StageBroken(
             f"stream {self.name!r}: a node answers, but no node takes partition {closed} for "
-            f"{seconds}; {left}. The app may be failing: s4 status and the node's log say why. Or "
-            f"it is starting, or has yet to commit events of an earlier life of this producer",
+            f"{seconds}; {left}. {what}",
             "Flush again when it runs",
         )
 

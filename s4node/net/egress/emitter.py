@@ -89,6 +89,15 @@ class Emitter:
         """True if any node is connected now."""
         return any(link.connected for link in self.links.values())
 
+    @property
+    def unreached(self) -> list[str]:
+        """The addresses of owners of partitions that are not connected now."""
+        return [
+            address
+            for address, link in self.links.items()
+            if not link.connected and any(route.lanes for route in link.routes)
+        ]
+
     def is_near(self, route: NodeRoute | None) -> bool:
         """Return True if the node of a route may be connected soon."""
         link = None if route is None else self.links.get(route.address)

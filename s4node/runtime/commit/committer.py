@@ -237,7 +237,8 @@ class Committer:
             kept.again = True  # with the newest offsets
             if kept.cut:  # what it is part of now has more than the cut
                 cut = CutReport(kept.claim.task, kept.claim.fence, 0)
-                await self._cut_failed(kept.cut, cut, "its commit could not be written")
+                why = "its commit could not be written; its node's log says why"
+                await self._cut_failed(kept.cut, cut, why)
         kept.writing = False
         kept.task.timetable.commit_ended(trio.current_time(), *kept.spent)
         if kept.pending is not None and kept.pending != what and not kept.keeps:
