@@ -36,7 +36,7 @@ CRASHES := tests/test_failpoints.py tests/cli/test_job_commands.py tests/cli/tes
 	tests/runtime/outputs/test_exchange.py tests/runtime/task/poison/test_error_crashes.py \
 	tests/runtime/task/poison/test_kills.py \
 	tests/state/test_damage.py tests/state/test_database.py \
-	tests/state/test_remote_task_crashes.py
+	tests/state/standby/test_standby_crashes.py tests/state/test_remote_task_crashes.py
 # what Spark runs, its clusters and drivers that are killed, and the demos of flights
 SPARK := tests/spark tests/docs/test_spark_doc.py \
 	tests/example_apps/test_flights.py tests/example_apps/test_trending_demo.py

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import trio
+from harness import QUICK, run_s4
 from log_bench import Bench, Click, bench
 
+from s4node.errors import StoreCorrupt
 from s4node.events.keys import crc32m
+from s4node.state.browse import StateReader
+from s4node.state.database import Database
+from s4node.state.remote_job import RemoteJob
+from s4node.state.task_state import TaskState
 from s4node.systems.embedded_log import EmbeddedLog
 
 USERS = 499
@@ -87,3 +95,59 @@ async def flowing(folder: Path) -> AsyncIterator[tuple[Bench, Flow]]:
         nursery.start_soon(flow.run)
         yield it, flow
         await flow.end()
+
+
+# -- on nodes that share no folder ----------------------------------------------------------------
+
+
+def shop_node(it: Bench, name: str, **more: str) -> list[str | Path]:
+    """A node of the cluster ``shop`` with a folder of its own, and state at a URL."""
+    given = {
+        **QUICK,
+        "systems.log.type": "log",
+        "systems.log.address": it.log.address,
+        "systems.log.samza.offset.default": "oldest",
+        "task.commit.ms": "20",
+        "s4.cluster.partitions": "2",
+        "s4.state.url": f"file://{it.folder / 'depot'}",
+        "s4.state.checkpointInterval": "200",
+        "s4.state.folder": str(it.folder / name),
+        **more,
+    }
+    options = [word for key, value in given.items() for word in ("-p", f"{key}={value}")]
+    return ["node", "shop", "--name", name, "--folder", it.folder / "shared", *options]
+
+
+async def deploy_to_shop(it: Bench) -> None:
+    """Deploy the app of :func:`counting`."""
+    where = ("--cluster", "shop", "--folder", it.folder / "shared")
+    done = await run_s4("deploy", it.folder / "elements_app.py", *where, cwd=it.folder)
+    assert done.returncode == 0, done.stderr
+
+
+def shipped(it: Bench) -> tuple[int, dict[str, dict[str, int]]]:
+    """What another node would go on from: events that are committed, and counts by key."""
+    while True:
+        with suppress(StoreCorrupt):  # what was looked for has just been removed
+            return _shipped(it)
+
+
+def _shipped(it: Bench) -> tuple[int, dict[str, dict[str, int]]]:
+    events, counts = 0, {}
+    place = Path("shop/counting")
+    depot = RemoteJob(f"file://{it.folder / 'depot'}", place)
+    for name in sorted(each.name for each in (it.folder / "depot" / place / "tasks").iterdir()):
+        with tempfile.TemporaryDirectory() as own:
+            database = depot.task(name).restored(Path(own), lambda: None, Database)
+            state = TaskState(database, crc32m)
+            events += sum(state.positions().values())
+            counts.update(StateReader(state).instances("Count"))
+            database.close()
+    return events, counts
+
+
+def check_counts(flow: Flow, found: Mapping[str, Mapping[str, int]]) -> None:
+    """Check that each event has counted once, and in order."""
+    expected = Counter(f"user-{n % USERS}" for n in range(flow.total))
+    assert {key: each["clicks"] for key, each in found.items()} == expected
+    assert sum(each["wrong"] for each in found.values()) == 0

@@ -27,7 +27,7 @@ ROOMS = [
     "failpoints", "disk", "sqlite",
     "metrics",
     "events", "exit_record", "store_spec", "app", "pes", "packaged", "stages", "offsets", "state",
-    "savepoints",
+    "state.standby", "savepoints",
     "net.wire", "net.certificates", "net.transport", "net.egress", "net.ingress", "net.client",
     "systems", "log.partition", "log.sink", "log",
     "cluster.tree", "cluster.coordination", "cluster.node",
@@ -77,6 +77,7 @@ PURE_MODULES = {
         "startpoint startpoint_fan_out system watermarks"
     ),
     "state": "key_encoding remote_log rows",
+    "state.standby": "position",
     "savepoints": "manifest",
     "net.wire": "body frame",
     "net.certificates": "identity",

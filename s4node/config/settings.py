@@ -70,6 +70,12 @@ CLUSTER_STAY = Setting(
     "they were. With 0 others take them at once.",
 )
 
+NODE_ZONE = Setting(
+    _CLUSTER, "s4.node.zone", "", kinds.TEXT,
+    "The zone of the node, such as a data centre or a rack: what fails as a whole. The standby of "
+    "a task (s4.state.standby) is in another zone than its owner, if a member of the app is.",
+)
+
 _COORDINATION = "Coordination: how nodes find each other"
 
 COORDINATION = Setting(
@@ -546,6 +552,12 @@ STATE_RESTORE_TIME = Setting(
     "How long the next owner of a task may take to fetch the commits after a checkpoint at "
     "s4.state.url, in milliseconds. The slower the place is, the fewer commits follow a "
     "checkpoint.",
+)
+STATE_STANDBY = Setting(
+    _PROGRESS, "s4.state.standby", "0", kinds.whole(0, 1),
+    "With 1, another container of the app follows the state of each task at s4.state.url, so that "
+    "it takes the task over without fetching all of its state. It takes disk space, and one "
+    "request in a second for each task, two if the task has committed.",
 )
 STATE_CHANGES_BYTES = Setting(
     _PROGRESS, "s4.state.changesBytes", "67108864", kinds.whole(1024),

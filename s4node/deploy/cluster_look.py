@@ -29,6 +29,7 @@ from s4node.deploy.cluster_snapshot import (
     outboxes_of,
     restoring_of,
     rows_of,
+    standbys_of,
     state_of,
     watermarks_of,
     windows_of,
@@ -101,12 +102,13 @@ def _snapshot(
     apps: list[AppRow],
     streams: list[StreamRow],
 ) -> Snapshot:
-    told = [
-        each
-        for answer in answers.values()
+    answered = {
+        name: answer.statistics
+        for name, answer in answers.items()
         if isinstance(answer, NodeStatus)
-        for each in answer.statistics
-    ]
+    }
+    told = [each for reports in answered.values() for each in reports]
+    standbys = [row for name, reports in answered.items() for row in standbys_of(name, reports)]
     rows = rows_of(told)
     return Snapshot(
         cluster,
@@ -121,6 +123,7 @@ def _snapshot(
         watermarks_of(told),
         windows_of(told),
         streams,
+        sorted(standbys),
     )
 
 

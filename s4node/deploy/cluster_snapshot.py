@@ -94,6 +94,16 @@ class RestoringRow(msgspec.Struct, frozen=True):
     wanted: int
 
 
+class StandbyRow(msgspec.Struct, frozen=True, order=True):
+    """The tasks of an app that a node follows as their standby; the slowest is so many seconds
+    behind."""
+
+    app: str
+    node: str
+    tasks: list[str]
+    behind: float
+
+
 class WatermarkRow(msgspec.Struct, frozen=True, order=True):
     """The watermark of a stream, in seconds since 1970: the lowest of all tasks that have one.
 
@@ -173,6 +183,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     watermarks: list[WatermarkRow] = []
     windows: list[WindowsRow] = []
     streams: list[StreamRow] = []
+    standbys: list[StandbyRow] = []
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -256,6 +267,15 @@ def restoring_of(reports: Iterable[ContainerStatistics]) -> list[RestoringRow]:
         RestoringRow(report.app, task, *progress)
         for report in reports
         for task, progress in sorted(report.replay.restoring.items())
+    ]
+
+
+def standbys_of(node: str, reports: Iterable[ContainerStatistics]) -> list[StandbyRow]:
+    """What the containers of a node follow."""
+    return [
+        StandbyRow(report.app, node, sorted(found), max(found.values()))
+        for report in reports
+        if (found := report.replay.standbys)
     ]
 
 

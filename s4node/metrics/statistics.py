@@ -130,7 +130,8 @@ class ReplayStatistics(msgspec.Struct, frozen=True):
     ``system.stream``, ``rejected`` counts events that could not be decoded, and ``lost`` events
     that retention deleted before they were read. By stream, ``left_out`` counts poison events.
     ``restoring`` has, by task that is being restored from a URL, the objects that were fetched and
-    how many will be at most, as far as is known.
+    how many will be at most, as far as is known. ``standbys`` has, by task of another container
+    that is followed here, for how many seconds the end of its log was not reached.
     """
 
     progress: tuple[ProgressStatistics, ...] = ()
@@ -140,6 +141,7 @@ class ReplayStatistics(msgspec.Struct, frozen=True):
     lost: dict[str, int] = {}
     left_out: dict[str, int] = {}
     restoring: dict[str, tuple[int, int]] = {}
+    standbys: dict[str, float] = {}
 
 
 class ProcessStatistics(msgspec.Struct, frozen=True):

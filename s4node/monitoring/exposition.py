@@ -42,6 +42,8 @@ FAMILIES = {
     "s4_restoring_tasks": ("gauge", "tasks whose state is being fetched from the URL"),
     "s4_restored_objects": ("gauge", "objects that these have fetched"),
     "s4_restore_objects": ("gauge", "objects that these will fetch at most, as far as is known"),
+    "s4_standby_tasks": ("gauge", "tasks of other containers that are followed, as a standby"),
+    "s4_standby_lag_seconds": ("gauge", "how long the slowest of them has not caught up"),
     "s4_processed_events": ("counter", "events processed"),
     "s4_refused_events": ("counter", "events without a key"),
     "s4_late_events": ("counter", "events that came too late for their window, by PE"),
@@ -140,6 +142,8 @@ def _add_container(page: _Page, found: ContainerStatistics, app: str, source: Ha
     page.add("s4_restoring_tasks", len(replay.restoring), app=app)
     page.add("s4_restored_objects", sum(n for n, _ in replay.restoring.values()), app=app)
     page.add("s4_restore_objects", sum(n for _, n in replay.restoring.values()), app=app)
+    page.add("s4_standby_tasks", len(replay.standbys), app=app)
+    page.most("s4_standby_lag_seconds", max(replay.standbys.values(), default=0.0), app=app)
     page.count("s4_commits_written", source, replay.commits, app=app)
     page.count("s4_commit_failures", source, replay.failures, app=app)
     for task in found.tasks:

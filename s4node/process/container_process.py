@@ -306,6 +306,7 @@ async def _enrolled(
             containers=config[settings.CONTAINER_COUNT],
             gather_timeout=config[settings.CLUSTER_GATHER_TIMEOUT],
             stay=config[settings.CLUSTER_STAY],
+            zone=config[settings.NODE_ZONE],
             node=begin.node,
             version=begin.version,
         )

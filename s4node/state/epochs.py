@@ -199,7 +199,7 @@ def claim(
     """Take over the task of ``folder`` under ``epoch``, with all that was committed before.
 
     ``epoch`` 0 takes the next free one. ``elsewhere`` has the current state if it is shipped. With
-    the files of a savepoint in ``saved`` the database is that one.
+    the files of a savepoint or a standby in ``saved`` the database is that one.
 
     Raises TaskFenced if this epoch or a higher one is claimed already, StateError if the folder
     cannot be written, StoreCorrupt if no sound database is left.
@@ -260,14 +260,26 @@ def _completed(own: Path, database: Database) -> Database:
     """Mark a database as complete; RocksDB has synced its own files."""
     passing("claim.copied")
     try:
-        _mark_complete(own, b"")
+        mark_complete(own)
     except OSError as error:
         database.close()
         raise StateError(f"{own} cannot be written: {error.strerror}; free some space") from error
     return database
 
 
-def _mark_complete(folder: Path, about: bytes) -> None:
+def is_complete(folder: Path) -> bool:
+    """Return True if a folder is marked as complete."""
+    return (folder / _DONE).exists()
+
+
+def unmark(folder: Path) -> None:
+    """Have a folder no longer marked as complete, before its files are removed."""
+    if is_complete(folder):
+        (folder / _DONE).unlink()
+        disk.sync(folder)
+
+
+def mark_complete(folder: Path, about: bytes = b"") -> None:
     """Mark a folder as complete, once it and its name are on disk."""
     disk.sync(*folder.glob("*.json"), folder)  # RocksDB's wrapper does not sync its own files
     disk.write(folder / _DONE, about)
@@ -340,7 +352,7 @@ def keep(folder: Path, epoch: int, database: Database, commit: int, now: float) 
     database.checkpoint(place)
     passing("checkpoint.made")
     try:
-        _mark_complete(place, msgspec.json.encode(_About(commit, one.kept_ms)))
+        mark_complete(place, msgspec.json.encode(_About(commit, one.kept_ms)))
     except OSError as error:
         raise StateError(f"{place} cannot be written: {error.strerror}") from error
     return one

@@ -406,6 +406,12 @@ class Tail(NamedTuple):
         commits = self.commits
         return commits[-1].commit if commits else self.base
 
+    def after(self, known: CommitId) -> list[Commit] | None:
+        """The commits after ``known``; None if the checkpoint or the commits do not have it."""
+        commits = self.commits
+        points = [self.base, *(each.commit for each in commits)]
+        return commits[points.index(known) :] if known in points else None
+
     @property
     def empty(self) -> bool:
         """True if nothing has ever been shipped."""

@@ -85,7 +85,7 @@ class RemoteTask:
         self._restore_seconds = restore_seconds
         self._appender: Appender | None = None
         self._appending = threading.Lock()
-        self._at = 0  # the number of the last entry that counts for this owner
+        self.at = 0  # the number of the last entry that counts for this owner
         self._whole = False  # True if this owner began with the whole log
         self._owners: dict[int, str] = {}  # from before the copy
         self._kept: list[Checkpoint] = []  # the last two that are read or written
@@ -106,7 +106,7 @@ class RemoteTask:
         with self._files.told():
             for folder in _FOLDERS:
                 self._files.make_folder(f"{self._root}/{folder}")
-            claims = remote_log.announced(self._names("claims"))
+            claims = remote_log.announced(self.names_in("claims"))
             return max((each.owner.fence for each in claims), default=0)
 
     def claim(self, fence: int, origin: str, epoch: int) -> None:
@@ -118,15 +118,15 @@ class RemoteTask:
         assert self._append_mode is not None
         self.owner = Owner(fence, tokens.fresh(8))
         appender = Appender(self._append_mode(), self.owner, self.url)
-        self._run(appender.claim(origin, epoch))
+        self.run(appender.claim(origin, epoch))
         passing("ship.claimed")
-        self._appender, self._at = appender, appender.number
+        self._appender, self.at = appender, appender.number
 
     def retire(self) -> None:
         """Fence all owners and remove the files of checkpoints, as the job has no such task any
         more. The log stays, so that no owner can append to it."""
         self.claim(self.highest() + 1, "", 0)
-        names = self._names("files")
+        names = self.names_in("files")
         with self._files.told():
             self._files.remove(f"{self._root}/files/{name}" for name in names)
 
@@ -139,7 +139,7 @@ class RemoteTask:
         """
         skipped: list[int] = []
         while True:
-            tail = self._read(skipped)
+            tail = self.read(skipped)
             if tail.empty:
                 database = local()
                 database = make(own) if database is None else self._first(database)
@@ -176,12 +176,12 @@ class RemoteTask:
             self._follow(tail)
             return database
 
-    def _read(self, skipped: Collection[int] = ()) -> Tail:
+    def read(self, skipped: Collection[int] = ()) -> Tail:
         """The end of the log, as far as a restore needs it."""
         for _ in range(_READS):
-            names = self._names("log")
+            names = self.names_in("log")
             self.wanted = self.fetched + len(names)
-            tail = self._run(remote_log.read(names, self.url, skipped))
+            tail = self.run(remote_log.read(names, self.url, skipped))
             if not tail.gone:
                 break
         return tail
@@ -208,20 +208,17 @@ class RemoteTask:
         lacking: Sequence[Commit] | None = None
         if database is not None:
             try:
-                self._check_shipped(database, tail, own.parent)
+                self.check_shipped(database, tail, own.parent)
             except StateError:
                 database.close()
                 raise
-            points = [tail.base, *(each.commit for each in commits)]
-            known = known_of(database)
-            if known in points:
-                lacking = commits[points.index(known) :]
-            else:
+            lacking = tail.after(known_of(database))
+            if lacking is None:
                 database.close()
                 empty(own)
         if database is None or lacking is None:
             log.info("state is being fetched", place=self.url, checkpoint=tail.number)
-            self._fetch({} if tail.checkpoint is None else tail.checkpoint.files, own)
+            self.fetch({} if tail.checkpoint is None else tail.checkpoint.files, own)
             database, lacking = make(own), commits
         rows = {row: value for commit in lacking for row, value in commit.rows}
         if rows:
@@ -243,10 +240,10 @@ class RemoteTask:
                 raise
         return database
 
-    def _check_shipped(self, database: Database, tail: Tail, folder: Path) -> None:
+    def check_shipped(self, database: Database, tail: Tail, folder: Path) -> None:
         """Raise StateError unless the folder's own database is a part of the copy."""
         fence, number, _ = known_of(database)
-        owners = {each.owner for each in remote_log.announced(self._names("claims"))}
+        owners = {each.owner for each in remote_log.announced(self.names_in("claims"))}
         if tail.checkpoint is not None:
             owners.update(Owner(f, name) for f, name in tail.checkpoint.owners.items())
         ours = Owner(fence, owners_of(database).get(fence, "")) in owners
@@ -258,9 +255,15 @@ class RemoteTask:
                 f"commits; to continue from the folder, remove {self.url}"
             )
 
+    def resume(self, since: int, checkpoint: Checkpoint | None) -> None:
+        """Go on from a database that has all that counts, with so many commits since the newest
+        checkpoint."""
+        self._whole, self._since = True, since
+        self._kept = [] if checkpoint is None else [checkpoint]
+
     def last(self) -> CommitId | None:
         """The last commit of the copy; None if there is none."""
-        tail = self._read()
+        tail = self.read()
         return None if tail.empty else tail.last
 
     def replaced(self) -> int:
@@ -269,7 +272,7 @@ class RemoteTask:
         last = self.last()
         return 0 if last is None else last[1]
 
-    def _fetch(self, files: Mapping[str, StoredFile], own: Path) -> None:
+    def fetch(self, files: Mapping[str, StoredFile], own: Path) -> None:
         """Fetch the files of a checkpoint into a folder, many at a time."""
 
         def fetch(each: tuple[str, StoredFile]) -> None:
@@ -279,7 +282,7 @@ class RemoteTask:
                 self._files.fs.get_file(f"{self._root}/files/{stored.object}", str(place))
             except FileNotFoundError as error:
                 raise StoreCorrupt(f"{at} is missing") from error
-            if (place.stat().st_size, _hash(place)) != (stored.size, stored.hash):
+            if (place.stat().st_size, hash_of(place)) != (stored.size, stored.hash):
                 raise StoreCorrupt(f"{at} has other contents than put")
             self.fetched += 1
 
@@ -305,7 +308,7 @@ class RemoteTask:
         others = {f: name for f, name in owners.items() if f != self.owner.fence}
         self._owners = {**before, **others}
         if not self._whole:
-            self._upload(folder() if last[1] else None, last, self._at)
+            self._upload(folder() if last[1] else None, last, self.at)
             self._whole = True
 
     # -- commits -----------------------------------------------------------------------------
@@ -318,7 +321,7 @@ class RemoteTask:
         """
         passing("ship.put")
         began = clocks.steady()
-        self._at, size = self._append(Commit(self.owner, commit, rows))
+        self.at, size = self._append(Commit(self.owner, commit, rows))
         took = clocks.steady() - began
         self._seconds += (took - self._seconds) * (_SMOOTHING if self._seconds else 1)
         passing("ship.counts")
@@ -345,7 +348,7 @@ class RemoteTask:
         writes learns of it at its next commit.
         """
         self.uploading = True
-        return partial(self._upload_beside, folder, last, self._at, self._since, self._since_bytes)
+        return partial(self._upload_beside, folder, last, self.at, self._since, self._since_bytes)
 
     def _upload_beside(
         self, folder: Path, last: CommitId, base: int, since: int, since_bytes: int
@@ -395,19 +398,19 @@ class RemoteTask:
 
     def _hash(self, path: Path) -> str:
         if path.suffix != ".sst":
-            return _hash(path)
+            return hash_of(path)
         stat = path.stat()
         place = stat.st_ino, stat.st_mtime_ns, stat.st_size
         if place not in self._hashes:
-            self._hashes[place] = _hash(path)
+            self._hashes[place] = hash_of(path)
         return self._hashes[place]
 
     def _sweep(self) -> None:
         """Remove what the last two checkpoints replace; leftovers are removed at another time."""
         if len(self._kept) < 2:
             return
-        self._run(remote_log.sweep(self._kept[0].base, self._removable, self.url))
-        unused = remote_log.unused(self._names("files"), self.owner, self._kept)
+        self.run(remote_log.sweep(self._kept[0].base, self._removable, self.url))
+        unused = remote_log.unused(self.names_in("files"), self.owner, self._kept)
         with self._files.told():
             self._files.remove(f"{self._root}/files/{name}" for name in unused)
 
@@ -417,11 +420,11 @@ class RemoteTask:
         """Append an entry; returns its number, and its size in bytes."""
         assert self._appender is not None
         with self._appending:
-            number = self._run(self._appender.add(entry))
+            number = self.run(self._appender.add(entry))
         self._note(number, entry)
         return number, self._appender.size
 
-    def _run(self, steps: Generator[Any, Any, R]) -> R:
+    def run(self, steps: Generator[Any, Any, R]) -> R:
         """Answer the requests of the log's functions."""
         try:
             request = next(steps)
@@ -452,7 +455,8 @@ class RemoteTask:
             case remote_log.Remove(places):
                 return self._files.remove(f"{self._root}/{place}" for place in places)
 
-    def _names(self, folder: str) -> list[str]:
+    def names_in(self, folder: str) -> list[str]:
+        """The names of the objects in a folder of the copy."""
         with self._files.told():
             return self._files.names(f"{self._root}/{folder}")
 
@@ -484,6 +488,7 @@ def check_newest(url: str, task: str, database: Database) -> None:
         )
 
 
-def _hash(path: Path) -> str:
+def hash_of(path: Path) -> str:
+    """The hash of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

@@ -27,6 +27,7 @@ from s4node.state.remote_log import (
     Put,
     Remove,
     Request,
+    Row,
 )
 from s4node.state.remote_task import RemoteTask
 
@@ -136,16 +137,19 @@ class History:
         yield from appender.claim("origin", fence)
         kept: list[Checkpoint] = []
         state = yield from self._read(kept)
+        yield from self._begin(appender, kept, state)
         self.begun[owner] = list(state)
         removable: dict[str, bool] = {}
         at = appender.number
         tries = 0
-        for number in range(self.dice.randint(1, 30) if commits is None else commits):
+        first = state[-1][1] + 1 if state else 1
+        many = self.dice.randint(1, 30) if commits is None else commits
+        for number in range(first, first + many):
             while True:
                 tries += 1
                 commit = fence, number, tries
                 try:
-                    at = yield from appender.add(Commit(owner, commit, []))
+                    at = yield from appender.add(Commit(owner, commit, [row_of(commit)]))
                 except StateError:
                     continue
                 break
@@ -162,6 +166,15 @@ class History:
                         yield from remote_log.sweep(kept[0].base, removable, PLACE)
                 except StateError:
                     continue
+
+    def _begin(
+        self,
+        appender: Appender,
+        kept: list[Checkpoint],
+        state: list[CommitId],
+    ) -> Generator[Request, Any, None]:
+        """What an owner does before its first commit."""
+        yield from ()
 
     def _read(self, kept: list[Checkpoint]) -> Generator[Request, Any, list[CommitId]]:
         gone = True
@@ -208,6 +221,11 @@ class History:
                 request = steps.send(self.store.answer(request))
         except StopIteration:
             return
+
+
+def row_of(commit: CommitId) -> Row:
+    """The row of a commit; a commit changes no other."""
+    return b"%d %d %d" % commit, b""
 
 
 class RealStore(Store):

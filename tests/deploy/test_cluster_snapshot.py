@@ -11,6 +11,7 @@ from s4node.deploy.cluster_snapshot import (
     RestoringRow,
     Row,
     Snapshot,
+    StandbyRow,
     WatermarkRow,
     WindowsRow,
     bottleneck_of,
@@ -18,6 +19,7 @@ from s4node.deploy.cluster_snapshot import (
     ranges,
     restoring_of,
     rows_of,
+    standbys_of,
     state_of,
     watermarks_of,
     windows_of,
@@ -97,6 +99,14 @@ def test_tasks_that_are_being_restored_are_those_of_all_containers() -> None:
     assert restoring_of(reports) == [
         RestoringRow("a", "Partition 0", 0, 5),
         RestoringRow("a", "Partition 1", 32, 900),
+    ]
+
+
+def test_a_node_that_follows_tasks_reports_how_far_the_slowest_is_behind() -> None:
+    one = ReplayStatistics(standbys={"Partition 1": 0.5, "Partition 0": 3.0})
+    reports = [ContainerStatistics("a", replay=one), ContainerStatistics("b")]
+    assert standbys_of("node", reports) == [
+        StandbyRow("a", "node", ["Partition 0", "Partition 1"], 3.0)
     ]
 
 

@@ -60,6 +60,7 @@ def container(partitions: int, app: str = "shop") -> ContainerReport:
         lost={"log.orders": 2},
         left_out={"clicks": 1},
         restoring={"Partition 0": (3, 9)},
+        standbys={"Partition 7": 1.5},
     )
     counts = ContainerStatistics(
         app,
@@ -117,6 +118,8 @@ def test_tasks_are_added_up_and_the_longest_wait_and_the_lowest_watermark_count(
     assert one("s4_gain_seconds_sum", app="shop") == 0.5
     assert one("s4_watermark_seconds", app="shop", stream="clicks") == 1000
     assert one("s4_restore_objects", app="shop") == 9
+    assert one("s4_standby_tasks", app="shop") == 1
+    assert one("s4_standby_lag_seconds", app="shop") == 1.5
     assert one("s4_process_cpu_seconds_total", app="shop") == 1.25
     assert one("s4_node_ready") == 1
 

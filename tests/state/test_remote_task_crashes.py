@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
-from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from counting_flow import USERS, Flow, counting, flowing
-from harness import QUICK, NodeProcess, children, run_s4, s4_process, until
+from counting_flow import Flow, check_counts, counting, deploy_to_shop, flowing, shipped, shop_node
+from harness import NodeProcess, children, s4_process, until
 from kept import kept_instances, kept_positions
 from log_bench import Bench
 
-from s4node.errors import StoreCorrupt
-from s4node.events.keys import crc32m
 from s4node.failpoints import POINTS
-from s4node.state.browse import StateReader
-from s4node.state.database import Database
-from s4node.state.remote_job import RemoteJob
-from s4node.state.task_state import TaskState
 
 pytestmark = pytest.mark.slow
 
@@ -83,76 +74,32 @@ async def test_a_place_that_is_gone_for_a_while_holds_commits_up_and_nothing_els
             await all_is_counted(it, flow, "node-b", process)
 
 
-def shipped(it: Bench) -> tuple[int, dict[str, dict[str, int]]]:
-    """What another node would go on from: events that are committed, and counts by key."""
-    events, counts = 0, {}
-    place = Path("shop/counting")
-    depot = RemoteJob(f"file://{it.folder / 'depot'}", place)
-    for name in sorted(each.name for each in (it.folder / "depot" / place / "tasks").iterdir()):
-        with tempfile.TemporaryDirectory() as own:
-            database = depot.task(name).restored(Path(own), lambda: None, Database)
-            state = TaskState(database, crc32m)
-            events += sum(state.positions().values())
-            counts.update(StateReader(state).instances("Count"))
-            database.close()
-    return events, counts
-
-
 async def test_partitions_move_between_nodes_of_a_cluster_that_share_no_folder(
     tmp_path: Path,
 ) -> None:
     async with flowing(tmp_path) as (it, flow):
         counting(it)
-        where = ("--folder", tmp_path / "shared")
-        wiring = {
-            **QUICK,
-            "systems.log.type": "log",
-            "systems.log.address": it.log.address,
-            "systems.log.samza.offset.default": "oldest",
-            "task.commit.ms": "20",
-            "s4.cluster.partitions": "2",
-            "s4.state.url": f"file://{tmp_path / 'depot'}",
-            "s4.state.checkpointInterval": "200",
-        }
-
-        def node(name: str) -> list[str | Path]:
-            given = {**wiring, "s4.state.folder": str(tmp_path / name)}
-            options = [word for key, value in given.items() for word in ("-p", f"{key}={value}")]
-            return ["node", "shop", "--name", name, *where, *options]
 
         def events() -> int:
-            while True:
-                with suppress(StoreCorrupt):  # what was looked for has just been removed
-                    return shipped(it)[0]
+            return shipped(it)[0]
 
-        async with s4_process(*node("node-a"), cwd=tmp_path) as first:
-            async with s4_process(*node("node-b"), cwd=tmp_path) as second:
-                done = await run_s4(
-                    "deploy",
-                    it.folder / "elements_app.py",
-                    "--cluster",
-                    "shop",
-                    *where,
-                    cwd=tmp_path,
-                )
-                assert done.returncode == 0, done.stderr
+        async with s4_process(*shop_node(it, "node-a"), cwd=tmp_path) as first:
+            async with s4_process(*shop_node(it, "node-b"), cwd=tmp_path) as second:
+                await deploy_to_shop(it)
                 await until(lambda: events() > 400)
                 for pid in (*children(second.pid), second.pid):  # with its container
                     os.kill(pid, signal.SIGKILL)
                 await second.process.wait()
                 before = events()
                 await until(lambda: events() > before + 800, "the other has all")
-            async with s4_process(*node("node-b"), cwd=tmp_path):
+            async with s4_process(*shop_node(it, "node-b"), cwd=tmp_path):
                 (container,) = children(first.pid)
                 os.kill(container, signal.SIGKILL)
                 before = events()
                 await until(lambda: events() > before + 800, "it has some again")
                 await flow.end()
                 await until(lambda: events() == flow.total)
-    expected = Counter(f"user-{n % USERS}" for n in range(flow.total))
-    found = shipped(it)[1]
-    assert {key: each["clicks"] for key, each in found.items()} == expected
-    assert sum(each["wrong"] for each in found.values()) == 0
+    check_counts(flow, shipped(it)[1])
 
 
 # -- set-up ---------------------------------------------------------------------------------------
@@ -183,7 +130,4 @@ async def all_is_counted(it: Bench, flow: Flow, name: str, process: NodeProcess)
     await until(lambda: done(it, name) == flow.total, "all is committed")
     process.signal(signal.SIGTERM)
     assert await process.wait() == 0, process.errors
-    expected = Counter(f"user-{n % USERS}" for n in range(flow.total))
-    found = kept_instances(it.folder / name / "default" / "counting")
-    assert {key: each["clicks"] for key, each in found.items()} == expected
-    assert sum(each["wrong"] for each in found.values()) == 0
+    check_counts(flow, kept_instances(it.folder / name / "default" / "counting"))

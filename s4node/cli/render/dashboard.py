@@ -136,6 +136,11 @@ def _rendered(snapshot: Snapshot, width: int, *, live: bool) -> RenderableType:
         for one in snapshot.restoring
     ]
     texts += [
+        f"node {one.node} is the standby of {len(one.tasks)} tasks of {one.app}, at most "
+        f"{one.behind:.1f} s behind"
+        for one in snapshot.standbys
+    ]
+    texts += [
         f"stream {one.stream} of {one.app} is at {_moment(one.at)}, {one.behind:.1f} s behind its "
         f"latest event, held back by {one.holding or 'nothing'}"
         for one in snapshot.watermarks

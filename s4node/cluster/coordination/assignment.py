@@ -14,6 +14,11 @@ Rules
   partitions of a name that is awaited stay with it until it returns, or is awaited no longer.
 - An entry has an assignment packed: each owner once, and numbers by partition. With 1,000 members
   and 4,096 partitions that is less than 64 kB.
+- A partition may have a *standby*, another member that follows its state; entries have its name. It
+  is in another zone than the owner, if there is such a member, and stays while both live. An orphan
+  goes to its standby. No member is the standby of two more than another, if zones allow
+  that. If there is a choice, a standby is one of fewer partitions of this owner.
+  ``moves`` prefers partitions whose standby is the new owner.
 - The same arguments always give the same assignment.
 """
 
@@ -22,21 +27,28 @@ from __future__ import annotations
 import sys
 import zlib
 from array import array
+from bisect import insort
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import islice
 
 import msgspec
+
+_CHOICE = 16
+"""The members with the fewest partitions among which a standby is chosen."""
 
 Key = tuple[str, str]
 """Session and name: unique for each member, even among members of the same name."""
 
 
 class Member(msgspec.Struct, frozen=True):
-    """A living container that can own partitions."""
+    """A living container that can own partitions; ``follows`` is True if it can be a standby."""
 
     name: str
     address: str
     session: str
+    zone: str = ""
+    follows: bool = False
 
     @property
     def key(self) -> Key:
@@ -61,6 +73,7 @@ class Owner(msgspec.Struct, frozen=True):
 class Assignment(msgspec.Struct, frozen=True):
     """The owners of all partitions, in order. Epoch 0 is before the first assignment.
 
+    ``standbys`` are the names of their standbys, with "" for none; it is empty without standbys.
     ``origin`` names the series of assignments in which epochs are counted: an app that was removed
     and deployed again begins another one.
     """
@@ -68,6 +81,7 @@ class Assignment(msgspec.Struct, frozen=True):
     epoch: int = 0
     owners: tuple[Owner, ...] = ()
     origin: str = ""
+    standbys: tuple[str, ...] = ()
 
 
 class _Packed(msgspec.Struct, array_like=True):
@@ -78,6 +92,8 @@ class _Packed(msgspec.Struct, array_like=True):
     members: list[tuple[str, str, str]]
     owners: bytes
     epochs: bytes
+    names: list[str] = []
+    standbys: bytes = b""
 
 
 def pack(assignment: Assignment) -> bytes:
@@ -87,7 +103,10 @@ def pack(assignment: Assignment) -> bytes:
     index = {place: number for number, place in enumerate(members)}
     owners = _numbers("H", (index[place] for place in places))
     epochs = _numbers("Q", (owner.epoch for owner in assignment.owners))
-    packed = _Packed(assignment.epoch, assignment.origin, members, owners, epochs)
+    names = list(dict.fromkeys(assignment.standbys))
+    numbers = {name: number for number, name in enumerate(names)}
+    standbys = _numbers("H", map(numbers.__getitem__, assignment.standbys))
+    packed = _Packed(assignment.epoch, assignment.origin, members, owners, epochs, names, standbys)
     return zlib.compress(msgspec.msgpack.encode(packed), 9)
 
 
@@ -97,9 +116,10 @@ def unpack(data: bytes) -> Assignment:
         packed = msgspec.msgpack.decode(zlib.decompress(data), type=_Packed)
         owners = zip(_array("H", packed.owners), _array("Q", packed.epochs), strict=True)
         found = tuple(Owner(*packed.members[index], epoch) for index, epoch in owners)
+        standbys = tuple(packed.names[index] for index in _array("H", packed.standbys))
     except (zlib.error, msgspec.MsgspecError, IndexError) as error:
         raise ValueError(str(error)) from error
-    return Assignment(packed.epoch, found, packed.origin)
+    return Assignment(packed.epoch, found, packed.origin, standbys)
 
 
 def _numbers(kind: str, numbers: Iterable[int]) -> bytes:
@@ -135,6 +155,7 @@ def assign(
     if before is None:
         before = Assignment()
     old = before.owners if len(before.owners) == partitions else (Owner(),) * partitions
+    kept = before.standbys if len(before.standbys) == partitions else ("",) * partitions
     alive = {member.key: member for member in members}
     load = dict.fromkeys(alive, 0)
     for owner in old:
@@ -147,7 +168,13 @@ def assign(
     away = set(awaited) - back.keys() - {""}
     free = [index for index, home in enumerate(homes) if home not in away]
     open_ = {key: load[key] for key in _undrained(load, drained)}
-    chosen = _active(open_, names, {home for home in homes if isinstance(home, str)}, containers)
+    orphaned = [index for index in free if isinstance(homes[index], str)]
+    former = {home for home in homes if isinstance(home, str)}
+    former.update(kept[index] for index in orphaned if kept[index])
+    chosen = _active(open_, names, former, containers)
+    heir_of = {names[key]: key for key in chosen}
+    for index in orphaned:
+        homes[index] = heir_of.get(kept[index], homes[index])
     shared = balance([homes[index] for index in free], {key: names[key] for key in chosen})
     heirs = dict(zip(free, shared, strict=True))
     epoch = before.epoch + 1
@@ -164,9 +191,71 @@ def assign(
         else:
             member = alive[heir]
             owners.append(Owner(member.name, member.address, member.session, epoch))
-    if tuple(owners) == before.owners:
+    able = [alive[key] for key in open_ if alive[key].follows]
+    standbys = _standbys(owners, able, kept, away, {m.name: m.zone for m in members})
+    if tuple(owners) == before.owners and standbys == before.standbys:
         return before
-    return Assignment(epoch, tuple(owners), before.origin)
+    return Assignment(epoch, tuple(owners), before.origin, standbys)
+
+
+def _standbys(
+    owners: Sequence[Owner],
+    able: Sequence[Member],
+    before: Sequence[str],
+    awaited: Collection[str],
+    zones: Mapping[str, str],
+) -> tuple[str, ...]:
+    """The standby of each partition; empty if no member is ``able`` to follow.
+
+    ``before`` are the former standbys. They stay if they are ``awaited``, too.
+    """
+    if not able:
+        return ()
+    zone_of = {member.name: member.zone for member in able}
+    places = set(zone_of.values())
+
+    def fits(name: str, owner: str) -> bool:
+        if name == owner or name not in zone_of:
+            return name != owner and name in awaited
+        zone = zones.get(owner, "")
+        return not zone or zone_of[name] not in ("", zone) or not places - {"", zone}
+
+    found = [
+        name if fits(name, owner.member) else "" for name, owner in zip(before, owners, strict=True)
+    ]
+    load = Counter(name for name in found if name)
+    pairs = Counter(zip((owner.member for owner in owners), found, strict=True))
+
+    def choose(index: int, name: str) -> None:
+        owner = owners[index].member
+        load[found[index]] -= 1
+        pairs[owner, found[index]] -= 1
+        found[index] = name
+        load[name] += 1
+        pairs[owner, name] += 1
+
+    queue = sorted((load[name], name) for name in zone_of)
+    for index, owner in enumerate(owners):
+        if found[index] or not owner.member:
+            continue
+        fitting = (each for each in queue if fits(each[1], owner.member))
+        few = list(islice(fitting, _CHOICE))
+        if few:
+            least = min(few, key=lambda each: (each[0], pairs[owner.member, each[1]]))
+            queue.remove(least)
+            insort(queue, (least[0] + 1, least[1]))
+            choose(index, least[1])
+    while True:
+        richest = max(zone_of, key=lambda name: load[name])
+        poorest = min(zone_of, key=lambda name: load[name])
+        possible_at = [
+            index
+            for index, name in enumerate(found)
+            if name == richest and fits(poorest, owners[index].member)
+        ]
+        if load[richest] - load[poorest] < 2 or not possible_at:
+            return tuple(found)
+        choose(max(possible_at, key=lambda index: pairs[owners[index].member, richest]), poorest)
 
 
 def _undrained(members: Iterable[Key], drained: Collection[Key]) -> list[Key]:
@@ -246,8 +335,14 @@ def moves(
 
     def move(giver: Key) -> None:
         heir = min((key for key in chosen if key != giver), key=lambda key: len(held[key]))
-        found[held[giver][-1]] = alive[heir]
-        held[heir].insert(0, held[giver].pop())  # so that it does not move again
+        partition = held[giver][-1]
+        if assignment.standbys:
+            name = alive[heir].name
+            led = [each for each in held[giver] if assignment.standbys[each] == name]
+            partition = led[-1] if led else partition
+        found[partition] = alive[heir]
+        held[giver].remove(partition)
+        held[heir].insert(0, partition)  # so that it does not move again
 
     for key in [key for key in alive if key not in chosen]:
         while held[key]:
@@ -260,12 +355,15 @@ def moves(
 
 
 def handed_over(assignment: Assignment, heirs: Mapping[int, Member]) -> Assignment:
-    """The assignment after these partitions were handed over."""
+    """The assignment after these partitions were handed over. A new owner that was the standby
+    changes places with the former one, which has the state."""
     epoch = assignment.epoch + 1
-    owners = list(assignment.owners)
+    owners, standbys = list(assignment.owners), list(assignment.standbys)
     for partition, heir in heirs.items():
+        if standbys and standbys[partition] == heir.name:
+            standbys[partition] = owners[partition].member
         owners[partition] = Owner(heir.name, heir.address, heir.session, epoch)
-    return Assignment(epoch, tuple(owners), assignment.origin)
+    return Assignment(epoch, tuple(owners), assignment.origin, tuple(standbys))
 
 
 def has_living_owner(assignment: Assignment | None, members: Sequence[Member]) -> bool:

@@ -35,6 +35,7 @@ class Enrolment:
     containers: int = 0
     gather_timeout: float = GATHER_SECONDS
     stay: float = 0.0
+    zone: str = ""
     fenced: bool = False
     node: str = ""
     version: str = ""
@@ -44,8 +45,9 @@ class Enrolment:
         known."""
         return self.session.doubtful and not self.fenced
 
-    def membership(self, address: str, partitions: int, *, state: str) -> Membership:
-        """The container's membership, at ``address``; ``state`` is the state that it can reach."""
+    def membership(self, address: str, partitions: int, *, state: str, follows: bool) -> Membership:
+        """The container's membership, at ``address``; ``state`` is the state that it can reach, and
+        it ``follows`` that of others if it can be a standby."""
         return Membership(
             self.session,
             cluster=self.cluster,
@@ -58,6 +60,8 @@ class Enrolment:
             gather_timeout=self.gather_timeout,
             stay=self.stay,
             state=state,
+            zone=self.zone,
+            follows=follows,
             node=self.node,
             version=self.version,
         )

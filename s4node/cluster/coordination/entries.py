@@ -68,6 +68,9 @@ class MemberInfo(msgspec.Struct, frozen=True):
     """The identity of the state that it can reach; empty if its tasks have no state."""
     ready: tuple[int, ...] = ()
     """Partitions of others that it can take over at once."""
+    zone: str = ""
+    follows: bool = False
+    """True if it follows the state of tasks of which it is the standby."""
 
 
 class AppId(NamedTuple):
@@ -102,7 +105,10 @@ class Group:
     @property
     def candidates(self) -> list[Member]:
         """The members for :func:`assignment.assign`."""
-        return [Member(m.value.name, m.value.address, m.session) for m in self.members]
+        return [
+            Member(m.value.name, m.value.address, m.session, m.value.zone, m.value.follows)
+            for m in self.members
+        ]
 
     @property
     def addresses(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ Rules
   Only then the member that has it owes it: it stops the partition first, and then hands it over.
 - The partitions of a dead owner stay without one for the time that its name is awaited. A member of
   this name gets them back.
+- If members follow the state of others, the assignment names a standby for each partition.
 - A member whose node is drained hands over all that it has, and gets nothing.
 - Only the oldest member reads all others at each change; the others read what has changed.
 - The address of a dead owner is not reported.
@@ -66,7 +67,8 @@ class Membership:
     ``member`` must be unique among the app's living members, and peers reach it at ``address``. The
     first assignment waits for ``expected`` members, for at most ``gather_timeout`` seconds.
     ``state`` is the identity of the state that the member can reach. ``stay`` are the seconds for
-    which a dead owner is awaited. ``version`` is for status commands.
+    which a dead owner is awaited. A member that ``follows`` can be a standby, if possible of owners
+    in another ``zone``. ``version`` is for status commands.
     """
 
     def __init__(
@@ -83,6 +85,8 @@ class Membership:
         gather_timeout: float = GATHER_SECONDS,
         stay: float = 0.0,
         state: str = "",
+        zone: str = "",
+        follows: bool = False,
         node: str = "",
         version: str = "",
     ) -> None:
@@ -98,6 +102,8 @@ class Membership:
             version=version,
             partitions=partitions,
             state=state,
+            zone=zone,
+            follows=follows,
         )
         self._expected = expected
         self._containers = containers
@@ -226,8 +232,10 @@ class Membership:
     def _awaited(self, group: Group) -> set[str]:
         """The names of dead owners that may still return."""
         alive = {member.key for member in group.candidates}
-        owners = group.assignment.value.owners if group.assignment is not None else ()
-        dead = {owner.key for owner in owners} - alive
+        assignment = group.assignment.value if group.assignment is not None else Assignment()
+        dead = {owner.key for owner in assignment.owners} - alive
+        names = {name for _, name in alive | dead}
+        dead |= {("", name) for name in assignment.standbys if name and name not in names}
         now = trio.current_time()
         self._dead = {key: self._dead.get(key, now + self._stay) for key in dead}
         return {name for (_, name), end in self._dead.items() if end > now}
@@ -319,6 +327,11 @@ class Membership:
             return False
         return True
 
+    def _followed(self, assignment: Assignment) -> frozenset[int]:
+        """The partitions of which this member is the standby."""
+        named = enumerate(assignment.standbys)
+        return frozenset(p for p, name in named if name == self._info.name)
+
     def _owned(self, assignment: Assignment) -> tuple[frozenset[int], frozenset[int]]:
         """The partitions of this member, and those of a former one of its name."""
         named = [p for p, owner in enumerate(assignment.owners) if owner.member == self._info.name]
@@ -339,6 +352,7 @@ class Membership:
             mine, former = self._owned(assignment)
             heirs = self._moves(group)
             given = frozenset(index for index, heir in heirs.items() if heir.key == self._key)
+            follows = self._followed(assignment) | given if self._info.follows else frozenset()
             view = View(
                 group.epoch,
                 group.owners,
@@ -347,6 +361,7 @@ class Membership:
                 group.addresses,
                 owed,
                 former | given,
+                follows - mine,
                 assignment.origin,
             )
         else:

@@ -17,9 +17,10 @@ class View:
     ``epochs`` has the epoch in which each partition got its owner. ``mine`` are the member's own
     partitions, and ``owed`` those of them that it should hand over now, because their next owners
     are ready. ``coming`` are the partitions that others should hand over to it, and those of a
-    former member of its name. ``members`` are the addresses of all living members including spares,
-    the oldest first. ``epoch`` 0: nothing is assigned yet. ``origin`` names the series of
-    assignments in which epochs are counted.
+    former member of its name. It ``follows`` the state of the partitions of which it is the
+    standby, and of those that others should hand over to it. ``members`` are the addresses of all
+    living members including spares, the oldest first. ``epoch`` 0: nothing is assigned yet.
+    ``origin`` names the series of assignments in which epochs are counted.
     """
 
     epoch: int
@@ -29,6 +30,7 @@ class View:
     members: tuple[str, ...]
     owed: frozenset[int] = frozenset()
     coming: frozenset[int] = frozenset()
+    follows: frozenset[int] = frozenset()
     origin: str = ""
 
     @classmethod

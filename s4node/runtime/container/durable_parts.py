@@ -47,6 +47,7 @@ from s4node.runtime.commit.task_commit import CommitContext
 from s4node.runtime.container import saved_sample
 from s4node.runtime.container.partitions import Partitions
 from s4node.runtime.container.restore import Restore
+from s4node.runtime.container.standbys import Standbys
 from s4node.runtime.inputs.binding import durable_of, live_of, replayable
 from s4node.runtime.inputs.fast_inputs import FastInputs
 from s4node.runtime.inputs.job_model import AppKind, JobModel
@@ -62,6 +63,8 @@ from s4node.savepoints.place import manifest_in, opened_task
 from s4node.savepoints.replacement import check_complete
 from s4node.state.job import elsewhere, identity_of, kept_by, known_job
 from s4node.state.remote_job import depot_of
+from s4node.state.remote_log import CREATE
+from s4node.state.standby.follower import remove_standbys
 from s4node.systems.embedded_log import EmbeddedLog
 from s4node.systems.live import LiveSource
 from s4node.systems.registry import Systems
@@ -86,6 +89,7 @@ class DurableParts:
         self.dead_letters: DeadLetterQueue
         self.recovery: Recovery
         self.restore: Restore
+        self.standbys: Standbys | None = None
         self._app = app
         self._config = config
         self._own_log = own_log
@@ -299,6 +303,8 @@ class DurableParts:
         await self.committer.open(self._model.facts)
         await nursery.start(self._be_present, enrolment)
         await self._startpoints.enter()
+        if enrolment is not None:
+            await self._start_standbys(nursery)
         nursery.start_soon(self._savepoints.run)
         await nursery.start(self.committer.run)
         for system in self.systems:
@@ -306,6 +312,24 @@ class DurableParts:
         await nursery.start(self.dead_letters.run)
         await nursery.start(self.consumers.run)
         await nursery.start(self.exchange.emitter.run)
+
+    async def _start_standbys(self, nursery: trio.Nursery) -> None:
+        folder, config = self._folder(self._name), self._config
+        depot = depot_of(config, folder) if config[settings.STATE_STANDBY] else None
+        if depot is None:
+            await threads.run_sync(remove_standbys, folder)
+            return
+        if await threads.run_sync(depot.append_mode) != CREATE:
+            log.warning(
+                "no task has a standby, because the place for state knows no conditional writes",
+                app=self._name,
+                url=depot.url,
+            )
+            return
+        names = {task.index: task.name for task in self._model.tasks}
+        self.standbys = Standbys(folder, depot, names, self.restore.open)
+        self.restore.standbys = self.standbys
+        await nursery.start(self.standbys.run)
 
     async def _enter(self, enrolment: Enrolment) -> None:
         """Enter the job, which spans all nodes; without its state here, get no tasks."""
@@ -372,6 +396,7 @@ class DurableParts:
             dict(self.consumers.starts.lost),
             dict(self.recovery.counts),
             self.restore.progress(),
+            {} if self.standbys is None else self.standbys.lags(),
         )
 
     async def wait_written(self, tasks: Iterable[Task]) -> None:

@@ -7,6 +7,7 @@ Rules
 - If tasks keep state, a member with more partitions than its share hands some over. The next owner
   goes on from the last commit. It takes one partition after the other: it says that it is ready for
   the next one when all that it has take events, so that a partition pauses only for its own move.
+- With standbys, it is ready for those whose state it has followed, and goes on from there.
 - Only the newest view counts. It is told to all peers before another partition is handed over.
 - A task that is done rests with every owner: it is not started, and its inputs are not read.
 - A member that loses a partition while running it stops, because two owners would count twice.
@@ -114,10 +115,16 @@ class Ownership:
 
         ``state`` is the identity of the tasks' state, or empty.
         """
-        self._membership = enrolment.membership(
-            self._front.listener.address, self._app.partitions, state=state
+        standbys = None if self._replay is None else self._replay.standbys
+        self._membership = membership = enrolment.membership(
+            self._front.listener.address,
+            self._app.partitions,
+            state=state,
+            follows=standbys is not None,
         )
         send, views = trio.open_memory_channel[View](math.inf)
+        if standbys is not None:
+            standbys.on_change = lambda: send.send_nowait(membership.view)
         nursery.start_soon(self._membership.run, send.send_nowait)
         view = await views.receive()
         while not view.epoch:  # nothing is assigned before all members are here
@@ -148,7 +155,10 @@ class Ownership:
         assert self._membership is not None
         while True:
             if self._replay is not None and not self._leaving:
-                await self._membership.take(sorted(view.coming)[:1])
+                standbys, coming = self._replay.standbys, view.coming
+                if standbys is not None:
+                    coming &= standbys.at_end | (coming - view.follows)
+                await self._membership.take(sorted(coming)[:1])
                 if owed := view.owed & self._tasks.keys():
                     await self._hand_over(min(owed))
             view = await views.receive()
@@ -175,6 +185,8 @@ class Ownership:
         self._left = {p: self._left[p] for p in left}
         await self._gain(view, sorted(view.mine - self._tasks.keys() - left))
         self.view = view
+        if self._replay is not None and self._replay.standbys is not None:
+            self._replay.standbys.follow(view.follows)
         all_owned = not view.coming and all(view.owners)  # else more may come
         if self._replay is None or all_owned:  # without state, others keep what they have
             self.settled.set()

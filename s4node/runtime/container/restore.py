@@ -5,6 +5,7 @@ Rules
   check that no commit is missing; its producers' numbers, and the events in flight when its owner
   died; its state, and the events that it had put for others; the offsets of its inputs. The inputs
   are read after the start, so that the task may say where to begin.
+- A member that has followed a task goes on from its standby, with what the log has after it.
 - Tasks are restored together, because most of the time goes to waiting for disks.
 - A task that fails is restored from its last commit; its files stay open.
 - A task that has committed that it is done rests with every owner.
@@ -39,6 +40,7 @@ from s4node.runtime.commit.committer import Committer
 from s4node.runtime.commit.recovery import Recovery
 from s4node.runtime.commit.task_commit import CommitContext, TaskCommits
 from s4node.runtime.container.partitions import Partitions
+from s4node.runtime.container.standbys import Standbys
 from s4node.runtime.inputs.binding import live_of
 from s4node.runtime.inputs.job_model import JobModel
 from s4node.runtime.inputs.startpoints import Startpoints
@@ -55,6 +57,7 @@ from s4node.state.job import CUT, task_folder
 from s4node.state.remote_job import RemoteJob
 from s4node.state.remote_task import RemoteTask, check_newest
 from s4node.state.rows import OUTBOX
+from s4node.state.standby.follower import remove_standby
 from s4node.state.task_state import TaskState
 from s4node.systems.live import LiveSource
 
@@ -69,7 +72,7 @@ class Restore:
     """Restores the tasks of ``app`` that this container gets, from ``folder`` and ``depot``.
 
     Restored tasks are added to ``committer`` and ``consumers``. ``start`` is the name of this start
-    of the job, once it is known.
+    of the job, once it is known. ``standbys`` are the tasks of others that it follows, if it does.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class Restore:
         loop: RunLoop,
     ) -> None:
         self.start = ""
+        self.standbys: Standbys | None = None
         self._app = app
         self._model = model
         self._folder = folder
@@ -101,7 +105,7 @@ class Restore:
         self._consumers = consumers
         self._loop = loop
         self._hasher = hasher_named(config[settings.HASHER])
-        self._database = partial(Database, sync=config[settings.STATE_SYNC] == "full")
+        self.open = partial(Database, sync=config[settings.STATE_SYNC] == "full")
         self._changes_bytes = config[settings.STATE_CHANGES_BYTES]
         self._policy = Policy(
             config[settings.STATE_CHECKPOINT_INTERVAL],
@@ -128,7 +132,10 @@ class Restore:
     async def _restore(self, task: Task, origin: str, epoch: int) -> None:
         model, in_thread = self._model.tasks[task.partition], self._context.in_thread
         folder = task_folder(self._folder, model.name)
+        follower = None if self.standbys is None else await self.standbys.take(task.partition)
         shipment = None if self._depot is None else self._depot.task(folder.name)
+        if follower is not None:
+            shipment = follower.task
         task.failures.isolate(self._recovery)
 
         # the claim to write it
@@ -147,7 +154,10 @@ class Restore:
         if shipment is not None:
             self._restoring[model.name] = shipment
         try:
-            database = await in_thread(epochs.claim, folder, claim.fence, self._database, shipment)
+            followed = None if follower is None else await in_thread(follower.follow_to_claim)
+            database = await in_thread(
+                epochs.claim, folder, claim.fence, self.open, shipment, followed
+            )
         finally:
             self._restoring.pop(model.name, None)
         try:
@@ -173,6 +183,7 @@ class Restore:
             )
         passing("claim.whole")
         await in_thread(epochs.sweep, folder, _KEPT_EPOCHS, math.inf, clocks.wall())
+        await in_thread(remove_standby, folder)
 
         # its producers' numbers, and the events in flight when its owner died
         producers = state.producers()

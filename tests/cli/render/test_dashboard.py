@@ -18,6 +18,7 @@ from s4node.deploy.cluster_snapshot import (
     RestoringRow,
     Row,
     Snapshot,
+    StandbyRow,
     StreamRow,
     WatermarkRow,
     WindowsRow,
@@ -61,6 +62,16 @@ def test_a_task_whose_state_is_being_fetched_says_how_far_it_is() -> None:
     console.print(rendered([shown], 120, live=False))
     assert isinstance(console.file, io.StringIO)
     text = "task Partition 3 of counter fetches its state: 320 of at most 1,007 objects"
+    assert text in console.file.getvalue()
+
+
+def test_a_standby_says_how_far_it_is_behind() -> None:
+    console = Console(width=120, file=io.StringIO(), highlight=False)
+    row = StandbyRow("counter", "two", ["Partition 3", "Partition 4"], 1.25)
+    shown = msgspec.structs.replace(snapshot(), standbys=[row])
+    console.print(rendered([shown], 120, live=False))
+    assert isinstance(console.file, io.StringIO)
+    text = "node two is the standby of 2 tasks of counter, at most 1.2 s behind"
     assert text in console.file.getvalue()
 
 

@@ -140,6 +140,32 @@ async def test_a_member_owes_only_partitions_that_their_next_owner_is_ready_for(
             assert (a.owners, a.view.owed) == ("aaaa", set())
 
 
+async def test_a_standby_and_the_owner_change_places(tmp_path: Path) -> None:
+    async with seat(tmp_path, "a", follows=True) as a:
+        await owners([a], "aaaa")
+        async with seat(tmp_path, "b", follows=True) as b:
+            await until(lambda: b.view.follows == {0, 1, 2, 3}, "b is the standby of all")
+            await until(lambda: b.view.coming == {2, 3}, "b knows its share")
+            await b.membership.take([3])
+            await until(lambda: a.view.owed == {3}, "b has its state")
+            await a.membership.hand_over([3])
+            await owners([a, b], "aaab")
+            await until(lambda: (a.view.follows, b.view.follows) == ({3}, {0, 1, 2}))
+
+
+async def test_a_standby_in_another_zone_takes_over(tmp_path: Path) -> None:
+    async with (
+        seat(tmp_path, "b", expected=3, zone="one", follows=True) as b,
+        seat(tmp_path, "c", expected=3, zone="two", follows=True) as c,
+    ):
+        async with seat(tmp_path, "a", expected=3, zone="one", follows=True) as a:
+            await until(lambda: bool(a.mine) and set(a.mine) <= c.view.follows, "c follows a")
+            had = set(a.mine)
+            await a.membership.leave()
+        await until(lambda: had <= set(c.mine), "the standby has it")
+        assert not had & set(b.mine)
+
+
 async def test_what_nobody_is_owed_to_any_more_comes_back_anew(tmp_path: Path) -> None:
     async with seat(tmp_path, "a") as a:
         await owners([a], "aaaa")
@@ -614,6 +640,8 @@ async def seat(
     timeout: float = 10.0,
     stay: float = 0.0,
     state: str = "",
+    zone: str = "",
+    follows: bool = False,
 ) -> AsyncIterator[Seat]:
     """A member with a session of its own, which ends without leaving."""
     with plain_errors():
@@ -634,6 +662,8 @@ async def seat(
                     containers=containers,
                     stay=stay,
                     state=state,
+                    zone=zone,
+                    follows=follows,
                     node=name,
                 )
             )

@@ -1,0 +1,160 @@
+"""The standbys of a container: the tasks of other members whose shipped state it follows.
+
+Rules
+- The view of a member says which tasks it follows: those that it would take over, and those that
+  others are to hand over to it. Each has a follower, which follows the log once in a second.
+- A follower that cannot go on is reported once, and tried again.
+- The folder of a task that is followed no more is removed. At the end of the container it stays,
+  so that the next start goes on from there.
+- ``on_change`` is called when a follower has reached the end of its log, or begins anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+
+import trio
+
+from s4node import clocks, threads
+from s4node.errors import S4Error
+from s4node.logger import get_logger
+from s4node.state.job import task_folder
+from s4node.state.remote_job import RemoteJob
+from s4node.state.standby.follower import Follower, Make, remove_standby
+
+log = get_logger("s4node.runtime")
+
+FOLLOW_SECONDS = 1.0
+_THREADS = 4
+"""Logs that are followed at a time."""
+
+
+class _Following:
+    """A task that is followed, until ``scope`` is cancelled and ``ended`` is set."""
+
+    def __init__(self, follower: Follower) -> None:
+        self.follower = follower
+        self.scope = trio.CancelScope()
+        self.ended = trio.Event()
+        self.keep = True  # the folder, at the end
+        self.taken = False  # the follower, which then stays open
+        self.since = clocks.steady()
+
+
+class Standbys:
+    """Follows tasks of the job in ``folder``, whose state is in ``depot``. ``names`` are those of
+    the tasks by partition, and ``make`` opens a database."""
+
+    def __init__(
+        self,
+        folder: Path,
+        depot: RemoteJob,
+        names: Mapping[int, str],
+        make: Make,
+    ) -> None:
+        self.on_change: Callable[[], None] = lambda: None
+        self._folder = folder
+        self._depot = depot
+        self._names = names
+        self._make = make
+        self._following: dict[int, _Following] = {}
+        self._ended: dict[int, trio.Event] = {}  # of the last follower, by partition
+        self._wanted = trio.Event()  # set once it is known what to follow
+        self._removing = trio.Lock()
+        self._limiter = trio.CapacityLimiter(_THREADS)
+        self._nursery: trio.Nursery
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Follow until cancelled."""
+        async with trio.open_nursery() as self._nursery:
+            task_status.started()
+            await self._wanted.wait()
+            for partition, name in self._names.items():
+                async with self._removing:
+                    if partition not in self._following:
+                        await threads.run_sync(remove_standby, task_folder(self._folder, name))
+            await trio.sleep_forever()
+
+    def follow(self, partitions: Collection[int]) -> None:
+        """Follow the tasks of these partitions, and no others."""
+        for partition in self._following.keys() - set(partitions):
+            one = self._following.pop(partition)
+            one.keep = False
+            _end(one)
+        for partition in sorted(set(partitions) - self._following.keys()):
+            one = self._following[partition] = _Following(self._follower(partition))
+            before, self._ended[partition] = self._ended.get(partition), one.ended
+            self._nursery.start_soon(self._follow, one, self._names[partition], before)
+        self._wanted.set()
+
+    async def take(self, partition: int) -> Follower | None:
+        """The follower of a task that this member is about to claim, which ends; None if there is
+        none."""
+        one = self._following.pop(partition, None)
+        if one is not None:
+            one.taken = True
+            _end(one)
+        if (ended := self._ended.pop(partition, None)) is not None:
+            await ended.wait()
+        if one is not None:
+            return one.follower
+        async with self._removing:
+            found = self._follower(partition)
+            return found if found.folder.exists() else None
+
+    @property
+    def at_end(self) -> frozenset[int]:
+        """The partitions whose followers have been at the end of their logs."""
+        found = self._following.items()
+        return frozenset(p for p, one in found if one.follower.at_end is not None)
+
+    def lags(self) -> dict[str, float]:
+        """By followed task, for how many seconds it has not been at the end of its log."""
+        now = clocks.steady()
+        return {
+            self._names[partition]: now - (one.follower.at_end or one.since)
+            for partition, one in self._following.items()
+        }
+
+    def _follower(self, partition: int) -> Follower:
+        folder = task_folder(self._folder, self._names[partition])
+        return Follower(self._depot.task(folder.name), folder, self._make)
+
+    async def _follow(self, one: _Following, name: str, before: trio.Event | None) -> None:
+        if before is not None:
+            with trio.CancelScope(shield=True):  # it may be removing the folder
+                await before.wait()
+        try:
+            with one.scope:
+                await self._follow_on(one, name)
+        finally:
+            with trio.CancelScope(shield=True):
+                await threads.run_sync(self._close, one)
+            one.ended.set()
+
+    async def _follow_on(self, one: _Following, name: str) -> None:
+        told = ""
+        while True:
+            before = one.follower.at_end is None
+            try:
+                await threads.run_sync(one.follower.follow, limiter=self._limiter)
+                told = ""
+            except (OSError, S4Error) as error:
+                if not told:
+                    log.warning("a standby waits", task=name, reason=str(error))
+                told = str(error)
+            if before != (one.follower.at_end is None):
+                self.on_change()
+            await trio.sleep(FOLLOW_SECONDS)
+
+    def _close(self, one: _Following) -> None:
+        if not one.taken:
+            one.follower.close()
+        if not one.keep:
+            remove_standby(one.follower.folder.parent)
+
+
+def _end(one: _Following) -> None:
+    one.follower.stopping = True
+    one.scope.cancel()
