@@ -150,8 +150,10 @@ class Watermarks:
         known = {name: self._sources[name].time for name in sources if name in self._sources}
         return {name: time for name, time in known.items() if time > NEVER}
 
-    def restore(self, value: float, times: Mapping[str, float]) -> None:
-        """Resume where an earlier run has stopped."""
+    def restore(self, value: float, times: Mapping[str, float | None]) -> None:
+        """Resume where an earlier run has stopped; None is the time of a source without news."""
         self.value = value
         for name, time in times.items():
-            self.reach(name, time)
+            self.join(name)
+            if time is not None:
+                self.reach(name, time)

@@ -1,7 +1,7 @@
-"""Nexmark at length: two containers, four producers, one of which stops a while.
+"""Nexmark at length: two containers that are killed, four producers, one of which stops a while.
 
 ``make nexmark EVENTS=`` says how many events there are. They may be five seconds out of order. The
-rows are compared with a database's, one by one.
+rows are compared with a database's, one by one; rows that come again after a kill count once.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ SECONDS = 60 + EVENTS / 1000
 
 A_SECOND = 16
 PRODUCERS = 4
+KILLS = 4
 
 SQL = {
     "HotItems": """
@@ -59,7 +60,7 @@ SQL = {
         group by bidder, number""",
 }
 
-# the query, with its rows in a file of each process; on a busy machine, nobody is idle
+# the query, with its rows in a file of each process; nobody is idle until a killed container is back
 APP = """
 import json
 import os
@@ -118,6 +119,7 @@ class Run:
         (folder / "query.py").write_text(APP.format(folder=str(folder), query=query))
         self.ports = {name: free_port() for name in ("one", "two")}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._lives = 0
         self._read: dict[Path, int] = {}
         self.rows: set[str] = set()
 
@@ -126,7 +128,8 @@ class Run:
         return [f"tcp://127.0.0.1:{port}" for port in self.ports.values()]
 
     def start(self, name: str) -> None:
-        """Start a container."""
+        """Start a container, or start it again as another member."""
+        self._lives += 1
         settings = {
             "s4.listener.address": f"tcp://127.0.0.1:{self.ports[name]}",
             "s4.cluster.partitions": "4",
@@ -136,21 +139,25 @@ class Run:
             self.processes[name] = subprocess.Popen(
                 [
                     sys.executable, str(Path(__file__).parent.parent / "container_process.py"),
-                    str(self.folder / "cluster"), name, "2",
+                    str(self.folder / "cluster"), f"{name}-{self._lives}", "2",
                     str(self.folder / "query.py"),
                     *(f"{key}={value}" for key, value in settings.items()),
                 ],
                 env=environment(), stdout=log, stderr=log,
             )  # fmt: skip
 
+    def kill(self, name: str) -> None:
+        """End a container at once."""
+        self.processes[name].kill()
+        self.processes[name].wait()
+
     def end(self) -> None:
         """End both."""
-        for process in self.processes.values():
-            process.kill()
-            process.wait()
+        for name in self.processes:
+            self.kill(name)
 
     def look(self) -> set[str]:
-        """The rows so far; the last line may be a part."""
+        """The rows so far; the last line of a process may be a part."""
         for path in self.folder.glob("rows-*"):
             with path.open() as file:
                 file.seek(self._read.get(path, 0))
@@ -171,25 +178,34 @@ async def test_the_rows_of_many_events_are_those_of_a_database(query: str, tmp_p
     for bid in shuffled:
         mine[chance.randrange(PRODUCERS)].append(bid)
     last = events[-1].at + 100
-    known = [trio.Event() for _ in range(PRODUCERS)]
+    opened = [trio.Event() for _ in range(PRODUCERS)]
+    sent = [0] * PRODUCERS
     run = Run(tmp_path, query)
 
     async def produce(number: int) -> None:
         async with Client(run.addresses, producer=f"p{number}", timeout=120) as client:
             stream = await client.stream("bids", types=Bid)
             stops = len(mine[number]) // 2 if number == 0 else -1
-            await stream.send(mine[number][0])
-            assert await stream.flush() == []
-            known[number].set()
-            for each in known:  # who comes later is not waited for
+            for partition in range(stream.partitions):
+                assert await stream.resume_at(partition) == 0
+            opened[number].set()
+            for each in opened:  # who comes later is not waited for
                 await each.wait()
-            for at in range(1, len(mine[number]), 500):
+            for at in range(0, len(mine[number]), 500):
                 if at <= stops < at + 500:
                     await trio.sleep(5)  # less than the others wait for it
                 await stream.send_many(mine[number][at : at + 500])
+                sent[number] = at + 500
             assert await stream.flush() == []
             stream.watermark(last)
             await until(lambda: expected <= run.look(), "all rows", SECONDS)
+
+    async def kill_now_and_then() -> None:
+        for kill in range(KILLS):
+            await until(lambda kill=kill: sum(sent) > EVENTS * kill // KILLS, "sent", SECONDS)
+            name = chance.choice(sorted(run.ports))
+            run.kill(name)
+            run.start(name)
 
     with ExitStack() as stack:
         stack.callback(run.end)
@@ -199,4 +215,5 @@ async def test_the_rows_of_many_events_are_those_of_a_database(query: str, tmp_p
             async with trio.open_nursery() as nursery:
                 for number in range(PRODUCERS):
                     nursery.start_soon(produce, number)
+                nursery.start_soon(kill_now_and_then)
     assert run.rows == expected

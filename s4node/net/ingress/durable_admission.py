@@ -13,6 +13,8 @@ Rules
   was: the hello is refused as a loss.
 - A producer that resumes after a death and knows no numbers waits until all events of its earlier
   life are committed; the answer then holds, whatever happens next.
+- If events have a time, a new producer with an id of its own is answered once a commit has it: the
+  next owner waits for it, although it may have sent nothing.
 - An end of stream removes a producer's rows. A program without an id of its own is also forgotten
   after an absence, counted while the partition is here; other programs and tasks never are.
 - Refusals that the producer may not have heard are in the row as well.
@@ -188,7 +190,8 @@ class DurableAdmission(StreamAdmission):
     requests a commit at once, ``on_wait(partition, patience)`` one within ``patience`` seconds, as
     producers wait for it. Commits are ``on_demand`` if only producers that want their verdict cause
     them. Programs get no more credit while a partition is ``held``, because many of its events wait
-    for other tasks. Tasks still get credit, because they may wait for each other.
+    for other tasks. Tasks still get credit, because they may wait for each other. ``timed``: the
+    stream's watermark waits for its producers.
     """
 
     partitions: int = 1
@@ -197,6 +200,7 @@ class DurableAdmission(StreamAdmission):
     on_wait: Callable[[int, float], None] = lambda _, __: None
     on_demand: bool = False
     held: Callable[[int], bool] = lambda _: False
+    timed: bool = False
     cuts: Cuts = field(default_factory=Cuts)
     window_events: int = WINDOW_EVENTS
     most: int = MAX_KEPT
@@ -409,6 +413,14 @@ class DurableAdmission(StreamAdmission):
                 if lane.awaited and lane.safe == lane.expected:
                     lane.want()
         return waits
+
+    def unsaved(self, producer: str) -> bool:
+        """Return True if a producer must wait for the commits that save it, and request them."""
+        new = [lane for lane in self._all(producer) if lane.own_id and not lane.has_row]
+        for lane in new if self.timed else ():
+            self.moved(lane)
+            self.on_full(lane.partition)
+        return self.timed and bool(new)
 
     def _all(self, producer: str) -> Iterator[DurableLane]:
         for partition in self.stages:

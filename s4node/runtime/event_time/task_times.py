@@ -15,7 +15,8 @@ Rules
   at a time once the events that waited then are done. It is idle only while the streams from which
   it is put are silent.
 - An input that runs ahead of others waits for them, and is not idle meanwhile; see ``alignment``.
-- The watermarks are part of each commit. After a restart they are not lower.
+- The watermarks are part of each commit, with the sources that may return, also those without an
+  event. After a restart they are not lower, and wait for these sources.
 - At the end of the inputs all windows end, hop by hop: those of results after these have arrived.
 """
 
@@ -423,10 +424,12 @@ class TaskTimes:
 
     def save(self, state: Saving) -> None:
         """Save the watermarks with the commit that begins now."""
+        for each in self._streams.values():
+            self._look(each)
         streams = {
             name: (
                 _or_none(each.watermarks.value),
-                each.watermarks.times(each.returning | {OWN}),
+                dict.fromkeys(each.returning) | each.watermarks.times(each.returning | {OWN}),
                 each.watermarks.times(map(str, self._inputs(each))),
             )
             for name, each in self._streams.items()

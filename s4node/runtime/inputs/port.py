@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 
 from s4node.app.graph import rule_of
-from s4node.app.stream import Stream
+from s4node.app.stream import InputStream, Stream
 from s4node.events.event import EventBatch, footprint
 from s4node.events.keys import Partitioner
 from s4node.events.routing import Router
@@ -85,6 +85,7 @@ class InputPort:
                 on_wait=on_wait,
                 on_demand=on_demand,
                 held=held,
+                timed=isinstance(stream, InputStream) and stream.time is not None,
                 cuts=cuts or Cuts(),
             )
         if gauge is not None:

@@ -5,7 +5,8 @@ Rules
   whose hellos name our cluster.
 - A partition is opened when its task has started; frames that come earlier are not taken.
 - Of two connections of one producer the newer counts; the older is told that it is out of date.
-- A hello to a durable stream may have to wait for a commit; it is answered then.
+- A hello to a durable stream may have to wait for a commit; it is answered then. Other members need
+  not be saved as sources: a task knows how many there must be.
 """
 
 from __future__ import annotations
@@ -173,6 +174,10 @@ class Ports:
             answer = port.on_hello(hello, connection, self._node, self._incarnation, now)
         except LimitReached as reached:
             return self._refusal(hello, connection.limited(str(reached)))
+        durable = None if member else port.durable
+        opens = answer is not None and not answer.error
+        if opens and durable is not None and durable.unsaved(hello.peer):
+            answer = None
         if answer is None:
             connection.takes_over(before, hello)
             self._waiting.append((hello, connection))

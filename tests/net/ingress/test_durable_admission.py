@@ -116,6 +116,23 @@ class Node:
         return self.admission.lanes[peer, 0].ruling()
 
 
+def test_a_new_program_with_an_id_is_answered_once_the_next_owner_would_know_it() -> None:
+    node = Node(timed=True)
+    node.greet(peer="without an id")
+    assert not node.admission.unsaved("without an id")
+    node.greet(own_id=True)
+    assert node.admission.unsaved("p")
+    assert node.wanted == [0, 1]
+    assert node.commit(0) == {"p": kept(0, own_id=True)}
+    assert node.admission.unsaved("p")
+    node.commit(1)
+    assert not node.admission.unsaved("p")
+    again = Node({0: {"p": kept(0, own_id=True)}, 1: {"p": kept(0, own_id=True)}}, timed=True)
+    again.greet(own_id=True)
+    assert not again.admission.unsaved("p")
+    assert again.wanted == []
+
+
 def test_what_is_settled_is_what_was_committed_to_the_event() -> None:
     node = Node()
     node.greet()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
-from test_silent_sources import times_of
+from test_silent_sources import Sources, times_of, watermark
 from test_state_of_keys import DURABLE
 from test_windows import Bar, Candle, Trade, a, bars, market
 
@@ -15,6 +16,7 @@ from s4node.app.stream import OutputStream, Stream
 from s4node.app.windows import hopping, tumbling
 from s4node.errors import EventError
 from s4node.events.event import GenericEvent
+from s4node.runtime.event_time.sources import SourceState
 from s4node.runtime.task.pe_processor import PeProcessor
 from s4node.testing.app_test import AppTest
 
@@ -67,6 +69,26 @@ def test_what_was_put_before_a_kill_moves_the_watermark_of_the_next_hop_after_it
         times.restore(kept)
         times.step()
         assert times.statistics_parts()["watermarks"]["passed"] == (120, "own")
+
+
+def test_a_program_that_has_sent_nothing_here_is_waited_for_after_a_kill_too() -> None:
+    kept = Kept()
+    one, other = SourceState("one", returns=True), SourceState("other", returns=True)
+    with AppTest(market(tumbling(60))) as test:
+        times = times_of(test)
+        times.watch("trades", Sources(one, other))
+        times.save(kept)
+    with AppTest(market(tumbling(60))) as test:
+        times = times_of(test)
+        times.restore(kept)
+        times.watch("trades", Sources(one))  # which is back before the other one
+        times.reported("trades", "one", 100)
+        times.step()
+        assert watermark(times) == -math.inf
+        times.watch("trades", Sources(one, other))
+        times.reported("trades", "other", 10)
+        times.step()
+        assert watermark(times) == 5
 
 
 def test_handlers_that_overlap_move_the_watermark_of_a_log() -> None:
