@@ -142,7 +142,10 @@ class App:
         to the same PEs so have one order.
         """
         told = self._time(name, time, lateness, idle)
-        return self._ordered(Stream, name, pes, key, types, broadcast, told, order)
+        if not time and lateness:
+            raise no_time(name)
+        given = told if time else None
+        return self._ordered(Stream, name, pes, key, types, broadcast, given, order)
 
     def create_input_stream(
         self,
@@ -159,11 +162,13 @@ class App:
         """A stream that brings events from outside to ``pes``; see :meth:`create_stream`.
 
         Its events come over sockets, or are read from the stream of this name of a ``system`` such
-        as ``log``; the setting ``task.inputs`` overrides it.
+        as ``log``; the setting ``task.inputs`` overrides it. If it leads to windows and has no
+        ``time``, that is when its events were sent.
         """
         told = self._time(name, time, lateness, idle)
-        stream = self._ordered(InputStream, name, pes, key, types, False, told, order)
-        stream.system = system
+        given = told if time else None
+        stream = self._ordered(InputStream, name, pes, key, types, False, given, order)
+        stream.system, stream.sending = system, told
         return stream
 
     def create_output_stream(
@@ -271,8 +276,8 @@ class App:
         held.set_singleton(key is None)
         return self._add(kind, name, [held], key, types or _types_of(pes), broadcast, time)
 
-    def _time(self, stream: str, field: str, lateness: float, idle: float) -> StreamTime | None:
-        """What a stream tells of the time of its events; None without a field."""
+    def _time(self, stream: str, field: str, lateness: float, idle: float) -> StreamTime:
+        """What a stream tells of the time of its events."""
         if not isinstance(field, str) or (field and not field.isidentifier()):
             raise GraphError(f"stream {stream!r}: time={field!r} is not the name of a field")
         for name, value, least in (("lateness", lateness, 0.0), ("idle", idle, 0.1)):
@@ -282,11 +287,7 @@ class App:
                     f"stream {stream!r}: {name}={value!r}; give seconds from {least:g} on, at most "
                     f"a year"
                 )
-        if not field and lateness:
-            raise GraphError(
-                f"stream {stream!r} has a lateness but no time; name the field with time="
-            )
-        return StreamTime(field, float(lateness), float(idle)) if field else None
+        return StreamTime(field, float(lateness), float(idle))
 
     def _declaring(self) -> None:
         if self._frozen:
@@ -295,6 +296,11 @@ class App:
     def _free_name(self, name: str) -> str:
         taken = sum(1 for known in self.prototypes if known.split("#")[0] == name)
         return f"{name}#{taken + 1}" if taken else name
+
+
+def no_time(stream: str) -> GraphError:
+    """The error of a stream that has a lateness, and no events with a time."""
+    return GraphError(f"stream {stream!r} has a lateness but no time; name the field with time=")
 
 
 def _types_of(pes: Sequence[ProcessingElement]) -> tuple[type, ...]:

@@ -192,7 +192,7 @@ def _problems(app: App, stream: Stream) -> Iterable[str]:
     for name, count in Counter(kind.name for kind in stream.types).items():
         if count > 1:
             yield f"{where} has {count} event types named {name!r}; set event_name on one"
-    if stream.time is not None and not isinstance(stream, OutputStream):
+    if stream.time is not None and stream.time.field and not isinstance(stream, OutputStream):
         yield from time_problems(stream, stream.time.field)
     try:
         rule = rule_of(stream)

@@ -55,7 +55,8 @@ class Carrier(Protocol):
 class StreamTime(NamedTuple):
     """Which ``field`` has the time of an event, by how many seconds events may be out of order, and
     after how many seconds without news a producer is waited for no longer. An input that is more
-    than ``drift`` seconds ahead of others waits for them."""
+    than ``drift`` seconds ahead of others waits for them. Without a field, the time of an event is
+    when it was sent."""
 
     field: str
     lateness: float
@@ -227,6 +228,8 @@ class InputStream(Stream):
 
     kind = "input"
     system = LIVE
+    sending: StreamTime | None = None
+    """Its time, if it leads to windows and names no field."""
     whole = True
     """True if all its partitions are read, False if only those that the settings broadcast."""
 

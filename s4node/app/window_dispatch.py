@@ -2,6 +2,7 @@
 
 Rules
 - All mistakes about windows and times are found before anything runs.
+- An input that leads to windows by the time of events, and names no field, has the time of sending.
 - The dispatch loop of a stream asks for the table of a window only when an event's time leaves the
   last one. Sessions are asked for each event; counts need no time.
 """
@@ -14,13 +15,13 @@ from typing import Any
 
 import msgspec
 
-from s4node.app.app import App
+from s4node.app.app import App, no_time
 from s4node.app.in_order import InOrder
 from s4node.app.open_windows import CountWindows, SessionWindows, TableWindows
 from s4node.app.prototype import HandlerTable, Prototype
-from s4node.app.stream import Stream
+from s4node.app.stream import InputStream, Stream
 from s4node.app.window_instances import WindowInstances
-from s4node.events.event_time import TimeRule
+from s4node.events.event_time import SendingRule, TimeRule
 
 
 def window_problems(app: App, prototype: Prototype) -> Iterable[str]:
@@ -45,11 +46,10 @@ def window_problems(app: App, prototype: Prototype) -> Iterable[str]:
             yield f"{where} has windows, which end by on_window alone; leave out {why}"
     if inspect.iscoroutinefunction(prototype.on_create):
         yield f"{where} has windows, so its on_create cannot be async"
-    by_events = not options.on_wall_clock and not options.kind.events
     for stream in app.streams.values():
         if prototype not in stream.targets:
             continue
-        if by_events and stream.time is None:
+        if options.by_events and stream.time is None:
             yield (
                 f"{where} has windows by the time of events, but stream {stream.name!r} does not "
                 f"say which field has it; add time= to the stream, or clock='wall' to the windows"
@@ -93,7 +93,21 @@ def time_rule(stream: Stream) -> TimeRule | None:
     """How the events of a stream tell their time; None if they do not."""
     if stream.time is None:
         return None
+    if not stream.time.field:
+        return SendingRule(stream.name)
     return TimeRule(stream.name, stream.time.field, stream.types)
+
+
+def take_times_of_sending(app: App) -> None:
+    """Give inputs that lead to windows, and name no field, the time of sending."""
+    for stream in app.streams.values():
+        if not isinstance(stream, InputStream) or stream.time is not None:
+            continue
+        windows = [pe.windows for pe, _ in app.prototypes.values() if pe in stream.targets]
+        if any(each is not None and each.by_events for each in windows):
+            stream.time = stream.sending
+        elif stream.sending is not None and stream.sending.lateness:
+            raise no_time(stream.name)
 
 
 def window_lines(
@@ -128,6 +142,8 @@ def window_lines(
         assert rule is not None
         bindings |= rule.bindings
         lines = [f"{at} = {rule.expression('e')}"]
+        if rule.by_batch:
+            begin, lines = [f"    {lines[0]}"], []
     bindings[f"_r{number}"] = rule
     bindings[f"_l{number}"] = home.come_late
     if isinstance(home, TableWindows):

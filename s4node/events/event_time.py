@@ -5,6 +5,8 @@ Rules
   as an int, or a datetime with a time zone. Inside, times are seconds.
 - What is no time, or too far in the future, refuses the event. A whole number so small that it must
   be seconds is refused, too.
+- An event of a stream that names no field has the time at which its frame was made. That is one
+  time for all events of a batch.
 - Fields whose declared type says what they hold are read by one expression; others are checked one
   by one.
 """
@@ -18,7 +20,7 @@ from operator import attrgetter
 from typing import Any
 
 from s4node.errors import EventTimeError
-from s4node.events.event import GenericEvent
+from s4node.events.event import EventBatch, GenericEvent, created_ms
 from s4node.events.routing import compiled, is_generic
 from s4node.events.schema import EventType
 
@@ -37,7 +39,12 @@ def far_ahead(time: float, now: float) -> str:
 
 
 class TimeRule:
-    """How the events of a stream tell their time: in the field ``name`` of all their types."""
+    """How the events of a stream tell their time: in the field ``name`` of all their types.
+
+    ``by_batch``: all events of a batch have the same time.
+    """
+
+    by_batch = False
 
     def __init__(self, stream: str, name: str, types: Sequence[EventType]) -> None:
         self.name = name
@@ -97,6 +104,10 @@ class TimeRule:
         """The error for a value that is no time."""
         return EventTimeError(f"stream {self._stream!r}: {self.name}={value!r} is no time: {why}")
 
+    def latest_of(self, _batch: EventBatch, events: Sequence[Any], now: float) -> float | None:
+        """The latest time of these events of a batch; see ``latest``."""
+        return self.latest(events, now)
+
     def latest(self, events: Iterable[Any], now: float) -> float | None:
         """The latest time of these events, without those that are refused; None if there is none.
 
@@ -116,6 +127,23 @@ class TimeRule:
             except EventTimeError:
                 continue
         return latest if latest > 0 else None
+
+
+class SendingRule(TimeRule):
+    """How the events of a stream have a time that names no field: when they were sent."""
+
+    by_batch = True
+
+    def __init__(self, stream: str) -> None:
+        self.name = "created_ms()"
+        self._stream = stream
+        self.bindings = {"_created_ms": created_ms}
+        self._expression = "_created_ms() / 1000"
+
+    def latest_of(self, batch: EventBatch, events: Sequence[Any], now: float) -> float | None:
+        """The time of these events; None if it is refused."""
+        time = batch.created_ms / 1000
+        return time if events and 0 < time <= now + MOST_AHEAD else None
 
 
 def _kind_of(kind: EventType, name: str) -> str:

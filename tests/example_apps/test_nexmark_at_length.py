@@ -60,7 +60,7 @@ SQL = {
         group by bidder, number""",
 }
 
-# the query, with its rows in a file of each process; nobody is idle until a killed container is back
+# the query, with its rows in a file of each process; a killed container may be back late
 APP = """
 import json
 import os

@@ -199,13 +199,14 @@ class Lane:
 class LatestTime:
     """The latest time of the events that were sent on ``stream``, or of what was said of them.
 
-    ``field`` is empty if events have no time. ``by_commits``: what is told is what the task that
-    sends was at when its last commit began, and ``coming`` follows with the next commit. ``idle``
-    says that nothing is waited for where the task has its events from.
+    ``field`` is None if events have no time, and empty if they have that of sending.
+    ``by_commits``: what is told is what the task that sends was at when its last commit began, and
+    ``coming`` follows with the next commit. ``idle`` says that nothing is waited for where the task
+    has its events from.
     """
 
     def __init__(self, stream: str, *, by_commits: bool) -> None:
-        self.field = ""
+        self.field: str | None = None
         self.value = self.coming = -math.inf
         self.idle = self.coming_idle = False
         self._stream = stream
@@ -216,7 +217,8 @@ class LatestTime:
     def take_field(self, headers: wire.Headers) -> None:
         """Learn from a node's answer which field has the time."""
         field = headers.get(wire.TIME)
-        self.field = field if isinstance(field, str) and field.isidentifier() else ""
+        known = isinstance(field, str) and (field.isidentifier() or not field)
+        self.field = field if known else None
 
     def note(
         self, types: Mapping[type, EventType | JsonType], events: list[Any], count: int, now_ms: int
@@ -225,7 +227,10 @@ class LatestTime:
 
         The node refuses what is no time, or is ahead of now.
         """
-        if not self.field or self._by_commits or not now_ms:
+        if self.field is None or self._by_commits or not now_ms:
+            return
+        if not self.field:
+            self.value = max(self.value, now_ms / 1000)
             return
         if self._rule is None or len(types) != self._types:
             typed = [kind for kind in types.values() if isinstance(kind, EventType)]
@@ -254,7 +259,7 @@ class LatestTime:
 
     def to_tell(self, lanes: Iterable[Lane]) -> list[Lane]:
         """The lanes whose owners may be told the latest time now."""
-        if not self.field:
+        if self.field is None:
             return []
         return [
             lane

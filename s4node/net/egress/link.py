@@ -310,7 +310,7 @@ class Link:
         """In how many seconds the node should be told a time; None if it need not."""
         due = None
         for route in self.routes:
-            if route.outbox.latest.field and not route.outbox.error:
+            if route.outbox.latest.field is not None and not route.outbox.error:
                 at = route.time_due(int(clocks.wall() * 1000))
                 due = at if due is None or (at is not None and at < due) else due
         return due
@@ -327,7 +327,7 @@ class Link:
             made = route.frames(room, now_ms) if room > 0 else []
             frames += made
             room -= sum(map(len, made))
-            if route.outbox.latest.field and not route.outbox.error:
+            if route.outbox.latest.field is not None and not route.outbox.error:
                 frames += route.time_frames(now_ms)
         for route in self.routes:
             if route.outbox.warning is not None:

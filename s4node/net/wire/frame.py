@@ -150,7 +150,8 @@ CLOSED = "closed"
 layouts that have ended, from the producer's one on."""
 
 TIME = "time"
-"""Header of a node's hello: the field with the time of an event, if the stream has one."""
+"""Header of a node's hello: the field with the time of an event, if events have one; empty if it is
+the ``created_ms`` of their frame."""
 
 IDLE = "idle"
 """Header of a task's watermark: nothing is waited for where the task has its events from."""

@@ -17,6 +17,7 @@ from s4node.app import graph
 from s4node.app.app import AdapterApp, App
 from s4node.app.in_order import InOrder
 from s4node.app.stream import InputStream
+from s4node.app.window_dispatch import take_times_of_sending
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import (
@@ -44,6 +45,7 @@ async def declare(app: App, config: Config, partitions: int) -> None:
     graph.check_hooks(app)  # first, because a broken on_init declares nothing to check
     await call(app, app.on_init)
     bind(app, config)
+    take_times_of_sending(app)
     graph.check(app)
     _bound_drift(app, config)
     app.freeze()

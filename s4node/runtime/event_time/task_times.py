@@ -1,10 +1,11 @@
 """Event time in one task: the watermarks of its streams, its windows, and what it puts. Pure.
 
 Rules
-- A stream with ``time`` has a watermark, from its sources: the producers of its frames, the
+- A stream with a time has a watermark, from its sources: the producers of its frames, the
   partitions of an input, the other tasks. One that has left is a source until its events are done.
   A source is at the latest time of its *processed* events, or at what it has reported. One that
-  reports by itself (a task) is only at what it has reported.
+  reports by itself (a task) is only at what it has reported, unless events have the time at which
+  they were sent.
 - Windows of a PE end by the lowest watermark of the streams that lead to it, without silent ones.
 - What a task puts is at a time when all windows that end by then have had their turn; ``put_times``
   has the rest of it.
@@ -206,9 +207,9 @@ class TaskTimes:
             source = batch.receipt.origin
         if source not in timed.watermarks:
             self._look(timed)
-        if source in timed.reports:
+        if source in timed.reports and not timed.rule.by_batch:
             return
-        latest = timed.rule.latest(events, self._wall())
+        latest = timed.rule.latest_of(batch, events, self._wall())
         if latest is not None:
             timed.watermarks.reach(source, latest)
 

@@ -78,6 +78,47 @@ def bars(test: AppTest[Any]) -> list[tuple[Any, ...]]:
     return [(b.symbol, b.start, b.count, b.round) for b in test.take_output("bars")]
 
 
+class Sent(App):
+    system = "live"
+
+    def on_init(self) -> None:
+        candle = self.create_pe(Candle)
+        candle.bars = self.create_output_stream("bars", key="symbol", types=Bar)
+        candle.set_window(tumbling(60))
+        self.create_input_stream("trades", candle, key="symbol", system=self.system)
+
+
+@pytest.mark.parametrize("system", ["live", "log"])
+@pytest.mark.parametrize("partition", [0, 1])
+def test_without_a_field_the_time_of_an_event_is_when_it_was_sent(
+    system: str, partition: int
+) -> None:
+    with AppTest(type("Sent", (Sent,), {"system": system}), partitions=2) as test:
+        test.advance(seconds=41)  # the clock of a test begins 20 s after a minute
+        test.send("trades", *a(1, 2), partition=partition)  # one of these is not that of the key
+        test.advance(seconds=50)
+        test.send("trades", *a(3), partition=partition)
+        test.advance(seconds=5)
+        assert bars(test) == []
+        test.advance(seconds=10)
+        test.send("trades", *a(4), partition=partition)
+        test.advance(seconds=5)
+        [(key, start, n, _)] = bars(test)
+        assert (key, start % 60, n) == ("a", 0, 3)
+        assert test.late(Candle) == 0
+
+
+def test_windows_over_a_stream_of_the_app_need_a_field_with_the_time() -> None:
+    class Inner(Sent):
+        def on_init(self) -> None:
+            candle = self.create_pe(Candle)
+            candle.set_window(tumbling(60))
+            self.create_stream("trades", candle, key="symbol")
+
+    with pytest.raises(GraphError, match="does not say which field has it"), AppTest(Inner):
+        pass
+
+
 # --- the life of a window ------------------------------------------------------------------------
 
 
@@ -432,7 +473,6 @@ def windowed(cls: type[ProcessingElement], *more: Any, **options: Any) -> Any:
         (windowed(Ends, tell_late=1), {}, "give True or False"),
         (windowed(Ends, tell_late=True, clock="wall"), {}, "only windows by the time of events"),
         (windowed(Named), {}, "'window' is taken"),
-        (windowed(Ends), {"time": ""}, "does not say which field"),
         (windowed(Ends), {"time": "when"}, "is not there in Trade"),
         (windowed(Ends), {"time": "symbol"}, "is str in Trade"),
         (windowed(Ends), {"time": "a b"}, "not the name of a field"),
