@@ -52,6 +52,14 @@ class Carrier(Protocol):
         ...
 
 
+class RemoteCarrier(Carrier, Protocol):
+    """Takes events for other clusters."""
+
+    def watermark(self, time: float) -> None:
+        """Tell consumers that events from now on are not older than ``time``."""
+        ...
+
+
 class StreamTime(NamedTuple):
     """Which ``field`` has the time of an event, by how many seconds events may be out of order, and
     after how many seconds without news a producer is waited for no longer. An input that is more
@@ -247,6 +255,18 @@ class OutputStream(Stream):
     """
 
     kind = "output"
+    carrier: RemoteCarrier | None
+
+    def watermark(self, time: float) -> None:
+        """Say in a source that nothing sent from now on is older than ``time``, in Unix seconds.
+
+        More than the lateness of the consumer's stream, that is. Without this, consumers are told
+        the latest time of the events sent; with it, a quiet adapter need not be waited for. Raises
+        EventError for what is no time, or is more than an hour ahead of the clock.
+        """
+        if self.carrier is None:
+            raise S4Error(f"stream {self.name!r} is used before its app has started")
+        self.carrier.watermark(time)
 
     def _default_types(self) -> tuple[type, ...]:
         return ()

@@ -306,6 +306,10 @@ class _Carrier:
         self._keep(events)
         return dropped
 
+    def watermark(self, time: float) -> None:
+        inner: Any = self.inner  # of an output stream
+        inner.watermark(time)
+
     def _keep(self, events: Sequence[Any]) -> None:
         if isinstance(self._stream, OutputStream):
             check(self._stream, events)

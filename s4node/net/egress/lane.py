@@ -242,11 +242,7 @@ class LatestTime:
 
     def reach(self, time: float, now: float) -> None:
         """Note that no event from now on is older; raises EventError for what is no time."""
-        if not 0 < time < math.inf:
-            raise EventError(f"watermark({time!r}) is no time; give seconds since 1970")
-        if problem := far_ahead(time, now):
-            raise EventError(f"watermark({time!r}): {problem}; give seconds since 1970")
-        self.value = max(self.value, time)
+        self.value = max(self.value, checked_watermark(time, now))
 
     def reach_at_once(self, time: float) -> None:
         """Tell a time without waiting for a commit."""
@@ -268,3 +264,12 @@ class LatestTime:
             and lane.open
             and (self._by_commits or (not lane.pending and lane.cursor >= len(lane.kept)))
         ]
+
+
+def checked_watermark(time: float, now: float) -> float:
+    """A time that a program has said of its events; raises EventError for what is no time."""
+    if not 0 < time < math.inf:
+        raise EventError(f"watermark({time!r}) is no time; give seconds since 1970")
+    if problem := far_ahead(time, now):
+        raise EventError(f"watermark({time!r}): {problem}; give seconds since 1970")
+    return time

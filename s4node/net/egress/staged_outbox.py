@@ -5,12 +5,13 @@ Rules
   in the stage leave in order, when there are tokens.
 - The depth counts events in the stage and events in lanes that were never sent; the bytes of the
   latter are estimated from a sample.
+- A time that is told of events holds for those offered before it, so it follows them.
 - If the stage has an overflow, nothing is dropped: events that do not fit wait on disk.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ class StagedOutbox(Outbox):
         self.stage = stage
         self._executor = stage.executor
         self._staged: Counter[int] = Counter()
+        self._times: deque[tuple[int, float]] = deque()  # each with the events offered before it
 
     @property
     def capacity(self) -> int:
@@ -111,6 +113,13 @@ class StagedOutbox(Outbox):
         stage.highest = max(stage.highest, self.depth)
         return count - room
 
+    def tell_time(self, time: float) -> None:
+        """Tell receivers that what is offered from now on is not older than ``time``."""
+        if self._times and self._times[-1][0] == self.stage.admitted:
+            self._times.pop()
+        self._times.append((self.stage.admitted, time))
+        self._pass_times()
+
     def pump(self, now: float) -> bool:
         """Move events to the lanes as allowed; return True if any moved."""
         moved = False
@@ -131,6 +140,7 @@ class StagedOutbox(Outbox):
                 stage.head = None
             self._pass(part, batch.partition)
             moved = True
+        self._pass_times()
         return moved
 
     def due(self, now: float) -> float | None:
@@ -147,6 +157,11 @@ class StagedOutbox(Outbox):
             bytes=self.bytes,
             in_flight=self.in_flight,
         )
+
+    def _pass_times(self) -> None:
+        passed = self.stage.admitted - self.stage.depth
+        while self._times and self._times[0][0] <= passed:
+            self.latest.reach_at_once(self._times.popleft()[1])
 
     def _pass(self, events: Sequence[Any], partition: int) -> None:
         if partition >= 0:

@@ -13,6 +13,7 @@ Rules
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -20,9 +21,11 @@ from typing import Any, NamedTuple
 import trio
 from msgspec.structs import replace
 
+from s4node import clocks
 from s4node.errors import EventError, WouldBlock
 from s4node.metrics.statistics import StageStatistics
 from s4node.net.egress.emitter import Emitter
+from s4node.net.egress.lane import checked_watermark
 from s4node.net.egress.routes import Routes
 from s4node.net.egress.staged_outbox import Mark, StagedOutbox
 from s4node.runtime.outputs.refusals import Refusals
@@ -63,6 +66,7 @@ class RemoteSender:
         self._on_room = on_room
         self._refusals = refusals
         self._awaited = awaited
+        self._time = -math.inf  # that sources have told
         self._lot = trio.lowlevel.ParkingLot()
         self._was_full = False
 
@@ -77,6 +81,8 @@ class RemoteSender:
         """Send every further event to ``consumer``, through ``outbox`` and ``routes``."""
         self._consumers[consumer] = _Consumer(emitter, routes, outbox)
         emitter.add(routes)
+        if self._time > -math.inf:
+            outbox.tell_time(self._time)
         self._lot.unpark_all()
 
     def disconnect(self, consumer: str) -> int:
@@ -211,6 +217,13 @@ class RemoteSender:
         if self._awaited and not self._consumers:
             raise WouldBlock(f"stream {self.stream!r} has no consumer yet")
         return self.extend(events)
+
+    def watermark(self, time: float) -> None:
+        """Tell consumers, also later ones, that events from now on are not older than ``time``."""
+        self._time = max(self._time, checked_watermark(time, clocks.wall()))
+        for emitter, _, outbox in self._consumers.values():
+            outbox.tell_time(self._time)
+            emitter.wake()
 
     def news(self) -> None:
         """Handle news of consumers: report refusals, and let waiting sources go on."""

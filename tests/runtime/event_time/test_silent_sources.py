@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from harness import running, until
 from test_watermarks_between_tasks import Auctions
 from test_windows import Bar, Candle, a, bars, market
 
-from s4node.app.app import App
+from s4node.app.app import AdapterApp, App
 from s4node.app.windows import tumbling
 from s4node.runtime.event_time.sources import SourceState
 from s4node.testing.app_test import AppTest
@@ -135,6 +136,41 @@ def test_a_task_whose_inputs_wait_is_not_idle_at_the_next_hop() -> None:
         sources.found[0] = SourceState("one")
         pass_time(60, 100)
         assert times._streams["best"].watermarks.value == 500
+
+
+class Quiet(AdapterApp):
+    output_stream = "trades"
+    remote_stream_key_finder = "symbol"
+
+    def on_start(self) -> None:
+        self.start_soon(self.feed)
+
+    async def feed(self) -> None:
+        await self.remote_stream.send_many(a(10, 11))
+        self.remote_stream.watermark(65)  # and nothing more is sent
+
+
+async def test_an_adapter_without_events_tells_its_time() -> None:
+    ended = []
+
+    class Noting(Candle):
+        def on_window(self) -> None:
+            ended.append((self.key, self.n))
+
+    class Market(App):
+        def on_init(self) -> None:
+            noting = self.create_pe(Noting)
+            noting.set_window(tumbling(60))
+            self.create_input_stream("trades", noting, key="symbol", time="at", lateness=5)
+
+    fast = {"s4.stream.trades.grade": "fast"}
+    async with running(Market("market"), fast, partitions=2) as consumer:
+        settings = {
+            "s4.stream.trades.consumers": "market",
+            "s4.cluster.market.address": consumer.address,
+        }
+        async with running(Quiet("quiet"), settings):
+            await until(lambda: ended == [("a", 2)], "the end of the window")
 
 
 def times_of(test: AppTest[Any]) -> Any:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
+import trio
+
 from s4node import GenericEvent
+from s4node.errors import EventError
 from s4node.net.egress.emitter import Emitter
 from s4node.net.egress.routes import Routes
 from s4node.net.egress.staged_outbox import StagedOutbox
@@ -29,6 +35,21 @@ async def test_counts_of_a_consumer_survive_its_leaving_and_returning() -> None:
     assert counts(one)["shop"] == (0, 4, {"its consumer has gone": 4})
 
 
+async def test_a_time_is_told_after_the_events_before_it_and_to_later_consumers() -> None:
+    one = sender()
+    shop = connect(one, "shop", StageSettings(REMOTE_SENDER, "totals", "throttle", 100, 9999, 10))
+    put(one, 3)
+    one.watermark(100.0)
+    one.watermark(101.0)
+    assert shop.latest.value == -math.inf  # two events wait for their tokens
+    for second in range(9):
+        one.pump(trio.current_time() + second)
+    assert shop.latest.value == 101
+    assert connect(one, "bank").latest.value == 101
+    with pytest.raises(EventError, match="is no time"):
+        one.watermark(0)
+
+
 # -- set-up ---------------------------------------------------------------------------------------
 
 
@@ -41,12 +62,15 @@ def sender() -> RemoteSender:
     )
 
 
-def connect(one: RemoteSender, consumer: str) -> None:
+BLOCKS = StageSettings(REMOTE_SENDER, "totals", "block", 100, 1_000_000, 0, False)
+
+
+def connect(one: RemoteSender, consumer: str, settings: StageSettings = BLOCKS) -> StagedOutbox:
     """Have it consume the stream, and take nothing."""
     emitter = Emitter([], credentials=None, queue_size=100, on_news=lambda: None)
-    settings = StageSettings(REMOTE_SENDER, "totals", "block", 100, 1_000_000, 0, False)
     outbox = StagedOutbox(Stage(settings), "totals", "app", types=[GenericEvent])
     one.connect(consumer, emitter, outbox, Routes(outbox, "1"))
+    return outbox
 
 
 def put(one: RemoteSender, count: int) -> None:
