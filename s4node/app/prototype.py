@@ -67,11 +67,6 @@ class WindowOptions(NamedTuple):
     early: float = 0.0
     tell_late: bool = False
 
-    @property
-    def by_events(self) -> bool:
-        """True if windows end by the time of events."""
-        return not self.on_wall_clock and not self.kind.events
-
 
 class HandlerTable(dict[type, Handler]):
     """From an event's class to the most specific handler; fills itself as classes appear."""

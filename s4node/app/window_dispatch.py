@@ -18,7 +18,7 @@ import msgspec
 from s4node.app.app import App, no_time
 from s4node.app.in_order import InOrder
 from s4node.app.open_windows import CountWindows, SessionWindows, TableWindows
-from s4node.app.prototype import HandlerTable, Prototype
+from s4node.app.prototype import HandlerTable, Prototype, WindowOptions
 from s4node.app.stream import InputStream, Stream
 from s4node.app.window_instances import WindowInstances
 from s4node.events.event_time import SendingRule, TimeRule
@@ -49,7 +49,7 @@ def window_problems(app: App, prototype: Prototype) -> Iterable[str]:
     for stream in app.streams.values():
         if prototype not in stream.targets:
             continue
-        if options.by_events and stream.time is None:
+        if _by_events(options) and stream.time is None:
             yield (
                 f"{where} has windows by the time of events, but stream {stream.name!r} does not "
                 f"say which field has it; add time= to the stream, or clock='wall' to the windows"
@@ -104,10 +104,15 @@ def take_times_of_sending(app: App) -> None:
         if not isinstance(stream, InputStream) or stream.time is not None:
             continue
         windows = [pe.windows for pe, _ in app.prototypes.values() if pe in stream.targets]
-        if any(each is not None and each.by_events for each in windows):
+        if any(each is not None and _by_events(each) for each in windows):
             stream.time = stream.sending
         elif stream.sending is not None and stream.sending.lateness:
             raise no_time(stream.name)
+
+
+def _by_events(options: WindowOptions) -> bool:
+    """Return True if windows end by the time of events."""
+    return not options.on_wall_clock and not options.kind.events
 
 
 def window_lines(
