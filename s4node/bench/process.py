@@ -45,6 +45,11 @@ class Role:
             raise S4Error(f"the benchmark's {self.name} ended with {self._process.wait()}")
         return json.loads(line)  # type: ignore[no-any-return]
 
+    def kill(self) -> None:
+        """End its process at once."""
+        self._process.kill()
+        self._process.wait()
+
     def __enter__(self) -> Role:
         return self
 

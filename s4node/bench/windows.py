@@ -2,7 +2,7 @@
 
 Events are 10,000 a second of their own time, in disorder by up to two seconds; keys are drawn by
 Zipf's law. Each kind of windows runs without state and with it. A run is checked: every event is in
-one window (of ten, if windows overlap), and none is late.
+one window (of ten, if windows overlap), and none is late. ``many_windows`` has the last rows.
 
 If Bytewax is installed (``pip install bytewax``), its windows run over the same events, too: in one
 process, without sockets, encoding or state. Their ratio is to the same count by key alone.
@@ -23,7 +23,7 @@ import trio
 from s4node.app.app import App
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.windows import hopping, session, tumbling
-from s4node.bench import workload
+from s4node.bench import many_windows, workload
 from s4node.bench.process import Role, usage
 from s4node.bench.result import Result, middle
 from s4node.config.config import Config
@@ -100,10 +100,11 @@ def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
         case: middle([one["sent"] / one["seconds"] for one in found])
         for case, found in rows.items()
     }
-    return [
+    by_kind = [
         _row(kind, grade, found, rates["none", "fast" if grade == PEER else grade])
         for (kind, grade), found in rows.items()
     ]
+    return by_kind + many_windows.run(quick=quick, say=say)
 
 
 def _row(kind: str, grade: str, found: list[dict[str, Any]], limit: float) -> Result:
