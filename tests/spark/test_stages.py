@@ -9,6 +9,7 @@ import pytest
 from shared_apps import Click
 
 from s4node import App, Event, ProcessingElement, TaskApp, tumbling
+from s4node.app.window_dispatch import take_times_of_sending
 from s4node.spark.history.stages import left_out, refused, stages
 
 
@@ -107,6 +108,13 @@ def by_the_clock(made: App) -> None:
     made.create_input_stream("clicks", pe, key="user", types=Click)
 
 
+def by_the_time_of_sending(made: App) -> None:
+    pe = made.create_pe(Windowed, name="pe")
+    pe.set_window(tumbling(60))
+    made.create_input_stream("clicks", pe, key="user", types=Click)
+    take_times_of_sending(made)
+
+
 def in_time_order(made: App) -> None:
     pe = made.create_pe(Timed, name="pe")
     made.create_input_stream("clicks", pe, key="user", types=Click, time="n", order="time")
@@ -139,6 +147,7 @@ def two_types(made: App) -> None:
         (app(broadcast), 1, "stream 'news' is broadcast: each event would go to all tasks"),
         (app(feeding_itself), 1, "feed themselves, so there is no last level"),
         (app(by_the_clock), 1, "PE 'pe' has windows by the clock, and a history does not say"),
+        (app(by_the_time_of_sending), 1, "'clicks' has windows by the time when events were sent"),
         (app(with_and_without_time), 1, "'others' has no time and 'clicks' has one, by which"),
         (app(with_and_without_time), 1, "and both lead to PE 'second'; give it time="),
         (app(in_time_order), 1, ""),

@@ -141,9 +141,15 @@ def goes_by_time(app: App, prototype: Prototype) -> bool:
 
 
 def _without_time(app: App) -> Iterator[str]:
-    """The PEs to which both streams with a time and streams without one lead."""
+    """Streams whose events have no time in a history, although others they meet have one."""
     leads = edges(app)
     inputs = [s for s in app.streams.values() if isinstance(s, InputStream)]
+    for each in inputs:
+        if each.time is not None and not each.time.field:
+            yield (
+                f"stream {each.name!r} has windows by the time when events were sent, which a "
+                f"history does not have; name the field with the time (time=)"
+            )
     for prototype, _ in app.prototypes.values():
         into = {s.name for s in app.streams.values() if prototype in s.targets}
         met = [s for s in inputs if reached(leads, s.name) & into]
