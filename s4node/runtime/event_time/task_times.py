@@ -129,9 +129,8 @@ class TaskTimes:
         for name, timed in self._streams.items():
             timed.feeders = tuple(feeders.get(name, ()))
             inner = timed.feeders and not isinstance(app.streams[name], InputStream)
-            if (
-                inner and name not in self._in_order
-            ):  # its own, and a lane of each, also of this one
+            if inner and name not in self._in_order:
+                # its own, and a lane of each, also of this one
                 timed.watermarks.expected = 1 if app.partitions == 1 else app.partitions + 1
         self._windows = [
             (each, [s.name for s in app.streams.values() if each.prototype in s.targets])
