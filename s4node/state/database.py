@@ -6,7 +6,8 @@ Rules
   in pieces, and other threads run in between. All pieces are first saved beside the rows; from one
   small write on they count, and the next owner writes the missing ones. Readers may see some pieces
   before others; the rows of a commit under way are read from memory until it ends. For the same
-  reason the databases of a process are written one after the other.
+  reason the databases of a process take turns, piece by piece: a small commit does not wait for a
+  large one of another task.
 - A killed process loses no commit. What a power cut loses depends on ``s4.state.sync``: without it,
   the commits that the system had not yet written to disk.
 - One process uses a database at a time; a folder that is open in another one is refused.
@@ -259,7 +260,7 @@ class Database:
 
         Call it in a thread: it may take long.
         """
-        with _turn, self._translated():
+        with self._translated():
             if self._broken:
                 self._open_again()
             try:
@@ -279,16 +280,17 @@ class Database:
 
     def _write(self, rows: list[bytes], values: list[bytes | None]) -> int:
         batch = WriteBatch(raw_mode=True)
-        if None in values:
-            for row, value in zip(rows, values, strict=True):
-                if value is None:
-                    batch.delete(row)
-                else:
-                    batch.put(row, value)
-        else:
-            deque(map(batch.put, rows, values), maxlen=0)
-        size: int = batch.size_in_bytes()
-        self._db.write(batch, self._write_options)
+        with _turn:
+            if None in values:
+                for row, value in zip(rows, values, strict=True):
+                    if value is None:
+                        batch.delete(row)
+                    else:
+                        batch.put(row, value)
+            else:
+                deque(map(batch.put, rows, values), maxlen=0)
+            size: int = batch.size_in_bytes()
+            self._db.write(batch, self._write_options)
         if self.sync:
             passing("disk.synced")
         return size

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,28 @@ for size in range(*map(int, sys.argv[2:])):
     print(outcome, *(value.decode() for value in lives(database)))
     database.close()
 """
+
+
+def test_a_small_commit_does_not_wait_for_a_large_one_of_another_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large, small = Database(tmp_path / "large"), Database(tmp_path / "small")
+    written = list[int]()
+    seen = list[bool]()
+
+    def between(step: str) -> None:
+        if step == "pieces.piece" and not seen:
+            beside = threading.Thread(target=lambda: written.append(small.write([b"k"], [b"v"])))
+            beside.start()
+            beside.join(30)
+            seen.append(bool(written))
+
+    monkeypatch.setattr("s4node.state.database.passing", between)
+    rows = [b"%d" % number for number in range(2 * PIECE_ROWS)]
+    large.write(rows, [b"v"] * len(rows))
+    assert seen == [True]
+    for each in (large, small):
+        each.close()
 
 
 def test_on_a_full_disk_a_commit_of_many_rows_is_whole_or_nothing(tmp_path: Path) -> None:
