@@ -226,12 +226,17 @@ class _Run:
     async def _moved(
         self, events: ClientStream, partition: int, end: Callable[[str], None], owner: str
     ) -> float:
-        """End an owner; return the seconds until the next one has committed an event."""
-        began = time.monotonic()
+        """End an owner; return the longest time to a commit until another one has committed."""
+        began, longest = time.monotonic(), 0.0
         end(owner)
-        await events.send(Opening(next(_keys_of(partition))))
-        await events.flush()
-        return time.monotonic() - began
+        moved = False
+        while not moved and time.monotonic() - began < _PATIENCE:
+            moved = any(partition in self._look(name)["owned"] for name in self._containers)
+            sent = time.monotonic()
+            await events.send(Opening(next(_keys_of(partition))))
+            await events.flush()
+            longest = max(longest, time.monotonic() - sent)
+        return longest
 
     async def _probed(
         self, probes: ClientStream, key: int, owner: str, seconds: float, ended: int
