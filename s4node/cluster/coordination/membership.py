@@ -292,7 +292,8 @@ class Membership:
     async def hand_over(self, partitions: Iterable[int]) -> None:
         """Hand over these of ``mine``, which are stopped, to the members that they are owed to. A
         partition that is no longer owed comes back to us in a new epoch."""
-        await self._insist(partial(self._give, set(partitions)), "cannot hand over")
+        known = [self._group]  # which nearly always is true, and reading takes several round trips
+        await self._insist(partial(self._give, set(partitions), known), "cannot hand over")
 
     async def _insist(self, step: Callable[[], Awaitable[bool]], trouble: str) -> None:
         """Repeat a step on the coordination until it returns True; ``trouble`` is logged."""
@@ -304,9 +305,10 @@ class Membership:
 
             await follow(once, lambda why: log.warning(trouble, app=str(self.app), error=why))
 
-    async def _give(self, given: set[int]) -> bool:
-        """Write the new owners of ``given``; returns False if another member was faster."""
-        group = await self.registry.group(self.app)
+    async def _give(self, given: set[int], known: list[Group | None]) -> bool:
+        """Write the new owners of ``given``; returns False if another member was faster. The group
+        in ``known`` is used if there is one, but only once."""
+        group = (known.pop() if known else None) or await self.registry.group(self.app)
         before = group.assignment
         us = next((member for member in self._eligible(group) if member.key == self._key), None)
         if before is None or us is None:  # a leaving member gives up everything anyway

@@ -227,15 +227,15 @@ class Registry:
         return await self.entries.all(path_of_app(app) + "/members", MemberInfo)
 
     async def group(self, app: AppId, known: Group | None = None) -> Group:
-        """The members, the assignment and the state, read one after the other.
+        """The members, the assignment and the state, read one after the other: the assignment
+        first, so that its owners have joined before, and one that is not found has left.
 
         With ``known``, an earlier group, members that still own partitions are not read again,
         except the oldest. One that was replaced under its name is then taken for living until the
         assignment has changed.
         """
-        path = path_of_app(app) + "/members"
-        names = set(await self.entries.names(path))
         assignment = await self.assignment(app)
+        names = set(await self.entries.names(path_of_app(app) + "/members"))
         owners = {owner.key for owner in assignment.value.owners} if assignment else set()
         before = known.members if known is not None else ()
         members = {

@@ -388,6 +388,33 @@ async def test_members_read_only_what_has_changed(tmp_path: Path) -> None:
         assert set(reads) == {oldest, "assignment", "state"}  # it may have been replaced
 
 
+async def test_an_owner_that_joins_while_a_member_reads_is_not_taken_for_dead(
+    tmp_path: Path,
+) -> None:
+    async with (
+        seat(tmp_path, "a") as a,
+        FolderCoordination(tmp_path).session("reader") as session,
+        AsyncExitStack() as stack,
+    ):
+        await owners([a], "aaaa")
+        joined: list[Seat] = []
+
+        class Joining(FolderSession):
+            async def children(self, path: str) -> list[str]:
+                found = await super().children(path)
+                if path.endswith("/members") and not joined:
+                    joined.append(await stack.enter_async_context(seat(tmp_path, "b")))
+                    await owes_two(a, *joined)
+                    await a.membership.hand_over([2, 3])
+                    await owners(joined, "aabb")
+                return found
+
+        session.__class__ = Joining
+        group = await Registry(session).group(AppId("east", "count"))
+        assert joined
+        assert "" not in group.owners
+
+
 async def test_when_all_have_gone_those_who_come_gather_again(tmp_path: Path) -> None:
     async with seat(tmp_path, "a") as a:
         await owners([a], "aaaa")
