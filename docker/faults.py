@@ -26,11 +26,18 @@ NETWORK = "default"
 HEAL_SECONDS = 30.0
 """How soon after a fault has ended the cluster has to be well, and its counts right."""
 
+TOTALS_SECONDS = 8.0
+"""How long a reader may wait for totals, which the app tells each second."""
+
 Run = Callable[..., str]
 
 
 class Wrong(Exception):  # noqa: N818 - it is a finding
     """The counts are not what was sent, or do not come."""
+
+
+class Missing(Wrong):
+    """Something has not come in time."""
 
 
 @dataclass(frozen=True)
@@ -174,11 +181,11 @@ class Lines:
         self.process.stdin.flush()
 
     def next(self, until: float) -> str:
-        """Its next line; raises Wrong if it has ended or says nothing until then."""
+        """Its next line; raises Missing if it says nothing until then, Wrong if it has ended."""
         try:
             line = self._lines.get(timeout=max(0.0, until - time.monotonic()))
         except queue.Empty:
-            raise Wrong(f"{self.name} has said nothing in time") from None
+            raise Missing(f"{self.name} has said nothing in time") from None
         if not line:
             raise Wrong(f"{self.name} has ended with status {self.process.wait()}")
         return line
@@ -198,26 +205,40 @@ def lines_of(*command: str, name: str) -> Iterator[Lines]:
 def counted(sender: Lines, compose: list[str], until: float) -> int:
     """End a round: how many words were sent, once each has been counted that often.
 
-    Raises Wrong if one has been counted too often, or not often enough in time.
+    Raises Wrong if one has been counted too often, or not often enough in time. A reader may miss
+    a total while its connection is lost; then the words are sent once more, and their totals come
+    again.
     """
     tail = (*compose, "exec", "-T", "node1", "s4", "tail", "totals")
-    with lines_of(*tail, "--config", "cluster.properties", name="s4 tail totals") as reader:
-        reader.next(until)  # it reads from now on, and misses none of the totals
-        sender.tell()
-        sent: dict[str, int] = json.loads(sender.next(until))
-        totals: dict[str, int] = {}
-        while totals != sent:
+    found = ("--config", "cluster.properties", "--config", "/etc/s4/node.properties")
+    with lines_of(*tail, *found, name="s4 tail totals") as reader:
+        reader.next(until)  # it reads from now on
+        while True:
+            sender.tell()
+            sent: dict[str, int] = json.loads(sender.next(until))
+            again = min(until, time.monotonic() + TOTALS_SECONDS)
             try:
-                total = json.loads(reader.next(until))
-            except Wrong as error:
-                wrong = {word: (totals.get(word), n) for word, n in sent.items()
-                         if totals.get(word) != n}  # fmt: skip
-                raise Wrong(f"{error}; counted and sent: {wrong}") from None
-            word, count = total["word"], total["count"]
-            if count > sent.get(word, 0):
-                raise Wrong(f"{word} was sent {sent.get(word, 0)} times and counted {count} times")
-            totals[word] = count
-    return sum(sent.values())
+                read_totals(reader, sent, again)
+                return sum(sent.values())
+            except Missing as error:
+                if again == until:
+                    raise Wrong(str(error)) from None
+                sender.tell()
+
+
+def read_totals(reader: Lines, sent: dict[str, int], until: float) -> None:
+    """Read until each word has its count; raises Wrong if one has more, Missing in the end."""
+    missing = dict(sent)
+    while missing:
+        try:
+            total = json.loads(reader.next(until))
+        except Missing as error:
+            raise Missing(f"{error}; not counted that often: {missing}") from None
+        word, count = total["word"], total["count"]
+        if count > sent[word]:
+            raise Wrong(f"{word} was sent {sent[word]} times and counted {count} times")
+        if count == sent[word]:
+            missing.pop(word, None)
 
 
 def inject(
