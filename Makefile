@@ -99,7 +99,7 @@ demo-trending: install-spark ## text through Spark into windows of PEs and back,
 bench: install-spark ## run all benchmarks
 	.venv/bin/s4 bench --all $(ARGS)
 
-docker-test: ## build the image and run docs/docker.md; starts an engine where none runs, or says SKIPPED
+docker-test: ## build the image and run docs/docker.md; ARGS=--faults kills its parts, too. Starts an engine where none runs, or says SKIPPED
 	@docker/ci $(ARGS)
 
 clean: ## remove .venv and everything else that was made here
