@@ -6,7 +6,8 @@ Rules
 - A follower that cannot go on is reported once, and tried again.
 - The folder of a task that is followed no more is removed. At the end of the container it stays,
   so that the next start goes on from there.
-- ``on_change`` is called when a follower has reached the end of its log, or begins anew.
+- A follower is at the end of its log until it cannot go on, or has not been there for some seconds.
+  ``on_change`` is called when that changes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from s4node.errors import S4Error
 from s4node.logger import get_logger
 from s4node.state.job import task_folder
 from s4node.state.remote_job import RemoteJob
-from s4node.state.standby.follower import Follower, Make, remove_standby
+from s4node.state.standby.follower import STALE_SECONDS, Follower, Make, remove_standby
 
 log = get_logger("s4node.runtime")
 
@@ -39,6 +40,7 @@ class _Following:
         self.ended = trio.Event()
         self.keep = True  # the folder, at the end
         self.taken = False  # the follower, which then stays open
+        self.problem = ""  # of the last call
         self.since = clocks.steady()
 
 
@@ -60,6 +62,8 @@ class Standbys:
         self._make = make
         self._following: dict[int, _Following] = {}
         self._ended: dict[int, trio.Event] = {}  # of the last follower, by partition
+        self._taken: set[int] = set()  # whose folders may be in use
+        self._told: frozenset[int] = frozenset()  # which are at the end
         self._wanted = trio.Event()  # set once it is known what to follow
         self._removing = trio.Lock()
         self._limiter = trio.CapacityLimiter(_THREADS)
@@ -69,12 +73,22 @@ class Standbys:
         """Follow until cancelled."""
         async with trio.open_nursery() as self._nursery:
             task_status.started()
-            await self._wanted.wait()
-            for partition, name in self._names.items():
-                async with self._removing:
-                    if partition not in self._following:
-                        await threads.run_sync(remove_standby, task_folder(self._folder, name))
-            await trio.sleep_forever()
+            self._nursery.start_soon(self._remove_left)
+            try:
+                while True:  # a call may hang, which only the time tells
+                    self._tell()
+                    await trio.sleep(FOLLOW_SECONDS)
+            finally:
+                for one in self._following.values():
+                    one.follower.stopping = True
+
+    async def _remove_left(self) -> None:
+        """Remove the folders of tasks that are followed no more since the last start."""
+        await self._wanted.wait()
+        for partition, name in self._names.items():
+            async with self._removing:
+                if partition not in self._following.keys() | self._taken:
+                    await threads.run_sync(remove_standby, task_folder(self._folder, name))
 
     def follow(self, partitions: Collection[int]) -> None:
         """Follow the tasks of these partitions, and no others."""
@@ -92,6 +106,7 @@ class Standbys:
         """The follower of a task that this member is about to claim, which ends; None if there is
         none."""
         one = self._following.pop(partition, None)
+        self._taken.add(partition)
         if one is not None:
             one.taken = True
             _end(one)
@@ -105,9 +120,10 @@ class Standbys:
 
     @property
     def at_end(self) -> frozenset[int]:
-        """The partitions whose followers have been at the end of their logs."""
-        found = self._following.items()
-        return frozenset(p for p, one in found if one.follower.at_end is not None)
+        """The partitions whose followers are at the end of their logs."""
+        since = clocks.steady() - STALE_SECONDS
+        found = [(p, one.follower.at_end) for p, one in self._following.items() if not one.problem]
+        return frozenset(p for p, at_end in found if at_end is not None and at_end > since)
 
     def lags(self) -> dict[str, float]:
         """By followed task, for how many seconds it has not been at the end of its log."""
@@ -122,9 +138,11 @@ class Standbys:
         return Follower(self._depot.task(folder.name), folder, self._make)
 
     async def _follow(self, one: _Following, name: str, before: trio.Event | None) -> None:
-        if before is not None:
-            with trio.CancelScope(shield=True):  # it may be removing the folder
+        with trio.CancelScope(shield=True):  # the folder may be being removed
+            if before is not None:
                 await before.wait()
+            async with self._removing:
+                pass
         try:
             with one.scope:
                 await self._follow_on(one, name)
@@ -134,19 +152,21 @@ class Standbys:
             one.ended.set()
 
     async def _follow_on(self, one: _Following, name: str) -> None:
-        told = ""
         while True:
-            before = one.follower.at_end is None
             try:
                 await threads.run_sync(one.follower.follow, limiter=self._limiter)
-                told = ""
+                one.problem = ""
             except (OSError, S4Error) as error:
-                if not told:
+                if not one.problem:
                     log.warning("a standby waits", task=name, reason=str(error))
-                told = str(error)
-            if before != (one.follower.at_end is None):
-                self.on_change()
+                one.problem = str(error) or type(error).__name__
+            self._tell()
             await trio.sleep(FOLLOW_SECONDS)
+
+    def _tell(self) -> None:
+        if self.at_end != self._told:
+            self._told = self.at_end
+            self.on_change()
 
     def _close(self, one: _Following) -> None:
         if not one.taken:

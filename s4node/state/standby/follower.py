@@ -41,9 +41,12 @@ Make = Callable[[Path], Database]
 STANDBY = "standby"
 """The name of a follower's folder, in that of the task."""
 
+STALE_SECONDS = 10.0
+"""A follower that was last at the end of the log so long ago may be anywhere before it."""
+
 _LOOK_EVERY = 32
 """After so many calls in which the log did not go on, it is listed: the next entry may have been
-removed."""
+removed. It is listed at once if the follower was not at the end for long."""
 
 
 class Follower:
@@ -72,7 +75,8 @@ class Follower:
         database = self._database or self._filled()
         self._database = database
         began = clocks.steady()
-        end = self._listed_end() if self._idle >= _LOOK_EVERY else 0
+        stale = self.at_end is None or began - self.at_end > STALE_SECONDS
+        end = self._listed_end() if stale or self._idle >= _LOOK_EVERY else 0
         found = self.task.run(followed(self._position, self.task.url))
         if found is None or found.position.number < end:
             self._begin_anew()
@@ -94,6 +98,7 @@ class Follower:
         Returns None if the log does not lead to the claim: restore the task otherwise."""
         try:
             self.stopping = True
+            self.task.fetched = self.task.wanted = 0  # the restore's progress begins
             self.follow()
             if (self._position.number, self._position.owner) != (self.task.at, self.task.owner):
                 return None
