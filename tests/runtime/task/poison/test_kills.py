@@ -63,8 +63,8 @@ async def stopped(it: Kills) -> str:
 
 async def test_an_event_that_ends_its_process_by_itself_is_blamed(it: Kills) -> None:
     await it.append([Click("joe", number, "exits" if number == 3 else "") for number in range(9)])
-    for _ in range(3):
-        async with s4_process(*it.run(), cwd=it.folder) as process:
+    for _ in range(3):  # it may end before it says that it is ready
+        async with s4_process(*it.run(), cwd=it.folder, ready=False) as process:
             assert await process.wait() == 3
     async with s4_process(*it.run(), cwd=it.folder):
         await it.until_counted(without=1)
