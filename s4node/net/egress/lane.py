@@ -202,12 +202,14 @@ class LatestTime:
     ``field`` is None if events have no time, and empty if they have that of sending.
     ``by_commits``: what is told is what the task that sends was at when its last commit began, and
     ``coming`` follows with the next commit. ``idle`` says that nothing is waited for where the task
-    has its events from.
+    has its events from. If events have the time of sending, no later time is told than
+    that before which nothing is sent any more, however far ahead the task's own event time is.
     """
 
     def __init__(self, stream: str, *, by_commits: bool) -> None:
         self.field: str | None = None
         self.value = self.coming = -math.inf
+        self._since = self._coming_since = -math.inf
         self.idle = self.coming_idle = False
         self._stream = stream
         self._by_commits = by_commits
@@ -244,12 +246,26 @@ class LatestTime:
         """Note that no event from now on is older; raises EventError for what is no time."""
         self.value = max(self.value, checked_watermark(time, now))
 
+    @property
+    def told(self) -> float:
+        """The time to tell."""
+        return self.value if self.field or not self._by_commits else min(self.value, self._since)
+
     def reach_at_once(self, time: float) -> None:
         """Tell a time without waiting for a commit."""
         self.value, self.idle = max(self.value, time), False
 
+    def nothing_sent_before(self, since: float) -> None:
+        """Note that what is sent from now on is not sent before ``since``."""
+        self._since = since
+
+    def begin_commit(self, now: float) -> None:
+        """Note that a commit begins; what it does not hold is sent later."""
+        self._coming_since = now
+
     def commit_written(self) -> None:
         """Note that the commit was written that began at the time ``coming``."""
+        self._since = self._coming_since
         self.idle = self.coming_idle and self.value <= self.coming
         self.value = max(self.value, self.coming)
 
@@ -260,7 +276,7 @@ class LatestTime:
         return [
             lane
             for lane in lanes
-            if (lane.told_time < self.value or lane.told_idle != self.idle)
+            if (lane.told_time < self.told or lane.told_idle != self.idle)
             and lane.open
             and (self._by_commits or (not lane.pending and lane.cursor >= len(lane.kept)))
         ]

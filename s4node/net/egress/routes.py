@@ -363,10 +363,10 @@ class NodeRoute:
             return []
         box, positions = self.outbox, []
         for lane in box.latest.to_tell(self.lanes):
-            lane.told_time, lane.told_idle = box.latest.value, box.latest.idle
+            lane.told_time, lane.told_idle = box.latest.told, box.latest.idle
             positions.append((lane.partition, min(lane.next_number, lane.released)))
         self._told_time_ms = now_ms
-        millis = math.floor(max(0.0, box.latest.value) * 1000)
+        millis = math.floor(max(0.0, box.latest.told) * 1000)
         headers = {wire.IDLE: True} if box.latest.idle else {}
         report = wire.Watermark(box.stream, box.producer, millis, tuple(positions), headers)
         return [wire.encode_frame(report)]

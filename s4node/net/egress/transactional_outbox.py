@@ -221,6 +221,7 @@ class TransactionalOutbox(Outbox):
             self._spilled.grew = False
             self._declare(self._changes.put)
         self.unsent.begin_commit()
+        self.latest.begin_commit(self._clock() / 1000)
         self.leaving = {at: self.lanes[at].next_number for at in self._cut_since}
         self._cut_since.clear()
         self._taken = {lane.partition: len(lane.pending) for lane in self.lanes if lane.pending}

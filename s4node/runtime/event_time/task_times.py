@@ -314,8 +314,8 @@ class TaskTimes:
         self._news = False
         for timed in self._streams.values():
             self._look(timed)
-            self._rest(timed)
             self._pass_marks(timed)
+            self._rest(timed)
             timed.watermarks.advance()
         for windows, names in self._by_event:
             windows.watermark = max(windows.watermark, lowest(self._watermarks, names))
@@ -356,10 +356,10 @@ class TaskTimes:
     def _rest(self, timed: _Timed) -> bool:
         """Wait no longer for what the task puts on a stream; False if something is to come."""
         feeders = [self._streams[name].watermarks for name in timed.feeders]
-        rests = not timed.marks and all(each.is_silent for each in feeders)
-        if rests and feeders:
+        waits = timed.told is not None or timed.marks or any(not f.is_silent for f in feeders)
+        if feeders and not waits:
             timed.watermarks.rest(OWN)
-        return rests
+        return not waits
 
     def _put_on(self) -> bool:
         """Raise the times of what is put; return True if another step follows."""

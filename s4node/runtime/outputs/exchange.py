@@ -477,6 +477,7 @@ class Exchange:
             channel = side.channels.get(stream)
             if channel is None or channel.outbox.unreleased or channel.outbox.leaving:
                 continue
+            channel.outbox.latest.nothing_sent_before(now_ms() / 1000)
             channel.outbox.latest.reach_at_once(side.task.processor.put_times[stream])
             channel.emitter.wake()
 

@@ -138,6 +138,27 @@ def test_a_task_whose_inputs_wait_is_not_idle_at_the_next_hop() -> None:
         assert times._streams["best"].watermarks.value == 500
 
 
+def test_results_that_wait_in_the_task_are_waited_for_when_their_inputs_are_silent() -> None:
+    with AppTest(Auctions) as test:
+        times = times_of(test)
+        times.queues = {**times.queues, "best": Queue()}
+        times.watch("best", Sources(SourceState("another task", reports=True)))
+        times.reported("bids", "one", 301)
+        times.step()
+        times.reported("bids", "one", 301, idle=True)
+        times.reported("best", "another task", 400)
+        times.step()
+        assert times._streams["best"].watermarks.value < 300
+        times.queues["best"].depth = 0  # type: ignore[index]
+        times.step()
+        assert times._streams["best"].watermarks.value == 400
+
+
+class Queue:
+    admitted = 3
+    depth = 3
+
+
 class Quiet(AdapterApp):
     output_stream = "trades"
     remote_stream_key_finder = "symbol"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import running
 
+from s4node import Client, clocks
 from s4node.app.app import App
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.stream import OutputStream, Stream
@@ -156,3 +159,56 @@ def test_another_task_that_is_stuck_is_not_idle_until_it_says_so() -> None:
         test.advance(seconds=25)  # the program has no news any more
         idle = times._streams["best"].watermarks.is_idle
         assert all(idle(each.name) for each in others)
+
+
+class Passes(ProcessingElement):
+    onward: OutputStream
+
+    def on_event(self, bid: Bid) -> None:
+        self.onward.put(bid)
+
+    def on_window(self) -> None:
+        pass
+
+
+class Relay(App):
+    def on_init(self) -> None:
+        passes = self.create_pe(Passes)
+        passes.set_window(tumbling(10))
+        passes.onward = self.create_output_stream("onward", key="auction", types=Bid)
+        self.create_input_stream("bids", passes, key="auction", types=Bid, time="at")
+
+
+class Counted(App):
+    def on_init(self) -> None:
+        auction = self.create_pe(Auction)
+        auction.best = self.create_output_stream("best", types=Best)  # type: ignore[assignment]
+        auction.set_window(tumbling(10))
+        self.create_input_stream("onward", auction, key="auction", types=Bid, idle=0.5)
+
+
+async def test_an_app_that_is_ahead_of_the_clock_makes_nothing_late_that_has_the_time_of_sending(
+    tmp_path: Path,
+) -> None:
+    began = clocks.wall()
+    async with running(Counted("counted"), {"s4.state.folder": str(tmp_path / "c")}) as counted:
+        settings = {
+            "s4.state.folder": str(tmp_path / "r"),
+            "s4.stream.onward.consumers": "counted",
+            "s4.cluster.counted.address": counted.address,
+        }
+
+        def watermark() -> float:
+            times: Any = counted.tasks[0].processor.times  # type: ignore[attr-defined]
+            return float(times._streams["onward"].watermarks.value)
+
+        async with (
+            running(Relay("relay"), settings) as relay,
+            Client(relay.address, producer="p") as client,
+        ):
+            bids = await client.stream("bids", types=Bid)
+            while watermark() < began + 1:
+                await bids.send(Bid(3, 7, began + 1800))
+                await bids.flush()
+            assert watermark() <= clocks.wall()
+            assert counted.tasks[0].statistics().late["Auction"] == 0
