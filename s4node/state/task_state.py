@@ -191,6 +191,10 @@ class TaskState:
         pes = [name.removeprefix("pe ") for name in self.tables if name.startswith("pe ")]
         return [name for name in pes if name not in self.instances]
 
+    def has_rows(self, pe: str) -> bool:
+        """Return True if anything of a PE that has a table is saved, as of the last commit."""
+        return next(self.database.table(self.tables[f"pe {pe}"]), None) is not None
+
     def meta(self, name: str) -> Any:
         """A fact about the task as a whole; None if it was never set."""
         data = self.database.get(task_row(META, name.encode()))

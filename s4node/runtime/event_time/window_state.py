@@ -7,6 +7,7 @@ Rules
   is done in parts, so that nobody waits for all of it.
 - The kind of windows is saved, too. Windows of another kind cannot go on as these, but those whose
   ``on_window`` has failed may. State of keys cannot go on as windows, nor the other way.
+- A stream cannot lose its ``order="time"`` while events of it are held back.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from s4node.app.in_order import IN_ORDER
 from s4node.app.pe_codec import Facts, codec_in
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.window_instances import FailedWindows, WindowInstances, WindowKeeper
@@ -68,6 +70,14 @@ class State(Facts, Protocol):
         """The saved instances of a prototype's windows."""
         ...
 
+    def unused(self) -> list[str]:
+        """The PEs that have a table here and that the app no longer has."""
+        ...
+
+    def has_rows(self, pe: str, /) -> bool:
+        """Return True if anything of a PE that has a table is saved."""
+        ...
+
 
 def go_on(state: State, name: str, saved: Rows, kind: str | None) -> None:
     """Note the kind of windows of a prototype, or None.
@@ -84,6 +94,22 @@ def go_on(state: State, name: str, saved: Rows, kind: str | None) -> None:
             f"the PE another name (create_pe(..., name=))"
         )
     state.set_meta(KIND + name, kind)
+
+
+def check_order_kept(state: State) -> None:
+    """Raise StateError if events are held back for an order that the app no longer has.
+
+    The PEs that the app has are set up in ``state``.
+    """
+    for name in state.unused():
+        if name.endswith(IN_ORDER) and state.meta(KIND + name) and state.has_rows(name):
+            stream = name.removesuffix(IN_ORDER)
+            raise StateError(
+                f"stream {stream!r} had order='time', and events of it are still held back, which "
+                f"this version of the app would not process; run the version with order='time' "
+                f"until none is held back (later events, or watermark(t) of their senders, release "
+                f"them; held-back-messages counts them), then this one"
+            )
 
 
 class WindowCodec:

@@ -27,7 +27,14 @@ from s4node.app.stream import OutputStream, Stream
 from s4node.app.window_instances import WindowInstances
 from s4node.errors import KeyFinderError, StateError, is_signal
 from s4node.events.keys import check_key
-from s4node.runtime.event_time.window_state import FAILED, Rows, SavedWindows, WindowCodec, go_on
+from s4node.runtime.event_time.window_state import (
+    FAILED,
+    Rows,
+    SavedWindows,
+    WindowCodec,
+    check_order_kept,
+    go_on,
+)
 from s4node.store_spec import StoreSpec
 
 TTL = "pe ttl of "
@@ -86,6 +93,14 @@ class State(Facts, Protocol):
 
     def saved_windows(self, name: str, codec: Any, /) -> SavedWindows:
         """The saved instances of a prototype's windows."""
+        ...
+
+    def unused(self) -> list[str]:
+        """The PEs that have a table here and that the app no longer has."""
+        ...
+
+    def has_rows(self, pe: str, /) -> bool:
+        """Return True if anything of a PE that has a table is saved."""
         ...
 
     def saved_timers(self, name: str, /) -> Any:
@@ -257,6 +272,7 @@ class PeState:
                 WindowCodec(f"{name}{FAILED}", windowed.failed, state),
             )
         ]
+        check_order_kept(state)
         found = [each.instances.timers for each in kept.values()]
         self._timers = [timers for timers in found if timers is not None]
         for timers in self._timers:

@@ -11,7 +11,7 @@ from s4node.app.app import App
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.stream import OutputStream
 from s4node.app.windows import tumbling
-from s4node.errors import ConfigError, GraphError, ProcessingError
+from s4node.errors import ConfigError, GraphError, ProcessingError, StateError
 from s4node.events.event import Event, GenericEvent
 from s4node.runtime.container.metrics import _task
 from s4node.testing.any_order import rows_in_any_order
@@ -132,6 +132,32 @@ def test_held_back_events_survive_a_crash_although_their_producer_keeps_none_of_
         assert times(test) == []
         test.send("trades", *a(102, 115))
         assert times(test) == [101, 102, 103, 104]
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_the_order_cannot_be_taken_away_while_events_are_held_back(held: bool) -> None:
+    class Changing(App):
+        order = "time"
+
+        def on_init(self) -> None:
+            sees = self.create_pe(Sees)
+            sees.seen = self.create_output_stream("seen", types=Seen)
+            self.create_input_stream(
+                "trades", sees, key="symbol", time="at", lateness=5, order=self.order
+            )
+
+    with AppTest(Changing, settings={"s4.stream.trades.grade": "durable"}) as test:
+        test.send("trades", *a(104, 101))
+        if not held:
+            test.advance_watermark("trades", 200)
+        test.advance(seconds=2)
+        Changing.order = ""
+        if not held:
+            test.crash()
+            assert times(test) == [101, 104]
+            return
+        with pytest.raises(StateError, match="'trades' had order='time', and events of it are"):
+            test.crash()
 
 
 def test_a_late_event_is_handed_on_at_once_and_counted() -> None:
