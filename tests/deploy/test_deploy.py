@@ -836,7 +836,7 @@ app.create_input_stream("clicks", app.create_pe(Copy), key="user")
 
 async def test_an_app_that_has_failed_is_not_told_to_run(folder: Path) -> None:
     (folder / "failing.py").write_text(FAILING)
-    async with node(folder, "one", s4_container_restartDelay="20000") as one:
+    async with node(folder, "one", s4_container_restartDelay="600000") as one:
         await deploy(folder, "failing.py")
         async with Client(one.address) as client:
             client.abandon()

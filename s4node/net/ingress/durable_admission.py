@@ -60,7 +60,7 @@ _NONE_CLOSED: Mapping[str, Closings] = {}
 class DurableLane(ProducerLane):
     """One producer's numbers in one partition of a durable stream."""
 
-    __slots__ = ("awaited", "closings", "committed", "has_row", "returns", "wanted")
+    __slots__ = ("awaited", "closings", "committed", "has_row", "returns", "saving", "wanted")
 
     admission: DurableAdmission
     by_event = True
@@ -74,6 +74,7 @@ class DurableLane(ProducerLane):
         self.wanted = False  # a commit was requested
         self.awaited = False  # its producer waits until all of it is committed
         self.has_row = False
+        self.saving = False  # its producer waits until it has a row
         self.closings: Closings = ()
 
     @property
@@ -108,6 +109,8 @@ class DurableLane(ProducerLane):
     @property
     def patience(self) -> float:
         """For how many seconds its producer can wait for a commit; infinity if it needs none."""
+        if self.saving:
+            return 0.0
         if self.committed >= self.safe:
             return math.inf
         return 0.0 if self.committed < self.asked <= self.safe else PATIENCE
@@ -208,6 +211,7 @@ class DurableAdmission(StreamAdmission):
     _moved: dict[int, dict[DurableLane, None]] = field(default_factory=dict)
     _forgotten: dict[int, dict[str, Known]] = field(default_factory=dict)
     _stopped: dict[DurableLane, None] = field(default_factory=dict)
+    _unsaved: dict[str, set[int]] = field(default_factory=dict)  # partitions, by who waits
 
     @property
     def window_bytes(self) -> int:
@@ -273,6 +277,11 @@ class DurableAdmission(StreamAdmission):
             if not lane.has_row:
                 lane.has_row = True
                 self.learn(lane.producer)
+                lane.saving = False
+                left = self._unsaved.get(lane.producer, {partition})
+                left.discard(partition)
+                if not left:
+                    self._unsaved.pop(lane.producer, None)
             if (lane.safe, *lane.life) == (kept.number, kept.life, kept.incarnation):
                 moved.pop(lane, None)
             lane.commit(kept.number)
@@ -414,13 +423,22 @@ class DurableAdmission(StreamAdmission):
                     lane.want()
         return waits
 
-    def unsaved(self, producer: str) -> bool:
+    def save(self, producer: str) -> bool:
         """Return True if a producer must wait for the commits that save it, and request them."""
         new = [lane for lane in self._all(producer) if lane.own_id and not lane.has_row]
+        self._unsaved.pop(producer, None)
         for lane in new if self.timed else ():
+            self._unsaved.setdefault(producer, set()).add(lane.partition)
+            lane.saving = True
             self.moved(lane)
-            self.on_full(lane.partition)
-        return self.timed and bool(new)
+            if self.on_demand:
+                self.on_full(lane.partition)
+            self.wait(lane)
+        return producer in self._unsaved
+
+    def saves(self, producer: str) -> bool:
+        """Return True while a producer waits to be saved."""
+        return producer in self._unsaved
 
     def _all(self, producer: str) -> Iterator[DurableLane]:
         for partition in self.stages:
@@ -532,6 +550,7 @@ class DurableAdmission(StreamAdmission):
 
     def _drop(self, lane: ProducerLane) -> None:
         self._evict(lane)
+        self._unsaved.pop(lane.producer, None)
         assert isinstance(lane, DurableLane)
         self._forget(lane.producer, lane.partition)
         if not lane.has_row:

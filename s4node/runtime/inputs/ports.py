@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 
@@ -43,6 +43,19 @@ log = get_logger("s4node.runtime")
 Send = Callable[[str, int, str, int, list[Any]], None]
 """Sends events of a stream from the task of one partition, which has them from a producer, to the
 task of another."""
+
+
+class _Waiting(NamedTuple):
+    """A hello whose answer waits for commits. There is none yet if it must be handled again."""
+
+    hello: wire.Hello
+    connection: Connection
+    answer: wire.Hello | None
+
+    @property
+    def whose(self) -> tuple[Connection, str, str]:
+        """The connection, the stream and the producer."""
+        return self.connection, self.hello.stream, self.hello.peer
 
 
 class Ports:
@@ -85,7 +98,7 @@ class Ports:
         self._deserializers = deserializers
         self._streams_of: dict[Connection, set[str]] = {}
         self._left = False
-        self._waiting: list[tuple[wire.Hello, Connection]] = []
+        self._waiting: list[_Waiting] = []
 
         def port(stream: Stream) -> InputPort:
             made = InputPort(
@@ -143,56 +156,87 @@ class Ports:
                 [lane for lane in port.admission.lanes.values() if lane.partition == partition],
             )
             port.revoke(partition)
-        self.committed()  # hellos that waited for a commit are answered: ask the next owner
+        self.committed(changed=True)  # hellos that waited are answered: ask the next owner
 
     def roll_back(self, partition: int) -> None:
         """Have producers go back, because the task of a partition was rolled back."""
         for port in self._all:
             port.roll_back(partition)
-        self.committed()
+        self.committed(changed=True)
 
     # -- producers ---------------------------------------------------------------------------
 
     def hello(self, hello: wire.Hello, connection: Connection) -> wire.Hello | None:
         """Open a stream for a producer, or say why not; None if the answer comes later."""
         port = self.ports.get(hello.stream)
-        member = hello.headers.get(wire.CLUSTER) == self._config[settings.CLUSTER_NAME]
-        if member:
+        if self._is_member(hello):
             port = port or self.inner.get(hello.stream)
         if port is None:
             connection.warn("hello for an unknown stream", stream=hello.stream)
             return self._refusal(hello, self.unknown(hello.stream))
-        before = port.admission.connection_of(hello.peer)
-        later = port.admission.is_later(hello)
-        reason = "" if later else connection.outdated(before, hello.peer)
+        reason = self._outdated(port, hello, connection)
         others = port.admission.beside(hello.peer, connection)
         reason = reason or connection.refusal(hello, len(port.admission.stages), others)
-        if reason:
-            return self._refusal(hello, reason)
-        now = trio.current_time()
+        return self._refusal(hello, reason) if reason else self._greet(port, hello, connection)
+
+    def _greet(
+        self, port: InputPort, hello: wire.Hello, connection: Connection
+    ) -> wire.Hello | None:
+        """Open a stream for a producer that may have it; None if the answer waits for commits."""
+        before, now = port.admission.connection_of(hello.peer), trio.current_time()
         try:
             answer = port.on_hello(hello, connection, self._node, self._incarnation, now)
         except LimitReached as reached:
             return self._refusal(hello, connection.limited(str(reached)))
-        durable = None if member else port.durable
-        opens = answer is not None and not answer.error
-        if opens and durable is not None and durable.unsaved(hello.peer):
-            answer = None
         if answer is None:
             connection.takes_over(before, hello)
-            self._waiting.append((hello, connection))
-        elif not answer.error:
-            self._streams_of.setdefault(connection, set()).add(hello.stream)
-            if member and not self._left:
-                port.members.add(connection)
-            connection.takes_over(before, hello)
+            self._waiting.append(_Waiting(hello, connection, None))
+            return None
+        if answer.error:
+            return answer
+        connection.takes_over(before, hello)
+        durable = None if self._is_member(hello) else port.durable
+        if durable is not None and durable.save(hello.peer):
+            self._waiting.append(_Waiting(hello, connection, answer))
+            return None
+        self._opened(port, hello, connection)
         return answer
 
-    def committed(self) -> None:
-        """Answer hellos that have waited for a commit."""
+    def _opened(self, port: InputPort, hello: wire.Hello, connection: Connection) -> None:
+        self._streams_of.setdefault(connection, set()).add(hello.stream)
+        if self._is_member(hello) and not self._left:
+            port.members.add(connection)
+
+    def _is_member(self, hello: wire.Hello) -> bool:
+        return hello.headers.get(wire.CLUSTER) == self._config[settings.CLUSTER_NAME]
+
+    def _outdated(self, port: InputPort, hello: wire.Hello, connection: Connection) -> str:
+        """Why a later connection of the producer goes on instead; empty if none does."""
+        if port.admission.is_later(hello):
+            return ""
+        return connection.outdated(port.admission.connection_of(hello.peer), hello.peer)
+
+    def committed(self, *, changed: bool = False) -> None:
+        """Answer hellos that have waited for a commit. If the partitions or numbers have
+        ``changed``, those that wait to be saved begin again."""
         waiting, self._waiting = self._waiting, []
-        for hello, connection in waiting:
-            if connection.live and (answer := self.hello(hello, connection)) is not None:
+        for each in waiting:
+            hello, connection, answer = each
+            if not connection.live:
+                continue
+            port = self.port(hello.stream)
+            assert port is not None
+            if answer is not None and not changed:
+                assert port.durable is not None
+                if port.durable.saves(hello.peer):
+                    self._waiting.append(each)
+                    continue
+                self._opened(port, hello, connection)
+            else:
+                reason = self._outdated(port, hello, connection)
+                answer = self._refusal(hello, reason) if reason else None
+                answer = answer or self._greet(port, hello, connection)
+            if answer is not None:
                 connection.answer(wire.encode_frame(answer))
 
     @property
@@ -248,6 +292,8 @@ class Ports:
         """Forget a producer that has ended."""
         port = self.port(end.stream)
         if port is not None:
+            ended = connection, end.stream, end.producer
+            self._waiting = [each for each in self._waiting if each.whose != ended]
             port.admission.forget(end.producer, connection)
             connection.left(end.stream, end.producer)
 

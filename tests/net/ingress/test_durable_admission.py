@@ -119,18 +119,18 @@ class Node:
 def test_a_new_program_with_an_id_is_answered_once_the_next_owner_would_know_it() -> None:
     node = Node(timed=True)
     node.greet(peer="without an id")
-    assert not node.admission.unsaved("without an id")
+    assert not node.admission.save("without an id")
     node.greet(own_id=True)
-    assert node.admission.unsaved("p")
-    assert node.wanted == [0, 1]
+    assert node.admission.save("p")
+    assert node.waited == [(0, 0.0), (1, 0.0)]
     assert node.commit(0) == {"p": kept(0, own_id=True)}
-    assert node.admission.unsaved("p")
+    assert node.admission.saves("p")
     node.commit(1)
-    assert not node.admission.unsaved("p")
+    assert not node.admission.saves("p")
     again = Node({0: {"p": kept(0, own_id=True)}, 1: {"p": kept(0, own_id=True)}}, timed=True)
     again.greet(own_id=True)
-    assert not again.admission.unsaved("p")
-    assert again.wanted == []
+    assert not again.admission.save("p")
+    assert again.waited == []
 
 
 def test_what_is_settled_is_what_was_committed_to_the_event() -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from harness import running, until
 from test_watermarks_between_tasks import Auctions
-from test_windows import Bar, Candle, a, bars, market
+from test_windows import Bar, Candle, Trade, a, bars, market
 
 from s4node.app.app import AdapterApp, App
 from s4node.app.windows import tumbling
+from s4node.net.client.client import Client
 from s4node.runtime.event_time.sources import SourceState
 from s4node.testing.app_test import AppTest
 
@@ -192,6 +194,19 @@ async def test_an_adapter_without_events_tells_its_time() -> None:
         }
         async with running(Quiet("quiet"), settings):
             await until(lambda: ended == [("a", 2)], "the end of the window")
+
+
+async def test_the_types_of_a_program_that_waits_to_be_saved_count_once(tmp_path: Path) -> None:
+    # a 64th is for one connection: 1,024 bytes of types, or 21 times those of this program
+    settings = {"s4.state.folder": str(tmp_path), "s4.listener.typeBytes": "65536"}
+    app = market(tumbling(60))("market")
+    async with (
+        running(app, settings, partitions=24) as node,
+        Client(node.address, producer="till") as client,
+    ):
+        trades = await client.stream("trades", types=Trade)
+        await trades.send(*a(10))
+        assert await trades.flush() == []
 
 
 def times_of(test: AppTest[Any]) -> Any:
