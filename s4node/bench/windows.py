@@ -47,7 +47,7 @@ _FIRST = 1_700_000_000.0
 _STEP = 0.0001
 DISORDER = 2.0
 """Seconds by which the events may be out of order."""
-_PATIENCE = 10.0
+_PATIENCE = 60.0
 
 
 class Timed(Event):

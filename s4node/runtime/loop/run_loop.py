@@ -4,7 +4,8 @@ Rules
 - One turn is at most ``max_events`` events or ``max_seconds``, over all tasks; then verdicts go out
   and the other trio tasks (sockets, timers, cancellation) run.
 - If the loop sleeps, the trio task that brings events takes a turn at once.
-- Ready tasks take turns, one step each.
+- Ready tasks take turns, one step each. A task that has had less time than the next one goes on, so
+  that many small batches do not wait for a long step of another task each.
 - Steps with async handlers or threads run beside the loop, and other tasks go on. The task's gate
   decides what may run beside such a step.
 - The loop waits on no stage: a task whose outputs are full gets no step until they have room.
@@ -102,6 +103,7 @@ class RunLoop:
         self._after_turn = shell.after_turn
         self._ready: deque[Task] = deque()  # in the order of their turns
         self._queued: set[Task] = set()  # the same tasks
+        self._least = 0.0  # the share of a task that becomes ready is at least this
         self._lot = trio.lowlevel.ParkingLot()
         self._nursery: trio.Nursery | None = None
         self._asleep_until: float | None = None
@@ -140,6 +142,7 @@ class RunLoop:
         if task not in self._queued:
             self._queued.add(task)
             self._ready.append(task)
+            task.pace.share = max(task.pace.share, self._least)
 
     def wake(self, task: Task) -> None:
         """Queue a task that may have something to do, and have a turn soon."""
@@ -328,6 +331,11 @@ class RunLoop:
             ended = clocks.steady()
             if op is Op.PROCESS:
                 pace.took(kind, count, ended - now)
+            self._least = pace.share
+            pace.share += min(ended - now, self._max_seconds)
+            if pace.share < ready[0].pace.share:
+                ready.remove(task)
+                ready.appendleft(task)
             now = ended
             if now - began > self._max_seconds:
                 break

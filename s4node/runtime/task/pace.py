@@ -13,14 +13,18 @@ _FIRST = 8  # events
 
 
 class Pace:
-    """The step sizes of one task; ``seconds`` is the total time spent processing."""
+    """The step sizes of one task; ``seconds`` is the total time spent processing.
 
-    __slots__ = ("_costs", "_unknown", "max_events", "max_seconds", "seconds")
+    ``share`` is the loop's: the seconds of the task's steps, which decide who has the next step.
+    """
+
+    __slots__ = ("_costs", "_unknown", "max_events", "max_seconds", "seconds", "share")
 
     def __init__(self, max_events: int, max_seconds: float) -> None:
         self.max_events = max_events
         self.max_seconds = max_seconds
         self.seconds = 0.0
+        self.share = 0.0
         self._costs: dict[str, float] = {}
         self._unknown = max_seconds / min(_FIRST, max_events)
 
