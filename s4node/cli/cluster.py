@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -33,6 +32,7 @@ from s4node.cli.arguments import (
 )
 from s4node.cli.output import counted, give, tell
 from s4node.cli.render import dashboard
+from s4node.cli.running_apps import credentials_of, listed
 from s4node.cluster.node import deploy_protocol as protocol
 from s4node.cluster.node.running import Running, running_processes
 from s4node.cluster.tree.coordinations import is_zookeeper, place_of
@@ -43,7 +43,7 @@ from s4node.deploy.cluster_look import asking, of_cluster, of_process
 from s4node.deploy.cluster_snapshot import Snapshot, no_node, with_rates
 from s4node.deploy.pack import pack
 from s4node.deploy.state_change import GoBack
-from s4node.errors import ConfigError, CoordinationError, on_one_line
+from s4node.errors import CoordinationError, on_one_line
 from s4node.net.certificates.credentials import Credentials
 
 
@@ -290,7 +290,7 @@ async def look(config: Config, who: str) -> Seen:
         for each in (settings.COORDINATION, settings.COORDINATION_FOLDER)
     )
     own = place_of(config)
-    mine = _mine(needed=not named)
+    mine = listed() if named else running_processes()
     processes = [] if named else mine
     shown: list[Snapshot] = []
     living: set[str] = set()
@@ -325,24 +325,10 @@ async def look(config: Config, who: str) -> Seen:
     return Seen(shown, f"{where}; start an app with: s4 run APP, or a node with: s4 node CLUSTER")
 
 
-def _mine(*, needed: bool) -> list[Running]:
-    """This user's processes; unless ``needed``, only if they can be known."""
-    try:
-        return running_processes()
-    except ConfigError:
-        if needed:
-            raise
-        return []
-
-
 def _credentials(config: Config, processes: Sequence[Running]) -> Credentials | None:
     """The configured credentials, else those of the first of the processes that has some."""
     own = Credentials.configured(config)
-    for process in () if own is not None else processes:
-        with suppress(ConfigError):  # the answer is that a certificate is needed
-            if found := Credentials.configured(Config.from_values(process.settings)):
-                return found
-    return own
+    return credentials_of(processes) if own is None else own
 
 
 def _at(config: Config, place: str) -> Config:

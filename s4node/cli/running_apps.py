@@ -9,13 +9,15 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import trio
 
 from s4node.cli.arguments import DEFAULT_ADDRESS
 from s4node.cluster.node.running import Running, running_processes
+from s4node.cluster.tree.coordinations import place_of
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import ConfigError, ConnectionRefused
@@ -110,7 +112,12 @@ class Nodes:
         places = (settings.COORDINATION, settings.COORDINATION_FOLDER)
         if self._given or all(config.origin(each) == "default" for each in places):
             return None
-        return Reach(trio.run(_addresses_in_cluster, config), Credentials.configured(config))
+        addresses = trio.run(_addresses_in_cluster, config)
+        credentials = Credentials.configured(config)
+        if credentials is None:
+            place = place_of(config)
+            credentials = credentials_of(each for each in listed() if each.place == place)
+        return Reach(addresses, credentials)
 
     def _reach(self, fits: Callable[[Running], bool], what: str) -> Reach:
         credentials = Credentials.configured(self._config)
@@ -122,6 +129,22 @@ class Nodes:
         if found and credentials is None:
             credentials = Credentials.configured(Config.from_values(found[0].settings))
         return Reach(_addresses(found), credentials)
+
+
+def listed() -> list[Running]:
+    """The running processes, as far as they can be known."""
+    with suppress(ConfigError):
+        return running_processes()
+    return []
+
+
+def credentials_of(processes: Iterable[Running]) -> Credentials | None:
+    """The credentials of the first of the processes that has some."""
+    for process in processes:
+        with suppress(ConfigError):  # the answer is that a certificate is needed
+            if found := Credentials.configured(Config.from_values(process.settings)):
+                return found
+    return None
 
 
 async def _addresses_in_cluster(config: Config) -> list[str]:
