@@ -98,7 +98,8 @@ def _s3_command(folder: Path, port: int) -> list[str]:
     objects = folder / "objects"
     objects.mkdir()
     user = ["--access", "user", "--secret", "password"]
-    return [program, *user, "--port", f"127.0.0.1:{port}", "posix", str(objects)]
+    place = ["--port", f"127.0.0.1:{port}", "--keep-alive"]  # as the stores of clouds do
+    return [program, *user, *place, "posix", str(objects)]
 
 
 @contextmanager

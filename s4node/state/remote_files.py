@@ -11,6 +11,8 @@ Rules
 - Listings are never cached: others write here, too.
 - Each request costs its time, in restores above all. So ``s3fs`` may not ask for the size of an
   object before it reads it, and object stores, which have no folders, are asked to make one once.
+  A file system with an event loop gets many requests in one call, as a thread for each waits long
+  for the interpreter's lock.
 - With ``sync``, an object that was put at a ``file://`` URL is on disk, with all names above it.
 - A name that is read back is one part of a path, so that it cannot lead out of its folder.
 - Every error of the file system becomes a StateError, which may be retried.
@@ -166,6 +168,9 @@ class RemoteFiles:
 
     def get(self, places: Iterable[str]) -> list[bytes | None]:
         """The contents of objects, many at a time; None for those that are missing."""
+        if self.fs.async_impl:
+            found = self.fs.cat_ranges(list(places), None, None, batch_size=AT_ONCE)
+            return [_content(each) for each in found]
 
         def get(place: str) -> bytes | None:
             try:
@@ -233,6 +238,15 @@ def at_once(function: Callable[[A], R], each: Iterable[A]) -> list[R]:
         return [function(value) for value in values]
     with ThreadPoolExecutor(min(AT_ONCE, len(values))) as threads:
         return list(threads.map(function, values))
+
+
+def _content(found: bytes | Exception) -> bytes | None:
+    """The content that was found; None if the object is missing. Raises other errors."""
+    if isinstance(found, FileNotFoundError):
+        return None
+    if isinstance(found, Exception):
+        raise found
+    return bytes(found)
 
 
 def _fix(error: Exception) -> str:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fsspec.asyn import AsyncFileSystem
 
 from s4node.errors import CheckpointError, ConfigError, StateError
 from s4node.offsets.checkpoint import JobGuard
+from s4node.state.remote_files import AT_ONCE
 from s4node.state.remote_job import RemoteJob
 from s4node.state.remote_task import RemoteTask
 
@@ -89,3 +94,34 @@ def test_a_place_that_refuses_says_what_to_do(error: OSError, fix: str, tmp_path
     text = str(caught.value)
     assert text.startswith(f"file://{tmp_path}/depot/here/app cannot be read or written: ")
     assert fix in text
+
+
+def test_a_file_system_with_an_event_loop_fetches_many_objects_in_one_call() -> None:
+    """Each of the first 32 comes only once all 32 are asked for, by one thread more."""
+    threads_before, threads_then = threading.active_count(), list[int]()
+
+    class Store(AsyncFileSystem):  # type: ignore[misc]
+        cachable = False
+        asked = 0
+        together = asyncio.Event()
+
+        async def _cat_file(self, path: str, **options: Any) -> bytes:
+            self.asked += 1
+            threads_then.append(threading.active_count())
+            if self.asked == AT_ONCE:
+                self.together.set()
+            await asyncio.wait_for(self.together.wait(), 60)
+            if path == "missing":
+                raise FileNotFoundError(path)
+            if path == "refused":
+                raise PermissionError(path)
+            return path.encode()
+
+    files = RemoteJob("memory://anywhere", Path("here/app")).files
+    files.fs = Store()
+    places = [f"[{number}]*" for number in range(39)]  # no patterns, and in any order
+    expected = [place.encode() for place in places]
+    assert files.get(iter(["missing", *places[::-1]])) == [None, *expected[::-1]]
+    assert max(threads_then) <= threads_before + 1
+    with pytest.raises(PermissionError):
+        files.get(["missing", "refused"])
