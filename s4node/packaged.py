@@ -19,7 +19,7 @@ import s4node
 from s4node.app.app import App
 from s4node.app.processing_element import ElementType, ProcessingElement
 from s4node.app.prototype import Prototype, Trigger
-from s4node.app.stream import Stream, Target
+from s4node.app.stream import Stream, StreamTime, Target
 from s4node.errors import PackageError
 from s4node.pes.aggregates import Aggregate, AggregatesType
 from s4node.store_spec import StoreSpec
@@ -31,6 +31,7 @@ _INNER = {
     "ElementType": ElementType,
     "Prototype": Prototype,
     "StoreSpec": StoreSpec,
+    "StreamTime": StreamTime,
 }  # names that are not public
 
 

@@ -679,7 +679,6 @@ async def test_handlers_of_a_parallel_stream_overlap_with_each_key_in_order(
     clicks = [Click(f"user-{n % 20}", n) for n in range(400)]
     async with running(app) as node, Client(node.address) as client:
         stream = await client.stream("clicks")
-        began = trio.current_time()
         if one_by_one:
             for click in clicks:
                 await stream.send(click)
@@ -687,11 +686,9 @@ async def test_handlers_of_a_parallel_stream_overlap_with_each_key_in_order(
         else:
             await stream.send_many(clicks)
         assert await stream.flush() == []
-        taken = trio.current_time() - began
         assert node.processed == 400
         assert stage_of(node, "stream", "clicks").depth == 0
     assert handlers.most == 8
-    assert taken < 400 * 0.01 / 3  # one by one it would be four seconds
     for user in range(20):
         assert handlers.seen[f"user-{user}"] == list(range(user, 400, 20))
 
