@@ -210,8 +210,7 @@ def counted(sender: Lines, compose: list[str], until: float) -> int:
     again.
     """
     tail = (*compose, "exec", "-T", "node1", "s4", "tail", "totals")
-    found = ("--config", "cluster.properties", "--config", "/etc/s4/node.properties")
-    with lines_of(*tail, *found, name="s4 tail totals") as reader:
+    with lines_of(*tail, "--config", "cluster.properties", name="s4 tail totals") as reader:
         reader.next(until)  # it reads from now on
         while True:
             sender.tell()
