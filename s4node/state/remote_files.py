@@ -200,7 +200,7 @@ class RemoteFiles:
     @contextmanager
     def _whole(self, place: Path) -> Iterator[Path]:
         """A local file that gets the object's name once it is whole."""
-        new = place.with_name(f"{place.name}.tmp")  # no object has such a name
+        new = place.with_name(f"{place.name}.{tokens.fresh(4)}.tmp")  # others may write it, too
         yield new
         if self._sync:
             disk.sync(new)

@@ -896,7 +896,7 @@ class Click(Event):
     user: str
 class Slow(ProcessingElement):
     async def on_event(self, click: Click):
-        await trio.sleep(0.02)
+        await trio.sleep_forever()
 app = App("slow")
 app.create_input_stream("clicks", app.create_pe(Slow), key="user")
 """
