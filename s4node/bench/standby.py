@@ -82,6 +82,7 @@ def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
             results.append(
                 Result(
                     "standby",
+                    events=sum(rows_found),
                     seconds=took,
                     checked=rows_found == [owner.rows for owner in owners],
                     notes={"kind": kind, **notes, **(more if kind == "standby" else {})},
