@@ -5,7 +5,7 @@ Rules
   in the stage leave in order, when there are tokens.
 - The depth counts events in the stage and events in lanes that were never sent; the bytes of the
   latter are estimated from a sample.
-- A time that is told of events holds for those offered before it, so it follows them.
+- A watermark that a source reports is sent after the events that the source has put before it.
 - If the stage has an overflow, nothing is dropped: events that do not fit wait on disk.
 """
 

@@ -189,12 +189,11 @@ class DurableAdmission(StreamAdmission):
     """All producers of a durable stream on this node.
 
     ``partitions`` is the stream's number of partitions on all nodes, and ``layout`` the number of
-    the layout that has them. ``on_full(partition)``
-    requests a commit at once, ``on_wait(partition, patience)`` one within ``patience`` seconds, as
-    producers wait for it. Commits are ``on_demand`` if only producers that want their verdict cause
-    them. Programs get no more credit while a partition is ``held``, because many of its events wait
-    for other tasks. Tasks still get credit, because they may wait for each other. ``timed``: the
-    stream's watermark waits for its producers.
+    the layout that has them. ``on_full(partition)`` requests a commit at once, ``on_wait(partition,
+    patience)`` one within ``patience`` seconds, as producers wait for it. Commits are ``on_demand``
+    if only producers that want their verdict cause them. Programs get no more credit while a
+    partition is ``held``, because many of its events wait for other tasks. Tasks still get credit,
+    because they may wait for each other. ``timed``: the stream's watermark waits for its producers.
     """
 
     partitions: int = 1

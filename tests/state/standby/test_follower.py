@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from shipped_task import COUNTS, Place
+from shipped_task import COUNTS, Owner, Place
 
 from s4node.errors import StateError
 from s4node.events.keys import crc32m
@@ -68,13 +68,7 @@ def test_a_standby_fetches_only_what_follows(tmp_path: Path) -> None:
 
 def test_a_standby_that_is_too_late_begins_anew(tmp_path: Path) -> None:
     at = Place(tmp_path)
-    owner = at.owner()
-    owner.commit({"key": 0})
-    follower = at.follower()
-    follower.follow()
-    for n in range(3):
-        owner.commit({"key": n})
-        owner.checkpoint()
+    owner, follower = left_behind(at)
     for _ in range(31):  # what comes next was removed
         follower.follow()
     with pytest.raises(StateError, match="does not lead on from entry"):  # the log was listed
@@ -88,13 +82,7 @@ def test_a_standby_that_is_too_late_begins_anew(tmp_path: Path) -> None:
 
 def test_a_standby_that_was_long_away_is_not_at_the_end_of_what_is_left(tmp_path: Path) -> None:
     at = Place(tmp_path)
-    owner = at.owner()
-    owner.commit({"key": 0})
-    follower = at.follower()
-    follower.follow()
-    for n in range(3):
-        owner.commit({"key": n})
-        owner.checkpoint()
+    _, follower = left_behind(at)
     assert follower.at_end is not None
     follower.at_end -= STALE_SECONDS
     with pytest.raises(StateError, match="does not lead on from entry"):
@@ -159,3 +147,15 @@ def follow(follower: Follower) -> None:
     """Follow the log, unless it does not lead on."""
     with suppress(StateError):
         follower.follow()
+
+
+def left_behind(at: Place) -> tuple[Owner, Follower]:
+    """An owner, and a follower that was at the end of the log before entries of it were removed."""
+    owner = at.owner()
+    owner.commit({"key": 0})
+    follower = at.follower()
+    follower.follow()
+    for n in range(3):
+        owner.commit({"key": n})
+        owner.checkpoint()
+    return owner, follower
