@@ -487,3 +487,8 @@ def test_apps_use_only_what_s4node_offers(path: Path) -> None:
             ):
                 private.append(f"{found.target} {found.name}")
     assert private == []
+
+
+def test_no_two_files_of_tests_have_one_name_for_pytest_imports_them_by_it() -> None:
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, times in names.items() if times > 1] == []

@@ -124,6 +124,9 @@ class Kept:
 
     def set_meta(self, _name: str, _value: Any) -> None: ...
 
+    def unused(self) -> list[str]:
+        return []
+
     def saved(self, _name: str, _live: Any, codec: Any) -> Any:
         self.row = codec.encode
         return self

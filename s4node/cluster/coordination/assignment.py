@@ -16,9 +16,9 @@ Rules
   and 4,096 partitions that is less than 64 kB.
 - A partition may have a *standby*, another member that follows its state; entries have its name. It
   is in another zone than the owner, if there is such a member, and stays while both live. An orphan
-  goes to its standby. No member is the standby of two more than another, if zones allow
-  that. If there is a choice, a standby is one of fewer partitions of this owner.
-  ``moves`` prefers partitions whose standby is the new owner.
+  goes to its standby. Members are the standby of about as many partitions each, as far as zones and
+  owners allow that, and those of one owner have several standbys. ``moves`` prefers partitions
+  whose standby is the new owner.
 - The same arguments always give the same assignment.
 """
 

@@ -54,7 +54,7 @@ class Ownership:
     ``report`` is awaited before the first tasks start. ``view`` has the owners of all partitions;
     ``closings`` are for the tasks, in the order of their start. ``gaining`` measures from the view
     that gives us partitions until they take events, ``recovering`` the replacement of failed tasks.
-    ``settled`` is set once we have the partitions that other members owed us at the start.
+    ``settled`` is set once no partition is to come to us, and each has a living owner.
     """
 
     def __init__(

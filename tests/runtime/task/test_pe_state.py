@@ -108,6 +108,9 @@ class Memory:
 
     def store(self, _spec: Any) -> None: ...
 
+    def unused(self) -> list[str]:
+        return []
+
     def saved(self, _name: str, live: Any, codec: Any) -> Memory:
         self.live, self.codec = live, codec
         return self
