@@ -31,10 +31,12 @@ CRASHES := tests/test_failpoints.py tests/cli/test_job_commands.py tests/cli/tes
 	tests/deploy/test_repartition.py tests/deploy/test_deployed_layout.py \
 	tests/monitoring/test_readiness.py tests/process/test_launch.py \
 	tests/example_apps/test_nexmark_at_length.py \
+	tests/log/test_log_damage.py \
 	tests/runtime/container/test_durable_crashes.py tests/runtime/container/test_moving.py \
+	tests/runtime/container/test_state_identity.py \
 	tests/runtime/inputs/test_input_crashes.py tests/runtime/inputs/test_startpoints.py \
 	tests/runtime/outputs/test_exchange.py tests/runtime/task/poison/test_error_crashes.py \
-	tests/runtime/task/poison/test_kills.py \
+	tests/runtime/task/poison/test_kills.py tests/runtime/task/poison/test_sending_again.py \
 	tests/state/test_damage.py tests/state/test_database.py \
 	tests/state/standby/test_standby_crashes.py tests/state/test_remote_task_crashes.py
 # what Spark runs, its clusters and drivers that are killed, and the demos of flights

@@ -354,10 +354,10 @@ async def test_events_committed_before_their_consumer_came_need_no_further_commi
 
 
 class Seldom:
-    """Sends on what it gets from the twentieth event on."""
+    """Sends on what it gets from the thirtieth event on."""
 
     def process(self, envelope: Envelope, collector: Collector, coordinator: Coordinator) -> None:
-        if envelope.offset >= 20:
+        if envelope.offset >= 30:
             collector.send("onward", envelope.message)
 
 
@@ -385,22 +385,24 @@ async def test_the_first_event_that_a_task_sends_leaves_with_the_commit_that_has
             "s4.cluster.end.address": end.address,
             "task.commit.ms": "60000",  # without it, what is sent asks for commits
         }
-        monkeypatch.setattr(TaskState, "write_commit", slowly)
         system.create("clicks", 1)
         async with crashing(seldom_app(), settings) as node:
             task = node.tasks[0]
-            for upto in (10, 20):  # one commit is under way, another is asked for
+            fill(system, 10)
+            await until(lambda: node.processed == 10)  # and its first commit is written
+            monkeypatch.setattr(TaskState, "write_commit", slowly)
+            for upto in (20, 30):  # one commit is under way, another is asked for
                 fill(system, 10)
                 await until(lambda: node.processed == upto)  # noqa: B023
                 task.want_commit()
                 node.parts.loop.wake(task)
                 await until(lambda: not task.gate.commit_due)
             fill(system, 10)
-            await until(lambda: node.processed == 30)
+            await until(lambda: node.processed == 40)
             may_write.set()
             await until(lambda: len(kept["onward"]) == 10)
         async with running(seldom_app(), settings | {"task.commit.ms": "20"}):
-            await until(lambda: progress(settings) == {"clicks[0]": 30})
+            await until(lambda: progress(settings) == {"clicks[0]": 40})
     assert sorted(kept["onward"]) == list(range(10))
 
 

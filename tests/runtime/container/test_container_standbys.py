@@ -18,6 +18,7 @@ from s4node.runtime.container import standbys as module
 from s4node.runtime.container.standbys import Standbys
 from s4node.state import epochs
 from s4node.state.database import Database
+from s4node.state.standby.follower import Follower
 from s4node.state.job import task_folder
 
 AT_END = frozenset({0})
@@ -62,6 +63,13 @@ async def test_a_standby_whose_call_hangs_is_not_at_the_end(
 async def test_folders_that_are_in_use_remain_when_those_of_the_last_start_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    it = Followed(tmp_path, before="before", after="after")
+    async with it.standbys() as standbys:
+        standbys.follow([1])
+        await until(lambda: standbys.at_end == {1})
+    left = [task_folder(it.node, name) for name in ("before", "after")]
+    for folder in left:
+        (folder / "standby").mkdir(parents=True)
     removed, goes_on = list[Path](), threading.Event()
     remove = module.remove_standby
 
@@ -71,19 +79,21 @@ async def test_folders_that_are_in_use_remain_when_those_of_the_last_start_are_r
         removed.append(folder)
 
     monkeypatch.setattr(module, "remove_standby", slow)
-    it = Followed(tmp_path, before="before", after="after")
-    left = [task_folder(it.node, name) for name in ("before", "after")]
-    for folder in left:
-        (folder / "standby").mkdir(parents=True)
-    async with it.standbys() as standbys:
-        standbys.follow([1])
-        await until(lambda: standbys.at_end == {1})
+    taken = list[Follower]()
+
+    async def take(standbys: Standbys) -> None:
         follower = await standbys.take(1)
         assert follower is not None
+        taken.append(follower)
+
+    async with it.standbys() as standbys, trio.open_nursery() as nursery:
+        standbys.follow([1])
+        nursery.start_soon(take, standbys)
+        await until(lambda: not standbys._following)
         goes_on.set()
-        await until(lambda: left[1] in removed)
-        assert epochs.is_complete(follower.folder)
-        follower.close()
+        await until(lambda: taken and left[1] in removed)
+        assert epochs.is_complete(taken[0].folder)
+        taken[0].close()
 
 
 async def test_a_folder_is_filled_once_it_is_removed(
