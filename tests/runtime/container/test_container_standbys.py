@@ -18,8 +18,8 @@ from s4node.runtime.container import standbys as module
 from s4node.runtime.container.standbys import Standbys
 from s4node.state import epochs
 from s4node.state.database import Database
-from s4node.state.standby.follower import Follower
 from s4node.state.job import task_folder
+from s4node.state.standby.follower import Follower
 
 AT_END = frozenset({0})
 
