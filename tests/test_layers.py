@@ -112,7 +112,7 @@ PURE_MODULES = {
         "binding broadcast fast_inputs frame_batches grouper input_batches job_model "
         "lane_sources port"
     ),
-    "runtime.container": "hooks metrics",
+    "runtime.container": "announcement hooks metrics",
     "testing": "failures",
     "deploy": "cluster_snapshot",
     "monitoring": "exposition totals",

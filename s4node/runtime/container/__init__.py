@@ -5,7 +5,7 @@ of partitions, ``partitions`` brings events to them, ``frame_router`` gives a pe
 right part. ``durable_parts`` has the parts for tasks that keep state.
 
 It may touch every room below it, and the world: sockets, files, clocks and trio. No room of
-``runtime`` imports it. ``hooks`` and ``metrics`` are pure.
+``runtime`` imports it. ``announcement``, ``hooks`` and ``metrics`` are pure.
 
 Begin with ``container``: its rules give the order of a start and a stop.
 """

@@ -6,7 +6,7 @@ Rules
   read. A task that fails is rolled back to its last commit, and begins anew.
 - If tasks keep state, a member with more partitions than its share hands some over. The next owner
   goes on from the last commit. It takes one partition after the other: it says that it is ready for
-  the next one when all that it has take events, so that a partition pauses only for its own move.
+  the next one when all that it has take events (``announcement``).
 - With standbys, it is ready for those whose state it has followed, and goes on from there.
 - Only the newest view counts. It is told to all peers before another partition is handed over.
 - A task that is done rests with every owner: it is not started, and its inputs are not read.
@@ -29,6 +29,7 @@ from s4node.cluster.coordination.view import View
 from s4node.errors import S4Error
 from s4node.logger import get_logger
 from s4node.metrics.registry import Timer
+from s4node.runtime.container.announcement import Announcement
 from s4node.runtime.container.durable_parts import DurableParts
 from s4node.runtime.container.frame_router import FrameRouter
 from s4node.runtime.container.lifecycle import Closing, Lifecycle, Step
@@ -94,6 +95,7 @@ class Ownership:
         self._replay = replay
         self._report = report
         self._membership: Membership | None = None
+        self._ready_for = Announcement()
         self._left: dict[int, int] = {}  # partitions handed over, with their epochs
         self._leaving = False
         self.left = False  # others may own our partitions now
@@ -158,10 +160,14 @@ class Ownership:
                 standbys, coming = self._replay.standbys, view.coming
                 if standbys is not None:
                     coming &= standbys.at_end | (coming - view.follows)
-                await self._membership.take(sorted(coming)[:1])
+                self._ready_for.choose(coming, trio.current_time())
+                await self._membership.take(self._ready_for.partitions)
                 if owed := view.owed & self._tasks.keys():
                     await self._hand_over(min(owed))
-            view = await views.receive()
+            with trio.move_on_at(self._ready_for.until) as waiting:
+                view = await views.receive()
+            if waiting.cancelled_caught:
+                continue
             while views.statistics().current_buffer_used:
                 view = views.receive_nowait()
             if self._leaving and view.mine < self._tasks.keys():
@@ -183,7 +189,11 @@ class Ownership:
             p for p, epoch in self._left.items() if view.epochs[p] == epoch
         }  # not yet reassigned
         self._left = {p: self._left[p] for p in left}
-        await self._gain(view, sorted(view.mine - self._tasks.keys() - left))
+        gained = sorted(view.mine - self._tasks.keys() - left)
+        if self._membership is not None:
+            self._ready_for.gain(gained)
+            await self._membership.take(self._ready_for.partitions)
+        await self._gain(view, gained)
         self.view = view
         if self._replay is not None and self._replay.standbys is not None:
             self._replay.standbys.follow(view.follows)

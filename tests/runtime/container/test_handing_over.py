@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,15 @@ from several_containers import Nodes, nodes
 from shared_apps import OnePE, counting
 
 from s4node import App, Client, Event, ProcessingElement, TaskApp
+from s4node.cluster.coordination.entries import AppId
+from s4node.cluster.coordination.membership import Membership
+from s4node.cluster.coordination.registry import Registry
 from s4node.events.keys import Partitioner
+from s4node.runtime.container import announcement
 from s4node.runtime.container.container import Container
 from s4node.runtime.container.ownership import Ownership
 from s4node.runtime.task.gate import Phase
+from s4node.runtime.task.task import Task
 from s4node.stages.stage import Overflow
 from s4node.state.key_value_store import KeyValueStore
 from s4node.state.task_state import TaskState
@@ -303,15 +308,62 @@ async def test_partitions_move_one_after_the_other_so_that_each_pauses_for_its_o
     assert ready == [True] * 4
 
 
+async def test_a_move_that_does_not_end_keeps_no_other_from_the_next_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(announcement, "PATIENCE_SECONDS", 0.1)
+    stuck = hanging(monkeypatch, 0)
+    async with durable_nodes(tmp_path, 2, 6) as (all_nodes, nursery):
+        late = (await all_nodes.start("n2", nursery)).parts.ownership  # gets one of each
+        await until(lambda: len(late.view.mine) == 1, "the other partition has moved")
+        assert late.view.coming == set(stuck)
+
+
+async def test_a_member_that_restores_other_partitions_is_ready_for_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging(monkeypatch, 1)
+    take, said = Membership.take, []
+
+    async def slow(membership: Membership, partitions: Iterable[int]) -> None:
+        """Meanwhile views come, of which only the last one counts."""
+        await take(membership, partitions)
+        await until(lambda: not partitions or bool(membership.view.mine))
+
+    monkeypatch.setattr(Membership, "take", slow)
+    async with (
+        durable_nodes(tmp_path, 1, 8) as (all_nodes, nursery),
+        all_nodes.coordination.session("spectator") as session,
+    ):
+        second = await all_nodes.start("n1", nursery)
+        await until(lambda: len(second.tasks) == 1, "which is all that it gets")
+        late = await all_nodes.start("n2", nursery)
+        restore = late.replay.restore.restore
+
+        async def ready() -> tuple[int, ...]:
+            found = await Registry(session).member(AppId("default", "app"), "n2")
+            assert found is not None
+            return found.value.ready
+
+        async def noted(tasks: Collection[Task], origin: str, since: Sequence[int]) -> None:
+            if tasks and not said:  # not at the end, when it gets all
+                said.append(await ready())
+            await restore(tasks, origin, since)
+
+        late.replay.restore.restore = noted  # type: ignore[method-assign]
+        while not await ready():
+            await trio.sleep(0.01)
+        all_nodes.kill("n1")
+        await until(lambda: len(late.tasks) == 1, "it has that of the dead one")
+        while not await ready():
+            await trio.sleep(0.01)
+    assert said == [()]
+
+
 async def test_a_member_has_not_settled_while_partitions_wait_for_a_dead_owner_to_return(
     tmp_path: Path,
 ) -> None:
-    durable = {"s4.stream.clicks.grade": "durable", "s4.state.folder": str(tmp_path / "state")}
-    folder = tmp_path / "cluster"
-    async with nodes(folder, lambda: OnePE(counting(Click)), 2, 4, stay=600.0, **durable) as (
-        all_nodes,
-        nursery,
-    ):
+    async with durable_nodes(tmp_path, 2, 4, stay=600.0) as (all_nodes, nursery):
         first = all_nodes.containers["n0"].parts.ownership
         all_nodes.kill("n1")
         await until(lambda: first.view.owners.count("") == 2)
@@ -373,6 +425,32 @@ class Two:
     def sum_of(self, state: Callable[[Container], Mapping[str, int]]) -> Counter[str]:
         """What both have counted."""
         return Counter(state(self.old)) + Counter(state(self.new))
+
+
+def hanging(monkeypatch: pytest.MonkeyPatch, after: int) -> list[int]:
+    """Have one hand-over never end, after so many others. Returns where its partition goes."""
+    hand_over, begun, stuck = Ownership._hand_over, [], []
+
+    async def hang(ownership: Ownership, partition: int) -> None:
+        begun.append(partition)
+        if len(begun) == after + 1:
+            stuck.append(partition)
+            await trio.sleep_forever()
+        await hand_over(ownership, partition)
+
+    monkeypatch.setattr(Ownership, "_hand_over", hang)
+    return stuck
+
+
+@asynccontextmanager
+async def durable_nodes(
+    folder: Path, count: int, partitions: int, stay: float = 0.0
+) -> AsyncIterator[tuple[Nodes, trio.Nursery]]:
+    """The containers of an app whose partitions move one after the other."""
+    durable = {"s4.stream.clicks.grade": "durable", "s4.state.folder": str(folder / "state")}
+    app, place = (lambda: OnePE(counting(Click))), folder / "cluster"
+    async with nodes(place, app, count, partitions, stay=stay, **durable) as found:
+        yield found
 
 
 @asynccontextmanager
