@@ -10,8 +10,9 @@ Rules
   may ignore the condition, too: so two writers try at the same time.
 - Listings are never cached: others write here, too.
 - Each request costs its time, in restores above all. So ``s3fs`` may not ask for the size of an
-  object before it reads it, and object stores, which have no folders, are asked to make one once.
-  A file system with an event loop gets many requests in one call, as a thread for each waits long
+  object before it reads it, and has a connection for each of the requests at a time; and object
+  stores, which have no folders, are asked to make one once, and list several in one request. A
+  file system with an event loop gets many requests in one call, as a thread for each waits long
   for the interpreter's lock.
 - With ``sync``, an object that was put at a ``file://`` URL is on disk, with all names above it.
 - A name that is read back is one part of a path, so that it cannot lead out of its folder.
@@ -25,7 +26,7 @@ import errno
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -36,6 +37,8 @@ from s4node.errors import ConfigError, S4Error, StateError
 
 AT_ONCE = 32
 """The requests that are made at a time."""
+
+_S3_OPTIONS = {"max_concurrency": 1, "config_kwargs": {"max_pool_connections": AT_ONCE}}
 
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"}
 """The protocols whose file systems send a condition to the store, and which have no folders."""
@@ -67,7 +70,7 @@ class RemoteFiles:
                 f"the package that fsspec needs for this kind of URL"
             ) from error
         try:
-            more = {"max_concurrency": 1} if url.startswith(("s3:", "s3a:")) else {}
+            more = _S3_OPTIONS if url.startswith(("s3:", "s3a:")) else {}
             self.fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False, **more)
         except ImportError as error:  # its message names the package
             raise ConfigError(f"s4.state.url = {url}: {error}, on every node") from error
@@ -90,6 +93,18 @@ class RemoteFiles:
             return []
         names = (str(path).rstrip("/").rpartition("/")[2] for path in found)
         return [name for name in names if name not in ("", ".", "..")]
+
+    def names_below(self, place: str, folders: Sequence[str]) -> list[list[str]]:
+        """The names in each of these folders of ``place``, where object stores list all at once."""
+        if not self._is_object_store:
+            return [self.names(f"{place}/{folder}") for folder in folders]
+        self.fs.invalidate_cache()
+        found: dict[str, list[str]] = {folder: [] for folder in folders}
+        for path in self.fs.find(place):
+            folder, _, name = str(path).removeprefix(f"{place}/").partition("/")
+            if name and folder in found:
+                found[folder].append(name)
+        return [found[folder] for folder in folders]
 
     def make_folder(self, folder: str) -> None:
         """Make a folder of the file system, and its missing parents."""

@@ -233,6 +233,11 @@ class Names(NamedTuple):
     folder: str
 
 
+class Both(NamedTuple):
+    """List what is announced and the log, in one request if the store can; the answer has the names
+    of both."""
+
+
 class Get(NamedTuple):
     """Get objects; the answer has their contents, and None for those that are missing."""
 
@@ -245,7 +250,7 @@ class Remove(NamedTuple):
     places: list[str]
 
 
-Request: TypeAlias = Put | Names | Get | Remove
+Request: TypeAlias = Put | Names | Both | Get | Remove
 Steps: TypeAlias = Generator[Request, Any, R]
 
 
@@ -255,39 +260,45 @@ Steps: TypeAlias = Generator[Request, Any, R]
 class Appender:
     """Appends to the log at ``place``, in one of the two ways, as the owner that it claims to be.
 
-    ``number`` is that of the last entry that is known to be there.
+    ``number`` is that of the last entry that is known to be there. ``begin`` are the names of what
+    was announced, and of the log up to the claim.
     """
 
     def __init__(self, mode: str, owner: Owner, place: str) -> None:
         self.owner = owner
         self.number = 0
+        self.begin: tuple[Collection[str], Collection[str]] = (), ()
         self.size = 0  # of the last entry, in bytes
         self._mode = mode
         self._place = place
         self._pending: bytes | None = None  # the next entry, which may be there or not
         self._since_look = 0
 
-    def claim(self, origin: str, epoch: int) -> Steps[None]:
-        """Become the owner. Raises TaskFenced if another has claimed the task meanwhile, or in a
-        later epoch of ``origin``."""
+    def claim(self, origin: str, epoch: int, known: Collection[str]) -> Steps[None]:
+        """Become the owner; ``known`` is what was announced when the fence was chosen. Raises
+        TaskFenced if another has claimed the task meanwhile, or in a later epoch of ``origin``."""
         source = hashlib.blake2b(origin.encode(), digest_size=8).hexdigest()
         mine = Announced(self.owner, epoch, source)
-        self._check_announced(mine, (yield Names("claims")))  # as what is announced stays
+        self._check_announced(mine, known)  # as what is announced stays
         yield from _repeated(Put(f"claims/{mine.name}", b""))
-        self._check_announced(mine, (yield Names("claims")))
         for _ in range(TRIES):
-            index = _Index((yield Names("log")))
+            claims, entries = yield Both()
+            self._check_announced(mine, claims)
+            index = _Index(entries)
             number = index.end + 1
             claim = Claim(self.owner, index.owner)
             if not (yield from self._put(number, encoded(claim))):
                 continue
             if self._mode == LOOK:
-                self.number = number
-                return
-            if _Index((yield Names("log"))).end == number:
-                yield from self._look()  # for one that was announced after we looked
-                self.number = number
-                return
+                entries = [*entries, self.name_of(number, self.owner)]
+            else:
+                claims, entries = yield Both()
+                if _Index(entries).end != number:
+                    continue
+                self._check_announced(mine, claims)  # for one that was announced after we looked
+            self.number = number
+            self.begin = claims, entries
+            return
         raise StateError(
             f"{self._place} cannot be claimed: in {TRIES} tries its owner was always faster; start "
             f"the container again"

@@ -63,8 +63,8 @@ Source = Callable[[], Database | None]
 
 
 class RemoteTask:
-    """The copy of a task; ``name`` is that of its folder. Call ``claim``, then ``restored``, then
-    ``take_over``.
+    """The copy of a task; ``name`` is that of its folder. Call ``highest``, then ``claim``, then
+    ``restored``, then ``take_over``.
 
     ``append_mode`` tells how to append; without it the copy is only read. Fetching the commits
     after a checkpoint shall take at most ``restore_seconds``.
@@ -85,6 +85,7 @@ class RemoteTask:
         self._restore_seconds = restore_seconds
         self._appender: Appender | None = None
         self._appending = threading.Lock()
+        self._announced: list[str] = []  # when the fence was chosen
         self.at = 0  # the number of the last entry that counts for this owner
         self._whole = False  # True if this owner began with the whole log
         self._owners: dict[int, str] = {}  # from before the copy
@@ -106,11 +107,12 @@ class RemoteTask:
         with self._files.told():
             for folder in _FOLDERS:
                 self._files.make_folder(f"{self._root}/{folder}")
-            claims = remote_log.announced(self.names_in("claims"))
+            self._announced = self.names_in("claims")
+            claims = remote_log.announced(self._announced)
             return max((each.owner.fence for each in claims), default=0)
 
     def claim(self, fence: int, origin: str, epoch: int) -> None:
-        """Claim the task under ``fence``, which is higher than all others.
+        """Claim the task under ``fence``, which is above the ``highest`` one.
 
         Raises TaskFenced if another owner has claimed it meanwhile, or in a later epoch of
         ``origin``.
@@ -118,7 +120,7 @@ class RemoteTask:
         assert self._append_mode is not None
         self.owner = Owner(fence, tokens.fresh(8))
         appender = Appender(self._append_mode(), self.owner, self.url)
-        self.run(appender.claim(origin, epoch))
+        self.run(appender.claim(origin, epoch, self._announced))
         passing("ship.claimed")
         self._appender, self.at = appender, appender.number
 
@@ -138,8 +140,9 @@ class RemoteTask:
         Raises StoreCorrupt if no sound copy is left.
         """
         skipped: list[int] = []
+        begin = None if self._appender is None else self._appender.begin[1]
         while True:
-            tail = self.read(skipped)
+            tail = self.read(skipped, begin)
             if tail.empty:
                 database = local()
                 database = make(own) if database is None else self._first(database)
@@ -176,14 +179,16 @@ class RemoteTask:
             self._follow(tail)
             return database
 
-    def read(self, skipped: Collection[int] = ()) -> Tail:
-        """The end of the log, as far as a restore needs it."""
+    def read(self, skipped: Collection[int] = (), names: Collection[str] | None = None) -> Tail:
+        """The end of the log, as far as a restore needs it; ``names`` are those of its objects, if
+        they are known."""
         for _ in range(_READS):
-            names = self.names_in("log")
+            names = self.names_in("log") if names is None else names
             self.wanted = self.fetched + len(names)
             tail = self.run(remote_log.read(names, self.url, skipped))
             if not tail.gone:
                 break
+            names = None
         return tail
 
     def _follow(self, tail: Tail) -> None:
@@ -243,7 +248,8 @@ class RemoteTask:
     def check_shipped(self, database: Database, tail: Tail, folder: Path) -> None:
         """Raise StateError unless the folder's own database is a part of the copy."""
         fence, number, _ = known_of(database)
-        owners = {each.owner for each in remote_log.announced(self.names_in("claims"))}
+        claims = self.names_in("claims") if self._appender is None else self._appender.begin[0]
+        owners = {each.owner for each in remote_log.announced(claims)}
         if tail.checkpoint is not None:
             owners.update(Owner(f, name) for f, name in tail.checkpoint.owners.items())
         ours = Owner(fence, owners_of(database).get(fence, "")) in owners
@@ -448,6 +454,8 @@ class RemoteTask:
                 return self._files.put(f"{self._root}/{place}", data)
             case remote_log.Names(folder):
                 return self._files.names(f"{self._root}/{folder}")
+            case remote_log.Both():
+                return self._files.names_below(self._root, ("claims", "log"))
             case remote_log.Get(places):
                 found = self._files.get(f"{self._root}/{place}" for place in places)
                 self.fetched += len(places)

@@ -3,13 +3,14 @@
 A history is a seed: several owners claim the task one after the other or at the same time, commit,
 write checkpoints and remove what those replace. Between any two requests another owner may go on,
 and an owner may stop for good. A request may fail before or after it is done, and a put may arrive
-much later. The commits of an owner are its state; a checkpoint has those before it.
+much later. A list of two folders may see the second one later. The commits of an owner are its
+state; a checkpoint has those before it.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from typing import Any
 
 from s4node.errors import StateError, TaskFenced
@@ -17,6 +18,7 @@ from s4node.state import remote_log
 from s4node.state.remote_log import (
     CREATE,
     Appender,
+    Both,
     Checkpoint,
     Claim,
     Commit,
@@ -49,6 +51,8 @@ class Store:
                 return self.put(request)
             case Names(folder):
                 return list(self.folders[folder])
+            case Both():
+                return list(self.folders["claims"]), list(self.folders["log"])
             case Get(places):
                 return [self.folders["log"].get(place[4:]) for place in places]
             case Remove(places):
@@ -110,7 +114,10 @@ class History:
     def _step(self, owner: Generator[Request, Any, None], request: list[Any]) -> bool:
         """Answer an owner's request; return False if it has ended or stops for good."""
         dice, fault = self.dice, self.dice.random()
-        (asked,) = request
+        asked = request[0]
+        if isinstance(asked, Both) and len(request) == 1 and dice.random() < 0.5:
+            request.append(self.store.answer(Names("claims")))  # and the log only later
+            return True
         try:
             if fault < self._faults:
                 if dice.random() < 0.05:
@@ -122,7 +129,10 @@ class History:
                         self.store.late.append(asked)
                 request[0] = owner.throw(StateError("no answer"))
             else:
-                request[0] = owner.send(self.store.answer(asked))
+                answer = self.store.answer(asked)
+                if len(request) == 2:
+                    answer = request.pop(), answer[1]
+                request[0] = owner.send(answer)
         except (StopIteration, TaskFenced, StateError):
             return False
         return True
@@ -134,9 +144,9 @@ class History:
         self._names += 1
         owner = Owner(fence, f"{self._names:016x}")
         appender = Appender(self.way, owner, PLACE)
-        yield from appender.claim("origin", fence)
+        yield from appender.claim("origin", fence, names)
         kept: list[Checkpoint] = []
-        state = yield from self._read(kept)
+        state = yield from self._read(kept, appender.begin[1])
         yield from self._begin(appender, kept, state)
         self.begun[owner] = list(state)
         removable: dict[str, bool] = {}
@@ -176,11 +186,11 @@ class History:
         """What an owner does before its first commit."""
         yield from ()
 
-    def _read(self, kept: list[Checkpoint]) -> Generator[Request, Any, list[CommitId]]:
-        gone = True
-        while gone:  # a slow reader, whose successor has removed what it has listed
-            tail = yield from remote_log.read((yield Names("log")), PLACE)
-            gone = tail.gone
+    def _read(
+        self, kept: list[Checkpoint], names: Collection[str]
+    ) -> Generator[Request, Any, list[CommitId]]:
+        while (tail := (yield from remote_log.read(names, PLACE))).gone:
+            names = yield Names("log")  # its successor has removed what it has listed
         assert not tail.damaged, f"entry {tail.damaged} is missing"
         state: list[CommitId] = []
         if tail.checkpoint is not None:
@@ -199,8 +209,8 @@ class History:
             names = yield Names("claims")
             fences = [each.owner.fence for each in remote_log.announced(names)]
             me = Owner(max(fences, default=0) + 1, f"{0:016x}")
-            yield from Appender(self.way, me, PLACE).claim("origin", me.fence)
-            last.extend((yield from self._read([])))
+            yield from Appender(self.way, me, PLACE).claim("origin", me.fence, names)
+            last.extend((yield from self._read([], (yield Names("log")))))
 
         self._run(owner())
         at = {commit: n for n, commit in enumerate(last)}

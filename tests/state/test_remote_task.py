@@ -343,6 +343,7 @@ def test_an_owner_of_an_earlier_epoch_is_refused(url: str, tmp_path: Path) -> No
     owner = Owner(url, tmp_path / "one")
     owner.shipment.claim(owner.fence + 1, "origin", 7)
     late = owner.depot.task("t")
+    late.highest()
     with pytest.raises(TaskFenced, match="now belongs to epoch 7"):
         late.claim(owner.fence + 2, "origin", 6)
     late.claim(owner.fence + 2, "another", 1)

@@ -187,8 +187,8 @@ class Following(History):
             fences = [each.owner.fence for each in remote_log.announced(names)]
             me = Owner(max(fences, default=0) + 1, f"{0:016x}")
             appender = Appender(CREATE, me, PLACE)
-            yield from appender.claim("origin", me.fence)
-            truth = yield from self._read([])
+            yield from appender.claim("origin", me.fence, names)
+            truth = yield from self._read([], (yield Names("log")))
             if self.seen is None:
                 return
             at, state = self.seen
