@@ -47,7 +47,7 @@ STREAM_GRADE = Pattern(
     "The grade of an input stream that producers send to. With durable each event counts once, "
     "whatever is killed, and producers keep it until it is committed; with fast they keep it "
     "until it is processed, and a crash may lose or repeat it. The default is durable if the app "
-    "has stores, a replayable input, or another durable stream.",
+    "has stores, windows, timers, a replayable input, or another durable stream.",
     "s4.stream.clicks.grade",
 )
 HASHER = Setting(

@@ -103,7 +103,7 @@ def durable_of(app: App, config: Config) -> frozenset[str]:
                 f"has: {', '.join(live) or 'none'}"
             )
     kept = bool(replayable(app) or app.stores) or "durable" in grades.values()
-    kept = kept or any(prototype.windows is not None for prototype, _ in app.prototypes.values())
+    kept = kept or any(p.windows or p.on_timer for p, _ in app.prototypes.values())
     found = [name for name in live if grades.get(name, "durable" if kept else "fast") == "durable"]
     if not found and not replayable(app) and config[settings.CLUSTER_PARTITIONS] > 1:
         problems += [

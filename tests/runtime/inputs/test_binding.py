@@ -47,3 +47,17 @@ def test_the_streams_of_an_app_with_commits_are_durable_but_for_inputs_that_are_
     assert {name for name, grade in found.items() if grade == "fast"} == {
         name for name, grade in grades.items() if grade == "fast"
     }
+
+
+class Reminder(Count):
+    def on_timer(self, _name: str) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("cls", "grade"), [(Count, "fast"), (Reminder, "durable")])
+def test_an_app_with_timers_is_durable_for_they_are_saved(
+    cls: type[ProcessingElement], grade: str
+) -> None:
+    app = App("shop")
+    app.create_input_stream("clicks", app.create_pe(cls), key="user", types=Click)
+    assert grades_of(app, Config()) == {"clicks": grade}
