@@ -20,7 +20,17 @@ from typing import Any, Literal
 import trio
 
 from s4node.cli import arguments as kinds
-from s4node.cli.arguments import command, group, json_option, timeout_option, to_option, utf8, whole
+from s4node.cli.arguments import (
+    cluster_option,
+    command,
+    folder_option,
+    group,
+    json_option,
+    timeout_option,
+    to_option,
+    utf8,
+    whole,
+)
 from s4node.cli.output import counted, give, tell
 from s4node.cli.running_apps import Nodes, Reach
 from s4node.cli.send import Sending
@@ -185,6 +195,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
     for action in (created, appended, tailed, described, trimmed, dropped, forgotten):
         to_option(action, "where the log's node listens", "that of your running log", several=False)
+        cluster_option(action, "all that run here")
+        folder_option(action, "none: logs that run here")
         timeout_option(action, "the node's answers")
 
 
@@ -202,9 +214,8 @@ async def _run(log: EmbeddedLog, task_status: trio.TaskStatus[None]) -> None:
     await log.run(task_status=task_status)
 
 
-def with_log(to: Nodes, timeout: float, work: Callable[[EmbeddedLog], Awaitable[int]]) -> int:
+def with_log(reach: Reach, timeout: float, work: Callable[[EmbeddedLog], Awaitable[int]]) -> int:
     """Run ``work`` with the log; returns the exit status."""
-    reach = to.to_log()
 
     async def run() -> int:
         async with _log_at(reach, timeout) as log:
@@ -237,21 +248,22 @@ def create(
         give(made, f"{_headline(made)} at {log.address}", as_json=as_json)
         return 0
 
-    return with_log(to, timeout, work)
+    return with_log(to.to_log(), timeout, work)
 
 
 def append(stream: str, to: Nodes, type_name: str, timeout: float, *, as_json: bool) -> int:
     """Append standard input; returns the exit status."""
+    reach = to.to_log()
 
     async def work(log: EmbeddedLog) -> int:
         await log.describe(stream)  # if there is no such stream, the error lists the others
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_tell_trouble, log)
-            status = await Sending(stream, to.to_log(), type_name, timeout, as_json).run()
+            status = await Sending(stream, reach, type_name, timeout, as_json).run()
             nursery.cancel_scope.cancel()
         return status
 
-    return with_log(to, timeout, work)
+    return with_log(reach, timeout, work)
 
 
 async def _tell_trouble(log: EmbeddedLog) -> None:
@@ -279,12 +291,13 @@ def tail(
     as_json: bool,
 ) -> int:
     """Print a stream's events; returns the exit status."""
+    reach = to.to_log()
 
     async def work(log: EmbeddedLog) -> int:
         described = await log.describe(stream)
         where = await _start(log, described, start, partition)
         async with (
-            Client(log.address, timeout=timeout, credentials=to.to_log().credentials) as client,
+            Client(log.address, timeout=timeout, credentials=reach.credentials) as client,
             client.subscribe(stream, start=where) as events,
         ):
             if sys.stderr.isatty() or isinstance(start, Upcoming):  # earlier events are missed
@@ -292,7 +305,7 @@ def tail(
             await print_events(events, count, with_place=as_json)
         return 0
 
-    return with_log(to, timeout, work)
+    return with_log(reach, timeout, work)
 
 
 async def _start(
@@ -345,7 +358,7 @@ def describe(stream: str, to: Nodes, timeout: float, *, as_json: bool) -> int:
             tell(f"the log is waiting: {trouble}")
         return 0
 
-    return with_log(to, timeout, work)
+    return with_log(to.to_log(), timeout, work)
 
 
 def _headline(stream: Mapping[str, Any]) -> str:
@@ -417,7 +430,7 @@ def trim(
             tell(f"{stream}[{number}] begins at {first}")
         return 0
 
-    return with_log(to, timeout, work)
+    return with_log(to.to_log(), timeout, work)
 
 
 def drop(stream: str, to: Nodes, timeout: float, *, as_json: bool) -> int:
@@ -432,7 +445,7 @@ def drop(stream: str, to: Nodes, timeout: float, *, as_json: bool) -> int:
             tell(f"stream {stream} {outcome} at {log.address}")
         return 0
 
-    return with_log(to, timeout, work)
+    return with_log(to.to_log(), timeout, work)
 
 
 def forget(
@@ -450,4 +463,4 @@ def forget(
             )
         return 0
 
-    return with_log(to, timeout, work)
+    return with_log(to.to_log(), timeout, work)

@@ -3,8 +3,9 @@
 Rules
 - A command about a running app uses the app's own settings; settings of the command win.
 - A command that sends or reads without an address asks the coordination that its settings name for
-  the nodes of the cluster. Without such settings it uses the only app here that fits. If several
-  fit, the error names them; if none fits, the command uses the default address.
+  the nodes of the cluster, or for the one that has a log. Without such settings it uses the only
+  app here that fits. If several fit, the error names them; if none fits, the command uses the
+  default address.
 """
 
 from __future__ import annotations
@@ -104,15 +105,16 @@ class Nodes:
 
     def to_log(self) -> Reach:
         """How to reach the log."""
-        return self._reach(lambda each: each.log, "have a log")
+        return self._in_cluster(log=True) or self._reach(lambda each: each.log, "have a log")
 
-    def _in_cluster(self) -> Reach | None:
-        """How to reach the cluster of the configured coordination; None if none is given."""
+    def _in_cluster(self, *, log: bool = False) -> Reach | None:
+        """How to reach the cluster of the configured coordination, or its log; None if no
+        coordination is given."""
         config = self._config
         places = (settings.COORDINATION, settings.COORDINATION_FOLDER)
         if self._given or all(config.origin(each) == "default" for each in places):
             return None
-        addresses = trio.run(_addresses_in_cluster, config)
+        addresses = trio.run(_addresses_in_cluster, config, log)
         credentials = Credentials.configured(config)
         if credentials is None:
             place = place_of(config)
@@ -147,16 +149,29 @@ def credentials_of(processes: Iterable[Running]) -> Credentials | None:
     return None
 
 
-async def _addresses_in_cluster(config: Config) -> list[str]:
-    """The addresses of the nodes of the cluster; raises ConnectionRefused if there are none."""
-    from s4node.deploy.cluster_snapshot import no_node  # late: most commands need neither
-    from s4node.deploy.deploy import registry_of
+async def _addresses_in_cluster(config: Config, log: bool) -> list[str]:
+    """The addresses of the nodes of the cluster, or of the only one with a log. Raises
+    ConnectionRefused if there is none, and ConfigError if several have a log."""
+    from s4node.deploy.deploy import no_node_in, registry_of  # late: most commands do not need it
 
     cluster = config[settings.CLUSTER_NAME]
     async with registry_of(config, "who sends or reads") as registry:
         nodes = await registry.nodes(cluster)
         if not nodes:
-            raise ConnectionRefused(no_node(cluster, await registry.living_clusters()))
+            raise ConnectionRefused(await no_node_in(registry, config))
+    if log:
+        having = {name: node for name, node in nodes.items() if node.log}
+        if not having:
+            raise ConnectionRefused(
+                f"no node of cluster {cluster!r} has a log: it has {', '.join(sorted(nodes))}. "
+                f"Start one with the setting s4.log.folder, or give the log's address with --to"
+            )
+        if len(having) > 1:
+            names = "; ".join(f"{name} at {node.address}" for name, node in sorted(having.items()))
+            raise ConfigError(
+                f"several nodes of cluster {cluster!r} have a log: {names}. Choose one with --to"
+            )
+        nodes = having
     return [node.address for _, node in sorted(nodes.items())]
 
 

@@ -8,7 +8,16 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from s4node.cli.arguments import command, group, json_option, timeout_option, to_option, utf8
+from s4node.cli.arguments import (
+    cluster_option,
+    command,
+    folder_option,
+    group,
+    json_option,
+    timeout_option,
+    to_option,
+    utf8,
+)
 from s4node.cli.log import with_log
 from s4node.cli.output import give, tell
 from s4node.cli.running_apps import Nodes
@@ -43,6 +52,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     json_option(forgotten, "print the outcome as a JSON object")
     for action in (listed, forgotten):
         to_option(action, "where the log's node listens", "that of your running log", several=False)
+        cluster_option(action, "all that run here")
+        folder_option(action, "none: logs that run here")
         timeout_option(action, "the node's answers")
 
 
@@ -57,7 +68,7 @@ def list_(to: Nodes, timeout: float, *, as_json: bool) -> int:
             tell(f"no sink has written to {log.address}")
         return 0
 
-    return with_log(to, timeout, work)
+    return with_log(to.to_log(), timeout, work)
 
 
 def _shown(sink: Mapping[str, Any]) -> str:
@@ -82,4 +93,4 @@ def forget(sinks: list[str], to: Nodes, timeout: float, *, as_json: bool) -> int
             give({"sink": sink, **found}, f"{sink} is forgotten{part}", as_json=as_json)
         return 0
 
-    return with_log(to, timeout, work)
+    return with_log(to.to_log(), timeout, work)

@@ -192,12 +192,16 @@ class Snapshot(msgspec.Struct, frozen=True):
         return self.cluster, self.folder, alone
 
 
-def no_node(cluster: str, others: Collection[str]) -> str:
-    """The message if no node of a cluster lives, but nodes of ``others`` do."""
-    start = f"start one with: s4 node {cluster}"
+def no_node(cluster: str, others: Collection[str], place: str = "") -> str:
+    """The message if no node of a cluster lives, but nodes of ``others`` do. ``place`` is that of
+    the coordination which was asked, if it was one."""
+    where = f" in {place}" if place else ""
+    fix = f"start one with: s4 node {cluster}"
     if others:
-        start = f"nodes of {', '.join(others)} do: name it with --cluster; or {start}"
-    return f"no node of cluster {cluster!r} lives; {start}"
+        fix = f"nodes of {', '.join(others)} do: name it with --cluster; or {fix}"
+    elif place:
+        fix += ", or name the nodes' folder with --folder, or their ZooKeeper with --coordination"
+    return f"no node of cluster {cluster!r} lives{where}; {fix}"
 
 
 Rows: TypeAlias = dict[tuple[str, str, str], Row]

@@ -108,6 +108,12 @@ async def registry_of(config: Config, who: str) -> AsyncIterator[Registry]:
         yield Registry(session)
 
 
+async def no_node_in(registry: Registry, config: Config) -> str:
+    """The message if no node of the configured cluster lives."""
+    others = await registry.living_clusters()
+    return no_node(config[settings.CLUSTER_NAME], others, place_of(config))
+
+
 async def packages_of(registry: Registry, config: Config) -> Store:
     """The packages of the configured cluster."""
     cluster = config[settings.CLUSTER_NAME]
@@ -150,10 +156,10 @@ async def roll_back(
         registry_of(config, f"rollback {app}") as registry,
         deploying(registry, cluster, f"rollback of {app!r}"),
     ):
-        found = await _deployed(registry, app, cluster)
+        found = await _deployed(registry, app, config)
         nodes = await registry.nodes(cluster)
         if not nodes:
-            raise DeployFailed(no_node(cluster, await registry.living_clusters()))
+            raise DeployFailed(await no_node_in(registry, config))
         packages = await packages_of(registry, config)
         former_package = await threads.run_sync(packages.get, found.package)
         former_settings = decode(former_package).manifest.settings
@@ -211,7 +217,7 @@ class _Deployment:
         registry, (cluster, app), manifest = self._registry, self._id, self._manifest
         nodes = await registry.nodes(cluster)
         if not nodes:
-            raise DeployFailed(no_node(cluster, await registry.living_clusters()))
+            raise DeployFailed(await no_node_in(registry, self._config))
         self._check_pythons(nodes)
         before = await registry.app(cluster, app)
         partitions = await self._partitions(before and before.value, partitions)
@@ -431,19 +437,20 @@ async def undeploy(app: str, config: Config) -> AppInfo:
         registry_of(config, f"undeploy {app}") as registry,
         deploying(registry, cluster, f"removal of {app!r}"),
     ):
-        info = await _deployed(registry, app, cluster)
+        info = await _deployed(registry, app, config)
         await _remove(registry, config, info)
         return info
 
 
-async def _deployed(registry: Registry, app: str, cluster: str) -> AppInfo:
+async def _deployed(registry: Registry, app: str, config: Config) -> AppInfo:
     """The app as it is deployed; raises DeployFailed if it is not."""
+    cluster = config[settings.CLUSTER_NAME]
     found = await registry.app(cluster, app)
     if found is None:
         known = ", ".join(await registry.apps(cluster)) or "none"
         why = f"cluster {cluster!r} has no app {app!r}; its apps: {known}"
         if not await registry.nodes(cluster):
-            why += f"; {no_node(cluster, await registry.living_clusters())}"
+            why += f"; {await no_node_in(registry, config)}"
         raise DeployFailed(why)
     return found.value
 

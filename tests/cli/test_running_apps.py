@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +187,39 @@ async def test_the_log_of_a_running_app_is_found(folder: Path) -> None:
         assert made.returncode == 0
         shown = await run_s4("log", "describe", "words", "--json", cwd=folder)
         assert json.loads(shown.stdout)
+
+
+async def test_the_log_of_a_cluster_is_found_where_its_nodes_find_each_other(folder: Path) -> None:
+    def node(name: str, *given: str) -> AbstractAsyncContextManager[NodeProcess]:
+        at = ("--folder", "nodes", "-p", f"s4.listener.address={ANY_PORT}")
+        return s4_process("node", "east", "--name", name, *at, *given, cwd=folder)
+
+    async def asked(*command: str, ok: bool) -> str:
+        there = ("--cluster", "east", "--folder", "nodes")
+        done = await run_s4(*command, *there, cwd=folder, stdin=b'{"user": "joe"}\n')
+        assert (done.returncode == 0) == ok, done.stderr
+        return done.stdout if ok else done.stderr
+
+    async with node("one"):
+        said = await asked("log", "describe", ok=False)
+        assert said == (
+            "s4: no node of cluster 'east' has a log: it has one. Start one with the setting "
+            "s4.log.folder, or give the log's address with --to\n"
+        )
+        async with node("two", "-p", "s4.log.folder=log") as two:
+            await asked("log", "create", "words", ok=True)
+            await asked("log", "append", "words", ok=True)
+            tailed = await asked("log", "tail", "words", "--from=oldest", "--count=1", ok=True)
+            assert json.loads(tailed) == {"user": "joe"}
+            assert await asked("sink", "list", ok=True) == ""
+            async with node("three", "-p", "s4.log.folder=another") as three:
+                said = await asked("sink", "list", ok=False)
+                assert said == (
+                    f"s4: several nodes of cluster 'east' have a log: three at {three.address}; "
+                    f"two at {two.address}. Choose one with --to\n"
+                )
+    said = await asked("log", "describe", ok=False)
+    assert said.startswith(f"s4: no node of cluster 'east' lives in {folder / 'nodes'}; start one")
 
 
 CONFIGURED = [

@@ -342,7 +342,10 @@ async def test_without_a_node_nothing_is_deployed(folder: Path) -> None:
     async with node(folder, "one"):
         pass
     done = await s4_of(folder, "deploy", write_app(folder, "counter", "v1"), ok=False)
-    assert "no node of cluster 'shop' lives; start one with: s4 node shop" in done.stderr
+    assert (
+        f"no node of cluster 'shop' lives in {folder / 'shared'}; start one with: s4 node shop,"
+        in done.stderr
+    )
 
 
 async def test_a_stream_s_name_is_one_app_s_in_a_cluster(folder: Path) -> None:
@@ -428,7 +431,10 @@ async def test_an_app_that_is_not_there_cannot_be_removed(folder: Path) -> None:
         for command in (("undeploy", "counter"), ("status",), ("deploy", file)):
             done = await run_s4(*command, *where, cwd=folder)
             assert done.returncode == 1
-            assert "no node of cluster 'shops' lives; nodes of shop do" in done.stderr
+            assert (
+                f"no node of cluster 'shops' lives in {folder / 'shared'}; nodes of shop do"
+                in done.stderr
+            )
 
 
 @pytest.mark.parametrize("name", ["a\nb", " ", "\x1b[31mred", "..", "a,b"])
@@ -809,7 +815,10 @@ async def test_status_says_when_no_node_lives_and_when_one_does_not_answer(folde
     for command in (["status"], ["top"], ["apps"]):
         none = await s4_of(folder, *command, ok=False)
         assert none.returncode == 1
-        assert "no node of cluster 'shop' lives; start one with: s4 node shop" in none.stderr
+        assert (
+            f"no node of cluster 'shop' lives in {folder / 'shared'}; start one with: s4 node shop,"
+            in none.stderr
+        )
     async with node(folder, "one") as one, node(folder, "two"):
         one.signal(signal.SIGSTOP)
         told = (await s4_of(folder, "status")).stdout

@@ -22,7 +22,8 @@ class ClusterInfo(msgspec.Struct, frozen=True):
 
 
 class NodeInfo(msgspec.Struct, frozen=True):
-    """A living node; clients ask at ``address``. ``version`` is that of its s4node."""
+    """A living node; clients ask at ``address``. ``version`` is that of its s4node. With ``log`` it
+    has a log."""
 
     name: str
     host: str
@@ -30,6 +31,7 @@ class NodeInfo(msgspec.Struct, frozen=True):
     python: str
     address: str = ""
     version: str = ""
+    log: bool = False
 
 
 RUNNING = "running"

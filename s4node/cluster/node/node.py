@@ -275,6 +275,7 @@ class Node:
             python=archive.python_here(),
             address=self.address,
             version=__version__,
+            log=bool(self.config[settings.LOG_FOLDER]),
         )
         cluster = await registry.cluster(self.cluster)
         if cluster is None:
