@@ -10,7 +10,7 @@ import argparse
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from s4node.cli.arguments import command, group, whole
 from s4node.cli.job import (
@@ -28,8 +28,20 @@ from s4node.errors import StateError, StoreCorrupt, on_one_line
 from s4node.state.browse import StateReader
 from s4node.state.commit_id import shipped_of
 
-Row = tuple[str, str, Any, Any]
-"""Task, table, key and value."""
+
+class Row(NamedTuple):
+    """A row of state. The key of a ``window`` is a pair of its key and its start."""
+
+    task: str
+    table: str
+    key: Any
+    value: Any
+    window: bool
+
+    def is_of(self, key: str, as_json: str | None) -> bool:
+        """Return True if the row is of a key, given as text and perhaps as JSON."""
+        names = (self.key, self.key[0]) if self.window else (self.key,)
+        return any(key in (name, str(name)) or as_json == _json(name) for name in names)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +54,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "s4 state get clicks joe --table Count",
     )
     app_argument(got)
-    got.add_argument("key", metavar="KEY", help="as scan prints it")
+    got.add_argument("key", metavar="KEY", help="as scan prints it; that of a PE with windows shows all its windows")
     scanned = command(
         actions,
         "scan",
@@ -73,7 +85,7 @@ def scan(target: str, config: Config, *, table: str, task: str, limit: int, as_j
             if number == limit:
                 tell(f"there are more rows than the limit of {limit}; --limit N shows more")
                 break
-            _show(*row, as_json=as_json)
+            _show(row, as_json=as_json)
     return tell_damaged(damaged)
 
 
@@ -84,9 +96,9 @@ def get(target: str, key: str, config: Config, *, table: str, task: str, as_json
     meant = _as_json(key)
     with _older_told(job) as shipped:
         rows = _rows(job, table, task, damaged, shipped)
-        found = [row for row in rows if key in (row[2], str(row[2])) or meant == _json(row[2])]
+        found = [row for row in rows if row.is_of(key, meant)]
         for row in found:
-            _show(*row, as_json=as_json)
+            _show(row, as_json=as_json)
     status = tell_damaged(damaged)
     if not found:
         where = " in the other tasks" if damaged else ""
@@ -127,7 +139,7 @@ def _rows(
                     known.add(each)
                     if table in ("", each):
                         for key, value in rows(each):
-                            yield name, each, key, value
+                            yield Row(name, each, key, value, each in look.windowed)
         except StoreCorrupt as error:
             damaged[name] = str(error)
     if table and table not in known and not damaged:
@@ -149,10 +161,10 @@ def _as_json(text: str) -> str | None:
         return None
 
 
-def _show(task: str, table: str, key: Any, value: Any, *, as_json: bool) -> None:
-    plain = json.dumps(value, default=str)
+def _show(row: Row, *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"task": task, "table": table, "key": key, "value": value}, default=str))
+        shown = {"task": row.task, "table": row.table, "key": row.key, "value": row.value}
+        print(json.dumps(shown, default=str))
     else:
-        shown = "-" if key is None else on_one_line(str(key))  # a row is a line
-        print(f"{task}  {table}  {shown}  {plain}")
+        key = "-" if row.key is None else on_one_line(str(row.key))  # a row is a line
+        print(f"{row.task}  {row.table}  {key}  {json.dumps(row.value, default=str)}")

@@ -24,7 +24,7 @@ _decode = msgspec.msgpack.Decoder().decode
 class StateReader:
     """The tables of a task: the names of its ``stores``, and those of its PEs in ``elements``.
 
-    ``now`` gives Unix time in seconds.
+    ``windowed`` are the PEs with windows. ``now`` gives Unix time in seconds.
     """
 
     def __init__(self, state: TaskState, now: Callable[[], float] | None = None) -> None:
@@ -32,6 +32,7 @@ class StateReader:
         self._now = now or clocks.wall
         self.stores = [n.removeprefix("store ") for n in state.tables if n.startswith("store ")]
         self.elements = [n.removeprefix("pe ") for n in state.tables if n.startswith("pe ")]
+        self.windowed = {n for n in self.elements if state.meta(f"windows of {n}") is not None}
 
     def store(self, name: str) -> Iterator[tuple[Key, Any]]:
         """The keys of a store with their values, by key group."""
@@ -47,7 +48,7 @@ class StateReader:
         The key of an instance with a window is a pair of its key and the window's start.
         """
         versions = self._state.meta(f"versions of {name}") or ()
-        windowed = self._state.meta(f"windows of {name}") is not None
+        windowed = name in self.windowed
         for key, data in self._rows(f"pe {name}", windowed=windowed):
             row = _decode(data)
             if windowed:

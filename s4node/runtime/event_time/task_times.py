@@ -490,7 +490,7 @@ class TaskTimes:
             "behind": {
                 name: newest[name][0] - each.watermarks.value
                 for name, each in self._streams.items()
-                if each.watermarks.value > NEVER
+                if each.watermarks.value > NEVER and newest[name][1]
             },
             "waiting": sorted(self._alignment.waiting),
             "ahead": {
