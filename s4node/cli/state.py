@@ -54,7 +54,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "s4 state get clicks joe --table Count",
     )
     app_argument(got)
-    got.add_argument("key", metavar="KEY", help="as scan prints it; that of a PE with windows shows all its windows")
+    got.add_argument(
+        "key", metavar="KEY", help="as scan prints it; of a PE with windows all windows of the key"
+    )
     scanned = command(
         actions,
         "scan",
