@@ -31,7 +31,7 @@ from s4node.cli.arguments import (
     to_option,
     utf8,
 )
-from s4node.cli.output import tell
+from s4node.cli.output import counted, tell
 from s4node.cli.running_apps import Nodes, Reach
 from s4node.errors import S4Error, StageBroken, on_one_line
 from s4node.events.json_objects import are_objects
@@ -44,6 +44,8 @@ _SHOWN = 20
 _CHUNK = 1 << 18
 _PROGRESS_SECONDS = 5.0
 """The interval of progress messages at a terminal."""
+_PATIENCE_SECONDS = 10.0
+"""The wait for the last verdicts that needs no message."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -117,9 +119,17 @@ class Sending:
                 )
             try:
                 await self._pump(stream)
-                self._report(await stream.flush())
+                self._report(await self._flushed(stream))
             except StageBroken as error:
                 raise StageBroken(error.fact, "Send pending events again when it runs") from None
+
+    async def _flushed(self, stream: ClientStream) -> list[Refusal]:
+        """Wait for the last verdicts, and say so if that takes long."""
+        with trio.move_on_after(_PATIENCE_SECONDS):
+            return await stream.flush()
+        waiting = counted(stream.counts["pending"], "event")
+        tell(f"{self._name}: {waiting} without a verdict yet; s4 status and the node's log say why")
+        return await stream.flush()
 
     async def _pump(self, stream: ClientStream) -> None:
         rest = b""

@@ -26,6 +26,7 @@ from s4node.deploy.cluster_snapshot import (
     Snapshot,
     StreamRow,
     bottleneck_of,
+    failing_of,
     outboxes_of,
     restoring_of,
     rows_of,
@@ -124,6 +125,7 @@ def _snapshot(
         windows_of(told),
         streams,
         sorted(standbys),
+        failing_of(told),
     )
 
 

@@ -94,6 +94,15 @@ class RestoringRow(msgspec.Struct, frozen=True):
     wanted: int
 
 
+class FailingRow(msgspec.Struct, frozen=True, order=True):
+    """The tasks of an app whose commits cannot be written and are tried again; why the first's
+    cannot."""
+
+    app: str
+    tasks: list[str]
+    reason: str
+
+
 class StandbyRow(msgspec.Struct, frozen=True, order=True):
     """The tasks of an app that a node follows as their standby; the slowest is so many seconds
     behind."""
@@ -184,6 +193,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     windows: list[WindowsRow] = []
     streams: list[StreamRow] = []
     standbys: list[StandbyRow] = []
+    failing: list[FailingRow] = []
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -271,6 +281,18 @@ def restoring_of(reports: Iterable[ContainerStatistics]) -> list[RestoringRow]:
         RestoringRow(report.app, task, *progress)
         for report in reports
         for task, progress in sorted(report.replay.restoring.items())
+    ]
+
+
+def failing_of(reports: Iterable[ContainerStatistics]) -> list[FailingRow]:
+    """The tasks that cannot commit now."""
+    reasons: dict[str, dict[str, str]] = {}
+    for report in reports:
+        reasons.setdefault(report.app, {}).update(report.replay.failing)
+    return [
+        FailingRow(app, sorted(found), found[min(found)])
+        for app, found in sorted(reasons.items())
+        if found
     ]
 
 

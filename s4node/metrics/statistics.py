@@ -131,7 +131,8 @@ class ReplayStatistics(msgspec.Struct, frozen=True):
     that retention deleted before they were read. By stream, ``left_out`` counts poison events.
     ``restoring`` has, by task that is being restored from a URL, the objects that were fetched and
     how many will be at most, as far as is known. ``standbys`` has, by task of another container
-    that is followed here, for how many seconds the end of its log was not reached.
+    that is followed here, for how many seconds the end of its log was not reached. ``failing`` has,
+    by task, why its commit could not be written and is tried again.
     """
 
     progress: tuple[ProgressStatistics, ...] = ()
@@ -142,6 +143,7 @@ class ReplayStatistics(msgspec.Struct, frozen=True):
     left_out: dict[str, int] = {}
     restoring: dict[str, tuple[int, int]] = {}
     standbys: dict[str, float] = {}
+    failing: dict[str, str] = {}
 
 
 class ProcessStatistics(msgspec.Struct, frozen=True):

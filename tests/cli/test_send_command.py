@@ -1,4 +1,4 @@
-"""``s4 send``, always as a real process."""
+"""``s4 send``, nearly always as a real process."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ from harness import (
     s4,
     until,
 )
+
+from s4node.cli.running_apps import Reach
+from s4node.cli.send import Sending
 
 pytestmark = pytest.mark.slow
 
@@ -233,6 +236,29 @@ async def test_send_accounts_for_its_events_when_it_is_interrupted(folder: Path)
         assert await everything(process.stdout) == ""
         assert await everything(process.stderr) == "names: 2 pending\n"
         assert await process.wait() == 130
+
+
+async def test_send_says_where_to_look_if_the_last_verdicts_take_long(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("s4node.cli.send._PATIENCE_SECONDS", 0.1)
+    (folder / "holding.py").write_text(HOLDING)
+    (folder / "lines").write_text('{"name": "joe"}\n' * 2)
+    told: list[str] = []
+
+    def said() -> bool:
+        told.append(capsys.readouterr().err)
+        return (
+            "names: 2 events without a verdict yet; s4 status and the node's log say why\n" in told
+        )
+
+    with (folder / "lines").open() as lines:
+        monkeypatch.setattr("sys.stdin", lines)
+        async with node_process("holding.py", cwd=folder) as node, trio.open_nursery() as nursery:
+            command = Sending("names", Reach([node.address], None), "", 30.0, as_json=False)
+            nursery.start_soon(command.run)
+            await until(said)
+            nursery.cancel_scope.cancel()
 
 
 async def test_send_accounts_for_its_events_as_json_when_the_node_is_gone(folder: Path) -> None:

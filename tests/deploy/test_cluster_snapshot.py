@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from s4node.deploy.cluster_snapshot import (
+    FailingRow,
     OutboxRow,
     RestoringRow,
     Row,
@@ -15,6 +16,7 @@ from s4node.deploy.cluster_snapshot import (
     WatermarkRow,
     WindowsRow,
     bottleneck_of,
+    failing_of,
     outboxes_of,
     ranges,
     restoring_of,
@@ -99,6 +101,19 @@ def test_tasks_that_are_being_restored_are_those_of_all_containers() -> None:
     assert restoring_of(reports) == [
         RestoringRow("a", "Partition 0", 0, 5),
         RestoringRow("a", "Partition 1", 32, 900),
+    ]
+
+
+def test_tasks_that_cannot_commit_are_a_row_by_app_with_a_reason() -> None:
+    full = ReplayStatistics(failing={"Partition 1": "the place is full"})
+    gone = ReplayStatistics(failing={"Partition 0": "the place is gone"})
+    reports = [
+        ContainerStatistics("a", replay=full),
+        ContainerStatistics("b"),
+        ContainerStatistics("a", replay=gone),
+    ]
+    assert failing_of(reports) == [
+        FailingRow("a", ["Partition 0", "Partition 1"], "the place is gone")
     ]
 
 

@@ -136,6 +136,10 @@ def _rendered(snapshot: Snapshot, width: int, *, live: bool) -> RenderableType:
         for one in snapshot.restoring
     ]
     texts += [
+        f"{len(one.tasks)} of the tasks of {one.app} cannot commit, and try again: {one.reason}"
+        for one in snapshot.failing
+    ]
+    texts += [
         f"node {one.node} is the standby of {len(one.tasks)} tasks of {one.app}, at most "
         f"{one.behind:.1f} s behind"
         for one in snapshot.standbys

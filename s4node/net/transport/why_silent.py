@@ -15,6 +15,8 @@ from s4node.net.transport import network
 _PROBE_SECONDS = 1.0
 _PAUSE_SECONDS = 0.1
 
+_UNREACHED = "is the node running, and is its s4.listener.advertise reached from this machine?"
+
 
 async def why_silent(address: str, stranger: str, credentials: Credentials | None) -> str:
     """Why there was no answer, as the end of a sentence; empty if a node answers now.
@@ -27,9 +29,11 @@ async def why_silent(address: str, stranger: str, credentials: Credentials | Non
     try:
         problem = await network.current.probe(address, _PROBE_SECONDS, credentials)
     except TimeoutError:
-        return "another connection was not answered either; is the node running?"
-    except OSError:
+        return f"another connection was not answered either; {_UNREACHED}"
+    except ConnectionRefusedError:
         return "is the node running?"
+    except OSError:
+        return _UNREACHED
     return f"the program there {problem}" if problem else ""
 
 

@@ -296,6 +296,11 @@ class Committer:
         return self._context.failures
 
     @property
+    def failing(self) -> Mapping[str, str]:
+        """Why a task's commit could not be written and is tried again, by task."""
+        return self._context.failing
+
+    @property
     def writing(self) -> bool:
         """True if a commit runs."""
         return any(kept.writing for kept in self._tasks.values())

@@ -96,6 +96,8 @@ class CommitContext:
     ) -> None:
         self.commits = 0
         self.failures = 0
+        self.failing: dict[str, str] = {}
+        """Why a commit of a task could not be written and is tried again, by task."""
         self.progress = progress
         self.on_consumed = on_consumed
         self.producers = producers
@@ -378,10 +380,12 @@ class TaskCommits:
     def _succeeded(self) -> None:
         if self._failing_since is not None:
             self._failing_since = None
+            self._context.failing.pop(self.claim.task, None)
             log.info("progress is written again", task=self.claim.task)
 
     def _failed(self, error: Exception) -> None:
         self._context.failures += 1
+        self._context.failing[self.claim.task] = str(error)
         now = trio.current_time()
         if self._failing_since is None:
             self._failing_since = now

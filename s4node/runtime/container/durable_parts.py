@@ -397,6 +397,7 @@ class DurableParts:
             dict(self.recovery.counts),
             self.restore.progress(),
             {} if self.standbys is None else self.standbys.lags(),
+            dict(self.committer.failing),
         )
 
     async def wait_written(self, tasks: Iterable[Task]) -> None:

@@ -14,6 +14,7 @@ from s4node.cli.render.dashboard import rendered
 from s4node.cluster.node.container_status import ContainerStatus
 from s4node.deploy.cluster_snapshot import (
     AppRow,
+    FailingRow,
     NodeRow,
     RestoringRow,
     Row,
@@ -62,6 +63,16 @@ def test_a_task_whose_state_is_being_fetched_says_how_far_it_is() -> None:
     console.print(rendered([shown], 120, live=False))
     assert isinstance(console.file, io.StringIO)
     text = "task Partition 3 of counter fetches its state: 320 of at most 1,007 objects"
+    assert text in console.file.getvalue()
+
+
+def test_tasks_that_cannot_commit_say_why() -> None:
+    console = Console(width=120, file=io.StringIO(), highlight=False)
+    row = FailingRow("counter", ["Partition 3", "Partition 4"], "the place is full: free some")
+    shown = msgspec.structs.replace(snapshot(), failing=[row])
+    console.print(rendered([shown], 120, live=False))
+    assert isinstance(console.file, io.StringIO)
+    text = "2 of the tasks of counter cannot commit, and try again: the place is full: free some"
     assert text in console.file.getvalue()
 
 

@@ -332,9 +332,12 @@ async def test_commits_that_cannot_be_written_are_reported_and_tried_again(
             system.put("clicks", 0, *map(event, range(5)))
             await until(lambda: committer.failures >= 3)
             assert committer.commits == 1
+            [(task, reason)] = container.replay.statistics().failing.items()
+            assert (task, "locked" in reason) == ("Partition 0", True)
             assert notes.count == 5  # it is no reason to stop
             holder.execute("ROLLBACK")
             await until(lambda: committer.commits > 1)
+            assert not committer.failing
     said = [line["event"] for line in logs if line["event"].startswith("progress")]
     assert said == [
         "progress could not be written; retrying, and a crash now would replay more",
