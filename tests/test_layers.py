@@ -97,7 +97,7 @@ PURE_MODULES = {
     "cluster.tree": "contract",
     "cluster.coordination": "assignment entries view",
     "cluster.node": "container_status restart_policy supervisor_protocol",
-    "runtime.event_time": "alignment put_times sources task_times window_state",
+    "runtime.event_time": "alignment put_times sources task_times timed_stream window_state",
     "runtime.task.poison": (
         "dead_letter failed_hooks isolation poison_events suspects unsaveable_search"
     ),

@@ -61,6 +61,11 @@ class Watermarks:
         """Return True if a source is not waited for."""
         return source in self._sources and self._sources[source].idle
 
+    def active_time(self, source: str) -> float | None:
+        """The time of a source that is waited for; None if it is not."""
+        known = self._sources.get(source)
+        return None if known is None or known.idle else known.time
+
     @property
     def is_silent(self) -> bool:
         """True if nothing of the stream is waited for."""
@@ -124,6 +129,17 @@ class Watermarks:
         """Leave a source out, as nothing more comes from it."""
         self._sources.pop(source, None)
 
+    def quiet(self, seconds: float) -> list[str]:
+        """The active sources that have had no news for longer than these seconds.
+
+        Also those that are idle after them: of all these it matters whether they could have sent.
+        """
+        return [
+            name
+            for name, each in self._sources.items()
+            if not each.idle and (each.waited > 0 or seconds >= self.idle)
+        ]
+
     def wait(self, seconds: float, blocked: Collection[str] = ()) -> None:
         """Count seconds that have passed, except for sources that could not send."""
         self._alone = 0.0 if self._sources else self._alone + seconds
@@ -132,14 +148,17 @@ class Watermarks:
                 source.waited += seconds
                 source.idle = source.waited >= self.idle
 
+    @property
+    def lowest(self) -> float:
+        """The watermark that the active sources allow; NEVER if there is none."""
+        if len(self._sources) < self.expected:
+            return NEVER
+        active = [each.time for each in self._sources.values() if not each.idle]
+        return min(active) - self.lateness if active else NEVER
+
     def advance(self) -> bool:
         """Derive the watermark; return True if it has risen."""
-        if len(self._sources) < self.expected:
-            return False
-        active = [each.time for each in self._sources.values() if not each.idle]
-        if not active:
-            return False
-        lowest = min(active) - self.lateness
+        lowest = self.lowest
         if lowest <= self.value:
             return False
         self.value = lowest

@@ -26,7 +26,7 @@ from bisect import insort
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from s4node.net.ingress.producer_lane import FrameReceipt, Mark, ProducerLane, mark_of
+from s4node.net.ingress.producer_lane import FrameReceipt, Mark, ProducerLane
 from s4node.net.ingress.producer_life import Life, fence_of, has_own_id, life_of, task_of
 from s4node.net.wire import frame as wire
 from s4node.offsets.producer_offsets import KeptProducer
@@ -388,10 +388,12 @@ class StreamAdmission:
 
     def take_time(self, report: wire.Watermark, connection: Hashable) -> None:
         """Take a producer's report of its time."""
+        time, idle = report.millis / 1000, report.headers.get(wire.IDLE) is True
+        lanes, producer = self.lanes, report.producer
         for partition, number in report.positions:
-            lane = self.lanes.get((report.producer, partition))
+            lane = lanes.get((producer, partition))
             if lane is not None and lane.connection == connection:
-                lane.mark(mark_of(report, number))
+                lane.mark(Mark(number, time, idle))
 
     def ask(self, producer: str, connection: Hashable) -> None:
         """Take a producer's request for its verdicts."""

@@ -152,11 +152,6 @@ class Mark(NamedTuple):
     idle: bool = False
 
 
-def mark_of(report: wire.Watermark, number: int) -> Mark:
-    """What a producer has reported of its time before its event of this number."""
-    return Mark(number, report.millis / 1000, report.headers.get(wire.IDLE) is True)
-
-
 class LaneOwner(Protocol):
     """The admission of a stream, as far as its lanes know it."""
 

@@ -51,6 +51,10 @@ class PutTimes:
         self._passed_on.add(stream)
         self.times.setdefault(stream, NEVER)
 
+    def passes_on(self, stream: str) -> bool:
+        """Return True if other tasks wait for what is read of an input."""
+        return stream in self._read or stream in self._passed_on
+
     def advance(
         self, waits: Callable[[str], bool], reports: Callable[[str], Collection[str]]
     ) -> list[str]:

@@ -7,7 +7,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple, Protocol
 
 
@@ -34,6 +34,6 @@ class Sources(Protocol):
         """Changes when any source comes or goes."""
         ...
 
-    def states(self) -> Iterable[SourceState]:
-        """The sources that are there, or may return."""
+    def states(self, among: Collection[str] | None = None) -> Iterable[SourceState]:
+        """The sources that are there, or may return; only those ``among`` these, if given."""
         ...

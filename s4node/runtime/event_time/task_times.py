@@ -1,9 +1,8 @@
 """Event time in one task: the watermarks of its streams, its windows, and what it puts. Pure.
 
 Rules
-- A stream with a time has a watermark, from its sources: the producers of its frames, the
-  partitions of an input, the other tasks. One that has left is a source until its events are done.
-  A source is at the latest time of its *processed* events, or at what it has reported. One that
+- A stream with a time has a watermark, from its sources; ``timed_stream`` has them.
+- A source is at the latest time of its *processed* events, or at what it has reported. One that
   reports by itself (a task) is only at what it has reported, unless events have the time at which
   they were sent.
 - Windows of a PE end by the lowest watermark of the streams that lead to it, without silent ones.
@@ -12,19 +11,16 @@ Rules
 - A task that reads an input and sends on the events of other tasks is a source for them. All
   readers of an input are waited for until each has said whether it has such events.
 - What a stream with ``order="time"`` hands on comes from this task alone.
-- Events that a task has put for itself count when they are processed: what it puts on a stream is
-  at a time once the events that waited then are done. It is idle only while the streams from which
-  it is put are silent.
+- The watermarks are derived anew in a step: at once if a window or timer may be due by it, and soon
+  if it may not. Before events are processed they are right in any case.
 - An input that runs ahead of others waits for them, and is not idle meanwhile; see ``alignment``.
-- The watermarks are part of each commit, with the sources that may return, also those without an
-  event. After a restart they are not lower, and wait for these sources.
+- The watermarks are part of each commit. After a restart they are not lower.
 - At the end of the inputs all windows end, hop by hop: those of results after these have arrived.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from operator import itemgetter
 from typing import Any, Protocol
@@ -37,32 +33,27 @@ from s4node.app.stream import InputStream, OutputStream
 from s4node.app.window_dispatch import time_rule
 from s4node.app.window_instances import WindowInstances
 from s4node.events.event import EventBatch
-from s4node.events.event_time import MOST_AHEAD, TimeRule
+from s4node.events.event_time import MOST_AHEAD
 from s4node.offsets.watermarks import NEVER, Watermarks
 from s4node.runtime.event_time.alignment import Alignment
 from s4node.runtime.event_time.put_times import PutTimes, feeders_in, lowest
 from s4node.runtime.event_time.sources import Sources
-
-OWN = "own"
-"""The source of what a task has put for itself."""
+from s4node.runtime.event_time.timed_stream import OWN, Depth, Saved, TimedStream
 
 EVENT_TIME = "event time"
 """The fact with the watermarks of a task."""
 
-_TICK = 0.2
+_TICK = 0.5
+"""Seconds between two looks at who has had no news."""
+
+_SOON = 0.1
+"""Seconds until a step for news by which no window or timer is due."""
 
 _LONGEST_TICK = 1.0
 """Seconds without news that count at once. What is longer was a pause of this process."""
 
 _AHEAD = 1.0
 """Seconds that the clock of a source may be ahead before it is reported."""
-
-
-class Depth(Protocol):
-    """The queue of a stream, as far as it is looked at here."""
-
-    admitted: int
-    depth: int
 
 
 class Saving(Protocol):
@@ -75,23 +66,6 @@ class Saving(Protocol):
     def set_meta(self, name: str, value: Any, /) -> None:
         """Save a fact with the next commit."""
         ...
-
-
-class _Timed:
-    """A stream with time, in one task."""
-
-    def __init__(self, name: str, rule: TimeRule, watermarks: Watermarks) -> None:
-        self.name = name
-        self.rule = rule
-        self.watermarks = watermarks
-        self.sources: Sources | None = None
-        self.version = -1
-        self.leaving = False  # a source has left whose events wait
-        self.reports: set[str] = set()
-        self.returning: set[str] = set()
-        self.feeders: tuple[str, ...] = ()  # the streams whose watermarks are what is put on it
-        self.marks: deque[tuple[int, float]] = deque()  # of own events: admitted before, and time
-        self.told: float | None = None  # a further mark, of events that are handed on meanwhile
 
 
 class TaskTimes:
@@ -111,7 +85,7 @@ class TaskTimes:
         self._wall = wall
         self._clock = clock
         self._app = app
-        self._streams: dict[str, _Timed] = {}
+        self._streams: dict[str, TimedStream] = {}
         self.queues: Mapping[Any, Depth] = {}
         self.has_unread: Callable[[Any], bool] = lambda _: False
         for stream in app.streams.values():
@@ -120,14 +94,25 @@ class TaskTimes:
                 if isinstance(stream, OutputStream):
                     continue
                 watermarks = Watermarks(stream.time.lateness, stream.time.idle)
-                self._streams[stream.name] = _Timed(stream.name, rule, watermarks)
+                self._streams[stream.name] = TimedStream(stream.name, rule, watermarks)
         self._in_order = {s.name for s in app.streams.values() if s.in_order_of}
         edges = dataflow.edges(app) if self._streams else {}
         self._watermarks = {name: each.watermarks for name, each in self._streams.items()}
-        feeders = feeders_in(app, edges, self._streams)
+        feeders = {
+            name: found
+            for name, found in feeders_in(app, edges, self._streams).items()
+            if name in self._streams or isinstance(app.streams[name], OutputStream)
+        }
         self.puts = PutTimes(feeders, self._watermarks)
+        hops = dataflow.hops(edges)
+        self._fed = [
+            (self._streams[feeder], self._streams[name])
+            for name in sorted(feeders, key=lambda name: hops[name], reverse=True)
+            for feeder in feeders[name]
+            if name in self._streams
+        ]
         for name, timed in self._streams.items():
-            timed.feeders = tuple(feeders.get(name, ()))
+            timed.feeders = [self._watermarks[each] for each in feeders.get(name, ())]
             inner = timed.feeders and not isinstance(app.streams[name], InputStream)
             if inner and name not in self._in_order:
                 # its own, and a lane of each, also of this one
@@ -156,6 +141,9 @@ class TaskTimes:
         self._by_wall = [each for each, _ in self._windows if _on_wall(each)]
         self._by_event = [(each, names) for each, names in self._windows if not _on_wall(each)]
         self._news = bool(self._streams)
+        self._step_at = math.inf  # a step for news that can wait
+        self._next: float | None = None  # when something is due, if that is known
+        self._by_clock = False  # that is so by the wall clock, which may be set
         self._ticked_at = clock()
         self._ends: list[tuple[int, Any]] | None = None  # what has yet to end, by hop
         self._finishing = False
@@ -170,8 +158,7 @@ class TaskTimes:
     def watch(self, stream: str, sources: Sources) -> None:
         """Have the sources of a stream looked at."""
         if stream in self._streams and stream not in self._in_order:
-            timed = self._streams[stream]
-            timed.sources, timed.version = sources, -1
+            self._streams[stream].watch(sources)
             self._news = True
 
     def pass_on(self, stream: str, readers: int, *, reads: bool) -> None:
@@ -186,19 +173,27 @@ class TaskTimes:
 
     # -- what comes --------------------------------------------------------------------------
 
+    def events_begin(self) -> None:
+        """Have the watermarks right for the events that are processed next."""
+        if self._step_at < math.inf:
+            self._advance()
+
     def events_done(self, batch: EventBatch, events: list[Any], *, last: bool) -> None:
         """Note that events of a stream were processed, with the ``last`` ones its strays."""
+        self.look_again()
         timed = self._streams.get(batch.stream)
         if timed is None:
             return
         if batch.strays is not None:
             self.puts.passes(timed.name)
             events = [*events, *batch.strays] if last else events
+            self._news = True
         elif batch.source in self._inputs(timed):
             self.puts.keeps(timed.name)
-        self._news = True
+        self._news = self._news or timed.in_motion
         self._before_news()
         if batch.receipt is None:
+            self._news = True
             if timed.feeders:
                 return
             source = OWN
@@ -210,7 +205,7 @@ class TaskTimes:
             return
         latest = timed.rule.latest_of(batch, events, self._wall())
         if latest is not None:
-            timed.watermarks.reach(source, latest)
+            self._reach(timed, source, latest)
 
     def reported(self, stream: str, source: str, time: float, *, idle: bool = False) -> None:
         """Note what a source has reported, once its events before that are processed.
@@ -221,10 +216,19 @@ class TaskTimes:
         mine = stream not in self._in_order
         if timed is not None and mine and time <= self._wall() + MOST_AHEAD:
             self._before_news()
-            timed.watermarks.reach(source, time)
+            self._reach(timed, source, time)
             if idle:
                 timed.watermarks.rest(source)
+                self._news = True
+
+    def _reach(self, timed: TimedStream, source: str, time: float) -> None:
+        """Note that a source is at a time, and when a step is due for that."""
+        if self._next is None:
+            self._look_ahead()
+        if timed.reach(source, time) or self.puts.passes_on(timed.name):
             self._news = True
+        elif self._step_at == math.inf:
+            self._step_at = self._clock() + _SOON
 
     def runs_ahead(self, stream: str, source: str, ended: Collection[str]) -> bool:
         """Return True if an input has to wait for others; ``ended`` are inputs, too."""
@@ -246,6 +250,7 @@ class TaskTimes:
         self._ending = {id(each): (each, each.watermark) for each in ending}
         for each in ending:
             each.watermark = math.inf
+        self.look_again()
 
     def inputs_finished(self) -> bool:
         """These have ended; those of a further run begin where they have stopped.
@@ -256,6 +261,7 @@ class TaskTimes:
         for each, watermark in self._ending.values():
             each.watermark = watermark
         self._ending = {}
+        self.look_again()
         return finished
 
     @property
@@ -274,31 +280,43 @@ class TaskTimes:
 
     # -- what follows ------------------------------------------------------------------------
 
+    def look_again(self) -> None:
+        """Note that windows or timers may be due at other times than before."""
+        self._next = None
+
     @property
     def next_due(self) -> float | None:
         """When the next step is due, by the clock of the task; None if none is."""
-        if self._news or self._windows_due:
+        if self._news:
             return -math.inf
-        found = [
-            self._clock() + max(0.0, each.next_end - self._wall())
-            for each in self._by_wall
-            if each.next_end < math.inf
-        ]
-        found += [
-            self._clock() + max(0.0, each.early_at - self._wall())
-            for each, _ in self._windows
-            if each.early_at < math.inf
-        ]
-        found += [
-            self._clock() + max(0.0, timers.next_at(by_wall=True) - self._wall())
-            for timers, _ in self._timers
-            if timers.next_at(by_wall=True) < math.inf
-        ]
-        if any(each.watermarks.waits for each in self._streams.values()):
-            found.append(self._ticked_at + _TICK)
-        if any(each.marks for each in self._streams.values()):
-            found.append(self._ticked_at + _TICK)
-        return min(found, default=None)
+        if self._next is None or self._by_clock:
+            self._look_ahead()
+        assert self._next is not None
+        due = min(self._next, self._step_at)
+        return None if due == math.inf else due
+
+    def _look_ahead(self) -> None:
+        """Find out when something is due, by the clock and by the watermark of each stream."""
+        for timed in self._streams.values():
+            timed.due = math.inf
+        ends = [(each.next_end, names) for each, names in self._by_event]
+        for at, names in (*ends, *((each.next_at(by_wall=False), n) for each, n in self._timers)):
+            for name in names:
+                if name in self._streams:
+                    self._streams[name].due = min(self._streams[name].due, at)
+        for feeder, fed in self._fed:
+            feeder.due = min(feeder.due, fed.due + fed.watermarks.lateness)
+        by_wall = [each.next_end for each in self._by_wall]
+        by_wall += [each.early_at for each, _ in self._windows]
+        by_wall += [timers.next_at(by_wall=True) for timers, _ in self._timers]
+        first = min(by_wall, default=math.inf)
+        self._by_clock = first < math.inf
+        found = math.inf
+        if self._by_clock:
+            found = self._clock() + max(0.0, first - self._wall())
+        if any(each.watermarks.waits or each.has_marks for each in self._streams.values()):
+            found = min(found, self._ticked_at + _TICK)
+        self._next = -math.inf if self._windows_due else found
 
     @property
     def _windows_due(self) -> bool:
@@ -311,24 +329,31 @@ class TaskTimes:
     def step(self) -> None:
         """Look at the sources, and derive the watermarks."""
         self._before_news()
-        self._news = False
+        self._news, self._step_at = False, math.inf
         for timed in self._streams.values():
             self._look(timed)
-            self._pass_marks(timed)
-            self._rest(timed)
-            timed.watermarks.advance()
-        for windows, names in self._by_event:
-            windows.watermark = max(windows.watermark, lowest(self._watermarks, names))
-        for timers, names in self._timers:
-            timers.watermark = max(timers.watermark, lowest(self._watermarks, names))
+            timed.pass_marks(self.queues.get(timed.name))
+            timed.rest()
+        self._advance()
         wall = self._wall()
         for windows in self._by_wall:
             windows.watermark = max(windows.watermark, wall)
         if not self._windows_due:
-            self._put_on()
+            self._news = self._put_on()
+
+    def _advance(self) -> None:
+        """Derive the watermarks of streams, windows and timers."""
+        self.look_again()
+        for each in self._watermarks.values():
+            each.advance()
+        for windows, names in self._by_event:
+            windows.watermark = max(windows.watermark, lowest(self._watermarks, names))
+        for timers, names in self._timers:
+            timers.watermark = max(timers.watermark, lowest(self._watermarks, names))
 
     def windows_ended(self) -> None:
         """All windows that are due have had their turn."""
+        self.look_again()
         if not self._windows_due:
             self._news = self._put_on() or self._news
 
@@ -341,25 +366,14 @@ class TaskTimes:
         """Count the time that has passed for the sources that had no news in it."""
         now = self._clock()
         passed, self._ticked_at = min(now - self._ticked_at, _LONGEST_TICK), now
+        self.look_again()
         for timed in self._streams.values():
             self._look(timed)
-            states = () if timed.sources is None else timed.sources.states()
-            blocked = {each.name for each in states if each.blocked or each.waits}
-            for each in self._inputs(timed):
-                if self._waits(each):
-                    blocked.add(str(each))
+            blocked = {str(each) for each in self._inputs(timed) if self._waits(each)}
             blocked |= self._alignment.waiting
-            if not self._rest(timed):
+            if not timed.rest():
                 blocked.add(OWN)
-            timed.watermarks.wait(passed, blocked)
-
-    def _rest(self, timed: _Timed) -> bool:
-        """Wait no longer for what the task puts on a stream; False if something is to come."""
-        feeders = [self._streams[name].watermarks for name in timed.feeders]
-        waits = timed.told is not None or timed.marks or any(not f.is_silent for f in feeders)
-        if feeders and not waits:
-            timed.watermarks.rest(OWN)
-        return not waits
+            timed.pass_time(passed, blocked)
 
     def _put_on(self) -> bool:
         """Raise the times of what is put; return True if another step follows."""
@@ -372,68 +386,27 @@ class TaskTimes:
             self._streams[name].told = self.puts.times[name]
         return bool(inner)
 
-    def _pass_marks(self, timed: _Timed) -> None:
-        """Take what the task has put for itself to be at a time once it is processed."""
-        if timed.told is not None:  # what was put before it is in the queue by now
-            timed.marks.append((self.queues[timed.name].admitted, timed.told))
-            timed.told = None
-        if not timed.marks:
-            return
-        queue = self.queues[timed.name]
-        while timed.marks and timed.marks[0][0] <= queue.admitted - queue.depth:
-            _, time = timed.marks.popleft()
-            timed.watermarks.reach(OWN, time)
-
     def _waits(self, source: Any) -> bool:
         """Return True if events of an input that the task reads may wait."""
         return bool(self.queues[source].depth) or self.has_unread(source)
 
-    def _inputs(self, timed: _Timed) -> list[Any]:
+    def _inputs(self, timed: TimedStream) -> list[Any]:
         """The partitions of an input that the task reads for a stream."""
         found = (each for each in self.queues if not isinstance(each, str))
         return [each for each in found if each.stream == timed.name]
 
-    def _look(self, timed: _Timed) -> None:
-        """Take the sources of a stream as they are now, if any has come or gone."""
-        read = {str(each) for each in self._inputs(timed)}
-        for name in [*read, *([OWN] if timed.feeders else ())]:
-            timed.watermarks.join(name)
-        if timed.sources is None:
-            return
-        if timed.version == timed.sources.version and not timed.leaving:
-            return
-        timed.version, timed.leaving = timed.sources.version, False
-        known = {OWN, *read}
-        for each in timed.sources.states():
-            stays = each.here or each.returns
-            timed.leaving = timed.leaving or (each.waits and not stays)
-            if stays or each.waits:
-                known.add(each.name)
-                timed.watermarks.join(each.name)
-                if each.returns:
-                    timed.returning.add(each.name)
-                if each.reports:
-                    timed.reports.add(each.name)
-        for name in [*timed.watermarks.sources]:
-            if name in known or (name in timed.returning and not timed.watermarks.is_idle(name)):
-                continue
-            timed.watermarks.leave(name)
-            timed.returning.discard(name)
+    def _look(self, timed: TimedStream) -> None:
+        """Take the sources of a stream as they are now."""
+        timed.look(map(str, self._inputs(timed)))
 
     # -- commits -----------------------------------------------------------------------------
 
     def save(self, state: Saving) -> None:
         """Save the watermarks with the commit that begins now."""
-        for each in self._streams.values():
-            self._look(each)
-        streams = {
-            name: (
-                _or_none(each.watermarks.value),
-                dict.fromkeys(each.returning) | each.watermarks.times(each.returning | {OWN}),
-                each.watermarks.times(map(str, self._inputs(each))),
-            )
-            for name, each in self._streams.items()
-        }
+        streams: dict[str, Saved] = {}
+        for name, timed in self._streams.items():
+            self._look(timed)
+            streams[name] = timed.save(map(str, self._inputs(timed)))
         windows = {
             each.prototype.name: (_or_none(at), each.late, _or_none(min(at, each.called_until)))
             for each, _ in self._windows
@@ -450,11 +423,9 @@ class TaskTimes:
         if fact is None:
             return
         streams, windows, put = fact
-        for name, (value, times, read) in streams.items():
-            timed = self._streams.get(name)
-            if timed is not None:
-                timed.watermarks.restore(NEVER if value is None else value, {**times, **read})
-                timed.returning |= times.keys() - {OWN}
+        for name, saved in streams.items():
+            if name in self._streams:
+                self._streams[name].restore(saved)
         for each, _ in self._windows:
             value, each.late, called = windows.get(each.prototype.name, (None, 0, None))
             self._late_before[each.prototype.name] = each.late
@@ -465,6 +436,7 @@ class TaskTimes:
         for name in self.puts.restore(put):
             if name in self._streams:  # its mark may not have been passed
                 self._streams[name].told = put[name]
+        self.look_again()
 
     # -- looking -----------------------------------------------------------------------------
 
@@ -475,6 +447,7 @@ class TaskTimes:
         watermark as far as the latest event of its stream is later; ahead is a source whose clock
         is later than the one here.
         """
+        self.events_begin()
         windows = [each for each, _ in self._windows]
         named = [(each.prototype.name, each) for each in windows]
         wall, newest = self._wall(), {n: s.watermarks.newest for n, s in self._streams.items()}
@@ -516,14 +489,17 @@ def reached_times(
     ``read`` has the times of the partitions that it reads, by stream.
     """
     none: dict[str, float] = {}
-    of_streams = {name: (value, none, {**read.get(name, none)}) for name, value in streams.items()}
+    of_streams: dict[str, Saved] = {
+        name: (value, {}, [], {**read.get(name, none)}) for name, value in streams.items()
+    }
     return [of_streams, {name: (value, 0, value) for name, value in windows.items()}, {**puts}]
 
 
 def lower_times(one: Any, other: Any) -> Any:
     """The lower watermarks of two tasks, for a task that gets keys of both."""
-    streams: dict[str, tuple[float | None, dict[str, float], dict[str, float]]] = {
-        name: (_lower(one[0][name][0], other[0].get(name, (None,))[0]), {}, {}) for name in one[0]
+    streams: dict[str, Saved] = {
+        name: (_lower(one[0][name][0], other[0].get(name, (None,))[0]), {}, [], {})
+        for name in one[0]
     }
     windows = {}
     for name, (value, late, called) in one[1].items():

@@ -33,7 +33,7 @@ class LaneSources:
         self._admission = admission
         self._partition = partition
         self._forwarding = forwarding
-        self._lanes: list[ProducerLane] = []
+        self._lanes: dict[str, ProducerLane] = {}  # by the name of the source
         self._known = -1
 
     @property
@@ -41,13 +41,15 @@ class LaneSources:
         """Changes when a producer comes or goes."""
         return self._admission.changes
 
-    def states(self) -> Iterable[SourceState]:
-        """The producers that are there, or may return."""
+    def states(self, among: Collection[str] | None = None) -> Iterable[SourceState]:
+        """The producers that are there, or may return; only those ``among`` these, if given."""
         if self._known != self.version:
             self._known = self.version
-            lanes = self._admission.lanes.values()
-            self._lanes = [lane for lane in lanes if lane.partition == self._partition]
-        return [_state_of(lane) for lane in self._lanes if not self._has_only_joined(lane)]
+            here = (e for e in self._admission.lanes.values() if e.partition == self._partition)
+            self._lanes = {lane.origin: lane for lane in here}
+        names = self._lanes if among is None else self._lanes.keys() & among
+        lanes = map(self._lanes.__getitem__, names)
+        return [_state_of(lane) for lane in lanes if not self._has_only_joined(lane)]
 
     def _has_only_joined(self, lane: ProducerLane) -> bool:
         forwards = lane.connection in self._forwarding and not lane.producer.startswith(TASK)

@@ -139,8 +139,8 @@ class StepRunner:
             except ProcessingError as error:
                 self._carry_out(task, task.failed(error, op))
                 return 1
-        self._took(task, op, limit, clocks.steady() - began)
-        return limit if op is Op.TIMER else 1
+        self._took(task, op, clocks.steady() - began)
+        return task.processor.called if op is Op.TIMER else 1
 
     def _finish(self, task: Task, op: Op, result: int) -> None:
         self._carry_out(task, task.put(op))
@@ -162,12 +162,12 @@ class StepRunner:
         if op is Op.PROCESS:
             task.pace.took(stream, result, seconds)
         else:
-            self._took(task, op, limit, seconds)
+            self._took(task, op, seconds)
         self._loop.wake(task)
 
-    def _took(self, task: Task, op: Op, limit: int, seconds: float) -> None:
+    def _took(self, task: Task, op: Op, seconds: float) -> None:
         task.took(op, seconds)
-        task.pace.learn(op.value, limit, seconds)
+        task.pace.learn(op.value, task.processor.called, seconds)
         for name in task.processor.slow_timers() if op is Op.TIMER else ():
             log.warning(
                 "calling on_time of all instances takes longer than the interval of the timer, and "

@@ -123,6 +123,7 @@ class PeProcessor(Processor):
 
     def restore(self, limit: int) -> bool:
         restored = sum(1 for _ in islice(self._restoring, limit))
+        self.times.look_again()
         return restored == limit
 
     def _windowed(self) -> list[WindowInstances]:
@@ -213,6 +214,7 @@ class PeProcessor(Processor):
         """Process these events, from ``batch.at`` on; return how many were processed."""
         plan = self._plans[batch.stream]
         run, waits = plan.run, plan.is_async
+        self.times.events_begin()
         if self._kept is not None:
             self._kept.before(batch.stream, events)
         token = begin_put(self.put)
@@ -328,11 +330,13 @@ class PeProcessor(Processor):
 
     def before_event(self, entry: InFlightEvent) -> None:
         """Load the event's instances into memory."""
+        self.times.events_begin()
         if self._kept is not None:
             self._kept.before_one(entry.batch.stream, entry.event)
 
     def after_event(self, entry: InFlightEvent) -> None:
         """Mark the event's instances again: a commit may have been taken while it was processed."""
+        self.times.look_again()
         if self._kept is not None:
             self._kept.before_one(entry.batch.stream, entry.event)
 
@@ -350,10 +354,13 @@ class PeProcessor(Processor):
         """When the next timer or expiry is due; None if there is none."""
         if self._calls.under_way:  # the rest of a round
             return -math.inf
+        of_times = self.times.next_due if self.times.timed else None
+        if not self._calls.intervals and not self._bounded:
+            return of_times
         due = [each.due for each in self._calls.intervals]
         due += [at for i in self._bounded if (at := i.next_expiry) is not None]
-        if self.times.timed and (at := self.times.next_due) is not None:
-            due.append(at)
+        if of_times is not None:
+            due.append(of_times)
         return min(due, default=None)
 
     async def run(self, op: Op, limit: int) -> bool:
@@ -386,6 +393,8 @@ class PeProcessor(Processor):
                 await self.tidy()
         finally:
             calls.end_step()
+            self.called = calls.taken
+            self.times.look_again()
             end_put(token)
         over = not calls.under_way
         return over and (not ends or self.times.inputs_finished())

@@ -105,10 +105,12 @@ class Processor(ABC):
     ``put`` has the events that handlers put on the app's streams, by index; ``asked`` the requests
     outside single events. ``instances`` are those of PEs, by the PE's name; ``ignored`` counts
     exceptions by class. ``starts`` has the starting places that the user's task asked for, by SSP.
+    ``called`` counts the calls of the last step that was not for events.
     """
 
     instances: dict[str, Instances]
     starts: Mapping[Any, Any] = {}
+    called = 1
     windowable = False
     """True if there is anything to run at a window."""
     mixes = False

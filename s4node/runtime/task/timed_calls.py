@@ -62,7 +62,8 @@ class TimedCalls:
     """The calls that are due in a task.
 
     ``have(pe, keys)`` loads saved instances into memory; its owner sets it if there are any.
-    ``failed`` has the calls to be left out.
+    ``failed`` has the calls to be left out. ``taken`` counts the calls of the last step, and other
+    work; at least 1.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class TimedCalls:
     ) -> None:
         self.have: Callable[[str, Iterable[Any]], None] | None = None
         self.failed = FailedHooks()
+        self.taken = 1
         self.intervals = [
             Interval(instances[name], p.on_time, p.timer_interval, clock() + p.timer_interval)
             for name, (p, _) in app.prototypes.items()
@@ -107,7 +109,7 @@ class TimedCalls:
         """Take up to ``limit`` calls, or other work, of the round; it is over if fewer come."""
         if self._round is None:
             self._round = self._calls()
-        for _ in range(limit):
+        for self.taken in range(1, limit + 1):
             try:
                 call = next(self._round)
             except StopIteration:

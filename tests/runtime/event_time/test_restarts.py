@@ -91,6 +91,52 @@ def test_a_program_that_has_sent_nothing_here_is_waited_for_after_a_kill_too() -
         assert watermark(times) == 5
 
 
+def test_a_program_that_was_idle_is_not_waited_for_after_a_kill_until_it_sends() -> None:
+    kept = Kept()
+    one, quiet = SourceState("one", returns=True), SourceState("quiet", returns=True)
+    with AppTest(market(tumbling(60))) as test:
+        times = times_of(test)
+        times.watch("trades", Sources(one, quiet))
+        for second in range(40):
+            times._clock = lambda second=second: float(second)
+            times.reported("trades", "one", 100)
+            times.step()
+        assert watermark(times) == 95
+        times.save(kept)
+    with AppTest(market(tumbling(60))) as test:
+        times = times_of(test)
+        times.restore(kept)
+        times.watch("trades", Sources(one))
+        times.reported("trades", "one", 200)
+        times.step()
+        assert watermark(times) == 195
+        times.watch("trades", Sources(one, quiet))  # it has connected again
+        times.reported("trades", "one", 300)
+        times.step()
+        assert watermark(times) == 295
+        times.reported("trades", "quiet", 310)
+        times.reported("trades", "one", 400)
+        times.step()
+        assert watermark(times) == 305
+
+
+def test_of_programs_that_were_idle_only_those_that_are_connected_are_saved() -> None:
+    kept = Kept()
+    gone = [SourceState(f"gone {n}", here=False, returns=True) for n in range(1000)]
+    with AppTest(market(tumbling(60))) as test:
+        times = times_of(test)
+        times.watch("trades", Sources(SourceState("here", returns=True), *gone))
+        times.step()
+        times.save(kept)
+        assert len(str(kept.facts)) > 10_000  # they are waited for, and may return
+        for second in range(40):
+            times._clock = lambda second=second: float(second)
+            times.step()
+        times.save(kept)
+        assert "here" in str(kept.facts)
+        assert "gone" not in str(kept.facts)
+
+
 def test_handlers_that_overlap_move_the_watermark_of_a_log() -> None:
     with AppTest(type("TwoHops", (TwoHops,), {"parallel": 4})) as test:
         test.send("trades", *a(*range(10, 70)), *a(130))

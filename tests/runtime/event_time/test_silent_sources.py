@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,8 @@ class Sources:
     def __init__(self, *states: SourceState) -> None:
         self.found = list(states)
 
-    def states(self) -> list[SourceState]:
-        return self.found
+    def states(self, among: Collection[str] | None = None) -> list[SourceState]:
+        return [each for each in self.found if among is None or each.name in among]
 
 
 def test_a_program_that_has_left_is_a_source_until_its_events_are_done() -> None:

@@ -1,0 +1,184 @@
+"""A stream with time in one task: its sources, and the marks of what is put on it. Pure.
+
+Rules
+- The sources are the producers of its frames, the partitions of an input, the other tasks. One that
+  has left is a source until its events are done.
+- What a source reports matters at once if something of the task becomes ``due`` by it, or if it was
+  not waited for; otherwise it is enough that the watermark follows soon.
+- Events that a task has put for itself count when they are processed: what it puts on a stream is
+  at a time once the events that waited then are done. It is idle only while the streams from which
+  it is put are silent.
+- Saved are the sources that are waited for and may return, also those without an event, and the
+  names of those that are idle and connected. After a restart the watermark waits for the former; it
+  waits for the latter once they send. One that is idle and away is forgotten.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeAlias
+
+from s4node.events.event_time import TimeRule
+from s4node.offsets.watermarks import NEVER, Watermarks
+from s4node.runtime.event_time.sources import Sources
+
+OWN = "own"
+"""The source of what a task has put for itself."""
+
+Saved: TypeAlias = "tuple[float | None, dict[str, float | None], list[str], dict[str, float]]"
+"""The watermark, the times of sources, the idle ones, and the times of the inputs that are read."""
+
+
+class Depth(Protocol):
+    """The queue of a stream, as far as it is looked at here."""
+
+    admitted: int
+    depth: int
+
+
+class TimedStream:
+    """The stream ``name``; its events tell their time by ``rule``.
+
+    ``feeders`` are the watermarks of the streams from which it is put. ``reports`` are the sources
+    that tell their time themselves. ``told`` is the time of the events that are handed on now. At
+    the watermark ``due`` something of the task is due.
+    """
+
+    def __init__(self, name: str, rule: TimeRule, watermarks: Watermarks) -> None:
+        self.name = name
+        self.rule = rule
+        self.watermarks = watermarks
+        self.feeders: Sequence[Watermarks] = ()
+        self.reports: set[str] = set()
+        self.told: float | None = None
+        self.due = NEVER
+        self.sources: Sources | None = None
+        self._version = -1
+        self._leaving = False  # a source has left whose events wait
+        self._returning: set[str] = set()
+        self._expected: set[str] = set()  # idle in an earlier run, and not back yet
+        self._awaited = 0.0  # seconds in which these could have come
+        self._marks: deque[tuple[int, float]] = deque()  # of own events: admitted before, and time
+
+    def watch(self, sources: Sources) -> None:
+        """Have these sources looked at."""
+        self.sources, self._version = sources, -1
+
+    @property
+    def has_marks(self) -> bool:
+        """True if marks wait until own events are processed."""
+        return bool(self._marks)
+
+    @property
+    def in_motion(self) -> bool:
+        """True if events that are processed may change who is waited for."""
+        return self._leaving or self.told is not None or bool(self._marks)
+
+    def reach(self, source: str, time: float) -> bool:
+        """Note that a source is at ``time``; return True if that matters at once."""
+        watermarks = self.watermarks
+        before = watermarks.active_time(source)
+        watermarks.reach(source, time)
+        if before is None or self.in_motion:
+            return True
+        at, lateness = before - watermarks.lateness, watermarks.lateness
+        if self.due <= watermarks.value:
+            return at <= watermarks.value < time - lateness
+        return at < self.due <= time - lateness and watermarks.lowest >= self.due
+
+    # -- who is there ------------------------------------------------------------------------
+
+    def look(self, read: Iterable[str]) -> None:
+        """Take the sources as they are now; ``read`` are the inputs that the task reads."""
+        watermarks = self.watermarks
+        known = {*read}
+        if self.feeders:
+            known.add(OWN)
+        for name in known:
+            watermarks.join(name)
+        if self.sources is None:
+            return
+        if self._version == self.sources.version and not self._leaving:
+            return
+        self._version, self._leaving = self.sources.version, False
+        known.add(OWN)
+        for each in self.sources.states():
+            stays = each.here or each.returns
+            self._leaving = self._leaving or (each.waits and not stays)
+            if stays or each.waits:
+                known.add(each.name)
+                watermarks.join(each.name)
+                self._expected.discard(each.name)
+                if each.returns:
+                    self._returning.add(each.name)
+                if each.reports:
+                    self.reports.add(each.name)
+        for name in [*watermarks.sources]:
+            may_return = name in self._returning and not watermarks.is_idle(name)
+            if name not in known and not may_return and name not in self._expected:
+                watermarks.leave(name)
+                self._returning.discard(name)
+
+    def pass_time(self, seconds: float, blocked: set[str]) -> None:
+        """Count seconds that have passed for the sources that had no news in them.
+
+        Not for those ``blocked``, for others that cannot send, and for those whose events wait.
+        """
+        quiet = self.watermarks.quiet(seconds)
+        if self.sources is not None and quiet:
+            states = self.sources.states(quiet)
+            blocked |= {each.name for each in states if each.blocked or each.waits}
+        self.watermarks.wait(seconds, blocked)
+        if self._expected:
+            self._awaited += seconds
+            if self._awaited >= self.watermarks.idle:
+                self._expected.clear()
+
+    # -- what the task has put ---------------------------------------------------------------
+
+    def pass_marks(self, queue: Depth | None) -> None:
+        """Take what the task has put for itself to be at a time once it is processed."""
+        if self.told is not None:  # what was put before it is in the queue by now
+            assert queue is not None
+            self._marks.append((queue.admitted, self.told))
+            self.told = None
+        while self._marks and queue is not None:
+            if self._marks[0][0] > queue.admitted - queue.depth:
+                break
+            _, time = self._marks.popleft()
+            self.watermarks.reach(OWN, time)
+
+    def rest(self) -> bool:
+        """Wait no longer for what the task puts on the stream; False if something is to come."""
+        waits = self.told is not None or self._marks or any(not f.is_silent for f in self.feeders)
+        if self.feeders and not waits:
+            self.watermarks.rest(OWN)
+        return not waits
+
+    # -- commits -----------------------------------------------------------------------------
+
+    def save(self, read: Iterable[str]) -> Saved:
+        """What a commit keeps."""
+        watermarks = self.watermarks
+        awaited = (each for each in self._returning if not watermarks.is_idle(each))
+        times: dict[str, float | None] = dict.fromkeys(awaited)
+        idle = self._returning - times.keys()
+        if idle and self.sources is not None:
+            here = {each.name for each in self.sources.states(idle) if each.here}
+            idle &= here | self._expected
+        times |= watermarks.times([*times, OWN])
+        value = watermarks.value if math.isfinite(watermarks.value) else None
+        return value, times, sorted(idle), watermarks.times(read)
+
+    def restore(self, saved: Saved) -> None:
+        """Resume where an earlier run has stopped."""
+        value, times, idle, read = saved
+        self.watermarks.restore(NEVER if value is None else value, {**times, **read})
+        self._returning |= times.keys() - {OWN}
+        for name in idle:
+            self.watermarks.join(name)
+            self.watermarks.rest(name)
+        self._returning.update(idle)
+        self._expected.update(idle)
