@@ -10,10 +10,10 @@ Rules
   may ignore the condition, too: so two writers try at the same time.
 - Listings are never cached: others write here, too.
 - Each request costs its time, in restores above all. So ``s3fs`` may not ask for the size of an
-  object before it reads it, and has a connection for each of the requests at a time; and object
-  stores, which have no folders, are asked to make one once, and list several in one request. A
-  file system with an event loop gets many requests in one call, as a thread for each waits long
-  for the interpreter's lock.
+  object before it reads it, has a connection for each of the requests at a time, and does not parse
+  the times in lists. Object stores, which have no folders, are asked to make one once, and list
+  several in one request. A file system with an event loop gets many requests in one call, as a
+  thread for each waits long for the interpreter's lock.
 - With ``sync``, an object that was put at a ``file://`` URL is on disk, with all names above it.
 - A name that is read back is one part of a path, so that it cannot lead out of its folder.
 - Every error of the file system becomes a StateError, which may be retried.
@@ -29,16 +29,15 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from s4node import disk, tokens
 from s4node.errors import ConfigError, S4Error, StateError
 
 AT_ONCE = 32
 """The requests that are made at a time."""
-
-_S3_OPTIONS = {"max_concurrency": 1, "config_kwargs": {"max_pool_connections": AT_ONCE}}
 
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"}
 """The protocols whose file systems send a condition to the store, and which have no folders."""
@@ -70,7 +69,7 @@ class RemoteFiles:
                 f"the package that fsspec needs for this kind of URL"
             ) from error
         try:
-            more = _S3_OPTIONS if url.startswith(("s3:", "s3a:")) else {}
+            more = _s3_options() if url.startswith(("s3:", "s3a:")) else {}
             self.fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False, **more)
         except ImportError as error:  # its message names the package
             raise ConfigError(f"s4.state.url = {url}: {error}, on every node") from error
@@ -253,6 +252,29 @@ def at_once(function: Callable[[A], R], each: Iterable[A]) -> list[R]:
         return [function(value) for value in values]
     with ThreadPoolExecutor(min(AT_ONCE, len(values))) as threads:
         return list(threads.map(function, values))
+
+
+def _s3_options() -> dict[str, Any]:
+    """What ``s3fs`` is made with, beside what the user has configured for ``fsspec``."""
+    import fsspec
+
+    theirs = fsspec.config.apply_config(fsspec.get_filesystem_class("s3"), {})
+    ours = {"max_pool_connections": AT_ONCE, "user_agent": "s4node"}  # else built for each request
+    return {
+        "max_concurrency": 1,
+        "config_kwargs": ours | theirs.get("config_kwargs", {}),
+        "session": _s3_session(theirs.get("profile")),
+    }
+
+
+@cache
+def _s3_session(profile: str | None) -> Any:
+    from s3fs.core import aiobotocore
+
+    session = aiobotocore.session.AioSession(profile=profile)
+    factory = session.get_component("response_parser_factory")
+    factory.set_parser_defaults(timestamp_parser=str)  # it takes as long as all else of a name
+    return session
 
 
 def _content(found: bytes | Exception) -> bytes | None:
