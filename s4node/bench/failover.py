@@ -8,18 +8,23 @@ it notices a death; a folder notices it at once, and a node that of its containe
 what the same takes while all is well. ``checked`` compares the counts at the URL with what was
 sent.
 
-The URL is that of a folder, and then of an S3 server if there is one (see ``servers``), in the end
-one that takes 20 ms longer for each request and has 900 commits of each task after its last
-checkpoint. With a folder the nodes find each other through a ZooKeeper if Spark and kazoo are
-installed. All rows take about half an hour.
+The URL is that of a folder, and then of an S3 server if there is one (see ``servers``). With a
+folder the nodes find each other through a ZooKeeper if Spark and kazoo are installed. Rows with a
+*standby* kill once it follows all tasks. A row with *look* has no conditional puts. In the slow row
+each request takes 20 ms longer, and each task has 900 commits after its last checkpoint.
+
+All rows take about half an hour. One of them takes some minutes:
+``python -m s4node.bench.failover ROW KILLS``; without a row it lists them.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -49,29 +54,42 @@ _COMMIT_MS = 100  # of tasks that are to have many commits
 
 @dataclass(frozen=True)
 class Case:
-    """A row: where and what is killed, and how many commits each task has after a checkpoint."""
+    """A row: where and what is killed, how many commits each task has after a checkpoint, whether
+    there are standbys, and whether owners append by *look*."""
 
     place: str
     partitions: int
     keys: int
     killed: str = NODE
     commits: int = 0
+    standby: bool = False
+    look: bool = False
 
 
-QUICK = [Case(FOLDER, 4, 1_000), Case(FOLDER, 4, 1_000, CONTAINER)]
+QUICK = [
+    Case(FOLDER, 4, 1_000),
+    Case(FOLDER, 4, 1_000, CONTAINER),
+    Case(FOLDER, 4, 1_000, standby=True),
+]
 
 
-def cases() -> Iterator[Case]:
-    """All rows that can be measured here."""
-    places = [ZOOKEEPER if servers.can_run_zookeeper() else FOLDER]
+def cases() -> dict[str, Case]:
+    """All rows that can be measured here, by name."""
+    places = {"zk": ZOOKEEPER} if servers.can_run_zookeeper() else {"folder": FOLDER}
     if servers.can_run_s3():
-        places.append(S3)
-    for place in places:
+        places["s3"] = S3
+    found: dict[str, Case] = {}
+    for name, place in places.items():
         for partitions in (16, 60):
-            yield from (Case(place, partitions, keys) for keys in (1_000, 1_000_000))
-        yield from (Case(place, *size, CONTAINER) for size in ((16, 1_000), (60, 1_000_000)))
+            found[f"{name}-{partitions}"] = Case(place, partitions, 1_000)
+            found[f"{name}-{partitions}-million"] = Case(place, partitions, 1_000_000)
+        found[f"{name}-16-container"] = Case(place, 16, 1_000, CONTAINER)
+        found[f"{name}-60-million-container"] = Case(place, 60, 1_000_000, CONTAINER)
+        found[f"{name}-60-million-standby"] = Case(place, 60, 1_000_000, standby=True)
     if servers.can_run_s3():
-        yield Case(SLOW_S3, 8, 1_000, NODE, 900)
+        found["s3-16-look"] = Case(S3, 16, 1_000, look=True)
+        found["slow"] = Case(SLOW_S3, 8, 1_000, commits=900)
+    return found
 
 
 _SOURCE = """
@@ -97,13 +115,15 @@ class Counting(App):
 
 def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
     """A row for each case."""
-    return [measured(case, 1 if quick else KILLS, say) for case in (QUICK if quick else cases())]
+    if quick:
+        return [measured(case, 1, say) for case in QUICK]
+    return [measured(case, KILLS, say) for case in cases().values()]
 
 
 def measured(case: Case, kills: int, say: Callable[[str], None]) -> Result:
     """The worst of so many kills."""
     say(f"{case.place}, {case.partitions} partitions, {case.keys:,} keys: kill {case.killed}")
-    found = [trio.run(_Failover(case).run) for _ in range(kills)]
+    found = [trio.run(_Failover(case, say).run) for _ in range(kills)]
     noticed = case.place == ZOOKEEPER and case.killed == NODE
     timeout = servers.SESSION_SECONDS if noticed else 0.0
     took = [each.seconds - timeout for each in found]
@@ -118,6 +138,8 @@ def measured(case: Case, kills: int, say: Callable[[str], None]) -> Result:
             "partitions": case.partitions,
             "keys": case.keys,
             "commits": case.commits,
+            "standby": case.standby,
+            "look": case.look,
             "middle_s": middle(took),
             "steady_s": max(each.steady for each in found),
             "timeout_s": timeout,
@@ -128,16 +150,21 @@ def measured(case: Case, kills: int, say: Callable[[str], None]) -> Result:
 class _Failover:
     """One kill: how long it took (``seconds``), and what was ``sent`` and ``counted``."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, say: Callable[[str], None]) -> None:
         self.seconds = self.steady = 0.0
         self.sent = self.counted = 0
         self._case = case
+        self._say = say
 
     async def run(self) -> _Failover:
         """Kill one of two nodes, or its container only."""
         case = self._case
         more = [f"task.commit.ms={_COMMIT_MS}"] if case.commits else []
+        if case.standby:
+            more.append("s4.state.standby=1")
         with nodes_at(case.place, case.partitions) as nodes:
+            if case.look:
+                nodes.append_by_look()
             with nodes.node("one") as (_, address), nodes.node("other") as (other, _):
                 await trio.to_thread.run_sync(nodes.deploy, _SOURCE, *more)
                 async with Client(address, timeout=WAIT_SECONDS) as client:
@@ -151,7 +178,7 @@ class _Failover:
         stream = await client.stream("clicks", types=Click)
         await self._send_keys(stream, [f"key-{number}" for number in range(case.keys)])
         await stream.flush()
-        await nodes.wait_owners(lambda owners: len(set(owners)) == 2)
+        owners = await nodes.wait_owners(lambda owners: len(set(owners)) == 2)
 
         async def probe() -> None:
             while True:
@@ -163,12 +190,15 @@ class _Failover:
             await self._committed(measured, probes)  # so that its lanes are open
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(probe)
-                await nodes.wait_entries(case.commits)
+                await nodes.wait_entries(case.commits, self._say)
+                if case.standby:
+                    await nodes.wait_standbys("one", owners.count("other"))
                 await trio.sleep(20 * PAUSE_SECONDS)
                 self.steady = await self._committed(measured, probes)
                 for each in (*_children(pid), *((pid,) if case.killed == NODE else ())):
                     os.kill(each, signal.SIGKILL)
                 self.seconds = await self._committed(measured, probes)
+                self._say(f"killed: {self.seconds:.2f} s; before {self.steady:.2f} s")
                 nursery.cancel_scope.cancel()
         await stream.flush()
 
@@ -195,3 +225,14 @@ def _counted(nodes: Nodes) -> int:
     """The counts at the URL."""
     rows = (row for state in nodes.states() for _, row in state.instances("Count"))
     return sum(row["clicks"] for row in rows)
+
+
+def _main(name: str = "", kills: str = "1") -> None:
+    found = cases()
+    if name not in found:
+        sys.exit("\n".join(["a row is one of:", *found]))
+    print(measured(found[name], int(kills), partial(print, flush=True)).row())
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

@@ -25,6 +25,7 @@ from s4node.events.keys import Partitioner, crc32m
 from s4node.state.browse import StateReader
 from s4node.state.database import Database
 from s4node.state.remote_job import RemoteJob
+from s4node.state.remote_log import LOOK
 from s4node.state.task_state import TaskState
 
 FOLDER, ZOOKEEPER, S3, SLOW_S3 = "folder", "folder, ZooKeeper", "S3", "S3, 20 ms a request"
@@ -32,7 +33,7 @@ FOLDER, ZOOKEEPER, S3, SLOW_S3 = "folder", "folder, ZooKeeper", "S3", "S3, 20 ms
 
 _CLUSTER, _APP = "bench", "counting"
 _END_SECONDS = 30
-_ENTRIES_SECONDS = 300.0
+_ENTRIES_SECONDS = 600.0
 _SLOW_MS = 20
 WAIT_SECONDS = 120.0
 PAUSE_SECONDS = 0.05
@@ -131,7 +132,22 @@ class Nodes:
                     await registry.session.wait_change(Registry.path_of_app(app), seen)
         raise S4Error(f"after {WAIT_SECONDS:g} s the partitions' owners are {owners}")
 
-    async def wait_entries(self, count: int) -> None:
+    def append_by_look(self) -> None:
+        """Have owners append as at a store without conditional puts."""
+        job = RemoteJob(self.url, Path(_CLUSTER) / _APP)
+        job.files.make_folder(f"{job.files.root}/jobs")
+        job.files.put(f"{job.files.root}/jobs/{LOOK}", b"")
+
+    async def wait_standbys(self, name: str, count: int) -> None:
+        """Return once the node ``name`` follows so many tasks; raises S4Error if it does not."""
+        tasks = self.folder / name / _CLUSTER / _APP / "tasks"
+        until = trio.current_time() + WAIT_SECONDS
+        while (found := len(list(tasks.glob("*/standby/complete")))) < count:
+            if trio.current_time() > until:
+                raise S4Error(f"node {name} follows {found} of {count} tasks")
+            await trio.sleep(PAUSE_SECONDS)
+
+    async def wait_entries(self, count: int, say: Callable[[str], None]) -> None:
         """Return once each task's log at the URL has so many entries; raises S4Error if they take
         too long."""
         job = RemoteJob(self.url, Path(_CLUSTER) / _APP)
@@ -144,7 +160,8 @@ class Nodes:
         while (found := await trio.to_thread.run_sync(shortest)) < count:
             if trio.current_time() > until:
                 raise S4Error(f"after {_ENTRIES_SECONDS:g} s a log has {found} entries")
-            await trio.sleep(2)
+            say(f"{found} of {count} commits")
+            await trio.sleep(5)
 
     def states(self) -> Iterator[StateReader]:
         """The state of each task at the URL."""
