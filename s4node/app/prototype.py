@@ -308,11 +308,8 @@ class Prototype:
             # a function set as a value is not a method
             setattr(self.cls, name, staticmethod(value) if inspect.isfunction(value) else value)
         state = {name: getattr(element, name) for name in self.cls._state}
-        copied = {
-            name: self._copied(name, value)  # once now, so that a failure is reported
-            for name, value in state.items()
-            if not _is_fixed(value)
-        }
+        for name, value in state.items():
+            self._copied(name, value)  # once now, so that a failure is reported
         lines = [
             "def make(key, home):",
             "    i = new(cls)",
@@ -320,7 +317,7 @@ class Prototype:
             "    i._home = home",
             "    i._mark = None",
         ]
-        lines += [f"    i.{n} = {f'copy(_{n})' if n in copied else f'_{n}'}" for n in state]
+        lines += [f"    i.{name} = {_copying(name, value)}" for name, value in state.items()]
         if self.windows is not None:
             lines += ["    i._again = False", "    i._round = 0", "    i._until = never"]
         bindings = {
@@ -368,6 +365,16 @@ def _is_fixed(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(map(_is_fixed, value))
     return isinstance(value, _IMMUTABLE)
+
+
+def _copying(name: str, value: Any) -> str:
+    """The code that copies the default ``_name`` for an instance."""
+    if _is_fixed(value):
+        return f"_{name}"
+    held = [*value, *value.values()] if value.__class__ is dict else value
+    if value.__class__ in (dict, list, set) and all(map(_is_fixed, held)):
+        return f"_{name}.copy()"  # a fiftieth of the time
+    return f"copy(_{name})"
 
 
 def can_change(value: Any) -> bool:
