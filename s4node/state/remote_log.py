@@ -4,6 +4,8 @@ Rules
 - Entries are numbered from 1 without a hole. A *commit* has the rows that it changed. A
   *checkpoint* has the files of the state after the entry ``base``, and a *claim* begins the entries
   of a new owner. The state is that of the newest checkpoint and of the commits after its base.
+- From time to time a commit has the rows of its owner's commits before it as well, if they are few.
+  A reader leaves those out, so it reads few objects however many commits there are.
 - An owner is a fence and a name. It announces its claim, with a fence above all others, before it
   looks for the end of the log. An owner that sees a higher fence announced appends no more.
 - *create*: the name of an object is its number, and the store refuses a second one. So the first
@@ -28,6 +30,7 @@ from __future__ import annotations
 import hashlib
 import re
 import zlib
+from bisect import bisect_right
 from collections.abc import Collection, Generator, Iterable
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -48,6 +51,8 @@ LOOK_EVERY = 8
 failed try of a claimer means one more object, so the owner has looked before the last try."""
 
 _REPEATS = 3  # of a request without an answer
+_EVERY = 32  # commits, of which the last has the rows of all
+_MERGED_BYTES = 256 << 10  # of commits whose rows come in another object, too
 
 CommitId: TypeAlias = tuple[int, int, int]
 """A commit: the fence of its writer, its number, and the writer's count of tries."""
@@ -88,11 +93,14 @@ class Claim(msgspec.Struct, frozen=True, array_like=True, tag="claim"):
 
 
 class Commit(msgspec.Struct, frozen=True, array_like=True, tag="commit"):
-    """The rows that a commit has changed."""
+    """The rows that a commit has changed. If ``since`` is not 0, it has those of all entries after
+    that number as well, which are commits of its owner: ``before``, and failed tries of these."""
 
     owner: Owner
     commit: CommitId
     rows: list[Row]
+    since: int = 0
+    before: list[CommitId] = []
 
 
 class Checkpoint(msgspec.Struct, frozen=True, array_like=True, tag="checkpoint"):
@@ -206,14 +214,21 @@ class _Index:
                 owner = Owner(int(match[2]), match[3]) if match[2] else None
                 self._numbers.setdefault(owner, []).append(int(match[1]))
         for numbers in self._numbers.values():
-            numbers.sort(reverse=True)
+            numbers.sort()
         self.owner = max(self._numbers, key=lambda owner: owner or (), default=None)
-        self.end = self._numbers[self.owner][0] if self._numbers else 0
+        self.end = self._numbers[self.owner][-1] if self._numbers else 0
 
-    def down(self, owner: Owner | None, number: int, base: int) -> list[int]:
-        """The next numbers to read, from ``number`` down to after ``base``."""
-        found = [n for n in self._numbers.get(owner, ()) if base < n <= number]
-        return found[:AT_ONCE]
+    def last(self, owner: Owner | None, number: int) -> int:
+        """The last of the numbers up to ``number``; 0 if there is none."""
+        numbers = self._numbers.get(owner, [])
+        at = bisect_right(numbers, number)
+        return numbers[at - 1] if at else 0
+
+    def down(self, owner: Owner | None, number: int, base: int, step: int) -> list[int]:
+        """The next numbers to read, each so many below the one before, from ``number`` down to
+        after ``base``."""
+        steps = range(number, base, -step)
+        return [n for n in steps[:AT_ONCE] if self.last(owner, n) == n]
 
 
 # -- requests -------------------------------------------------------------------------------------
@@ -257,6 +272,37 @@ Steps: TypeAlias = Generator[Request, Any, R]
 # -- appending ------------------------------------------------------------------------------------
 
 
+class _Earlier:
+    """The last commits of an owner: each ``every``-th commit has their rows as well."""
+
+    def __init__(self) -> None:
+        self.every = _EVERY
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin with the next commit."""
+        self._since = self._bytes = 0
+        self._commits: list[CommitId] = []
+        self._rows: dict[bytes, bytes | None] = {}
+
+    def merged(self, commit: Commit) -> Commit:
+        """The commit as it is to be appended."""
+        if len(self._commits) + 1 < self.every:
+            return commit
+        rows = self._rows | dict(commit.rows)
+        return Commit(commit.owner, commit.commit, list(rows.items()), self._since, self._commits)
+
+    def add(self, commit: Commit, number: int, size: int) -> None:
+        """Note an appended commit."""
+        self._bytes += size
+        if commit.since or self._bytes > _MERGED_BYTES:
+            self.clear()
+            return
+        self._since = self._since or number - 1
+        self._commits.append(commit.commit)
+        self._rows.update(commit.rows)
+
+
 class Appender:
     """Appends to the log at ``place``, in one of the two ways, as the owner that it claims to be.
 
@@ -271,6 +317,7 @@ class Appender:
         self.size = 0  # of the last entry, in bytes
         self._mode = mode
         self._place = place
+        self.earlier = _Earlier()
         self._pending: bytes | None = None  # the next entry, which may be there or not
         self._since_look = 0
 
@@ -326,9 +373,15 @@ class Appender:
         """
         if self._pending is not None:
             yield from self._settle()
+        if isinstance(entry, Commit):
+            entry = self.earlier.merged(entry)
+        else:
+            self.earlier.clear()  # or a reader would leave the checkpoint out
         self._pending = encoded(entry)
         self.size = len(self._pending)
         yield from self._settle()
+        if isinstance(entry, Commit):
+            self.earlier.add(entry, self.number, self.size)
         return self.number
 
     def name_of(self, number: int, owner: Owner) -> str:
@@ -420,8 +473,14 @@ class Tail(NamedTuple):
     def after(self, known: CommitId) -> list[Commit] | None:
         """The commits after ``known``; None if the checkpoint or the commits do not have it."""
         commits = self.commits
-        points = [self.base, *(each.commit for each in commits)]
-        return commits[points.index(known) :] if known in points else None
+        if known == self.base:
+            return commits
+        for at, each in enumerate(commits):
+            if known in each.before:
+                return commits[at:]
+            if known == each.commit:
+                return commits[at + 1 :]
+        return None
 
     @property
     def empty(self) -> bool:
@@ -440,27 +499,31 @@ def read(names: Collection[str], place: str, skipped: Collection[int] = ()) -> S
     entries: list[tuple[int, Entry]] = []
     at = damaged = base = 0
     hole = gone = False
-    while numbers := index.down(owner, number, base):
-        found = [entry_name(n, owner) for n in numbers]
-        answers = yield Get([f"log/{name}" for name in found])
-        for n, name, data in zip(numbers, found, answers, strict=True):
-            if n <= base:
-                break
-            entry = decoded(data, f"{place}/log/{name}")
-            gone = gone or data is None
-            if n < number or data is None:
-                hole = True
-            if n < number or entry is None:
-                damaged = damaged or max(n, number)
-                entries.clear()  # they rely on it
-            number = n - 1
-            if entry is not None:
-                entries.append((n, entry))
-            if isinstance(entry, Checkpoint) and checkpoint is None and n not in skipped:
-                at, checkpoint, base = n, entry, entry.base
-            if isinstance(entry, Claim) and entry.before != owner and owner is not None:
-                owner = entry.before
-                break
+    ahead: dict[int, bytes | None] = {}  # what was read, by number
+    step = 1
+    while (n := index.last(owner, number)) > base:
+        if n not in ahead:
+            numbers = index.down(owner, n, base, step)
+            answers = yield Get([f"log/{entry_name(each, owner)}" for each in numbers])
+            ahead = dict(zip(numbers, answers, strict=True))
+        data = ahead[n]
+        entry = decoded(data, f"{place}/log/{entry_name(n, owner)}")
+        gone = gone or data is None
+        if n < number or data is None:
+            hole = True
+        if n < number or entry is None:
+            damaged = damaged or max(n, number)
+            entries.clear()  # they rely on it
+        number, step = n - 1, 1
+        if entry is not None:
+            entries.append((n, entry))
+        if isinstance(entry, Checkpoint) and checkpoint is None and n not in skipped:
+            at, checkpoint, base = n, entry, entry.base
+        if isinstance(entry, Claim) and entry.before != owner and owner is not None:
+            owner = entry.before
+            ahead.clear()
+        if isinstance(entry, Commit) and 0 < entry.since < n:
+            number, step = entry.since, n - entry.since  # others may be as far apart
     if number > base:
         hole, damaged = True, damaged or number
         entries.clear()

@@ -202,8 +202,11 @@ class RemoteTask:
 
     def _note(self, number: int, entry: Entry) -> None:
         """Note whether an entry may be removed once."""
-        if self._appender is not None:
-            name = self._appender.name_of(number, entry.owner)
+        if self._appender is None:
+            return
+        first = entry.since + 1 if isinstance(entry, Commit) and entry.since else number
+        for each in range(first, number + 1):
+            name = self._appender.name_of(each, entry.owner)
             self._removable[name] = not isinstance(entry, Claim)
 
     def _filled(

@@ -30,6 +30,7 @@ from s4node.state.remote_log import (
     Remove,
     Request,
     Row,
+    Tail,
 )
 from s4node.state.remote_task import RemoteTask
 
@@ -144,6 +145,7 @@ class History:
         self._names += 1
         owner = Owner(fence, f"{self._names:016x}")
         appender = Appender(self.way, owner, PLACE)
+        appender.earlier.every = self.dice.randint(1, 6)
         yield from appender.claim("origin", fence, names)
         kept: list[Checkpoint] = []
         state = yield from self._read(kept, appender.begin[1])
@@ -199,7 +201,7 @@ class History:
         entries = [entry for _, entry in tail.entries if not isinstance(entry, Claim)]
         fences = [entry.owner.fence for entry in entries]
         assert fences == sorted(fences), fences
-        return state + [each.commit for each in tail.commits]
+        return state + ids_after(tail)
 
     def check(self) -> None:
         """One more owner, with no faults: what counted is there, and what an owner has seen."""
@@ -231,6 +233,16 @@ class History:
                 request = steps.send(self.store.answer(request))
         except StopIteration:
             return
+
+
+def ids_after(tail: Tail) -> list[CommitId]:
+    """The commits after the checkpoint, whose rows are all there."""
+    rows = {row for each in tail.commits for row, _ in each.rows}
+    found = [commit for each in tail.commits for commit in (*each.before, each.commit)]
+    if tail.base in found:
+        del found[: found.index(tail.base) + 1]
+    assert all(row_of(each)[0] in rows for each in found), "rows are missing"
+    return found
 
 
 def row_of(commit: CommitId) -> Row:

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 from conformance import append
-from conformance.append import History
+from conformance.append import History, Store
 
 from s4node.errors import StateError
 from s4node.state import remote_log
 from s4node.state.remote_log import (
+    AT_ONCE,
     CREATE,
     LOOK,
     TRIES,
@@ -22,6 +23,7 @@ from s4node.state.remote_log import (
     Owner,
     Put,
     Request,
+    Tail,
 )
 
 HISTORIES = int(os.environ.get("HISTORIES", "1500"))
@@ -171,3 +173,67 @@ def test_a_log_whose_beginning_is_gone_without_a_checkpoint_is_not_empty() -> No
         except StopIteration as done:
             tail = done.value
     assert (tail.damaged, tail.whole, tail.empty) == (3, False, False)
+
+
+# -- commits that have the rows of earlier ones ---------------------------------------------------
+
+
+def log_of(store: Store, commits: int) -> tuple[Tail, int]:
+    """The end of a log with so many commits, each with a row of its own and one that all change,
+    and how many objects were read for it. A log that is there already is only read."""
+
+    def owner() -> Generator[Request, Any, Tail]:
+        appender = Appender(CREATE, Owner(1, "a" * 16), "here")
+        if not store.folders["log"]:
+            yield from appender.claim("origin", 1, [])
+            for number in range(1, commits + 1):
+                rows = [(b"last", b"%d" % number), (b"%d" % number, b"")]
+                yield from appender.add(Commit(appender.owner, (1, number, 1), rows))
+        return (yield from remote_log.read((yield remote_log.Names("log")), "here"))
+
+    steps = owner()
+    request, read = next(steps), 0
+    while True:
+        read += len(request.places) if isinstance(request, remote_log.Get) else 0
+        try:
+            request = steps.send(store.answer(request))
+        except StopIteration as done:
+            return done.value, read
+
+
+def rows_of(commits: list[Commit]) -> dict[bytes, bytes | None]:
+    return {row: value for each in commits for row, value in each.rows}
+
+
+@pytest.mark.parametrize("commits", [1, 31, 32, 33, 1000])
+def test_a_reader_needs_few_objects_however_many_commits_there_are(commits: int) -> None:
+    tail, read = log_of(Store(), commits)
+    expected = {b"%d" % number: b"" for number in range(1, commits + 1)}
+    assert rows_of(tail.commits) == {**expected, b"last": b"%d" % commits}
+    assert read <= min(commits + 1, 2 * AT_ONCE + commits // 32)
+
+
+def test_what_a_commit_has_of_earlier_ones_is_read_from_those_if_it_is_damaged() -> None:
+    store = Store()
+    log_of(store, 100)
+    number = next(n for n in range(98, 0, -1) if has_earlier(store, n))
+    store.folders["log"][f"{number:016d}"] = b"damaged"
+    tail, _ = log_of(store, 100)
+    assert (tail.damaged, tail.last) == (number, (1, number - 2, 1))
+    assert rows_of(tail.commits).keys() == {b"last", *(b"%d" % n for n in range(1, number - 1))}
+
+
+def test_a_database_that_has_some_of_merged_commits_lacks_the_others() -> None:
+    tail, _ = log_of(Store(), 100)
+    for number in range(1, 101):
+        lacking = tail.after((1, number, 1))
+        assert lacking is not None
+        assert rows_of(lacking).keys() >= {b"%d" % n for n in range(number + 1, 101)}
+        assert len(lacking) <= 3 + 32
+    assert tail.after((1, 100, 1)) == []
+    assert tail.after((1, 101, 1)) is None
+
+
+def has_earlier(store: Store, number: int) -> bool:
+    entry = remote_log.decoded(store.folders["log"][f"{number:016d}"], "here")
+    return isinstance(entry, Commit) and entry.since > 0

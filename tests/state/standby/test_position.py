@@ -7,7 +7,7 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
-from conformance.append import PLACE, History
+from conformance.append import PLACE, History, ids_after
 
 from s4node.errors import StateError
 from s4node.state import remote_log
@@ -144,7 +144,7 @@ class Following(History):
                 continue
             if tail.damaged or tail.gone or not tail.whole:
                 continue
-            state = [each.commit for each in tail.commits]
+            state = ids_after(tail)
             if tail.checkpoint is not None:
                 state = [*self.states[tail.checkpoint.written_ms], *state]
             at = Position.after(tail)
@@ -156,7 +156,8 @@ class Following(History):
                     continue
                 if found is None:
                     break
-                at, state = found.position, [*state, *map(commit_of, found.rows)]
+                rows = map(commit_of, found.rows)
+                at, state = found.position, [*state, *(each for each in rows if each not in state)]
 
     def _begin(
         self, appender: Appender, kept: list[Checkpoint], state: list[CommitId]
