@@ -162,8 +162,9 @@ class Following(History):
     def _begin(
         self, appender: Appender, kept: list[Checkpoint], state: list[CommitId]
     ) -> Generator[Request, Any, None]:
-        """Sometimes go on from earlier state, under a new commit without a try."""
-        if not state or self.dice.random() < 0.2:
+        """Sometimes go on from earlier state, under a new commit without a try. A job does not go
+        back twice without a commit in between while somebody follows it."""
+        if not state or not state[-1][2] or self.dice.random() < 0.2:
             return
         self.rolled_back += 1
         cut = self.dice.randrange(len(state))
