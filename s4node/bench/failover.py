@@ -49,7 +49,7 @@ from s4node.net.client.client_stream import ClientStream
 NODE, CONTAINER = "node and container", "container"
 KILLS = 5
 
-_COMMIT_MS = 100  # of tasks that are to have many commits
+_MANY_COMMITS = ("task.commit.ms=100", "s4.state.restoreTime=60000")
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class _Failover:
     async def run(self) -> _Failover:
         """Kill one of two nodes, or its container only."""
         case = self._case
-        more = [f"task.commit.ms={_COMMIT_MS}"] if case.commits else []
+        more = list(_MANY_COMMITS) if case.commits else []
         if case.standby:
             more.append("s4.state.standby=1")
         with nodes_at(case.place, case.partitions) as nodes:
