@@ -534,6 +534,11 @@ def read(names: Collection[str], place: str, skipped: Collection[int] = ()) -> S
 # -- removing -------------------------------------------------------------------------------------
 
 
+def is_removable(entry: Entry | None) -> bool:
+    """Return True if an entry may be removed once checkpoints replace it; a claim never is."""
+    return isinstance(entry, (Commit, Checkpoint))
+
+
 def sweep(base: int, removable: dict[str, bool], place: str) -> Steps[None]:
     """Remove what checkpoints replace: commits and checkpoints up to the entry ``base``.
 
@@ -551,7 +556,7 @@ def sweep(base: int, removable: dict[str, bool], place: str) -> Steps[None]:
         answers = yield Get([f"log/{name}" for name in block])
         for name, data in zip(block, answers, strict=True):
             entry = decoded(data, f"{place}/log/{name}")
-            removable[name] = isinstance(entry, (Commit, Checkpoint))
+            removable[name] = is_removable(entry)
     doomed = [name for name in old if removable[name]]
     yield Remove([f"log/{name}" for name in doomed])
     for name in doomed:

@@ -37,7 +37,6 @@ from s4node.state.remote_log import (
     AT_ONCE,
     Appender,
     Checkpoint,
-    Claim,
     Commit,
     CommitId,
     Entry,
@@ -207,7 +206,7 @@ class RemoteTask:
         first = entry.since + 1 if isinstance(entry, Commit) and entry.since else number
         for each in range(first, number + 1):
             name = self._appender.name_of(each, entry.owner)
-            self._removable[name] = not isinstance(entry, Claim)
+            self._removable[name] = remote_log.is_removable(entry)
 
     def _filled(
         self, tail: Tail, own: Path, local: Source, make: Callable[[Path], Database]
@@ -264,10 +263,13 @@ class RemoteTask:
                 f"commits; to continue from the folder, remove {self.url}"
             )
 
-    def resume(self, since: int, checkpoint: Checkpoint | None) -> None:
+    def resume(
+        self, since: int, checkpoint: Checkpoint | None, removable: Mapping[str, bool]
+    ) -> None:
         """Go on from a database that has all that counts, with so many commits since the newest
-        checkpoint."""
+        checkpoint. ``removable`` says of entries whether a sweep may remove them."""
         self._whole, self._since = True, since
+        self._removable.update(removable)
         self._kept = [] if checkpoint is None else [checkpoint]
 
     def last(self) -> CommitId | None:

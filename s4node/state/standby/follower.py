@@ -29,7 +29,16 @@ from s4node.logger import get_logger
 from s4node.state import epochs
 from s4node.state.commit_id import known_of
 from s4node.state.database import DAMAGED, Database
-from s4node.state.remote_log import AT_ONCE, Checkpoint, Commit, StoredFile, Tail, number_of
+from s4node.state.remote_log import (
+    AT_ONCE,
+    Checkpoint,
+    Commit,
+    StoredFile,
+    Tail,
+    entry_name,
+    is_removable,
+    number_of,
+)
 from s4node.state.remote_task import RemoteTask, hash_of
 from s4node.state.standby.position import Position, followed
 
@@ -67,6 +76,7 @@ class Follower:
         self._position = Position()
         self._checkpoint: Checkpoint | None = None
         self._since = 0  # commits since the newest checkpoint
+        self._removable: dict[str, bool] = {}  # entries that a sweep may come to, by name
         self._idle = 0
 
     def follow(self) -> None:
@@ -88,7 +98,9 @@ class Follower:
         passing("standby.written")
         self._position = found.position
         self._since += found.commits
+        self._removable |= found.removable
         if found.checkpoint is not None:
+            self._forget_swept()
             self._checkpoint = found.checkpoint
             self._since = found.position.number - found.checkpoint.base
         self.at_end = began
@@ -113,7 +125,7 @@ class Follower:
             return None
         finally:
             self.close()
-        self.task.resume(self._since, self._checkpoint)
+        self.task.resume(self._since, self._checkpoint, self._removable)
         passing("standby.finished")
         return self.folder
 
@@ -124,8 +136,15 @@ class Follower:
                 self._database.close()
             self._database = None
 
+    def _forget_swept(self) -> None:
+        """Forget what the owner removes, or leaves for good, once it has a next checkpoint."""
+        if self._checkpoint is not None:
+            base = self._checkpoint.base
+            self._removable = {n: yes for n, yes in self._removable.items() if number_of(n) > base}
+
     def _begin_anew(self) -> None:
         self.close()
+        self._removable = {}
         self.at_end = None
         self._idle = 0
         epochs.unmark(self.folder)
@@ -159,6 +178,7 @@ class Follower:
         passing("standby.filled")
         self._position = Position.after(tail)
         self._checkpoint, self._since = tail.checkpoint, len(tail.commits)
+        self._removable = {entry_name(n, None): is_removable(each) for n, each in tail.entries}
         return database
 
     def _beginning(self, tail: Tail) -> tuple[Database, list[Commit]] | None:

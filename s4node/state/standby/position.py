@@ -31,6 +31,7 @@ from s4node.state.remote_log import (
     Tail,
     decoded,
     entry_name,
+    is_removable,
 )
 
 
@@ -66,18 +67,20 @@ class Position(NamedTuple):
 
 
 class Followed(NamedTuple):
-    """What was followed to the end of the log: the changed rows, the number of commits, and the
-    newest checkpoint."""
+    """What was followed to the end of the log: the changed rows, the number of commits, the newest
+    checkpoint, and by the name of each entry whether a sweep may remove it once."""
 
     position: Position
     rows: dict[bytes, bytes | None]
     commits: int
     checkpoint: Checkpoint | None
+    removable: dict[str, bool]
 
 
 def followed(position: Position, place: str) -> Steps[Followed | None]:
     """Follow the log at ``place`` to its end; None if its entries do not lead on."""
     rows: dict[bytes, bytes | None] = {}
+    removable: dict[str, bool] = {}
     commits, newest = 0, None
     claim = 0  # the number of the first one
     begin = position.number
@@ -88,7 +91,7 @@ def followed(position: Position, place: str) -> Steps[Followed | None]:
         answers = yield Get([f"log/{name}" for name in names])
         for name, data in zip(names, answers, strict=True):
             if data is None:
-                return Followed(position, rows, commits, newest)
+                return Followed(position, rows, commits, newest, removable)
             entry = decoded(data, f"{place}/log/{name}")
             number = position.number + 1
             match entry:
@@ -106,3 +109,4 @@ def followed(position: Position, place: str) -> Steps[Followed | None]:
                     newest = entry
                 case _:
                     return None
+            removable[name] = is_removable(entry)

@@ -12,6 +12,7 @@ from shipped_task import COUNTS, Owner, Place
 from s4node.errors import StateError
 from s4node.events.keys import crc32m
 from s4node.state import epochs
+from s4node.state.checkpoint_policy import CheckpointRetention, Policy
 from s4node.state.standby.follower import STALE_SECONDS, Follower
 from s4node.state.task_state import TaskState
 
@@ -64,6 +65,35 @@ def test_a_standby_fetches_only_what_follows(tmp_path: Path) -> None:
         assert used
         assert TaskState(database, crc32m).store(COUNTS).get("key") == 40
     assert follower.task.fetched < 10  # the last commit, the claim, and what may follow
+
+
+def test_an_owner_that_was_a_standby_removes_entries_without_reading_them_again(
+    tmp_path: Path,
+) -> None:
+    at = Place(tmp_path)
+    owner, follower = at.owner(), at.follower()
+    follower.follow()
+    for n in range(8):
+        owner.commit({"key": n})
+    owner.checkpoint()
+    follower.follow()
+    owner.state.close()
+    task = follower.task
+    with at.claimed(follower) as (database, used):
+        assert used
+        fence = task.owner.fence
+        state = TaskState(database, crc32m, fence=fence, ship=task)
+        keeping = CheckpointRetention(at.here, fence, Policy(0, 1, 0), task)
+        keeping.take_over(state)
+        state.store(COUNTS).put("key", 8)
+        state.begin_commit({})
+        state.write_commit()
+        state.end_commit(written=True)
+        before, task.fetched = task.names_in("log"), 0
+        upload = keeping.make_checkpoint(state)
+        assert upload is not None
+        upload()
+        assert (len(before), len(task.names_in("log")), task.fetched) == (12, 5, 0)
 
 
 def test_a_standby_that_is_too_late_begins_anew(tmp_path: Path) -> None:
