@@ -310,13 +310,8 @@ class Prototype:
         state = {name: getattr(element, name) for name in self.cls._state}
         for name, value in state.items():
             self._copied(name, value)  # once now, so that a failure is reported
-        lines = [
-            "def make(key, home):",
-            "    i = new(cls)",
-            "    i.key = key",
-            "    i._home = home",
-            "    i._mark = None",
-        ]
+        lines = ["def make(key, home):", "    i = new(cls)", "    i.key = key"]
+        lines += ["    i._home = home", "    i._mark = None"]
         lines += [f"    i.{name} = {_copying(name, value)}" for name, value in state.items()]
         if self.windows is not None:
             lines += ["    i._again = False", "    i._round = 0", "    i._until = never"]
