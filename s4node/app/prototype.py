@@ -315,13 +315,9 @@ class Prototype:
         lines += [f"    i.{name} = {_copying(name, value)}" for name, value in state.items()]
         if self.windows is not None:
             lines += ["    i._again = False", "    i._round = 0", "    i._until = never"]
-        bindings = {
-            "never": -math.inf,
-            "new": self.cls.__new__,
-            "cls": self.cls,
-            "copy": copy.deepcopy,
-        }
-        bindings |= {f"_{name}": value for name, value in state.items()}
+        bindings = {f"_{name}": value for name, value in state.items()}
+        bindings |= {"cls": self.cls, "new": self.cls.__new__, "copy": copy.deepcopy}
+        bindings["never"] = -math.inf
         self.make = compiled("make", [*lines, "    return i"], bindings)
         self.started = True
 
