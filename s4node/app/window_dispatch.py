@@ -139,7 +139,7 @@ def window_lines(
     at = f"_t{number}"
     rule = None
     if options.on_wall_clock:
-        bindings[f"_w{number}"] = home.wall
+        bindings[f"_w{number}"] = home.now
         begin.append(f"    {at} = _w{number}()")
         lines = []
     elif not options.kind.events:

@@ -118,6 +118,11 @@ class WindowInstances(Instances):
         """All windows that end until then have had their calls, whatever comes later."""
         return self.watermark
 
+    def now(self) -> float:
+        """The time of an event by the clock. If the clock was set back, it is that of the windows
+        that are open, so no event is late."""
+        return max(self.wall(), self.watermark)
+
     @property
     def owner(self) -> WindowInstances:
         """Itself, as the home of instances."""

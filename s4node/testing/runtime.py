@@ -86,7 +86,6 @@ class Runtime:
                 f"app {app.name!r} has run before and declares its graph in on_init; give AppTest "
                 f"the class, or a new object"
             )
-        self.ended = False
         self._scope = trio.CancelScope()
         self.container = Container(app, self.config, node="app", listeners=[_Listener(self)])
         self.world.run(self.container.prepare)
@@ -96,6 +95,7 @@ class Runtime:
             self.put.setdefault(stream.name, [])
             if stream.name not in self.senders and not isinstance(stream, OutputStream):
                 self.senders[stream.name] = self._sender(stream)
+        self.ended = False
         self.world.start_soon(self._live, self.container, self._scope)
         self.wait_idle()
 

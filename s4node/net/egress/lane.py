@@ -196,6 +196,11 @@ class Lane:
         assert not self.senders or sum(n for _, n in self.senders) == len(self.pending)
 
 
+_SET_BACK_MS = 3_600_000
+"""If a clock is set back by at most so much, frames have the time of the last one until it is past
+that. If it was further ahead, nodes have refused the events."""
+
+
 class LatestTime:
     """The latest time of the events that were sent on ``stream``, or of what was said of them.
 
@@ -215,6 +220,7 @@ class LatestTime:
         self._by_commits = by_commits
         self._rule: TimeRule | None = None
         self._types = 0  # that the rule knows
+        self._made_ms = 0  # when the last frame was made
 
     def take_field(self, headers: wire.Headers) -> None:
         """Learn from a node's answer which field has the time."""
@@ -241,6 +247,12 @@ class LatestTime:
         if self._rule is not None:
             latest = self._rule.latest(events[:count], now_ms / 1000)
             self.value = max(self.value, latest or -math.inf)
+
+    def made_at(self, now_ms: int) -> int:
+        """The time of a frame that is made now; 0 for one that does not leave."""
+        if now_ms and not 0 < self._made_ms - now_ms <= _SET_BACK_MS:
+            self._made_ms = now_ms
+        return now_ms and self._made_ms
 
     def reach(self, time: float, now: float) -> None:
         """Note that no event from now on is older; raises EventError for what is no time."""

@@ -143,9 +143,7 @@ class Link:
     def finish(self) -> None:
         """Tell the node that no more events will come on any stream."""
         if not self.held:
-            self._control += [
-                route.end_of_stream() for route in self.routes if route.opened and route.routes.ends
-            ]
+            self._control += [route.end_of_stream() for route in self.routes if route.ends]
         self._hurry = True
         self.wake()
 

@@ -511,7 +511,7 @@ class Outbox:
         self, lane: Lane, count: int, now_ms: int, flags: int, most_bytes: int
     ) -> bytes | None:
         """Make a frame of the lane's next ``count`` events; None if refused or already settled."""
-        build, routing = self.builder.build, self.routing
+        build, routing, now_ms = self.builder.build, self.routing, self.latest.made_at(now_ms)
         built = build(lane, count, routing, now_ms, flags, most_bytes)
         while isinstance(built, NotBuilt):
             if built.fewer == 0:

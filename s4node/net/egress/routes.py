@@ -142,11 +142,6 @@ class Routes:
         lanes = () if box.closed or box.counted_before else box.lanes
         return self.again and bool(lanes) and all(one.open and not one.known for one in lanes)
 
-    @property
-    def ends(self) -> bool:
-        """True if nodes may forget this producer when it has gone; else a later life goes on."""
-        return self.over or not (self._own_id and self.durable)
-
     def begin_layout(self) -> None:
         """Ask all nodes for the lanes of a new layout."""
         self._owners.clear()
@@ -370,6 +365,16 @@ class NodeRoute:
         headers = {wire.IDLE: True} if box.latest.idle else {}
         report = wire.Watermark(box.stream, box.producer, millis, tuple(positions), headers)
         return [wire.encode_frame(report)]
+
+    @property
+    def ends(self) -> bool:
+        """True if the node may forget this producer when it has gone; else a later life goes on.
+
+        A node that has yet to answer may know an earlier life, so it is told only what was meant.
+        """
+        routes = self.routes
+        may = routes.over or (self.opened and not (routes._own_id and routes.durable))
+        return may and (self.opened or bool(self._asked))
 
     def ask(self) -> bytes:
         """A frame that asks for a verdict without delay."""

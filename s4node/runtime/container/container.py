@@ -48,7 +48,7 @@ from s4node.runtime.commit import recovery
 from s4node.runtime.container import hooks
 from s4node.runtime.container.accounts import Accounts
 from s4node.runtime.container.drain import Drain
-from s4node.runtime.container.durable_parts import DurableParts, check_live, kind_of, tell_left
+from s4node.runtime.container.durable_parts import DurableParts, check_left, check_live, kind_of
 from s4node.runtime.container.frame_router import FrameRouter
 from s4node.runtime.container.lifecycle import Closing, Lifecycle, listeners_of
 from s4node.runtime.container.wiring import Parts
@@ -189,7 +189,7 @@ class Container:
         else:
             if app.stores:
                 graph.refuse_stores(app)
-            tell_left(app, config, self._job_name)
+            await check_left(app, config, self._job_name)
         counts = self.replay.counts if self.replay is not None else {}
         if self.replay is not None:
             self._job_before = await self.replay.before(self._job_name)

@@ -436,10 +436,11 @@ class DurableParts:
         return f"dead letter {cluster}/{dead_letter.app}/{dead_letter.task}/{place}"
 
 
-def tell_left(app: App, config: Config, name: str) -> None:
+async def check_left(app: App, config: Config, name: str) -> None:
     """Warn if an app that keeps no state has saved state under ``name`` with other settings.
 
-    A forgotten setting deletes nothing on disk, but the app begins anew.
+    A forgotten setting deletes nothing on disk, but the app begins anew. Raises StateError if that
+    state, as far as it is on this host, holds events back for an order by time.
     """
     try:
         folder = folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], name)
@@ -447,6 +448,7 @@ def tell_left(app: App, config: Config, name: str) -> None:
             return
     except (ConfigError, OSError):  # an app that keeps no state needs no such folder
         return
+    await threads.run_sync(saved_sample.check_unused, folder / "tasks")
     streams = ", ".join(f"s4.stream.{stream}.grade = durable" for stream in live_of(app))
     again = f"set {streams} as" if streams else "declare its inputs as"
     log.warning(

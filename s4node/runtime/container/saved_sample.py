@@ -17,18 +17,19 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
+from pathlib import Path
 
 import trio
 
 from s4node import threads
 from s4node.app.app import App
 from s4node.errors import StateError, StoreCorrupt
-from s4node.events.keys import KEY_GROUPS, Hasher, Key
+from s4node.events.keys import KEY_GROUPS, Hasher, Key, crc32m
 from s4node.logger import get_logger
-from s4node.runtime.event_time.window_state import FAILED
+from s4node.runtime.event_time.window_state import FAILED, check_order_kept
 from s4node.runtime.inputs.job_model import TaskModel
 from s4node.runtime.task.pe_processor import PeProcessor
-from s4node.state import key_encoding
+from s4node.state import epochs, key_encoding
 from s4node.state.database import Database
 from s4node.state.rows import PREFIX_BYTES, prefix
 from s4node.state.task_state import TaskState
@@ -59,6 +60,18 @@ async def check(
         elements = PeProcessor(app, task.index, clock) if app.prototypes else None
         look = partial(_look, app, opened, task.name, elements, hasher, savepoint)
         await threads.run_sync(look)
+
+
+def check_unused(folder: Path) -> None:
+    """Raise StateError if the state of a task in ``folder``, which no version of the app is going
+    to use, holds events back. Of state that cannot be read nothing is said."""
+    for place in sorted(folder.iterdir()):
+        with ExitStack() as copies:
+            try:
+                database = copies.enter_context(epochs.copied(place))
+            except (StateError, StoreCorrupt):
+                continue
+            check_order_kept(TaskState(database, crc32m))
 
 
 def _look(

@@ -293,8 +293,11 @@ class Ports:
         port = self.port(end.stream)
         if port is not None:
             ended = connection, end.stream, end.producer
+            waited = [each for each in self._waiting if each.whose == ended]
             self._waiting = [each for each in self._waiting if each.whose != ended]
-            port.admission.forget(end.producer, connection)
+            # lanes with events of an earlier life have no connection before these are committed
+            without = any(each.answer is None for each in waited)
+            port.admission.forget(end.producer, None if without else connection)
             connection.left(end.stream, end.producer)
 
     def gone(self, connection: Connection) -> bool:

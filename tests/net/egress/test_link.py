@@ -25,6 +25,36 @@ def hello(**headers: bool) -> bytes:
     return wire.envelope([wire.encode_frame(frame)])
 
 
+def _headers(envelope: bytes) -> list[wire.Header]:
+    read = wire.read_envelope(envelope, 1 << 30)
+    return [frame.header for frame in read if isinstance(frame, wire.Frame)]
+
+
+async def test_a_node_that_has_yet_to_answer_is_told_of_the_end_of_a_stream_too() -> None:
+    peer = pynng.Pair0(listen="tcp://127.0.0.1:0")
+    port = int.from_bytes(peer.listeners[0].local_address.port.to_bytes(2, sys.byteorder), "big")
+    with trio.fail_after(60):
+        async with (
+            trio.open_nursery() as nursery,
+            Client(f"tcp://127.0.0.1:{port}", producer="mine") as client,
+        ):
+
+            async def answers() -> None:
+                await peer.arecv()
+                peer.send(hello())
+
+            nursery.start_soon(answers)
+            stream = await client.stream("clicks", types=Click)
+            peer.close()
+            peer = pynng.Pair0(listen=f"tcp://127.0.0.1:{port}")
+            headers = _headers(await peer.arecv())
+            assert [type(each) for each in headers] == [wire.Hello]
+            stream.end()
+        headers = _headers(await peer.arecv())
+        assert headers == [wire.EndOfStream("clicks", "mine")]
+        peer.close()
+
+
 @pytest.mark.parametrize("_turn", range(6))  # trio runs what is ready in a random order
 async def test_a_report_that_comes_right_before_the_end_does_not_open_lanes_again(
     _turn: int,

@@ -41,6 +41,16 @@ def test_events_of_a_class_that_the_node_does_not_take_are_refused_here_by_its_n
     assert refused.reason.startswith("stream 'ticks' takes Tick, not 'Tock'; send one of those")
 
 
+def test_a_clock_that_is_set_back_makes_no_frame_older_than_the_one_before() -> None:
+    outbox, route = opened(10)
+    hour, sent = 3_600_000, list[int]()
+    for now in (10 * hour, 9 * hour + 5, 10 * hour + 1, 8 * hour, 8 * hour - 1):
+        outbox.put(Tick("joe"))
+        sent += [data.created_ms for data in headers_of(route.frames(1000, now))]
+    # nodes refuse what is more than an hour ahead of their clock
+    assert sent == [10 * hour, 10 * hour, 10 * hour + 1, 8 * hour, 8 * hour]
+
+
 def test_a_log_takes_types_that_it_has_not_had() -> None:
     outbox = Outbox("ticks", "p", types=[Tick])
     route = route_of(outbox)

@@ -134,8 +134,11 @@ def test_held_back_events_survive_a_crash_although_their_producer_keeps_none_of_
         assert times(test) == [101, 102, 103, 104]
 
 
+@pytest.mark.parametrize("grade", [{}, {"s4.stream.trades.grade": "durable"}])
 @pytest.mark.parametrize("held", [True, False])
-def test_the_order_cannot_be_taken_away_while_events_are_held_back(held: bool) -> None:
+def test_the_order_cannot_be_taken_away_while_events_are_held_back(
+    held: bool, grade: dict[str, str]
+) -> None:
     class Changing(App):
         order = "time"
 
@@ -146,7 +149,7 @@ def test_the_order_cannot_be_taken_away_while_events_are_held_back(held: bool) -
                 "trades", sees, key="symbol", time="at", lateness=5, order=self.order
             )
 
-    with AppTest(Changing, settings={"s4.stream.trades.grade": "durable"}) as test:
+    with AppTest(Changing, settings=grade) as test:
         test.send("trades", *a(104, 101))
         if not held:
             test.advance_watermark("trades", 200)

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import running, until
+from harness import data_frame, raw_peer, running, until
 from test_watermarks_between_tasks import Auctions
 from test_windows import Bar, Candle, Trade, a, bars, market
 
 from s4node.app.app import AdapterApp, App
 from s4node.app.windows import tumbling
+from s4node.events.schema import EventType
 from s4node.net.client.client import Client
+from s4node.net.wire import frame as wire
 from s4node.runtime.event_time.sources import SourceState
 from s4node.testing.app_test import AppTest
 
@@ -195,6 +197,26 @@ async def test_an_adapter_without_events_tells_its_time() -> None:
         }
         async with running(Quiet("quiet"), settings):
             await until(lambda: ended == [("a", 2)], "the end of the window")
+
+
+async def test_a_program_whose_earlier_life_is_yet_to_be_committed_may_end(tmp_path: Path) -> None:
+    settings = {"s4.state.folder": str(tmp_path), "task.commit.ms": "200"}
+    app = market(tumbling(60))("market")
+    own_id = {wire.OWN_ID: True}
+    async with running(app, settings) as node, raw_peer(node.address) as first:
+        (admission,) = [port.admission for port in node.parts.inputs.ports.values()]
+        types = (EventType(Trade).declaration,)
+        await first.send_frames(wire.Hello("once", "1", "trades", types, headers=own_id))
+        await first.receive_until(lambda frame: isinstance(frame, wire.Hello))
+        commit, node.parts.loop.commit = node.parts.loop.commit, lambda _: False
+        await first.send_frames(data_frame("trades", "once", 0, a(*range(1, 100))))
+        await until(lambda: admission.admitted == 99)
+        async with raw_peer(node.address) as second:
+            hello = wire.Hello("once", "2", "trades", types, headers=own_id)
+            await second.send_frames(hello, wire.EndOfStream("trades", "once"))
+            await until(lambda: "once" in admission._ended)
+        node.parts.loop.commit = commit
+        await until(lambda: not admission.lanes and not admission._known)
 
 
 async def test_the_types_of_a_program_that_waits_to_be_saved_count_once(tmp_path: Path) -> None:

@@ -227,6 +227,27 @@ def test_windows_by_the_wall_clock_end_without_events() -> None:
         assert test.keys(Candle) == []
 
 
+@pytest.mark.parametrize("kind", [tumbling(60), session(gap=60)])
+def test_a_clock_that_is_set_back_makes_no_event_late(kind: WindowKind) -> None:
+    with AppTest(market(kind, clock="wall")) as test:
+        test.send("trades", *a(10))
+        test.advance(seconds=121)
+        assert [row[2] for row in bars(test)] == [1]
+        task: Any = test._runtime.tasks[0]
+        instances, times, world = (
+            task.instances["Candle"],
+            task.processor.times,
+            test._runtime.world,
+        )
+        instances.wall = times._wall = lambda: world._wall() - 1000
+        test.send("trades", *a(11, 12))
+        assert test.late(Candle) == 0
+        test.advance(seconds=900)
+        assert bars(test) == []  # until the clock is where it was
+        test.advance(seconds=300)
+        assert [row[2] for row in bars(test)] == [2]
+
+
 def test_a_singleton_has_a_window_in_each_partition() -> None:
     app = App("one")
     candle = app.create_pe(Candle)
