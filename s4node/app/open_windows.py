@@ -168,8 +168,13 @@ class TableWindows(WindowInstances):
         return min((heap[0][0] for heap in (self._ends, self._over) if heap), default=math.inf)
 
     def calls(self) -> Iterator[Due | None]:
-        """The calls that are due at the current watermark; None after other work."""
-        while self._ends and self._ends[0][0] <= self.watermark:
+        """The calls that are due at the current watermark; None after other work.
+
+        The watermark may rise between two calls. What is due by that is for the next time: else a
+        table would go before all its windows had their calls.
+        """
+        watermark = self.watermark
+        while self._ends and self._ends[0][0] <= watermark:
             end = self._ending = self._ends[0][0]
             starts = []
             while self._ends and self._ends[0][0] == end:
@@ -199,7 +204,7 @@ class TableWindows(WindowInstances):
                 if first <= table.span[0] and table.span[1] <= end and key in table
             ]
             yield self._call(key, end, panes, again=True)
-        while self._over and self._over[0][0] <= self.watermark:
+        while self._over and self._over[0][0] <= watermark:
             _, start = heappop(self._over)
             instances = [*self.tables[start].values()]
             while instances:
@@ -352,8 +357,9 @@ class SessionWindows(WindowInstances):
         return min((heap[0][0] for heap in (self._ends, self._over) if heap), default=math.inf)
 
     def calls(self) -> Iterator[Due | None]:
-        """The calls that are due at the current watermark; None after other work."""
-        for instance in self._passed(self._ends, 0.0):
+        """The calls that are due at the current watermark, as above; None after other work."""
+        watermark = self.watermark
+        for instance in self._passed(self._ends, watermark):
             end = instance._span[1]
             if instance._until < end:
                 self.touch(instance)
@@ -363,21 +369,23 @@ class SessionWindows(WindowInstances):
             del self._again[instance]
             self.touch(instance)
             yield self._call(instance, instance._span[1])
-        for instance in self._passed(self._over, self._grace):
+        for instance in self._passed(self._over, watermark, self._grace):
             self.remove(instance)
             yield None
 
     def _call(self, instance: PE, end: float) -> Due:
         return Due(instance, lambda: self._fired(instance, end))
 
-    def _passed(self, heap: list[tuple[float, int, PE]], grace: float) -> Iterator[PE]:
+    def _passed(
+        self, heap: list[tuple[float, int, PE]], watermark: float, grace: float = 0.0
+    ) -> Iterator[PE]:
         """The sessions whose end, as it is now, has passed, in order."""
-        while heap and heap[0][0] <= self.watermark:
+        while heap and heap[0][0] <= watermark:
             _, number, instance = heappop(heap)
             if instance not in self._by_key.get(instance.key, ()):
                 continue
             at = instance._span[1] + grace
-            if at > self.watermark:
+            if at > watermark:
                 heappush(heap, (at, number, instance))
             else:
                 yield instance

@@ -55,6 +55,7 @@ class Candle(ProcessingElement):
 class Market(App):
     kind: WindowKind
     options: dict[str, Any]
+    lateness: float
 
     def on_init(self) -> None:
         candle = self.create_pe(Candle)
@@ -62,11 +63,11 @@ class Market(App):
         late = self.create_output_stream("late", types=Trade)
         event_time = self.kind.events == 0 and self.options.get("clock") != "wall"
         candle.set_window(self.kind, **({"late": late} if event_time else {}), **self.options)
-        self.create_input_stream("trades", candle, key="symbol", time="at", lateness=5)
+        self.create_input_stream("trades", candle, key="symbol", time="at", lateness=self.lateness)
 
 
-def market(kind: WindowKind, **options: Any) -> type[Market]:
-    return type("Market", (Market,), {"kind": kind, "options": options})
+def market(kind: WindowKind, lateness: float = 5, **options: Any) -> type[Market]:
+    return type("Market", (Market,), {"kind": kind, "options": options, "lateness": lateness})
 
 
 def a(*times: float) -> list[Trade]:
@@ -353,6 +354,31 @@ def test_of_many_windows_that_are_over_each_is_dropped_on_its_own(kind: WindowKi
                 due.done()
         assert left <= 1
         assert len(windows) == 0
+
+
+@pytest.mark.parametrize(
+    "kind", [tumbling(60), hopping(120, every=60), session(gap=20)], ids=lambda kind: kind.text
+)
+def test_no_window_goes_without_its_call_if_the_watermark_rises_while_others_go(
+    kind: WindowKind,
+) -> None:
+    events = [Trade(str(n % 7), 1, 10 + n * 30.0) for n in range(40)]
+    with AppTest(market(kind, grace=10)) as test:
+        test.send("trades", *events)
+        test.advance_watermark("trades", 9000.0)
+        expected = len(bars(test))
+    with AppTest(market(kind, lateness=5000, grace=10)) as test:
+        test.send("trades", *events)
+        windows: Any = test._runtime.tasks[0].instances["Candle"]
+        called, windows.watermark = 0, 200.0
+        while len(windows):
+            for due in windows.calls():
+                if due is None:
+                    windows.watermark += 500.0
+                else:
+                    due.done()
+                    called += 1
+        assert called == expected
 
 
 # --- state ---------------------------------------------------------------------------------------
