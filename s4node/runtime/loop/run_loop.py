@@ -1,8 +1,8 @@
 """The event loop of a container: gives its tasks their turns.
 
 Rules
-- One turn is at most ``max_events`` events or ``max_seconds``, over all tasks; then verdicts go out
-  and the other trio tasks (sockets, timers, cancellation) run.
+- One turn is at most ``max_events`` events or ``max_seconds``, over all tasks, and shorter with
+  timers; then verdicts go out and the other trio tasks (sockets, timers, cancellation) run.
 - If the loop sleeps, the trio task that brings events takes a turn at once.
 - Ready tasks take turns, one step each. A task that has had less time than the next one goes on, so
   that many small batches do not wait for a long step of another task each.
@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 
 
 _HELD_SECONDS = 0.005
+
+_PARTS = 4
+"""Timers get this part of a step, and end a turn after this part of it: a million of them may be
+due at once, and events that arrive meanwhile wait for the end of the turn."""
 
 
 class Shell(Protocol):
@@ -326,7 +330,10 @@ class RunLoop:
             ready.append(task)
             self.step_began = now
             pace, kind = task.pace, task.stream if op is Op.PROCESS else op.value
-            count = run_step(task, op, min(pace.events(kind), budget), spawn)
+            limit, most = min(pace.events(kind), budget), self._max_seconds
+            if op is Op.TIMER:
+                limit, most = max(1, limit // _PARTS), most / _PARTS
+            count = run_step(task, op, limit, spawn)
             budget -= count
             ended = clocks.steady()
             if op is Op.PROCESS:
@@ -337,7 +344,7 @@ class RunLoop:
                 ready.remove(task)
                 ready.appendleft(task)
             now = ended
-            if now - began > self._max_seconds:
+            if now - began > most:
                 break
         self.busy += now - began
         self.step_began = 0.0
