@@ -197,6 +197,8 @@ class TableWindows(WindowInstances):
             self._ending = math.inf
         while self._again:
             (end, key), start = next(iter(self._again.items()))
+            if end > watermark:
+                break
             first = self._kind.start_of(end) if self._kind.is_hopping else start
             panes = [
                 table[key]
@@ -367,6 +369,8 @@ class SessionWindows(WindowInstances):
         while self._again:
             instance = next(iter(self._again))
             del self._again[instance]
+            if instance._until < instance._span[1]:  # it has grown, and its end is awaited
+                continue
             self.touch(instance)
             yield self._call(instance, instance._span[1])
         for instance in self._passed(self._over, watermark, self._grace):

@@ -7,7 +7,8 @@ Rules
   sources, derived anew at every change. Idle and finished ones are left out; they are never taken
   for infinity.
 - It never goes back. A source that joins, or comes back, begins at the current watermark.
-- If no source is active, the watermark stays.
+- A source that becomes idle has counted with its time until then. If no source is active, the
+  watermark stays.
 - A source becomes idle after ``idle`` seconds without news, in which it could have sent: time in
   which it waited for credit, or its events waited here, does not count.
 - A stream is silent if all its sources are idle, or if it has had none for ``idle`` seconds.
@@ -122,7 +123,8 @@ class Watermarks:
 
     def rest(self, source: str) -> None:
         """Wait for a source no longer, until there is news of it."""
-        if source in self._sources:
+        if source in self._sources and not self._sources[source].idle:
+            self.advance()
             self._sources[source].idle = True
 
     def leave(self, source: str) -> None:
@@ -142,6 +144,7 @@ class Watermarks:
 
     def wait(self, seconds: float, blocked: Collection[str] = ()) -> None:
         """Count seconds that have passed, except for sources that could not send."""
+        self.advance()
         self._alone = 0.0 if self._sources else self._alone + seconds
         for name, source in self._sources.items():
             if name not in blocked and not source.idle:

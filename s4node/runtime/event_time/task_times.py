@@ -352,8 +352,8 @@ class TaskTimes:
             timers.watermark = max(timers.watermark, lowest(self._watermarks, names))
 
     def windows_ended(self) -> None:
-        """All windows that are due have had their turn."""
-        self.look_again()
+        """All windows that were due have had their turn; sources may have become idle meanwhile."""
+        self._advance()
         if not self._windows_due:
             self._news = self._put_on() or self._news
 

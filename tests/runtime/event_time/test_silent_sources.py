@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from test_watermarks_between_tasks import Auctions
 from test_windows import Bar, Candle, Trade, a, bars, market
 
 from s4node.app.app import AdapterApp, App
+from s4node.app.processing_element import ProcessingElement
 from s4node.app.windows import tumbling
 from s4node.events.schema import EventType
 from s4node.net.client.client import Client
@@ -230,6 +232,47 @@ async def test_the_types_of_a_program_that_waits_to_be_saved_count_once(tmp_path
         trades = await client.stream("trades", types=Trade)
         await trades.send(*a(10))
         assert await trades.flush() == []
+
+
+def test_a_source_that_says_it_is_idle_counts_with_the_time_that_it_says() -> None:
+    with AppTest(market(tumbling(60))) as test:
+        times = times_of(test)
+        times.reported("trades", "one", 10)
+        times.step()
+        times.reported("trades", "one", 100, idle=True)
+        times.step()
+        assert watermark(times) == 95
+
+
+class Counted(ProcessingElement):
+    n: int = 0
+
+    def on_event(self, bar: Bar) -> None:
+        self.n += bar.count
+
+
+class BothAndAnotherHop(App):
+    def on_init(self) -> None:
+        candle, counted = self.create_pe(Candle), self.create_pe(Counted)
+        candle.set_window(tumbling(60))
+        candle.bars = self.create_stream("inner", counted, key="symbol", types=Bar, time="start")
+        self.create_input_stream("fast", candle, key="symbol", time="at")
+        self.create_input_stream("slow", candle, key="symbol", time="at")
+
+
+def test_what_is_put_is_at_no_time_whose_windows_have_not_ended() -> None:
+    with AppTest(BothAndAnotherHop) as test:
+        test.send("fast", *a(10))
+        times = times_of(test)
+        times.reported("slow", "one", 50)
+        for each in times._streams["fast"].watermarks.sources:
+            times.reported("fast", each, 200)
+        times.step()
+        assert times.puts.times["inner"] == 50
+        times.reported("slow", "one", 50, idle=True)  # while windows are called
+        times.windows_ended()
+        assert times.puts.times["inner"] == 50  # the window until 60 has yet to be called
+        assert times.next_due == -math.inf
 
 
 def times_of(test: AppTest[Any]) -> Any:

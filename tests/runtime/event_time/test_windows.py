@@ -381,6 +381,32 @@ def test_no_window_goes_without_its_call_if_the_watermark_rises_while_others_go(
         assert called == expected
 
 
+def test_an_event_of_the_grace_takes_no_call_from_windows_that_have_yet_to_end() -> None:
+    with AppTest(market(hopping(30, every=10), lateness=5000, grace=10)) as test:
+        test.send("trades", Trade("b", 1, 12), Trade("a", 1, 72), Trade("a", 1, 1000))
+        windows: Any = test._runtime.tasks[0].instances["Candle"]
+        windows.watermark, called = 45.0, []
+        for _ in range(2):
+            for due in windows.calls():
+                if due is not None:
+                    called.append(due.instance._span)
+                    due.done()
+                if windows.watermark == 45:
+                    windows.watermark = 105.0  # between two calls, and an event comes
+                    windows.table_of(None, 73.0)[0]["a"].n += 1
+        assert [start for start, end in called if end > 45] == [50, 60, 70]
+
+
+def test_a_session_that_goes_on_after_its_end_is_called_at_the_new_end() -> None:
+    with AppTest(market(session(gap=10), grace=100)) as test:
+        test.send("trades", Trade("a", 1, 50), Trade("b", 1, 70))
+        assert bars(test) == [("a", 50, 1, 0)]
+        test.send("trades", Trade("a", 1, 50), Trade("a", 1, 59))  # until 69; the watermark is 65
+        test.send("trades", Trade("a", 1, 58))
+        test.send("trades", Trade("b", 1, 74.5))
+        assert bars(test) == [("a", 50, 4, 1)]
+
+
 # --- state ---------------------------------------------------------------------------------------
 
 
