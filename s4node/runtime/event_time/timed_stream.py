@@ -10,7 +10,9 @@ Rules
   it is put are silent.
 - Saved are the sources that are waited for and may return, also those without an event, and the
   names of those that are idle and connected. After a restart the watermark waits for the former; it
-  waits for the latter once they send. One that is idle and away is forgotten.
+  waits for the latter once they send. One that is idle and away is forgotten. A task is waited for
+  until it says that it is idle: what it has sent since the commit comes again. So is a program
+  whose events wait.
 """
 
 from __future__ import annotations
@@ -166,8 +168,10 @@ class TimedStream:
         times: dict[str, float | None] = dict.fromkeys(awaited)
         idle = self._returning - times.keys()
         if idle and self.sources is not None:
-            here = {each.name for each in self.sources.states(idle) if each.here}
-            idle &= here | self._expected
+            here = [each for each in self.sources.states(idle) if each.here]
+            times |= dict.fromkeys(each.name for each in here if each.reports or each.waits)
+            idle &= {each.name for each in here} | self._expected
+            idle -= times.keys()
         times |= watermarks.times([*times, OWN])
         value = watermarks.value if math.isfinite(watermarks.value) else None
         return value, times, sorted(idle), watermarks.times(read)

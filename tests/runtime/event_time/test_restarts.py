@@ -120,6 +120,29 @@ def test_a_program_that_was_idle_is_not_waited_for_after_a_kill_until_it_sends()
         assert watermark(times) == 305
 
 
+@pytest.mark.parametrize("what", ["reports", "waits"])
+def test_an_idle_source_that_has_something_to_say_is_waited_for_after_a_kill(what: str) -> None:
+    kept, one = Kept(), SourceState("one", returns=True)
+    idle = SourceState("idle", returns=True, reports=what == "reports", waits=what == "waits")
+    with AppTest(market(tumbling(60))) as test:
+        times = times_of(test)
+        times.watch("trades", Sources(one, idle))
+        times.reported("trades", "idle", 100, idle=True)
+        times.reported("trades", "one", 100)
+        times.step()
+        times.save(kept)
+    with AppTest(market(tumbling(60))) as test:
+        times = times_of(test)
+        times.restore(kept)
+        times.watch("trades", Sources(one))
+        times.reported("trades", "one", 200)
+        times.step()
+        assert watermark(times) == 95  # it may have put results since then, which come again
+        times.reported("trades", "idle", 100, idle=True)
+        times.step()
+        assert watermark(times) == 195
+
+
 def test_of_programs_that_were_idle_only_those_that_are_connected_are_saved() -> None:
     kept = Kept()
     gone = [SourceState(f"gone {n}", here=False, returns=True) for n in range(1000)]
