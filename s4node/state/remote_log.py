@@ -114,6 +114,11 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True, tag="checkpoint")
     owners: dict[int, str]
     written_ms: int
 
+    def goes_on_from(self, last: CommitId) -> bool:
+        """Return False if its owner has begun from other state than that of the ``last`` commit
+        before it in the log."""
+        return last[0] == self.owner.fence or self.commit == last
+
 
 Entry: TypeAlias = Claim | Commit | Checkpoint
 
@@ -491,7 +496,8 @@ class Tail(NamedTuple):
 def read(names: Collection[str], place: str, skipped: Collection[int] = ()) -> Steps[Tail]:
     """Read the log with these objects, from its end back to the base of the newest checkpoint.
 
-    Checkpoints with ``skipped`` numbers are left out.
+    Checkpoints with ``skipped`` numbers are left out. So is what comes after one from which an
+    owner has begun, if that was other state than that of the log.
     """
     index = _Index(names)
     number, owner = index.end, index.owner  # the next entry to read
@@ -528,6 +534,14 @@ def read(names: Collection[str], place: str, skipped: Collection[int] = ()) -> S
         hole, damaged = True, damaged or number
         entries.clear()
     entries.reverse()
+    last = checkpoint.commit if checkpoint is not None else (0, 0, 0)
+    for count, (n, entry) in enumerate(entries):
+        if isinstance(entry, Commit):
+            last = entry.commit
+        elif isinstance(entry, Checkpoint) and n in skipped and not entry.goes_on_from(last):
+            hole, damaged = True, damaged or n
+            del entries[count:]  # they rely on it
+            break
     return Tail(at, checkpoint, entries, damaged, checkpoint is not None or not hole, gone)
 
 

@@ -5,19 +5,21 @@ Rules
   belong to them. So state and positions match after a crash.
 - Call ``begin_commit`` while no event of the task is in flight; it only takes the changes.
   Instances are encoded after that, in slices; then ``write_commit`` runs in a thread.
-- One commit at a time; the changes of a failed one are part of the next.
+- One commit at a time; the changes of a failed one are part of the next. If the task has rolled
+  back in between, the next one has these rows as they were before: the failed one may be shipped.
 - A table gets a number for its name once, and keeps it.
 - Commits are numbered and name their writer, so a missing commit is noticed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from s4node import clocks, tokens
+from s4node.errors import StateError
 from s4node.events.keys import KEY_GROUPS, Hasher
 from s4node.offsets.producer_offsets import (
     Closings,
@@ -31,7 +33,7 @@ from s4node.state.commit_id import COMMIT_ROW, OWNERS_ROW, SHIPPED_ROW, known_of
 from s4node.state.database import Database
 from s4node.state.key_value_store import KeyValueStore
 from s4node.state.pe_store import Codec, SavedInstances, SavedTimers, SavedWindowInstances
-from s4node.state.remote_log import CommitId
+from s4node.state.remote_log import CommitId, Row
 from s4node.state.remote_task import RemoteTask
 from s4node.state.rows import (
     CLOSINGS,
@@ -61,7 +63,8 @@ class TaskState:
     ``fence`` is the owner's. Each commit is given to ``ship`` before it is written. ``last`` is the
     last commit, with number 0 before the first; ``tries`` counts the commits that this owner has
     begun to write. ``owners`` are the names of owners by fence: owners of different folders may
-    have the same fence, but never the same name.
+    have the same fence, but never the same name. ``unsure`` are rows of tries that may be shipped,
+    and are not in the database.
     """
 
     def __init__(
@@ -74,12 +77,14 @@ class TaskState:
         ship: RemoteTask | None = None,
         name: str = "",
         tries: int = 0,
+        unsure: Collection[bytes] = (),
     ) -> None:
         self.database = database
         self.fence = fence
         self.ship = ship
         self.last: CommitId = known_of(database)
         self._tries = tries
+        self._unsure = set(unsure)
         shipped_as = "" if ship is None else ship.owner.name
         self._name = name or shipped_as or tokens.fresh(8)
         self._said = False  # True once a commit has recorded the owner and the place
@@ -115,6 +120,7 @@ class TaskState:
             self.ship,
             self._name,
             self._tries,
+            self._unsure,
         )
 
     def table(self, name: str) -> int:
@@ -281,15 +287,28 @@ class TaskState:
             place = "" if self.ship is None else self.ship.job_url
             rows += [OWNERS_ROW, SHIPPED_ROW]
             values += [_encode(self.owners), _encode(place)]
-        if self.ship is not None:
-            began = clocks.steady()
-            try:
-                self.ship.commit(last, list(zip(rows, values, strict=True)))
-            finally:
-                self.shipping = clocks.steady() - began
-        self.bytes_written += self.database.write(rows, values)
+        if others := list(self._unsure.difference(rows)):  # from before the task rolled back
+            rows += others
+            values += self.database.get_many(others)
+        try:
+            if self.ship is not None:
+                self._ship(last, list(zip(rows, values, strict=True)))
+            self.bytes_written += self.database.write(rows, values)
+        except StateError:
+            if self.ship is not None:
+                self._unsure.update(rows)
+            raise
+        self._unsure.clear()
         self.last = last
         self._said = True
+
+    def _ship(self, commit: CommitId, rows: list[Row]) -> None:
+        assert self.ship is not None
+        began = clocks.steady()
+        try:
+            self.ship.commit(commit, rows)
+        finally:
+            self.shipping = clocks.steady() - began
 
     def end_commit(self, *, written: bool) -> None:
         """End the commit that was written or has failed."""

@@ -295,6 +295,28 @@ def test_an_object_never_gets_other_content_and_the_last_of_two_tries_counts(
     other.close()
 
 
+@pytest.mark.parametrize("there", [0, 1])
+def test_a_commit_after_a_rollback_takes_back_what_a_failed_one_may_have_shipped(
+    tmp_path: Path, there: int
+) -> None:
+    url = f"file://{tmp_path}/depot"
+    owner = Owner(url, tmp_path / "one")
+    owner.commit(1, keys=2)
+    lose(owner, there)
+    with pytest.raises(StateError, match="no answer"):
+        owner.commit(2, keys=3)
+    lose(owner, -1)
+    owner.state = owner.state.reloaded()
+    owner.counts = owner.state.store(COUNTS)
+    owner.commit(3)
+    expected = {"key-0": 3, "key-1": 1}
+    assert dict(owner.counts.all()) == expected
+    owner.close()
+    other = Owner(url, tmp_path / "two")
+    assert dict(other.counts.all()) == expected
+    other.close()
+
+
 # -- who may write --------------------------------------------------------------------------------
 
 
@@ -360,7 +382,7 @@ class Between:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._files, name)
-        if name not in ("names", "get", "put", "put_new", "put_file", "remove"):
+        if name not in ("names", "names_below", "get", "put", "put_new", "put_file", "remove"):
             return found
 
         def call(*arguments: Any, **more: Any) -> Any:
@@ -573,6 +595,45 @@ def test_a_file_that_is_damaged_there_leads_back_to_the_manifest_before(
         in capsys.readouterr().err
     )
     second.close()
+
+
+def test_commits_on_other_state_are_not_applied_without_the_checkpoint_that_has_it(
+    url: str, tmp_path: Path
+) -> None:
+    """As after a savepoint was restored: its owner does not go on from the last commit."""
+    first = Owner(url, tmp_path / "one")
+    first.commit(1, keys=3)
+    first.checkpoint()
+    first.commit(2, keys=3)
+    first.close()
+    before = set(names(url, "files"))
+    unshipped(tmp_path / "two", 50)
+    ship = RemoteJob(url, Path("here/app")).task("t")
+    fence = ship.highest() + 1
+    ship.claim(fence, "", 0)
+    other = TaskState(
+        epochs.claim(tmp_path / "two", fence, Database), crc32m, fence=fence, ship=ship
+    )
+    ship.take_over((1, 3, 0), other.owners, lambda: tmp_path / "two" / str(fence))
+    other.store(COUNTS).put("key-0", 51)
+    other.begin_commit({"log.clicks[0]": 51})
+    other.write_commit()
+    other.close()
+    for name in set(names(url, "files")) - before:
+        damage(url, "files", name, flipped)
+    assert found(url, tmp_path / "three") == at(2)
+    assert found(url, tmp_path / "four") == at(2)
+
+
+def test_the_state_from_before_the_url_is_not_taken_for_empty_if_its_checkpoint_is_damaged(
+    url: str, tmp_path: Path
+) -> None:
+    unshipped(tmp_path / "one", 7)
+    committed(url, tmp_path / "one", 8)
+    for name in names(url, "files"):
+        damage(url, "files", name, flipped)
+    with pytest.raises(StoreCorrupt, match=r"all 1 checkpoints at .* are damaged"):
+        Owner(url, tmp_path / "two")
 
 
 def test_without_a_sound_checkpoint_at_the_url_the_start_is_refused(

@@ -60,10 +60,7 @@ class Position(NamedTuple):
 
     def agrees_with(self, checkpoint: Checkpoint) -> bool:
         """Return True unless the owner has begun from other state."""
-        if checkpoint.owner != self.owner:
-            return False
-        has_committed = self.commit[0] == checkpoint.owner.fence
-        return has_committed or checkpoint.commit == self.commit
+        return checkpoint.owner == self.owner and checkpoint.goes_on_from(self.commit)
 
 
 class Followed(NamedTuple):
