@@ -363,6 +363,11 @@ class PeProcessor(Processor):
             due.append(of_times)
         return min(due, default=None)
 
+    @property
+    def calls_first(self) -> bool:  # type: ignore[override]
+        """True if events wait until the calls that are due were made."""
+        return self._calls.late
+
     async def run(self, op: Op, limit: int) -> bool:
         """Call the hooks of up to ``limit`` instances that are due; True when all were called.
 

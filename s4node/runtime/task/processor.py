@@ -111,6 +111,8 @@ class Processor(ABC):
     instances: dict[str, Instances]
     starts: Mapping[Any, Any] = {}
     called = 1
+    calls_first = False
+    """True if events wait until the calls that are due were made."""
     windowable = False
     """True if there is anything to run at a window."""
     mixes = False

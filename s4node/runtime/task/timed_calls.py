@@ -3,13 +3,15 @@
 Rules
 - Event time moves as the first part of a round: the watermarks, then the windows that end, then
   timers. ``on_time`` follows.
-- A round is made in parts; events go on in between. A window or timer is done right after its call.
+- A round is made in parts; events go on in between, for its first second while windows and timers
+  are called: then they wait. A window or timer is done right after its call.
 - A call that has failed before is left out: its window or timer is done, and kept for the next
   start if the failure says so.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +24,9 @@ from s4node.app.pe_timers import PeTimers, Timer
 from s4node.app.window_instances import FailedWindows, WindowInstances
 from s4node.runtime.event_time.task_times import TaskTimes
 from s4node.runtime.task.poison.failed_hooks import FailedHooks, HookCall, LeftOutCall
+
+_SHARED = 1.0
+"""Seconds for which events come between the calls of windows and timers."""
 
 
 class Call(NamedTuple):
@@ -89,6 +94,7 @@ class TimedCalls:
         self._round: Iterator[Call | None] | None = None
         self._left_out: list[LeftOutCall] = []
         self._slow: dict[str, bool] = {}  # PEs with slow timers, and whether that was reported
+        self._ending_since = math.inf  # since when windows and timers are called
         self._spent_before = 0.0  # seconds that earlier steps have taken
         self._step_began = 0.0  # when the current one began
 
@@ -96,6 +102,14 @@ class TimedCalls:
     def under_way(self) -> bool:
         """True if calls of a round are left."""
         return self._round is not None
+
+    @property
+    def late(self) -> bool:
+        """True if windows and timers have been called for longer than events come between.
+
+        Else events that lead to more calls than there is time for would open windows without end.
+        """
+        return self._clock() - self._ending_since > _SHARED
 
     def begin_step(self) -> None:
         """Note that a step with calls begins; ``end_step`` follows."""
@@ -137,6 +151,7 @@ class TimedCalls:
     def _calls(self) -> Iterator[Call | None]:
         now = self._clock()
         if self._times.timed:
+            self._ending_since = now
             self._times.step()
             for windows in self._times.windows():
                 yield from self._ended(windows)
@@ -144,6 +159,7 @@ class TimedCalls:
                 if instances.timers is not None:
                     yield from self._fired(name, instances, instances.timers)
             self._times.windows_ended()
+            self._ending_since = math.inf
         for each in self.intervals:
             if each.due <= now:
                 missed = int((now - each.due) // each.interval)  # ticks coalesce

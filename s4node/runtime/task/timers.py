@@ -194,7 +194,10 @@ class Timers:
         """True if events, or the end of the task, come before further timers."""
         if not self.timers_owing:
             return False
-        return self._task.choose() or (self._gate.ends and not self._task.backlog.has_waiting)
+        ends = self._gate.ends
+        if self._task.choose() and (ends or not self._processor.calls_first):
+            return True
+        return ends and not self._task.backlog.has_waiting
 
     def check_due(self, now: float) -> bool:
         """Tell the gate what is due; return True if anything is."""

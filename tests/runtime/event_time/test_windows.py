@@ -590,3 +590,23 @@ def test_an_instance_without_windows_has_no_window() -> None:
         test.send("trades", *a(1))
     assert isinstance(raised.value.__cause__, S4Error)
     assert "call set_window" in str(raised.value.__cause__)
+
+
+# --- turns ---------------------------------------------------------------------------------------
+
+
+def test_events_come_between_the_calls_of_a_round_for_a_second_and_then_wait() -> None:
+    with AppTest(market(tumbling(60), lateness=5000)) as test:
+        test.send("trades", *(Trade(str(key), 1, 10) for key in range(10)))
+        [task] = test._runtime.tasks
+        processor: Any = task.processor
+        processor.instances["Candle"].watermark, now = 1000.0, 50.0
+        processor._calls._clock = processor.times._clock = lambda: now
+        for call in processor._calls.take(3):
+            call.done()
+        assert not processor.calls_first
+        now = 51.5
+        assert processor.calls_first
+        for call in processor._calls.take(100):
+            call.done()
+        assert not processor.calls_first

@@ -54,14 +54,17 @@ def test_the_next_tick_is_always_ahead_by_an_interval_at_most(
         assert not (came and step == 0 and now == 0)
 
 
-def made(*, may: bool = False, held: bool = False, **gate: object) -> tuple[Timers, Gate]:
-    """That of a task with timers that are always due: whether an event may begin, or is held."""
+def made(
+    *, may: bool = False, held: bool = False, first: bool = False, **gate: object
+) -> tuple[Timers, Gate]:
+    """That of a task with timers that are always due, and perhaps come first: whether an event may
+    begin, or is held."""
     its = Gate(phase=Phase.RUNNING)
     for name, value in gate.items():
         setattr(its, name, value)
     task: Any = SimpleNamespace(
         gate=its,
-        processor=SimpleNamespace(timed=True, next_due=0.0),
+        processor=SimpleNamespace(timed=True, next_due=0.0, calls_first=first),
         settings=SimpleNamespace(commit=0, window=0, callback_timeout=0),
         choose=lambda: may,
         backlog=SimpleNamespace(has_waiting=held),
@@ -76,6 +79,8 @@ def made(*, may: bool = False, held: bool = False, **gate: object) -> tuple[Time
         ({}, True),
         ({"held": True}, True),
         ({"may": True}, False),  # events have their turn
+        ({"may": True, "first": True}, True),
+        ({"may": True, "first": True, "phase": Phase.DRAINING}, False),
         ({"phase": Phase.DRAINING}, False),  # the task ends
         ({"phase": Phase.DRAINING, "held": True}, True),  # it cannot end yet
         ({"inputs": Inputs.ENDED}, False),
