@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeAlias
 
+from s4node.errors import StateError
 from s4node.events.event_time import TimeRule
 from s4node.offsets.watermarks import NEVER, Watermarks
 from s4node.runtime.event_time.sources import Sources
@@ -31,6 +32,8 @@ OWN = "own"
 
 Saved: TypeAlias = "tuple[float | None, dict[str, float | None], list[str], dict[str, float]]"
 """The watermark, the times of sources, the idle ones, and the times of the inputs that are read."""
+
+_SAVED = 4  # parts of it
 
 
 class Depth(Protocol):
@@ -177,7 +180,15 @@ class TimedStream:
         return value, times, sorted(idle), watermarks.times(read)
 
     def restore(self, saved: Saved) -> None:
-        """Resume where an earlier run has stopped."""
+        """Resume where an earlier run has stopped.
+
+        Raises StateError if an earlier version of s4node has saved it.
+        """
+        if len(saved) != _SAVED:
+            raise StateError(
+                f"the times of stream {self.name!r} were saved by an earlier version of s4node; go "
+                f"on with that version, or start with other state (s4.state.folder)"
+            )
         value, times, idle, read = saved
         self.watermarks.restore(NEVER if value is None else value, {**times, **read})
         self._returning |= times.keys() - {OWN}

@@ -14,9 +14,10 @@ from s4node.app.app import App
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.stream import OutputStream, Stream
 from s4node.app.windows import hopping, tumbling
-from s4node.errors import EventError
+from s4node.errors import EventError, StateError
 from s4node.events.event import GenericEvent
 from s4node.runtime.event_time.sources import SourceState
+from s4node.runtime.event_time.task_times import EVENT_TIME
 from s4node.runtime.task.pe_processor import PeProcessor
 from s4node.testing.app_test import AppTest
 
@@ -158,6 +159,17 @@ def test_of_programs_that_were_idle_only_those_that_are_connected_are_saved() ->
         times.save(kept)
         assert "here" in str(kept.facts)
         assert "gone" not in str(kept.facts)
+
+
+def test_times_that_an_earlier_version_has_saved_are_refused() -> None:
+    kept = Kept()
+    with AppTest(market(tumbling(60))) as test:
+        test.send("trades", *a(10))
+        times_of(test).save(kept)
+        streams = kept.facts[EVENT_TIME][0]
+        streams["trades"] = streams["trades"][:3]
+        with pytest.raises(StateError, match="'trades' were saved by an earlier version"):
+            times_of(test).restore(kept)
 
 
 def test_handlers_that_overlap_move_the_watermark_of_a_log() -> None:
