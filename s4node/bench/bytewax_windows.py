@@ -52,7 +52,7 @@ def bytewax_windows(task: dict[str, Any], say: Callable[..., None]) -> None:
         def build(self, *_: Any) -> outputs.StatelessSinkPartition[Any]:
             return self.part()
 
-    clock = windowing.EventClock(
+    clock: Any = windowing.EventClock(
         ts_getter=lambda event: datetime.fromtimestamp(event.at, UTC),
         wait_for_system_duration=timedelta(seconds=DISORDER),
     )
@@ -64,7 +64,8 @@ def bytewax_windows(task: dict[str, Any], say: Callable[..., None]) -> None:
     )
     operators.output("results", counted.down, Sink(Results))
     operators.output("late", counted.late, Sink(Late))
-    testing.run_main(flow)
+    run_main: Any = testing.run_main
+    run_main(flow)
     overlap = kind.panes // kind.every if kind.every else 1
     say(
         sent=found["sent"],

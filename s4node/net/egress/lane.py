@@ -220,7 +220,7 @@ class LatestTime:
         self._by_commits = by_commits
         self._rule: TimeRule | None = None
         self._types = 0  # that the rule knows
-        self._made_ms = 0  # when the last frame was made
+        self.made_ms = 0  # when the last frame was made
 
     def take_field(self, headers: wire.Headers) -> None:
         """Learn from a node's answer which field has the time."""
@@ -235,6 +235,7 @@ class LatestTime:
 
         The node refuses what is no time, or is ahead of now.
         """
+        self.made_ms = now_ms or self.made_ms
         if self.field is None or self._by_commits or not now_ms:
             return
         if not self.field:
@@ -248,11 +249,11 @@ class LatestTime:
             latest = self._rule.latest(events[:count], now_ms / 1000)
             self.value = max(self.value, latest or -math.inf)
 
-    def made_at(self, now_ms: int) -> int:
-        """The time of a frame that is made now; 0 for one that does not leave."""
-        if now_ms and not 0 < self._made_ms - now_ms <= _SET_BACK_MS:
-            self._made_ms = now_ms
-        return now_ms and self._made_ms
+    def made_before(self, now_ms: int) -> int:
+        """The time of a frame that is made before the last one; 0 for one that does not leave."""
+        if now_ms and self.made_ms - now_ms > _SET_BACK_MS:
+            self.made_ms = now_ms
+        return now_ms and self.made_ms
 
     def reach(self, time: float, now: float) -> None:
         """Note that no event from now on is older; raises EventError for what is no time."""

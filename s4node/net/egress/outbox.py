@@ -507,18 +507,19 @@ class Outbox:
         partition = -1 if lane is None else lane.partition
         self._refused(Refusal(self.stream, partition, -1, reason, unsent=True))
 
-    def _encode(
-        self, lane: Lane, count: int, now_ms: int, flags: int, most_bytes: int
-    ) -> bytes | None:
-        """Make a frame of the lane's next ``count`` events; None if refused or already settled."""
-        build, routing, now_ms = self.builder.build, self.routing, self.latest.made_at(now_ms)
-        built = build(lane, count, routing, now_ms, flags, most_bytes)
+    def _encode(self, lane: Lane, count: int, now_ms: int, flags: int, most: int) -> bytes | None:
+        """Make a frame of the lane's next ``count`` events, of at most ``most`` bytes; None if
+        refused or already settled."""
+        build, routing, latest = self.builder.build, self.routing, self.latest
+        if now_ms < latest.made_ms:
+            now_ms = latest.made_before(now_ms)
+        built = build(lane, count, routing, now_ms, flags, most)
         while isinstance(built, NotBuilt):
             if built.fewer == 0:
                 self._drop_first(lane, built.reason)
                 return None
-            built = build(lane, built.fewer, routing, now_ms, flags, most_bytes)
-        self.latest.note(self.types.kinds, lane.pending, built.events, now_ms)
+            built = build(lane, built.fewer, routing, now_ms, flags, most)
+        latest.note(self.types.kinds, lane.pending, built.events, now_ms)
         first, end = lane.next_number, lane.next_number + built.events
         del lane.pending[: built.events]
         if lane.senders:

@@ -214,7 +214,8 @@ class PeProcessor(Processor):
         """Process these events, from ``batch.at`` on; return how many were processed."""
         plan = self._plans[batch.stream]
         run, waits = plan.run, plan.is_async
-        self.times.events_begin()
+        if self.times.timed:
+            self.times.events_begin()
         if self._kept is not None:
             self._kept.before(batch.stream, events)
         token = begin_put(self.put)
