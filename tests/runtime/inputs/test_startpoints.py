@@ -547,6 +547,7 @@ async def test_an_import_is_refused_on_one_node_while_the_job_runs_on_another(
         (tmp_path / "exported.json").write_text(exported.stdout)
         import_ = ("checkpoint", "import", "tasks", "exported.json", *here)
         async with s4_process(*arguments, cwd=tmp_path) as nodes:
+            await until(lambda: "see it:  s4 top" in nodes.errors)  # the last of what it tells
             (folder,) = [line.split()[5] for line in nodes.stderr if "see it:  s4 top" in line]
             cluster = ("-p", f"s4.coordination.folder={folder}")  # as if it were another machine
             refused = await run_s4(*import_, *cluster, cwd=tmp_path)
