@@ -26,8 +26,8 @@ ROOMS = [
     "version", "errors", "clocks", "threads", "tokens", "config", "log_throttle", "logger",
     "failpoints", "disk", "sqlite",
     "metrics",
-    "events", "exit_record", "store_spec", "app", "pes", "packaged", "stages", "offsets", "state",
-    "state.standby", "savepoints",
+    "events", "exit_record", "store_spec", "app", "app.plan", "pes", "packaged", "stages",
+    "offsets", "state", "state.standby", "savepoints",
     "net.wire", "net.certificates", "net.transport", "net.egress", "net.ingress", "net.client",
     "systems", "log.partition", "log.sink", "log",
     "cluster.tree", "cluster.coordination", "cluster.node",
@@ -67,9 +67,10 @@ PURE_MODULES = {
         "type_words"
     ),
     "app": (
-        "app cycles dataflow graph in_order instances open_windows pe_codec pe_timers "
-        "processing_element prototype stream stream_task window_dispatch window_instances windows"
+        "app handlers in_order instances open_windows pe_codec pe_timers processing_element "
+        "prototype stream stream_task window_instances windows"
     ),
+    "app.plan": "cycles dataflow graph window_dispatch",
     "pes": "aggregates pairs",
     "stages": "backpressure credit executors key_order stage",
     "offsets": (
@@ -122,6 +123,7 @@ PURE_MODULES = {
 }
 PURE_ROOMS = {
     "app",
+    "app.plan",
     "pes",
     "stages",
     "net.wire",

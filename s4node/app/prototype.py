@@ -1,9 +1,6 @@
 """A prototype: what the instances of one PE of one app have in common.
 
 Rules
-- Handlers are found by their name and the annotation of their first parameter, once, when the
-  prototype is made. An event's handler is the one for the nearest class in its method resolution
-  order, so the most specific type wins in any hierarchy.
 - Every mistake in a PE class is a GraphError when the PE is created, not a surprise at an event.
 """
 
@@ -14,11 +11,11 @@ import inspect
 import math
 import types
 import typing
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, TypeGuard, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from s4node.app.handlers import HandlerTable, handlers_of, plain_hook, timer_hook
 from s4node.app.processing_element import (
     AppFacts,
     ElementType,
@@ -38,11 +35,8 @@ OF_KEY = " (key)"
 
 _EARLIEST = 0.1  # seconds
 
-Handler: TypeAlias = Callable[[Any, Any], Any]
 P = TypeVar("P", bound=ProcessingElement)
 
-_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-_BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
 _IMMUTABLE = (int, float, complex, str, bytes, bool, type(None), frozenset, type, range)
 
 
@@ -68,39 +62,6 @@ class WindowOptions(NamedTuple):
     tell_late: bool = False
 
 
-class HandlerTable(dict[type, Handler]):
-    """From an event's class to the most specific handler; fills itself as classes appear."""
-
-    def __init__(self, name: str, handlers: dict[type, Handler]) -> None:
-        super().__init__()
-        self.name = name
-        self.declared = handlers
-        self.unhandled: Counter[type] = Counter()
-        self.on_unhandled: Callable[[type], None] = lambda _: None
-
-    def find(self, cls: type) -> Handler | None:
-        """The handler of the nearest base class, or None."""
-        for base in cls.__mro__:
-            if base in self.declared:
-                return self.declared[base]
-        return None
-
-    def __missing__(self, cls: type) -> Handler:
-        found = self.find(cls)
-        if found is None:
-            found = self._count_unhandled
-            self.on_unhandled(cls)
-        self[cls] = found
-        return found
-
-    def _count_unhandled(self, _instance: Any, event: Any) -> None:
-        self.unhandled[event.__class__] += 1
-
-    @property
-    def any_async(self) -> bool:
-        return any(map(inspect.iscoroutinefunction, self.declared.values()))
-
-
 class Prototype:
     """The bound class of one PE: the user's class with the app and the configuration on it."""
 
@@ -117,13 +78,13 @@ class Prototype:
         self.triggers: list[Trigger] = []
         self.windows: WindowOptions | None = None
         self.started = False
-        self.on_event = HandlerTable("on_event", _handlers(cls, "on_event"))
-        self.on_trigger = HandlerTable("on_trigger", _handlers(cls, "on_trigger"))
-        self.on_time = _plain_hook(cls, "on_time")
-        self.on_create = _plain_hook(cls, "on_create")
-        self.on_remove = _plain_hook(cls, "on_remove")
-        self.on_window = _plain_hook(cls, "on_window")
-        self.on_timer = _timer_hook(cls)
+        self.on_event = HandlerTable("on_event", handlers_of(cls, "on_event"))
+        self.on_trigger = HandlerTable("on_trigger", handlers_of(cls, "on_trigger"))
+        self.on_time = plain_hook(cls, "on_time")
+        self.on_create = plain_hook(cls, "on_create")
+        self.on_remove = plain_hook(cls, "on_remove")
+        self.on_window = plain_hook(cls, "on_window")
+        self.on_timer = timer_hook(cls)
         self.cls = self._bound(cls, ())
         # a foreign base class may have a __dict__
         self._element_cls = self._bound(cls, () if cls.__dictoffset__ else ("__dict__",))
@@ -405,102 +366,5 @@ def _shared(cls: type, name: str, value: Any, origin: str) -> GraphError:
     )
 
 
-def _plain_hook(cls: type, name: str) -> Callable[[Any], Any] | None:
-    hook = getattr(cls, name, None)
-    if hook is None:
-        return None
-    if not callable(hook):
-        raise GraphError(f"{cls.__name__}.{name} is not a method")
-    parameters = inspect.signature(hook).parameters.values()
-    if sum(p.default is p.empty and p.kind not in _VARIABLE for p in parameters) != 1:
-        raise GraphError(f"{cls.__name__}.{name} takes {len(parameters)} parameters; write (self)")
-    return hook  # type: ignore[no-any-return]
-
-
-def _timer_hook(cls: type) -> Callable[[Any, str], Any] | None:
-    hook = getattr(cls, "on_timer", None)
-    if hook is None:
-        return None
-    if not callable(hook) or len(inspect.signature(hook).parameters) != 2:
-        raise GraphError(f"{cls.__name__}.on_timer has other parameters; write (self, name)")
-    return hook  # type: ignore[no-any-return]
-
-
 def _not_started(_key: Any, _home: Any) -> ProcessingElement:
     raise GraphError("a PE instance before its app has started")
-
-
-def _handlers(cls: type, word: str) -> dict[type, Handler]:
-    """Handlers by event type; of two for one type in a class hierarchy the subclass's wins."""
-    found: dict[type, Handler] = {}
-    owner: dict[type, str] = {}
-    names = [n for n in dir(cls) if n == word or n.startswith(f"{word}_")]
-    depth = {n: next(i for i, c in enumerate(cls.__mro__) if n in c.__dict__) for n in names}
-    for name in sorted(names, key=lambda n: depth[n]):
-        function = inspect.getattr_static(cls, name)
-        if not inspect.isfunction(function):
-            raise GraphError(f"{cls.__name__}.{name} is not a method")
-        for event_type in _event_types_of(cls, function):
-            if event_type not in found:
-                found[event_type], owner[event_type] = function, name
-            elif depth[owner[event_type]] == depth[name]:
-                raise GraphError(
-                    f"{cls.__name__}.{owner[event_type]} and {cls.__name__}.{name} both take "
-                    f"{event_type.__name__}; keep one"
-                )
-    return found
-
-
-def _event_types_of(cls: type, function: Callable[..., Any]) -> tuple[type, ...]:
-    """The annotation of a handler's first parameter; ``object`` without one."""
-    place = f"{cls.__name__}.{function.__name__}"
-    parameters = list(inspect.signature(function).parameters.values())
-    if len(parameters) != 2:
-        raise GraphError(f"{place} takes {len(parameters)} parameters; write (self, event: Type)")
-    if parameters[1].kind in _BY_NAME:
-        raise GraphError(f"{place} takes its event by name only; write (self, event: Type)")
-    annotation = parameters[1].annotation
-    if annotation is inspect.Parameter.empty:
-        return (object,)
-    if isinstance(annotation, str):
-        try:
-            annotation = _resolved(annotation, cls, inspect.unwrap(function))
-        except (NameError, AttributeError, SyntaxError, TypeError) as error:
-            raise GraphError(
-                f"{place}: the annotation {annotation!r} cannot be resolved ({error}); define "
-                f"the event type at the top of the module"
-            ) from error
-    if annotation is Any:
-        return (object,)
-    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-    kinds = typing.get_args(annotation) if union else (annotation,)
-    for kind in kinds:
-        if kind is not object and not _is_event_type(kind):
-            raise GraphError(f"{place} takes {kind!r}, which is not an event type{_instead(kind)}")
-    return tuple(kinds)
-
-
-def _is_event_type(kind: object) -> TypeGuard[type]:
-    return isinstance(kind, type) and issubclass(kind, (Event, GenericEvent))
-
-
-def _instead(kind: object) -> str:
-    """The hint for an event type with parameters, which its events do not have."""
-    origin = typing.get_origin(kind)
-    if not _is_event_type(origin):
-        return ""
-    name = origin.__name__
-    return (
-        f"; an event is a {name} whatever it holds: write {name}, or a class of your own: "
-        f"class Mine({kind!r})"
-    )
-
-
-def _resolved(annotation: str, cls: type, function: Any) -> Any:
-    """Resolve one annotation of a method, without the others."""
-
-    def only() -> None: ...
-
-    only.__annotations__ = {"event": annotation}
-    scope = {**inspect.getclosurevars(function).nonlocals, cls.__name__: cls}
-    return typing.get_type_hints(only, function.__globals__, scope)["event"]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
 
-from s4node.app.cycles import components, cycle_through
+from s4node.app.plan.cycles import components, cycle_through
 
 
 class Edges:

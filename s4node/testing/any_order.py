@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from s4node.app.app import App
-from s4node.app.window_dispatch import time_rule
+from s4node.app.plan.window_dispatch import time_rule
 from s4node.errors import S4Error
 from s4node.testing.app_test import AppTest
 

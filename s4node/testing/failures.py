@@ -13,7 +13,8 @@ import inspect
 from collections import deque
 from typing import Any
 
-from s4node.app.prototype import Handler, HandlerTable, Prototype
+from s4node.app.handlers import Handler, HandlerTable
+from s4node.app.prototype import Prototype
 from s4node.events.keys import Key
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from shared_apps import handler_of, pe_class
 
 from s4node.app.app import App
+from s4node.app.handlers import HandlerTable
 from s4node.app.processing_element import ElementType, ProcessingElement
-from s4node.app.prototype import HandlerTable
 from s4node.errors import GraphError
 from s4node.events.event import Event, GenericEvent
 

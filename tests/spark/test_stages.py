@@ -9,7 +9,7 @@ import pytest
 from shared_apps import Click
 
 from s4node import App, Event, ProcessingElement, TaskApp, tumbling
-from s4node.app.window_dispatch import take_times_of_sending
+from s4node.app.plan.window_dispatch import take_times_of_sending
 from s4node.spark.history.stages import left_out, refused, stages
 
 

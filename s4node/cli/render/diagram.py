@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from s4node.app import dataflow
 from s4node.app.app import App
-from s4node.app.cycles import cycles as cycles_of
-from s4node.app.graph import rule_of
+from s4node.app.plan import dataflow
+from s4node.app.plan.cycles import cycles as cycles_of
+from s4node.app.plan.graph import rule_of
 from s4node.app.prototype import Prototype
 from s4node.app.stream import Stream
 from s4node.errors import GraphError

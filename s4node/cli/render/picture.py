@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from s4node.app.cycles import describe
+from s4node.app.plan.cycles import describe
 from s4node.cli.render.diagram import OF_THE_APP, PE, Diagram, Edge
 
 _WIDEST_BOX = 30

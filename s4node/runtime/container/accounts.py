@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import trio
 
 from s4node import clocks
-from s4node.app import dataflow
 from s4node.app.app import App
+from s4node.app.plan import dataflow
 from s4node.app.stream import InputStream
 from s4node.config import settings
 from s4node.config.config import Config

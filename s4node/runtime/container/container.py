@@ -33,8 +33,8 @@ from typing import Any
 import trio
 
 from s4node import tokens
-from s4node.app import graph
 from s4node.app.app import App
+from s4node.app.plan import graph
 from s4node.app.stream import InputStream
 from s4node.cluster.coordination.enrolment import Enrolment
 from s4node.config import settings

@@ -23,7 +23,7 @@ import trio
 
 from s4node import threads
 from s4node.app.app import App
-from s4node.app.graph import rule_of
+from s4node.app.plan.graph import rule_of
 from s4node.app.stream import InputStream, OutputStream
 from s4node.cluster.coordination.enrolment import Enrolment
 from s4node.config import settings

@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from s4node.app import graph
 from s4node.app.app import AdapterApp, App
 from s4node.app.in_order import InOrder
+from s4node.app.plan import graph
+from s4node.app.plan.window_dispatch import take_times_of_sending
 from s4node.app.stream import InputStream
-from s4node.app.window_dispatch import take_times_of_sending
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import (

@@ -15,8 +15,8 @@ from typing import Any
 
 import trio
 
-from s4node.app import dataflow
 from s4node.app.app import App
+from s4node.app.plan import dataflow
 from s4node.cluster.coordination.enrolment import Enrolment
 from s4node.config import settings
 from s4node.config.config import Config

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
-from s4node.app import dataflow
 from s4node.app.app import App
+from s4node.app.plan import dataflow
 from s4node.app.stream import InputStream
 from s4node.offsets.watermarks import NEVER, Watermarks
 

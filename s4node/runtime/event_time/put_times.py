@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from s4node.app.app import App
-from s4node.app.cycles import components
+from s4node.app.plan.cycles import components
 from s4node.offsets.watermarks import NEVER, Watermarks
 
 

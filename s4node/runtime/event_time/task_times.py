@@ -25,12 +25,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from operator import itemgetter
 from typing import Any, Protocol
 
-from s4node.app import dataflow
 from s4node.app.app import App
 from s4node.app.in_order import InOrder, held_back
 from s4node.app.instances import Instances
+from s4node.app.plan import dataflow
+from s4node.app.plan.window_dispatch import time_rule
 from s4node.app.stream import InputStream, OutputStream
-from s4node.app.window_dispatch import time_rule
 from s4node.app.window_instances import WindowInstances
 from s4node.events.event import EventBatch
 from s4node.events.event_time import MOST_AHEAD

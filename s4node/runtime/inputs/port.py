@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 
-from s4node.app.graph import rule_of
+from s4node.app.plan.graph import rule_of
 from s4node.app.stream import InputStream, Stream
 from s4node.events.event import EventBatch, footprint
 from s4node.events.keys import Partitioner

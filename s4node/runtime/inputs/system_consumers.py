@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import trio
 
-from s4node.app.graph import rule_of
+from s4node.app.plan.graph import rule_of
 from s4node.app.stream import InputStream
 from s4node.config import settings
 from s4node.config.config import Config

@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from typing import Any, Protocol
 
-from s4node.app import graph
 from s4node.app.app import App
+from s4node.app.plan import graph
 from s4node.app.stream import InputStream, OutputStream
 from s4node.config import settings
 from s4node.config.config import Config

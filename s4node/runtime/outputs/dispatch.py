@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from s4node.app import graph
 from s4node.app.app import App
+from s4node.app.plan import graph
 from s4node.app.stream import OutputStream, Stream
 from s4node.errors import ProcessingError
 from s4node.events.keys import Partitioner

@@ -21,10 +21,10 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from s4node.app import graph
 from s4node.app.app import App
 from s4node.app.instances import BoundedInstances, Instances
 from s4node.app.pe_timers import PeTimers
+from s4node.app.plan import graph
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.stream import OutputStream, begin_put, end_put
 from s4node.app.window_instances import WindowInstances

@@ -18,10 +18,10 @@ from typing import Any, Protocol
 
 import msgspec
 
-from s4node.app import graph
 from s4node.app.app import App
 from s4node.app.instances import Instances, Keeper
 from s4node.app.pe_codec import Facts, codec_in
+from s4node.app.plan import graph
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.stream import OutputStream, Stream
 from s4node.app.window_instances import WindowInstances

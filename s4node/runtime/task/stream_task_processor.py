@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import length_hint
 from typing import Any
 
-from s4node.app import graph
 from s4node.app.app import App
+from s4node.app.plan import graph
 from s4node.app.stream import OutputStream, begin_put, emitted, end_put
 from s4node.app.stream_task import Envelope, TaskApp
 from s4node.errors import (

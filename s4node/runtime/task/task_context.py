@@ -13,7 +13,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from s4node.app import graph
+from s4node.app.plan import graph
 from s4node.app.stream import Stream
 from s4node.app.stream_task import TaskApp
 from s4node.errors import CallbackError, GraphError, S4Error

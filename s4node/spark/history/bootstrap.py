@@ -316,7 +316,7 @@ class _Levels:
         return name if stage.single or self._key_columns(name) else ""
 
     def _key_columns(self, name: str) -> Sequence[str]:
-        from s4node.app.graph import rule_of
+        from s4node.app.plan.graph import rule_of
 
         rule = rule_of(self._app.streams[name])
         columns = self._frames[name].columns

@@ -21,8 +21,8 @@ from msgspec import inspect
 from pyspark.sql import functions as f
 from pyspark.sql.types import IntegralType, NumericType, TimestampType
 
-from s4node.app import dataflow
 from s4node.app.app import App
+from s4node.app.plan import dataflow
 from s4node.app.stream import InputStream, OutputStream, Stream
 from s4node.events.event import GenericEvent
 from s4node.events.event_time import MOST_AHEAD, SECONDS_AT_MOST

@@ -22,8 +22,8 @@ import pyarrow.compute as pc
 import trio
 from pyspark.sql.types import StructType
 
-from s4node.app import graph
 from s4node.app.app import App
+from s4node.app.plan import graph
 from s4node.app.stream import InputStream, Stream, begin_put, end_put
 from s4node.app.window_instances import WindowInstances
 from s4node.config import plugins, settings

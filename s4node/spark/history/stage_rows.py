@@ -18,10 +18,10 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
-from s4node.app import graph
 from s4node.app.app import App
+from s4node.app.plan import graph
+from s4node.app.plan.window_dispatch import time_rule
 from s4node.app.stream import OutputStream, Stream
-from s4node.app.window_dispatch import time_rule
 from s4node.errors import ProcessingError
 from s4node.events.keys import identity
 from s4node.spark.history.event_batches import packed

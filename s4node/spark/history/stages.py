@@ -16,10 +16,10 @@ from itertools import pairwise
 from types import FunctionType
 from typing import Any, NamedTuple
 
-from s4node.app import cycles
 from s4node.app.app import App
-from s4node.app.dataflow import edges, puts, reached
 from s4node.app.in_order import InOrder
+from s4node.app.plan import cycles
+from s4node.app.plan.dataflow import edges, puts, reached
 from s4node.app.processing_element import ProcessingElement, class_variables
 from s4node.app.prototype import Prototype, can_change
 from s4node.app.stream import InputStream, OutputStream, Stream

@@ -22,16 +22,16 @@ import msgspec
 from s4node.app.app import App
 from s4node.app.instances import BoundedInstances, Instances
 from s4node.app.pe_codec import ElementCodec, check_defaults
-from s4node.app.processing_element import ProcessingElement
-from s4node.app.prototype import Prototype, shared_containers
-from s4node.app.stream import OutputStream, Stream
-from s4node.app.window_dispatch import (
+from s4node.app.plan.window_dispatch import (
     make_windows,
     only_handler,
     time_problems,
     window_lines,
     window_problems,
 )
+from s4node.app.processing_element import ProcessingElement
+from s4node.app.prototype import Prototype, shared_containers
+from s4node.app.stream import OutputStream, Stream
 from s4node.app.window_instances import WindowInstances
 from s4node.errors import EventTimeError, GraphError, KeyFinderError
 from s4node.events.routing import KeyRule, compiled, holds_keys, is_generic

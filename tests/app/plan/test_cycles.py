@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from s4node.app.cycles import components, cycles, describe
+from s4node.app.plan.cycles import components, cycles, describe
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from shared_apps import handler_of, pe_class
 
 from s4node import AdapterApp, App, Event, ProcessingElement, Stream
-from s4node.app.dataflow import edges, levels, puts
+from s4node.app.plan.dataflow import edges, levels, puts
 
 
 class Word(Event):

@@ -16,9 +16,10 @@ from typing import Any
 import msgspec
 
 from s4node.app.app import App, no_time
+from s4node.app.handlers import HandlerTable
 from s4node.app.in_order import InOrder
 from s4node.app.open_windows import CountWindows, SessionWindows, TableWindows
-from s4node.app.prototype import HandlerTable, Prototype, WindowOptions
+from s4node.app.prototype import Prototype, WindowOptions
 from s4node.app.stream import InputStream, Stream
 from s4node.app.window_instances import WindowInstances
 from s4node.events.event_time import SendingRule, TimeRule

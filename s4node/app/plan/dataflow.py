@@ -23,7 +23,7 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from s4node.app.app import AdapterApp, App
-from s4node.app.cycles import components
+from s4node.app.plan.cycles import components
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.prototype import Prototype
 from s4node.app.stream import Stream

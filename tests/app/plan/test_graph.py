@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from shared_apps import handler_of, handling, pe_class
 
 from s4node.app.app import AdapterApp, App
-from s4node.app.graph import (
+from s4node.app.plan.graph import (
     Plan,
     TriggerState,
     blame,
