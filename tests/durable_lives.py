@@ -12,7 +12,7 @@ from typing import Any
 
 import trio
 from harness import NodeProcess, environment, free_port, s4_process
-from kept import kept_instances, kept_producers
+from saved_state import saved_instances, saved_producers
 
 from s4node.state import epochs
 
@@ -138,14 +138,14 @@ class Lives:
 
     def check(self, sent: dict[str, int]) -> None:
         """Each event counts once, in order."""
-        kept = kept_instances(self.state / "default" / "counting")
+        kept = saved_instances(self.state / "default" / "counting")
         expected = Counter(
             f"{name} {n % USERS}" for name, count in sent.items() for n in range(count)
         )
         assert {key: each["clicks"] for key, each in kept.items()} == expected
         assert [key for key, each in kept.items() if each["wrong"]] == []
         numbers: Counter[str] = Counter()
-        for rows in kept_producers(self.state / "default" / "counting").values():
+        for rows in saved_producers(self.state / "default" / "counting").values():
             for (stream, name), row in rows.items():
                 assert stream == "clicks"
                 if not name.startswith("~"):  # what tasks have sent each other

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import trio
 from harness import free_port, plain_errors, s4_process
-from kept import kept_positions
+from saved_state import saved_positions
 from shared_apps import KEEPER
 
 from s4node import Event
@@ -116,7 +116,7 @@ class Bench:
 
     def offsets(self, app: str) -> dict[int, int]:
         """What is committed, by partition."""
-        found = kept_positions(self.folder / "state" / "default" / app)
+        found = saved_positions(self.folder / "state" / "default" / app)
         return {
             int(place[:-1].rpartition("[")[2]): at
             for positions in found.values()

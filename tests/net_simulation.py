@@ -89,7 +89,7 @@ class World:
 
     def send(self, name: str, budget: int) -> None:
         wire_, outbox = self.wires[name], self.outboxes[name]
-        resent = [len(lane.kept) for lane in outbox.lanes]
+        resent = [len(lane.frames) for lane in outbox.lanes]
         sendable = self.routes[name].sendable.events
         frames = self.routes[name].frames(budget)
         data = [each for each in headers_of(frames) if isinstance(each, wire.Data)]
@@ -98,7 +98,7 @@ class World:
             lane = outbox.lanes[header.partition]
             assert header.first < lane.limit
             if header.first >= (
-                lane.kept[resent[lane.partition] - 1].end if resent[lane.partition] else lane.upto
+                lane.frames[resent[lane.partition] - 1].end if resent[lane.partition] else lane.upto
             ):
                 assert header.first + header.count <= lane.limit
         if frames:

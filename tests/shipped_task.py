@@ -53,7 +53,7 @@ class Owner:
         upload = self.keeping.make_checkpoint(self.state)
         assert upload is not None
         upload()
-        newest = epochs.kept_of(self._folder)[0]
+        newest = epochs.saved_checkpoints(self._folder)[0]
         saved = self._folder.parent / f"saved-{newest.name}"
         if not saved.exists():
             shutil.copytree(self._folder / newest.name, saved)

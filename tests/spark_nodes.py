@@ -16,7 +16,7 @@ from s4node import Event, SyncClient
 from s4node.errors import StateError
 from s4node.runtime.commit.committer import folder_of
 from s4node.spark.connection import ask
-from s4node.state.job import kept_by, task_of
+from s4node.state.job import saved_state, task_of
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -149,6 +149,6 @@ def progress(folder: Path, app: str) -> int:
     names = [each.name for each in (job / "tasks").iterdir()] if (job / "tasks").exists() else []
     total = 0
     for name in names:
-        with suppress(StateError), kept_by(job, task_of(name)) as state:
+        with suppress(StateError), saved_state(job, task_of(name)) as state:
             total += sum(state.positions().values()) if state is not None else 0
     return total

@@ -10,8 +10,8 @@ import pytest
 import trio
 from counting_flow import USERS, append_by_key, counting
 from harness import run_s4, s4_process, until
-from kept import kept_instances
 from log_bench import append, bench
+from saved_state import saved_instances
 from shared_apps import KEEPER
 
 from s4node.errors import ConfigError
@@ -56,7 +56,7 @@ async def test_killed_at_any_step_of_a_commit_or_a_take_over_every_event_counts_
             process.signal(signal.SIGTERM)
             assert await process.wait() == 0
     expected = Counter(f"user-{n % USERS}" for n in range(total))
-    found = kept_instances(state / "default" / "counting")
+    found = saved_instances(state / "default" / "counting")
     assert {key: each["clicks"] for key, each in found.items()} == expected
     assert sum(each["wrong"] for each in found.values()) == 0
 

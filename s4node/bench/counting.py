@@ -199,7 +199,7 @@ def _written() -> int:
     return int(dict(line.split(": ") for line in lines)["write_bytes"])
 
 
-def kept_counts(folder: Path) -> tuple[int, int]:
+def saved_counts(folder: Path) -> tuple[int, int]:
     """The keys with saved state, and the number of counted events, over all tasks."""
     keys = events = 0
     for task in (folder_of(str(folder), "default", NAME) / "tasks").iterdir():

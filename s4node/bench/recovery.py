@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from s4node.bench.commit import PARTITIONS
-from s4node.bench.counting import CHUNK, forget_pages, kept_counts
+from s4node.bench.counting import CHUNK, forget_pages, saved_counts
 from s4node.bench.process import Role
 from s4node.bench.result import Result, middle
 
@@ -81,7 +81,7 @@ def _recovered(law: str, keys: int, events: int, window: float) -> dict[str, Any
         began = time.monotonic()
         with Role("counting", **task, events=sent - before["processed"]) as role:
             after = role.hear()
-        counted = kept_counts(state)
+        counted = saved_counts(state)
     former = _rate(before["samples"][len(before["samples"]) * 2 // 3 - 1 :])
     reached, rate = _reached(after["samples"], former * PART, window)
     return {

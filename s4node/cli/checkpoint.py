@@ -94,7 +94,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def list_(target: str, config: Config, *, as_json: bool) -> int:
     """Print the tasks that have a checkpoint; returns the exit status."""
     job = _with_checkpoints(target, config)
-    kept = {task: epochs.kept_of(task_folder(job.folder, task)) for task in job.checkpoints}
+    kept = {
+        task: epochs.saved_checkpoints(task_folder(job.folder, task)) for task in job.checkpoints
+    }
     if as_json:
         rows = [
             {

@@ -49,7 +49,7 @@ from s4node.runtime.container.hooks import declare
 from s4node.runtime.inputs.binding import replayable
 from s4node.savepoints.place import SavepointPlace
 from s4node.savepoints.shipped import savepoints_of
-from s4node.state.job import Progress, elsewhere, identity_of, kept_by, known_job, safe_name
+from s4node.state.job import Progress, elsewhere, identity_of, known_job, safe_name, saved_state
 from s4node.state.remote_job import RemoteJob, depot_of
 from s4node.state.task_state import TaskState
 
@@ -118,7 +118,7 @@ class Job:
     @contextmanager
     def kept(self, task: str) -> Iterator[TaskState | None]:
         """A task's state, read-only; raises StoreCorrupt if it is damaged."""
-        with looking(self.folder, _FIX), kept_by(self.folder, task, self.depot) as state:
+        with looking(self.folder, _FIX), saved_state(self.folder, task, self.depot) as state:
             yield state
 
     def progress(self, tasks: Collection[str]) -> tuple[dict[str, Progress], dict[str, str]]:

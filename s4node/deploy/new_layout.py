@@ -23,7 +23,7 @@ from s4node.errors import CheckpointError
 from s4node.events.keys import KEY_GROUPS
 from s4node.net.egress.outbox_rows import channels_of, data_of, sort_rows, weight_of
 from s4node.offsets.checkpoint import JobGuard
-from s4node.offsets.producer_offsets import Closing, Closings, KeptProducer, Producer
+from s4node.offsets.producer_offsets import Closing, Closings, Producer, SavedProducer
 from s4node.runtime.event_time.task_times import EVENT_TIME, lower_times
 from s4node.runtime.inputs.grouper import BY_PARTITION
 from s4node.runtime.outputs.channels import parts_of
@@ -49,7 +49,7 @@ class FormerTask:
     facts: Mapping[str, bytes]
     positions: Mapping[str, int]
     consumed: frozenset[str]
-    producers: Mapping[Producer, KeptProducer]
+    producers: Mapping[Producer, SavedProducer]
     closings: Mapping[Producer, Closings]
     outbox: Sequence[tuple[bytes, bytes]]
     singletons: frozenset[int]
@@ -82,7 +82,7 @@ class NewLayout:
 
     tasks: Sequence[NewTask]
     consumed: frozenset[str]
-    producers: Mapping[Producer, KeptProducer]
+    producers: Mapping[Producer, SavedProducer]
     closings: Mapping[Producer, Closings]
     renumbered: Mapping[int, Mapping[int, int]]
     cut: int
@@ -212,9 +212,9 @@ def _ended(former: Iterable[FormerTask]) -> Counter[str]:
 
 def _producers(
     former: Sequence[FormerTask], guard: JobGuard, own: str
-) -> tuple[dict[Producer, KeptProducer], dict[Producer, Closings]]:
+) -> tuple[dict[Producer, SavedProducer], dict[Producer, Closings]]:
     """The producers outside the job, which begin at 0, and their final numbers."""
-    rows: defaultdict[Producer, dict[int, KeptProducer]] = defaultdict(dict)
+    rows: defaultdict[Producer, dict[int, SavedProducer]] = defaultdict(dict)
     before: dict[Producer, Closings] = {}
     for task in former:
         for producer, kept in task.producers.items():
@@ -222,20 +222,20 @@ def _producers(
                 rows[producer][task.partition] = kept
         before |= task.closings
     producers, closings = {}, {}
-    for producer, kept_by in rows.items():
-        latest = max(kept_by.values(), key=lambda kept: kept.life)
-        producers[producer] = KeptProducer(0, latest.life, latest.incarnation, latest.own_id)
+    for producer, by_partition in rows.items():
+        latest = max(by_partition.values(), key=lambda kept: kept.life)
+        producers[producer] = SavedProducer(0, latest.life, latest.incarnation, latest.own_id)
         known = before.get(producer, ())
         unknown = (Closing(()),) * ((guard.layout or 0) - len(known))
-        closings[producer] = (*known, *unknown, _closing(kept_by, guard.tasks))
+        closings[producer] = (*known, *unknown, _closing(by_partition, guard.tasks))
     return producers, closings
 
 
-def _closing(kept_by: Mapping[int, KeptProducer], partitions: int) -> Closing:
+def _closing(by_partition: Mapping[int, SavedProducer], partitions: int) -> Closing:
     return Closing(
-        tuple(kept_by[p].number if p in kept_by else 0 for p in range(partitions)),
-        tuple((p, *told) for p, kept in sorted(kept_by.items()) for told in kept.untold),
-        any(kept.skips for kept in kept_by.values()),
+        tuple(by_partition[p].number if p in by_partition else 0 for p in range(partitions)),
+        tuple((p, *told) for p, kept in sorted(by_partition.items()) for told in kept.untold),
+        any(kept.skips for kept in by_partition.values()),
     )
 
 

@@ -41,7 +41,7 @@ from s4node.savepoints.replacement import Decided
 from s4node.savepoints.shipped import savepoints_of
 from s4node.state import epochs
 from s4node.state.database import Database
-from s4node.state.job import CUT, DONE, WRITTEN, kept_by, task_folder
+from s4node.state.job import CUT, DONE, WRITTEN, saved_state, task_folder
 from s4node.state.remote_job import RemoteJob
 from s4node.state.rows import (
     CLOSINGS,
@@ -163,7 +163,7 @@ class Repartition:
 
     @contextmanager
     def _kept(self, partition: int) -> Iterator[TaskState | None]:
-        with kept_by(self.folder, _name(partition), self.depot) as state:
+        with saved_state(self.folder, _name(partition), self.depot) as state:
             yield None if state is None else TaskState(state.database, self._hasher)
 
     @property

@@ -38,7 +38,7 @@ from s4node.savepoints.manifest import Manifest, Upgrade
 from s4node.savepoints.place import SavepointPlace
 from s4node.savepoints.shipped import savepoints_of
 from s4node.state.database import Database
-from s4node.state.job import identity_of, kept_by, known_job, safe_name
+from s4node.state.job import identity_of, known_job, safe_name, saved_state
 from s4node.state.remote_job import RemoteJob, depot_of
 
 TIMEOUT = 60.0
@@ -155,7 +155,7 @@ class SavepointOf:
 
     @contextmanager
     def _kept(self, task: str) -> Iterator[Database]:
-        with kept_by(self.folder, task, self.depot) as state:
+        with saved_state(self.folder, task, self.depot) as state:
             if state is None:
                 raise StateError(f"task {task!r} has no state in {self.folder}")
             if self.depot is None:

@@ -39,7 +39,7 @@ from s4node.failpoints import passing
 from s4node.net.egress.outbox_rows import channels_of, data_of, forget, sort_rows
 from s4node.net.wire import frame as wire
 from s4node.offsets.checkpoint import JobGuard
-from s4node.offsets.producer_offsets import KeptProducer, Producer, row_of
+from s4node.offsets.producer_offsets import Producer, SavedProducer, row_of
 from s4node.offsets.startpoint_fan_out import Requests, later
 from s4node.offsets.task_claims import TaskClaims, now_ms
 from s4node.runtime.container import saved_sample
@@ -67,9 +67,9 @@ from s4node.state.job import (
     SENT,
     WRITTEN,
     identity_of,
-    kept_by,
     known_job,
     named_folder,
+    saved_state,
     taken_over,
     task_folder,
 )
@@ -192,7 +192,7 @@ class SavepointRestore:
         newest = {} if mark is None else dict(mark.newest)
         for task in self.manifest.tasks:
             if task not in newest:
-                with kept_by(self.folder, task, self.depot) as state:
+                with saved_state(self.folder, task, self.depot) as state:
                     newest[task] = None if state is None else _facts_of(state)
         return newest
 
@@ -273,7 +273,7 @@ class SavepointRestore:
         """Let all producers go on at any number, including those new since the savepoint."""
         rows = state.producers()
         told = () if newest is None else newest.acknowledged
-        began = {(stream, who): KeptProducer(0) for stream, who, _ in told if who}
+        began = {(stream, who): SavedProducer(0) for stream, who, _ in told if who}
         for producer, row in {**began, **rows}.items():
             if not producer[1].startswith(self._own):
                 anywhere = msgspec.structs.replace(row, skips=wire.MAX_NUMBER)

@@ -22,7 +22,7 @@ from s4node.log.streams import LogPartition
 from s4node.net.ingress.admission import MAX_KEPT, StreamAdmission
 from s4node.net.ingress.producer_life import task_of
 from s4node.net.wire import frame as wire
-from s4node.offsets.producer_offsets import KeptProducer
+from s4node.offsets.producer_offsets import SavedProducer
 
 _LOOKED_AT = 64
 """The producers that are looked at to make room for one."""
@@ -128,7 +128,7 @@ class LogAdmission(StreamAdmission):
             self._own.discard(producer)
             self._seen[producer] = self._now
 
-    def _on_producer(self, name: str, row: KeptProducer) -> None:
+    def _on_producer(self, name: str, row: SavedProducer) -> None:
         part = part_of(name)
         producer = name if part is None else part[0]
         self._note(producer, row.own_id)
@@ -141,7 +141,7 @@ class LogAdmission(StreamAdmission):
             (producer, partition) in self.lanes for partition in self.stages
         )
 
-    def _row(self, producer: str, partition: int) -> KeptProducer | None:
+    def _row(self, producer: str, partition: int) -> SavedProducer | None:
         return self.partitions[partition].producers.get(producer)
 
     def _forget_rows(self, producer: str) -> None:

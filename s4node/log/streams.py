@@ -26,7 +26,7 @@ from s4node.log.partition.retention import Keep
 from s4node.log.stream_folder import StreamSettings
 from s4node.log.writer import Answer, Done, Lane, LogWriter
 from s4node.logger import get_logger
-from s4node.offsets.producer_offsets import KeptProducer
+from s4node.offsets.producer_offsets import SavedProducer
 from s4node.offsets.system import Bounds
 
 log = get_logger("s4node.log")
@@ -55,9 +55,9 @@ class LogPartition:
         self._lane = Lane(file, files.retention_of(stream.settings), self._told)
         self._view = PartitionView(file.path)
         file.let_go = self._view.let_go
-        self.producers: dict[str, KeptProducer] = {}
+        self.producers: dict[str, SavedProducer] = {}
         """Rows of producers, and of parts of their frames, by name."""
-        self.on_producer: Callable[[str, KeptProducer], None] = lambda *_: None
+        self.on_producer: Callable[[str, SavedProducer], None] = lambda *_: None
         """Called with the name and the row of a new producer."""
         self._parts: dict[str, dict[int, int]] = {}
         self.types: dict[int, TypeDecl] = {}

@@ -47,8 +47,8 @@ class Monitor:
         self.pages = {
             "/livez": Page(self._live, is_public=True),
             "/readyz": Page(self._ready, is_public=True),
-            "/metrics": Page(_Kept(self._metrics).answer),
-            "/status": Page(_Kept(self._status).answer),
+            "/metrics": Page(_CachedPage(self._metrics).answer),
+            "/status": Page(_CachedPage(self._status).answer),
         }
 
     async def _live(self) -> Answer:
@@ -96,22 +96,22 @@ class Monitor:
         return await self._ask_other(node)
 
 
-class _Kept:
+class _CachedPage:
     """A page that is made again only when it is a second old."""
 
     def __init__(self, make: Callable[[], Awaitable[Answer]]) -> None:
         self._make = make
-        self._kept: Answer | None = None
+        self._page: Answer | None = None
         self._until = 0.0
         self._making = trio.Lock()
 
     async def answer(self) -> Answer:
         """The page, made by the first who asks."""
         async with self._making:
-            if self._kept is None or trio.current_time() >= self._until:
-                self._kept = await self._make()
+            if self._page is None or trio.current_time() >= self._until:
+                self._page = await self._make()
                 self._until = trio.current_time() + _FRESH_SECONDS
-            return self._kept
+            return self._page
 
 
 def _use(pid: int | None) -> ProcessStatistics | None:

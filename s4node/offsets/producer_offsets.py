@@ -19,7 +19,7 @@ Producer: TypeAlias = tuple[str, str]
 """A stream's name and a producer's id."""
 
 
-class KeptProducer(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class SavedProducer(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A producer's lane in one partition, as of a commit.
 
     ``number`` is the next one. ``life`` is the latest of a program, or the highest fence that an
@@ -52,7 +52,7 @@ class Closing(msgspec.Struct, array_like=True, frozen=True, gc=False):
 Closings: TypeAlias = tuple[Closing, ...]
 """The layouts of a producer that have ended, from layout 0 on."""
 
-KeptProducers: TypeAlias = Mapping[Producer, KeptProducer | None]
+SavedProducers: TypeAlias = Mapping[Producer, SavedProducer | None]
 """The changes of a commit; None if a producer is forgotten."""
 
 

@@ -92,4 +92,6 @@ class CheckpointRetention:
     def sweep(self) -> None:
         """Remove the checkpoints that are too old or too many."""
         age = self._policy.age or float("inf")
-        epochs.sweep_kept(self._folder, self._epoch, self._policy.most, age, self._now())
+        epochs.remove_old_checkpoints(
+            self._folder, self._epoch, self._policy.most, age, self._now()
+        )

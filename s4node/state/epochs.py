@@ -54,7 +54,7 @@ _FULL = os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)  # RocksDB and fssp
 _KEPT = re.compile(r"([0-9]+)\.([0-9]+)")
 
 
-class KeptCheckpoint(NamedTuple):
+class SavedCheckpoint(NamedTuple):
     """A checkpoint that an owner kept: of its commit number ``commit``, at a Unix time in ms."""
 
     epoch: int
@@ -305,7 +305,7 @@ def _newest(earlier: list[Path], own: Path, make: Callable[[Path], Database]) ->
 def _candidates(folder: Path, below: int) -> list[Path]:
     """The databases and checkpoints of epochs below ``below``, the newest first."""
     found = [((number, 1, 0), folder / str(number)) for number in epochs_of(folder)]
-    found += [((one.epoch, 0, one.number), folder / one.name) for one in kept_of(folder)]
+    found += [((one.epoch, 0, one.number), folder / one.name) for one in saved_checkpoints(folder)]
     return [path for (epoch, *_), path in sorted(found, reverse=True) if epoch < below]
 
 
@@ -341,13 +341,13 @@ def _inherited(
 # -- kept checkpoints -------------------------------------------------------------------------
 
 
-def keep(folder: Path, epoch: int, database: Database, commit: int, now: float) -> KeptCheckpoint:
+def keep(folder: Path, epoch: int, database: Database, commit: int, now: float) -> SavedCheckpoint:
     """Keep a checkpoint of an owner's database; nobody may write to it meanwhile.
 
     ``now`` is Unix time. Raises StateError, and changes nothing, if that fails.
     """
-    mine = [int(m[2]) for m in _kept_names(folder) if int(m[1]) == epoch]
-    one = KeptCheckpoint(epoch, max(mine, default=0) + 1, commit, int(now * 1000))
+    mine = [int(m[2]) for m in _checkpoint_names(folder) if int(m[1]) == epoch]
+    one = SavedCheckpoint(epoch, max(mine, default=0) + 1, commit, int(now * 1000))
     place = folder / one.name
     database.checkpoint(place)
     passing("checkpoint.made")
@@ -358,33 +358,35 @@ def keep(folder: Path, epoch: int, database: Database, commit: int, now: float) 
     return one
 
 
-def kept_of(folder: Path) -> list[KeptCheckpoint]:
+def saved_checkpoints(folder: Path) -> list[SavedCheckpoint]:
     """The kept checkpoints of a task, the newest first."""
     found = []
-    for match in _kept_names(folder):
+    for match in _checkpoint_names(folder):
         try:
             data = (folder / match[0] / _DONE).read_bytes()
             about = msgspec.json.decode(data, type=_About)
         except (OSError, *UNREADABLE):  # unfinished, or being removed
             continue
-        found.append(KeptCheckpoint(int(match[1]), int(match[2]), about.commit, about.kept_ms))
+        found.append(SavedCheckpoint(int(match[1]), int(match[2]), about.commit, about.kept_ms))
     return sorted(found, reverse=True)
 
 
-def _kept_names(folder: Path) -> list[re.Match[str]]:
+def _checkpoint_names(folder: Path) -> list[re.Match[str]]:
     try:
         return [m for entry in folder.iterdir() if (m := _KEPT.fullmatch(entry.name))]
     except FileNotFoundError:
         return []
 
 
-def sweep_kept(folder: Path, epoch: int, keep: int, older_than: float, now: float) -> int:
+def remove_old_checkpoints(
+    folder: Path, epoch: int, keep: int, older_than: float, now: float
+) -> int:
     """Remove old checkpoints; returns how many were removed.
 
     The newest one stays, and so do the newest ``keep`` that are at most ``older_than`` seconds old.
     ``epoch`` is the caller's; checkpoints of later epochs are left alone.
     """
-    found = [one for one in kept_of(folder) if one.epoch <= epoch]
+    found = [one for one in saved_checkpoints(folder) if one.epoch <= epoch]
     doomed = {one.name for one in found[keep:]}
     doomed |= {one.name for one in found[1:] if now - one.kept_ms / 1000 > older_than}
     whole = {one.name for one in found}

@@ -21,7 +21,7 @@ from s4node.config import kinds
 from s4node.errors import ConfigError, ProgressUnwritten
 from s4node.events.keys import crc32m
 from s4node.offsets.checkpoint import Checkpoint, JobGuard
-from s4node.offsets.producer_offsets import KeptProducer, Producer
+from s4node.offsets.producer_offsets import Producer, SavedProducer
 from s4node.offsets.task_claims import FILE, Claim, TaskClaims
 from s4node.state import epochs
 from s4node.state.checkpoint_policy import CheckpointRetention, Policy
@@ -159,7 +159,7 @@ class Progress(NamedTuple):
     the URL below which its commits are shipped, or empty."""
 
     checkpoint: Checkpoint = Checkpoint()
-    producers: Mapping[Producer, KeptProducer] = MappingProxyType({})
+    producers: Mapping[Producer, SavedProducer] = MappingProxyType({})
     shipped: str = ""
 
     @classmethod
@@ -169,7 +169,9 @@ class Progress(NamedTuple):
 
 
 @contextmanager
-def kept_by(folder: Path, task: str, depot: RemoteJob | None = None) -> Iterator[TaskState | None]:
+def saved_state(
+    folder: Path, task: str, depot: RemoteJob | None = None
+) -> Iterator[TaskState | None]:
     """A copy of the state of a task of the job in ``folder``; None if there is none.
 
     With ``depot`` it is the state that the next owner would start from, shipped or local. Raises

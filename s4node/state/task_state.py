@@ -23,9 +23,9 @@ from s4node.errors import StateError
 from s4node.events.keys import KEY_GROUPS, Hasher
 from s4node.offsets.producer_offsets import (
     Closings,
-    KeptProducer,
-    KeptProducers,
     Producer,
+    SavedProducer,
+    SavedProducers,
     producer_of,
     row_of,
 )
@@ -51,10 +51,10 @@ from s4node.store_spec import StoreSpec
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
-_decode_producer = msgspec.msgpack.Decoder(KeptProducer).decode
+_decode_producer = msgspec.msgpack.Decoder(SavedProducer).decode
 _decode_closings = msgspec.msgpack.Decoder(Closings).decode
 _TABLE = b"table:"
-_NOBODY: KeptProducers = {}
+_NOBODY: SavedProducers = {}
 
 
 class TaskState:
@@ -232,7 +232,7 @@ class TaskState:
         start = len(task_row(CONSUMED, b""))
         return frozenset(row[start:].decode() for row, _ in self._task_rows(CONSUMED))
 
-    def producers(self) -> dict[Producer, KeptProducer]:
+    def producers(self) -> dict[Producer, SavedProducer]:
         """How far each producer's numbers are committed."""
         start = len(task_row(PRODUCERS, b""))
         return {
@@ -258,7 +258,7 @@ class TaskState:
         self,
         positions: Mapping[str, int],
         consumed: Iterable[str] = (),
-        producers: KeptProducers = _NOBODY,
+        producers: SavedProducers = _NOBODY,
     ) -> None:
         """Begin a commit of all changes until now, with these positions."""
         for row, value in _progress_rows(positions, consumed, producers):
@@ -327,7 +327,7 @@ class TaskState:
 
 
 def _progress_rows(
-    positions: Mapping[str, int], consumed: Iterable[str], producers: KeptProducers
+    positions: Mapping[str, int], consumed: Iterable[str], producers: SavedProducers
 ) -> list[tuple[bytes, bytes | None]]:
     rows: list[tuple[bytes, bytes | None]] = [
         (task_row(POSITIONS, place.encode()), _encode(at)) for place, at in positions.items()

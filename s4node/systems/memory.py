@@ -30,7 +30,7 @@ from s4node.offsets.system import (
 BATCH_EVENTS = 100
 
 
-class _Kept(NamedTuple):
+class _StoredEvent(NamedTuple):
     """An event: the declaration of its type, its time, and a msgpack array with only this event."""
 
     declaration: TypeDecl
@@ -43,13 +43,13 @@ class _Partition:
 
     def __init__(self) -> None:
         self.oldest = 0
-        self.kept: list[_Kept] = []
+        self.events: list[_StoredEvent] = []
         self.end: int | None = None
         self.routing = ""
 
     @property
     def upcoming(self) -> int:
-        return self.oldest + len(self.kept)
+        return self.oldest + len(self.events)
 
 
 class MemorySystem:
@@ -83,22 +83,24 @@ class MemorySystem:
         first = home.upcoming
         for event in events:
             kind = self._kind(type(event))
-            home.kept.append(_Kept(kind.declaration, now, kind.encode([event])))
+            home.events.append(_StoredEvent(kind.declaration, now, kind.encode([event])))
         self._changed.unpark_all()
         return first
 
     def put_raw(self, stream: str, partition: int, raw: bytes, like: type = GenericEvent) -> int:
         """Append bytes as an event of type ``like``, whether they decode or not."""
         home = self._streams[stream][partition]
-        home.kept.append(_Kept(self._kind(like).declaration, int(clocks.wall() * 1000), raw))
+        home.events.append(
+            _StoredEvent(self._kind(like).declaration, int(clocks.wall() * 1000), raw)
+        )
         self._changed.unpark_all()
         return home.upcoming - 1
 
     def trim(self, stream: str, partition: int, below: int) -> None:
         """Remove the events below an offset, as retention does."""
         home = self._streams[stream][partition]
-        gone = min(max(0, below - home.oldest), len(home.kept))
-        del home.kept[:gone]
+        gone = min(max(0, below - home.oldest), len(home.events))
+        del home.events[:gone]
         home.oldest += gone
         self._changed.unpark_all()
 
@@ -150,7 +152,7 @@ class MemorySystem:
             case Oldest():
                 return home.oldest
             case Timestamp(millis):
-                times = (kept.created_ms >= millis for kept in home.kept)
+                times = (kept.created_ms >= millis for kept in home.events)
                 return next((home.oldest + i for i, it in enumerate(times) if it), home.upcoming)
             case Specific(offset):
                 if home.oldest <= offset <= home.upcoming:
@@ -229,7 +231,7 @@ class _Batch(InputBatch):
     __slots__ = ("_decoders", "_kept")
 
     def __init__(
-        self, ssp: SystemStreamPartition, first: int, kept: list[_Kept], decoders: _Decoders
+        self, ssp: SystemStreamPartition, first: int, kept: list[_StoredEvent], decoders: _Decoders
     ) -> None:
         super().__init__(
             ssp, first, len(kept), sum(len(one.body) for one in kept), kept[0].created_ms
@@ -303,7 +305,7 @@ class _Reader:
                 return END_OF_STREAM
             await self._system.wait_news()
         at = self.position - home.oldest
-        kept = home.kept[at : at + BATCH_EVENTS]
+        kept = home.events[at : at + BATCH_EVENTS]
         batch = _Batch(self.ssp, self.position, kept, self._decoders)
         batch.routing = home.routing
         self.position += len(kept)

@@ -38,7 +38,7 @@ class Memory(MemorySystem):
     async def resolve(self, ssp: SystemStreamPartition, startpoint: Startpoint) -> int:
         """The offset that a startpoint means now; an offset of what is empty is where it begins."""
         home = self.partition_of(ssp)
-        if isinstance(startpoint, Specific) and not home.kept and not home.oldest:
+        if isinstance(startpoint, Specific) and not home.events and not home.oldest:
             home.oldest = startpoint.offset
         return await super().resolve(ssp, startpoint)
 

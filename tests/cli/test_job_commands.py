@@ -15,8 +15,8 @@ import pytest
 import trio
 from harness import DEADLINE, ROOT, run_s4, running, until
 from input_systems import fresh
-from kept import kept_positions
 from pages import matches
+from saved_state import saved_positions
 
 from s4node import Client, Event, GenericEvent
 from s4node.cli.main import main
@@ -474,7 +474,7 @@ async def test_an_import_leaves_what_it_does_not_name_where_another_node_has_bro
     assert done.returncode == 0, done.stderr
     nodes.append(1, "ta", "tb")
     await nodes.run("x", 2)
-    assert kept_positions(nodes.folder / "x" / "default" / "two") == {
+    assert saved_positions(nodes.folder / "x" / "default" / "two") == {
         "Partition 0": {"memory.ta[0]": 21, "memory.tb[0]": 21}
     }
     assert await nodes.counts("x") == {"ta": 21, "tb": 21}

@@ -16,7 +16,7 @@ from s4node.offsets.task_claims import TaskClaims, now_ms
 from s4node.runtime.inputs.grouper import BY_PARTITION
 from s4node.state import epochs
 from s4node.state.database import Database
-from s4node.state.job import kept_by, task_folder
+from s4node.state.job import saved_state, task_folder
 from s4node.state.rows import PREFIX_BYTES, prefix
 from s4node.state.task_state import TaskState
 
@@ -33,7 +33,7 @@ def test_tables_that_tasks_have_numbered_differently_keep_their_rows(tmp_path: P
     found: dict[tuple[str, bytes], int] = {}
     numbers = []
     for partition in range(3):
-        with kept_by(tmp_path, f"Partition {partition}", None) as state:
+        with saved_state(tmp_path, f"Partition {partition}", None) as state:
             assert state is not None
             numbers.append(dict(state.tables))
             for name, number in state.tables.items():

@@ -19,7 +19,7 @@ from s4node.deploy.repartition import Repartition
 from s4node.errors import EventError
 from s4node.state.browse import StateReader
 from s4node.state.database import Database
-from s4node.state.job import kept_by, known_job
+from s4node.state.job import known_job, saved_state
 from s4node.state.remote_job import RemoteJob
 from s4node.state.remote_task import RemoteTask
 from s4node.state.task_state import TaskState
@@ -528,7 +528,7 @@ class Shop:
         depot = RemoteJob(self.url, Path("default", "counter")) if self.url else None
         _, tasks = known_job(self.job, depot)
         for task in tasks:
-            with kept_by(self.job, task, depot) as state:
+            with saved_state(self.job, task, depot) as state:
                 if state is not None:
                     yield state
 

@@ -25,7 +25,7 @@ from s4node.runtime.inputs.grouper import BY_PARTITION
 from s4node.runtime.outputs.channels import channel_name
 from s4node.savepoints import archive
 from s4node.savepoints.manifest import Upgrade
-from s4node.state.job import kept_by, taken_over, task_folder
+from s4node.state.job import saved_state, taken_over, task_folder
 from s4node.state.rows import OUTBOX
 from s4node.state.task_state import TaskState
 
@@ -239,7 +239,7 @@ def over(job: SavepointOf, name: str) -> int:
 
 def waiting(job: SavepointOf) -> dict[str, int]:
     """The events that wait, by life."""
-    with kept_by(job.folder, TASK) as state:
+    with saved_state(job.folder, TASK) as state:
         assert state is not None
         channels = channels_of(state.rows(OUTBOX)).values()
         return {life_of(rows): weight_of(rows)[0] for rows in channels if weight_of(rows)[0]}

@@ -44,13 +44,13 @@ from s4node import ProcessingElement
 
 OUT = open(os.path.join({folder!r}, f"rows-{{os.getpid()}}"), "a", buffering=1)
 
-class Noted(ProcessingElement):
+class RecordingApp(ProcessingElement):
     def on_event(self, row: nexmark.Row) -> None:
         OUT.write(json.dumps(row.values) + "\\n")
 
 class Query(nexmark.{query}):
     def create_output_stream(self, name, **options):
-        noted = self.create_pe(Noted)
+        noted = self.create_pe(RecordingApp)
         return self.create_stream(name, noted, key=lambda row: str(row.values[0]), **options)
 
     def create_stream(self, name, *pes, **options):

@@ -10,7 +10,7 @@ from s4node.errors import StoreCorrupt
 from s4node.events.schema import TypeDecl
 from s4node.log.partition.ledger import Appended, Incoming, Ledger, part_name, part_of, unfit
 from s4node.net.wire.frame import Section
-from s4node.offsets.producer_offsets import KeptProducer
+from s4node.offsets.producer_offsets import SavedProducer
 
 
 def test_offsets_are_given_out_one_after_another_over_all_producers() -> None:
@@ -58,7 +58,7 @@ def test_a_frame_that_reaches_back_beyond_the_start_of_the_partition_is_no_repet
     assert "52 of them are below its next number 102" in str(odd)
     assert isinstance(odd, StoreCorrupt)
     assert good == Appended(2, 1, 103)
-    assert ledger.producers == {"a": KeptProducer(103)}
+    assert ledger.producers == {"a": SavedProducer(103)}
 
 
 def test_a_frame_that_was_taken_apart_is_trimmed_by_its_events_own_numbers() -> None:

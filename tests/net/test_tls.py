@@ -17,7 +17,7 @@ import trio
 from certificates import TLS, Issuer
 from harness import data_frame, plain_errors, run_s4, running, s4_process, until
 from log_nodes import Tap, log_node
-from noted import Noted
+from recording_app import RecordingApp
 from several_containers import nodes, words
 from shared_apps import Click, OnePE
 from structlog.testing import capture_logs
@@ -43,7 +43,7 @@ def issuer(tmp_path: Path) -> Issuer:
 
 
 async def test_events_of_a_producer_with_a_certificate_are_processed(issuer: Issuer) -> None:
-    async with running(Noted(), issuer.node()) as node:
+    async with running(RecordingApp(), issuer.node()) as node:
         assert node.listener.address.startswith("tls+tcp://127.0.0.1:")
         bank = issuer.credentials(BANK)
         async with Client(node.listener.address, credentials=bank) as client:
@@ -77,7 +77,7 @@ async def test_a_synchronous_client_with_a_certificate_sends_and_reads(
 
 async def test_a_peer_that_nng_dials_in_tls_is_served(issuer: Issuer) -> None:
     async with (
-        running(Noted(), issuer.node()) as node,
+        running(RecordingApp(), issuer.node()) as node,
         issuer.peer(node.listener.address, BANK) as peer,
     ):
         assert not (await peer.open("clicks", "bank", Click)).error
@@ -165,7 +165,7 @@ def test_a_task_of_spark_appends_under_its_certificate(issuer: Issuer, tmp_path:
 
 
 async def test_commands_take_certificates(issuer: Issuer, tmp_path: Path) -> None:
-    async with running(Noted(), issuer.node()) as node:
+    async with running(RecordingApp(), issuer.node()) as node:
         address, mine = node.listener.address, issuer.folder / "bank" / "tls.properties"
         issuer.files(BANK)
         for command in (["health", address], ["send", "clicks", "--to", address]):
@@ -198,7 +198,7 @@ async def test_a_peer_is_refused_for_a_certificate(
     revoked = tmp_path / "revoked.txt"
     revoked.write_text("# none\n")
     settings = {**issuer.node(), "s4.tls.revoked": str(revoked)}
-    async with running(Noted(), settings) as node:
+    async with running(RecordingApp(), settings) as node:
         address = node.listener.address
         files: tuple[str, ...] = ()
         match shown:
@@ -225,7 +225,7 @@ async def test_a_peer_is_refused_for_a_certificate(
 async def test_a_client_tells_why_a_node_refuses_its_certificate(
     issuer: Issuer, tmp_path: Path
 ) -> None:
-    async with running(Noted(), issuer.node()) as node:
+    async with running(RecordingApp(), issuer.node()) as node:
         others = Issuer(tmp_path / "others").files(BANK)
         mixed = {**others, "s4.tls.authority": str(issuer.folder / "authority.pem")}
         stranger = Credentials(*mixed.values())
@@ -279,7 +279,7 @@ async def test_a_connected_peer_whose_certificate_is_revoked_is_disconnected(
     revoked = tmp_path / "revoked.txt"
     revoked.write_text("")
     settings = {**issuer.node(), "s4.tls.revoked": str(revoked), "s4.listener.patience": "400"}
-    async with running(Noted(), settings) as node:
+    async with running(RecordingApp(), settings) as node:
         bank = issuer.credentials(BANK)
         async with Client(node.listener.address, credentials=bank, timeout=0.5) as client:
             stream = await client.stream("clicks")
@@ -301,7 +301,7 @@ async def test_a_client_that_is_turned_away_comes_seldom_and_logs_it_once(
 ) -> None:
     revoked = tmp_path / "revoked.txt"
     revoked.write_text("")
-    async with running(Noted(), {**issuer.node(), "s4.tls.revoked": str(revoked)}) as node:
+    async with running(RecordingApp(), {**issuer.node(), "s4.tls.revoked": str(revoked)}) as node:
         bank = issuer.credentials(BANK)
         async with Client(node.listener.address, credentials=bank) as client:
             await client.stream("clicks")
@@ -317,7 +317,7 @@ async def test_a_client_that_is_turned_away_comes_seldom_and_logs_it_once(
 
 async def test_a_peer_is_told_when_its_certificate_expires(issuer: Issuer) -> None:
     settings = {**issuer.node(), "s4.listener.patience": "400"}
-    async with running(Noted(), settings) as node:
+    async with running(RecordingApp(), settings) as node:
         brief = issuer.credentials(BANK, days=3 / 86400)
         async with Client(node.listener.address, credentials=brief, timeout=2) as client:
             with capture_logs() as lines:
@@ -335,7 +335,7 @@ async def test_a_peer_is_told_when_its_certificate_expires(issuer: Issuer) -> No
 
 
 async def test_changed_certificates_are_used_for_the_next_connections(issuer: Issuer) -> None:
-    async with running(Noted(), issuer.node()) as node:
+    async with running(RecordingApp(), issuer.node()) as node:
         bank = issuer.credentials(BANK)
         async with Client(node.listener.address, credentials=bank) as client:
             before = await client.stream("clicks")
@@ -380,7 +380,7 @@ async def test_a_producer_cannot_claim_to_be_a_task_with_the_highest_fence(issue
 
 async def test_events_under_another_name_are_refused_without_a_hello(issuer: Issuer) -> None:
     async with (
-        running(Noted(), issuer.node()) as node,
+        running(RecordingApp(), issuer.node()) as node,
         Client(
             node.listener.address,
             producer="bank-1",
@@ -456,16 +456,16 @@ async def test_a_role_may_do_what_the_table_says(
 
 async def test_a_node_that_others_reach_does_not_start_without_certificates() -> None:
     with pytest.raises(ConfigError, match=r"set s4\.access = open: then any program"):
-        async with running(Noted(), address="tcp://0.0.0.0:0"):
+        async with running(RecordingApp(), address="tcp://0.0.0.0:0"):
             raise AssertionError
     with pytest.raises(ConfigError, match=r"no certificate is given; set s4\.tls\.certificate"):
-        Container(Noted(), Config.from_values({"s4.listener.address": TLS}))
+        Container(RecordingApp(), Config.from_values({"s4.listener.address": TLS}))
 
 
 async def test_an_open_node_says_what_that_means() -> None:
     settings = {"s4.listener.address": "tcp://0.0.0.0:0", "s4.access": "open"}
     with capture_logs() as lines:
-        async with running(Noted(), settings):
+        async with running(RecordingApp(), settings):
             pass
     [told] = [line for line in lines if line["event"].startswith("s4.access is open")]
     assert "any program that reaches this address may read, send and delete" in told["event"]
@@ -475,11 +475,11 @@ def test_only_the_certificate_of_a_node_of_the_cluster_may_listen(issuer: Issuer
     for identity in (BANK, "s4://other/node/node"):
         settings = {**issuer.files(identity), "s4.listener.address": TLS}
         with pytest.raises(ConfigError, match="may not serve as a node of cluster 'default'"):
-            Container(Noted(), Config.from_values(settings))
+            Container(RecordingApp(), Config.from_values(settings))
 
 
 async def test_a_client_without_certificates_is_told_to_give_them(issuer: Issuer) -> None:
-    async with running(Noted(), issuer.node()) as node:
+    async with running(RecordingApp(), issuer.node()) as node:
         with pytest.raises(ConfigError, match="no certificate is given"):
             async with Client(node.listener.address) as client:
                 await client.stream("clicks")
@@ -505,7 +505,7 @@ async def log_at(address: str, credentials: Credentials) -> AsyncIterator[Embedd
 async def refused(issuer: Issuer, identity: str, hello: wire.Hello) -> str:
     """What a node answers to the hello of a peer with this identity."""
     async with (
-        running(Noted(), issuer.node()) as node,
+        running(RecordingApp(), issuer.node()) as node,
         issuer.peer(node.listener.address, identity) as peer,
     ):
         await peer.send_frames(hello)

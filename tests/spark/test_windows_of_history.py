@@ -31,7 +31,7 @@ from s4node.spark.history.bootstrap import Bootstrapped, bootstrap
 from s4node.spark.history.event_times import AT, event_times, with_time
 from s4node.spark.history.replay import AppSource
 from s4node.spark.history.savepoint import write_savepoint
-from s4node.state.job import kept_by
+from s4node.state.job import saved_state
 from s4node.testing import AppTest
 from tests.spark.windowed_app import LATENESS, Answer, Reading, Windowed
 
@@ -122,7 +122,7 @@ def states(folder: Path, partitions: int) -> dict[Any, Any]:
     found: dict[Any, Any] = {}
     for number in range(partitions):
         task = f"Partition {number}"
-        with kept_by(folder_of(str(folder), "default", "Windowed"), task) as state:
+        with saved_state(folder_of(str(folder), "default", "Windowed"), task) as state:
             assert state is not None
             for name, table in state.tables.items():
                 for row, data in state.database.table(table):

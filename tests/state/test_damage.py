@@ -19,8 +19,8 @@ from counting_flow import USERS, Flow, append_by_key, counting, flowing
 from durable_lives import COUNTING, Lives
 from durable_lives import USERS as LIVES_USERS
 from harness import NodeProcess, children, filled, s4_process, until
-from kept import kept_instances
 from log_bench import Bench, bench
+from saved_state import saved_instances
 
 from s4node import Client, Event
 from s4node.errors import StoreCorrupt
@@ -60,7 +60,7 @@ async def test_a_damaged_table_is_reported_and_a_new_start_is_sound(tmp_path: Pa
         arguments = [*counting(it), *KEEPING, "-p", "s4.state.checkpoints=99"]
         async with s4_process(*arguments, cwd=tmp_path) as process:
             await committing(it)
-            await until(lambda: all(len(epochs.kept_of(f)) > 1 for f in folders(it)))
+            await until(lambda: all(len(epochs.saved_checkpoints(f)) > 1 for f in folders(it)))
             await committing(it, 1000)
             process.signal(signal.SIGTERM)  # which leaves all in tables
             assert await process.wait() == 0
@@ -135,10 +135,10 @@ async def test_a_file_system_without_room_ends_no_process_and_is_waited_for(
         ballast.unlink()
         await until(lambda: "progress is written again" in process.errors)
         app = small_disk / "state" / "default" / "counting"
-        await until(lambda: len(kept_instances(app)) == USERS)
+        await until(lambda: len(saved_instances(app)) == USERS)
         process.signal(signal.SIGTERM)
         assert await process.wait() == 0
-        kept = kept_instances(app)
+        kept = saved_instances(app)
         assert sum(each["clicks"] for each in kept.values()) == 1000
         assert sum(each["wrong"] for each in kept.values()) == 0
 
@@ -303,7 +303,7 @@ async def test_a_task_whose_events_others_have_is_not_set_back_alone(
             await until(lambda: done(it) == 4000)
             process.signal(signal.SIGTERM)
             assert await process.wait() == 0
-        found = kept_instances(tmp_path / "state" / "default" / "counting")
+        found = saved_instances(tmp_path / "state" / "default" / "counting")
         assert sum(found[str(digit)]["clicks"] for digit in range(10)) == 4000
         assert sum(found[f"user-{n}"]["clicks"] for n in range(USERS)) == 4000
 
@@ -335,7 +335,7 @@ async def all_is_counted(it: Bench, flow: Flow, process: NodeProcess) -> None:
     process.signal(signal.SIGTERM)
     assert await process.wait() == 0
     expected = Counter(f"user-{n % USERS}" for n in range(flow.total))
-    found = kept_instances(it.folder / "state" / "default" / "counting")
+    found = saved_instances(it.folder / "state" / "default" / "counting")
     assert {key: each["clicks"] for key, each in found.items()} == expected
     assert sum(each["wrong"] for each in found.values()) == 0
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from counting_flow import Flow, check_counts, counting, deploy_to_shop, flowing, shipped, shop_node
 from harness import NodeProcess, children, s4_process, until
-from kept import kept_instances, kept_positions
 from log_bench import Bench
+from saved_state import saved_instances, saved_positions
 
 from s4node.failpoints import POINTS
 
@@ -116,7 +116,7 @@ def on_node(it: Bench, name: str, *more: str) -> list[str]:
 
 
 def done(it: Bench, name: str) -> int:
-    found = kept_positions(it.folder / name / "default" / "counting")
+    found = saved_positions(it.folder / name / "default" / "counting")
     return sum(sum(positions.values()) for positions in found.values())
 
 
@@ -130,4 +130,4 @@ async def all_is_counted(it: Bench, flow: Flow, name: str, process: NodeProcess)
     await until(lambda: done(it, name) == flow.total, "all is committed")
     process.signal(signal.SIGTERM)
     assert await process.wait() == 0, process.errors
-    check_counts(flow, kept_instances(it.folder / name / "default" / "counting"))
+    check_counts(flow, saved_instances(it.folder / name / "default" / "counting"))

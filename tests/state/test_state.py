@@ -17,7 +17,7 @@ import trio
 import trio.testing
 from harness import ANY_PORT, free_port, plain_errors, run_s4, running, s4_process, until
 from input_systems import dies
-from kept import kept_positions
+from saved_state import saved_positions
 from shared_apps import KEEPER, Click, CountAndTell, CountingApp, Ignore
 from structlog.testing import capture_logs
 
@@ -50,7 +50,7 @@ async def test_after_an_orderly_stop_pes_go_on_where_they_were_and_nothing_is_re
         await until(lambda: "new" in second.counts)
     assert second.counts == {"joe": 3, "new": 1}
     assert second.created == ["new"]  # joe was created in an earlier life
-    assert kept_positions(Path(settings["s4.state.folder"]) / "default" / "counting") == {
+    assert saved_positions(Path(settings["s4.state.folder"]) / "default" / "counting") == {
         "Partition 0": {"memory.clicks[0]": 5}
     }
 
@@ -859,7 +859,7 @@ async def test_counts_after_kills_at_any_moment(tmp_path: Path, app: str) -> Non
 
 def _reached(kept: Path, wanted: dict[str, int]) -> bool:
     found: dict[str, int] = {}
-    for positions in kept_positions(kept).values():
+    for positions in saved_positions(kept).values():
         found |= positions
     return found == wanted
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import trio
 from harness import free_port, run_s4, s4
-from kept import kept_positions
+from saved_state import saved_positions
 
 from s4node import Client, Oldest
 from s4node.errors import S4Error
@@ -196,7 +196,7 @@ class LogTorture(Torture):
     async def _look_at_progress(self) -> None:
         for app in [path.parent for path in (self.folder / "state").glob("*/*/tasks")]:
             try:
-                kept = await trio.to_thread.run_sync(kept_positions, app)
+                kept = await trio.to_thread.run_sync(saved_positions, app)
             except S4Error:  # a task is being taken over
                 continue
             offsets = {

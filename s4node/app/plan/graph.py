@@ -141,7 +141,7 @@ def _store_problems(spec: StoreSpec[Any, Any]) -> Iterable[str]:
         yield f"{where} has values {spec.value!r}, which cannot be saved: {error}"
 
 
-def check_kept(app: App) -> None:
+def check_saveable(app: App) -> None:
     """Raise one GraphError with every PE whose state cannot be saved."""
     problems = []
     for prototype, element in app.prototypes.values():

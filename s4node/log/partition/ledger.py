@@ -11,7 +11,7 @@ Rules
 - A part of a split frame has gaps in its numbers; repetitions are found by the number of each
   event.
 - The row of a producer has its current life, and whether the id is its own (see
-  :class:`s4node.offsets.producer_offsets.KeptProducer`). The ledger forgets no producer.
+  :class:`s4node.offsets.producer_offsets.SavedProducer`). The ledger forgets no producer.
 - A part that came by the lane of another partition is recorded under the producer's id, a tab and
   that lane's number. So a producer's own id must not have this form.
 - ``plan`` changes nothing. ``apply`` applies a plan once it is on disk.
@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from s4node.errors import StoreCorrupt
 from s4node.events.schema import TypeDecl
 from s4node.net.wire.frame import Section
-from s4node.offsets.producer_offsets import KeptProducer
+from s4node.offsets.producer_offsets import SavedProducer
 
 _PART = re.compile(r"(.*)\t([0-9]{1,4})", re.DOTALL)  # a stream has up to 4096 partitions
 
@@ -97,7 +97,7 @@ class Plan(NamedTuple):
     """The plan for a group of frames: the rows to write, and one answer for each frame."""
 
     entries: list[Entry]
-    producers: dict[str, KeptProducer]
+    producers: dict[str, SavedProducer]
     types: dict[int, TypeDecl]
     answers: list[Appended | StoreCorrupt]
     upcoming: int
@@ -113,7 +113,7 @@ class Ledger:
         self,
         upcoming: int = 0,
         last_ms: int = 0,
-        producers: Mapping[str, KeptProducer] = {},
+        producers: Mapping[str, SavedProducer] = {},
         types: Mapping[int, TypeDecl] = {},
     ) -> None:
         self.upcoming = upcoming
@@ -133,7 +133,7 @@ class Ledger:
                 plan.answers.append(_at_odds(frame, expected, skip, upcoming))
                 continue
             behind = max(frame.behind, expected)
-            plan.producers[frame.producer] = KeptProducer(
+            plan.producers[frame.producer] = SavedProducer(
                 behind, frame.life, frame.incarnation, frame.own_id
             )
             count = frame.count - skip

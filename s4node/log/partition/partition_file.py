@@ -41,7 +41,7 @@ from s4node.log.partition.partition_database import (
 )
 from s4node.log.partition.partition_rows import INSERT_FRAME, row_of
 from s4node.log.partition.retention import Held, Keep, Row, cut
-from s4node.offsets.producer_offsets import KeptProducer
+from s4node.offsets.producer_offsets import SavedProducer
 
 WAL_BYTES = 4 << 20
 """The size at which the write-ahead log is checkpointed beside the writing."""
@@ -150,7 +150,7 @@ class PartitionFile:
                 upcoming,
                 last_ms,
                 {
-                    name: KeptProducer(following, life, incarnation, bool(own_id))
+                    name: SavedProducer(following, life, incarnation, bool(own_id))
                     for name, following, life, incarnation, own_id in producers
                 },
                 {declaration.fingerprint: declaration for declaration in declarations},
@@ -333,7 +333,7 @@ class Standing(NamedTuple):
     size: int
     disk: int
     last_ms: int
-    producers: Mapping[str, KeptProducer] = {}
+    producers: Mapping[str, SavedProducer] = {}
     types: Mapping[int, TypeDecl] = {}
     forgotten: Sequence[str] = ()
     epochs: tuple[tuple[int, int], ...] = ()
@@ -342,7 +342,7 @@ class Standing(NamedTuple):
     def from_file(
         cls,
         file: PartitionFile,
-        producers: Mapping[str, KeptProducer] = {},
+        producers: Mapping[str, SavedProducer] = {},
         types: Mapping[int, TypeDecl] = {},
         forgotten: Sequence[str] = (),
     ) -> Standing:

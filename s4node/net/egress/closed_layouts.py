@@ -230,13 +230,13 @@ def unsettled_events(
     """The events of a lane that have no verdict. A frame that was sent is read again, and an event
     that cannot be read is refused."""
     found: list[Put] = []
-    for kept in lane.kept:
-        events, reasons = _events_in(kept.data, types)
+    for frame in lane.frames:
+        events, reasons = _events_in(frame.data, types)
         for reason in reasons:
             refuse(lane, reason)
         found += [
             Put(number, lane.partition, event)
-            for number, event in enumerate(events, kept.first)
+            for number, event in enumerate(events, frame.first)
             if number >= lane.upto and event is not None
         ]
     waiting = enumerate(lane.pending, lane.next_number)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from s4node.events.event import EventBatch
-from s4node.net.egress.lane import Kept, Lane
+from s4node.net.egress.lane import Lane, OutgoingFrame
 from s4node.net.egress.outbox import Outbox
 from s4node.net.egress.refusal import Refusal
 
@@ -74,7 +74,7 @@ class Forwarder(Outbox):
         """The counts of forwarded events since the start."""
         return PassedOn(self._events, self._refused_there, self._shed_there)
 
-    def _settled(self, lane: Lane, before: int, frames: Sequence[Kept]) -> None:
+    def _settled(self, lane: Lane, before: int, frames: Sequence[OutgoingFrame]) -> None:
         """Complete the batches of a lane's oldest events, which the owner has acknowledged."""
         super()._settled(lane, before, frames)
         count = lane.upto - before

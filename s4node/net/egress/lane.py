@@ -25,8 +25,8 @@ from s4node.net.transport.number_ranges import NumberRanges
 from s4node.net.wire import frame as wire
 
 
-class Kept(NamedTuple):
-    """A frame that was sent and is kept until its verdict."""
+class OutgoingFrame(NamedTuple):
+    """A frame that is kept until its events are acknowledged."""
 
     first: int
     end: int
@@ -39,7 +39,7 @@ class Lane:
     __slots__ = (
         "cursor",
         "excepted",
-        "kept",
+        "frames",
         "known",
         "life",
         "limit",
@@ -60,7 +60,7 @@ class Lane:
         self.open = False  # its owner has answered the hello
         self.pending: list[Any] = []
         self.senders: deque[tuple[str, int]] = deque()
-        self.kept: deque[Kept] = deque()
+        self.frames: deque[OutgoingFrame] = deque()  # not acknowledged yet
         self.excepted = NumberRanges()
         self.cursor = 0
         self.start = 0
@@ -73,11 +73,11 @@ class Lane:
         self.told_time = -math.inf  # the time that its owner was told
         self.told_idle = False
 
-    def restore(self, kept: Sequence[Kept], next_number: int) -> None:
+    def restore(self, frames: Sequence[OutgoingFrame], next_number: int) -> None:
         """Resume where an earlier life has stopped, with the frames that it has committed."""
-        self.kept = deque(kept)
+        self.frames = deque(frames)
         self.next_number = self.released = next_number
-        self.start = self.upto = kept[0].first if kept else next_number
+        self.start = self.upto = frames[0].first if frames else next_number
 
     def note_sender(self, sender: str, count: int) -> None:
         """Note who has sent the next ``count`` events, before they are added to those that wait;
@@ -116,13 +116,13 @@ class Lane:
         self.pending = list(events)
         self.senders.clear()
 
-    def cut_back(self) -> list[Kept]:
+    def cut_back(self) -> list[OutgoingFrame]:
         """Drop the frames that are not released, which were never sent; return them."""
-        forgotten: list[Kept] = []
-        while self.kept and self.kept[-1].end > self.released:
-            forgotten.append(self.kept.pop())
+        forgotten: list[OutgoingFrame] = []
+        while self.frames and self.frames[-1].end > self.released:
+            forgotten.append(self.frames.pop())
         self.next_number = self.released
-        self.cursor = min(self.cursor, len(self.kept))
+        self.cursor = min(self.cursor, len(self.frames))
         return forgotten
 
     @property
@@ -132,46 +132,46 @@ class Lane:
 
     def rewind(self, number: int) -> None:
         """Resend from the frame that holds ``number``."""
-        self.cursor = sum(1 for kept in self.kept if kept.end <= number)
+        self.cursor = sum(1 for frame in self.frames if frame.end <= number)
         self.told_time = -math.inf
 
     def resend(self, budget: int) -> list[bytes]:
         """The kept frames from the cursor on that may be sent now, up to about ``budget`` bytes."""
         frames: list[bytes] = []
         end = self.send_limit
-        while self.cursor < len(self.kept) and budget > 0:
-            kept = self.kept[self.cursor]
-            if kept.first >= end:
+        while self.cursor < len(self.frames) and budget > 0:
+            frame = self.frames[self.cursor]
+            if frame.first >= end:
                 break
             self.cursor += 1
-            frames.append(kept.data)
-            budget -= len(kept.data)
+            frames.append(frame.data)
+            budget -= len(frame.data)
         return frames
 
-    def acknowledge(self, upto: int) -> list[Kept]:
+    def acknowledge(self, upto: int) -> list[OutgoingFrame]:
         """Settle everything below ``upto``; return the frames that are no longer kept."""
-        kept, settled = self.kept, []
+        waiting, settled = self.frames, []
         self.upto = max(self.upto, upto)
         if self.excepted.ranges:
             self.excepted.remove_below(self.upto)
-        while kept and kept[0].end <= upto:
-            settled.append(kept.popleft())
+        while waiting and waiting[0].end <= upto:
+            settled.append(waiting.popleft())
             self.cursor = max(0, self.cursor - 1)
         return settled
 
-    def reopen(self, position: wire.Position, *, again: bool = False) -> list[Kept]:
+    def reopen(self, position: wire.Position, *, again: bool = False) -> list[OutgoingFrame]:
         """Resume at the owner's position; return the frames that are no longer kept.
 
         If the position is after everything that this life has sent, the lane skips to it. A
         producer that sends everything ``again`` numbers on from 0 instead, and settled events do
         not leave.
         """
-        settled: list[Kept] = []
+        settled: list[OutgoingFrame] = []
         if position.number > self.next_number:
             self.known = position.safe if again else position.number
             if not again:
-                settled += self.kept
-                self.kept.clear()
+                settled += self.frames
+                self.frames.clear()
                 self.start = self.next_number = self.upto = position.number
         settled += self.acknowledge(min(position.safe, self.next_number, self.released))
         self.rewind(position.number)
@@ -186,11 +186,13 @@ class Lane:
 
     def validate(self) -> None:
         """Assert the rules; for tests."""
-        assert 0 <= self.cursor <= len(self.kept)
-        numbers = [n for kept in self.kept for n in (kept.first, kept.end)]
+        assert 0 <= self.cursor <= len(self.frames)
+        numbers = [n for frame in self.frames for n in (frame.first, frame.end)]
         assert numbers == sorted(numbers)
-        assert all(a.end == b.first for a, b in zip(self.kept, list(self.kept)[1:], strict=False))
-        assert not self.kept or self.kept[-1].end == self.next_number
+        assert all(
+            a.end == b.first for a, b in zip(self.frames, list(self.frames)[1:], strict=False)
+        )
+        assert not self.frames or self.frames[-1].end == self.next_number
         assert self.start <= self.upto <= self.next_number
         self.excepted.validate()
         assert not self.senders or sum(n for _, n in self.senders) == len(self.pending)
@@ -291,7 +293,7 @@ class LatestTime:
             for lane in lanes
             if (lane.told_time < self.told or lane.told_idle != self.idle)
             and lane.open
-            and (self._by_commits or (not lane.pending and lane.cursor >= len(lane.kept)))
+            and (self._by_commits or (not lane.pending and lane.cursor >= len(lane.frames)))
         ]
 
 

@@ -46,7 +46,7 @@ from s4node.net.egress.closed_layouts import (
     unsettled_events,
 )
 from s4node.net.egress.frame_builder import FrameBuilder, NotBuilt
-from s4node.net.egress.lane import Kept, Lane, LatestTime
+from s4node.net.egress.lane import Lane, LatestTime, OutgoingFrame
 from s4node.net.egress.refusal import Refusal, Refusals
 from s4node.net.egress.stream_types import StreamTypes
 from s4node.net.transport.linger import Sendable
@@ -95,7 +95,7 @@ class Outbox:
         self.refusals = Refusals(stream)
         self.builder = FrameBuilder(stream, producer, self.types, max_frame_events, max_frame_bytes)
         self.weight = 0.0  # approximate bytes of a waiting event
-        self.kept_bytes = 0  # of the frames in all lanes
+        self.frame_bytes = 0  # of the frames in all lanes
         self.taken_out = 0  # events that left ``pending``, into a frame or as refusals
         self.error = ""
         self.repartitioned = False  # the reason of the error
@@ -158,12 +158,12 @@ class Outbox:
     @property
     def unsettled_bytes(self) -> int:
         """The approximate bytes of memory of events without a verdict."""
-        return self.kept_bytes + self.pending_bytes
+        return self.frame_bytes + self.pending_bytes
 
     @property
     def feeds(self) -> bool:
         """True if waiting events may be made into frames."""
-        return self.kept_bytes < wire.WINDOW_BYTES
+        return self.frame_bytes < wire.WINDOW_BYTES
 
     @property
     def in_flight(self) -> int:
@@ -226,10 +226,10 @@ class Outbox:
         for lane in lanes:
             if not lane.open:
                 continue
-            if lane.cursor < len(lane.kept):
-                kept = lane.kept[lane.cursor]
-                room = min(lane.next_number, lane.released) - kept.first
-                waiting = room if kept.first < lane.send_limit else 0
+            if lane.cursor < len(lane.frames):
+                frame = lane.frames[lane.cursor]
+                room = min(lane.next_number, lane.released) - frame.first
+                waiting = room if frame.first < lane.send_limit else 0
             elif feeds:
                 room, waiting = lane.limit - lane.next_number, len(lane.pending)
             else:
@@ -247,10 +247,10 @@ class Outbox:
 
         ``most_bytes`` is the longest frame that the lane's owner accepts, 0 if unknown.
         """
-        if lane.cursor < len(lane.kept):
+        if lane.cursor < len(lane.frames):
             out = lane.resend(budget)
             budget -= sum(map(len, out))
-            if lane.cursor < len(lane.kept):
+            if lane.cursor < len(lane.frames):
                 return out
         else:
             out = []
@@ -347,8 +347,8 @@ class Outbox:
             self._count_off(lane)
         found = unsettled_events(lane, self.types, self._refuse)
         self._settled_before += lane.upto - lane.start + len(lane.excepted)
-        self.kept_bytes -= sum(len(kept.data) for kept in lane.kept)
-        lane.kept.clear()
+        self.frame_bytes -= sum(len(frame.data) for frame in lane.frames)
+        lane.frames.clear()
         lane.wait_only()
         return found
 
@@ -394,10 +394,10 @@ class Outbox:
         if ruling.outcome == wire.EXPECTED:
             lane.rewind(ruling.expected)
 
-    def _settled(self, lane: Lane, before: int, frames: Sequence[Kept]) -> None:  # noqa: ARG002
+    def _settled(self, lane: Lane, before: int, frames: Sequence[OutgoingFrame]) -> None:  # noqa: ARG002
         """Drop settled frames; the owner has acknowledged events from ``before`` to ``upto``."""
-        for kept in frames:
-            self.kept_bytes -= len(kept.data)
+        for frame in frames:
+            self.frame_bytes -= len(frame.data)
 
     def _refused(self, refusal: Refusal) -> None:
         """Note events that were refused, or could not be sent."""
@@ -418,7 +418,7 @@ class Outbox:
         for lane in self.lanes:
             lane.validate()
         assert self._ready_events == sum(len(lane.pending) for lane in self.lanes)
-        assert self.kept_bytes == sum(len(one.data) for lane in self.lanes for one in lane.kept)
+        assert self.frame_bytes == sum(len(one.data) for lane in self.lanes for one in lane.frames)
 
     # -- inside ------------------------------------------------------------------------------
 
@@ -530,8 +530,8 @@ class Outbox:
         if end <= lane.known:
             self._settled(lane, end, lane.acknowledge(end))
             return None
-        lane.kept.append(Kept(first, end, built.data))
-        self.kept_bytes += len(built.data)
+        lane.frames.append(OutgoingFrame(first, end, built.data))
+        self.frame_bytes += len(built.data)
         lane.cursor += 1
         return built.data
 

@@ -18,7 +18,7 @@ import msgspec
 
 from s4node.errors import StateError
 from s4node.events.schema import EventType, TypeDecl
-from s4node.net.egress.lane import Kept
+from s4node.net.egress.lane import OutgoingFrame
 from s4node.net.egress.stream_types import StreamTypes
 from s4node.net.wire import frame as wire
 from s4node.net.wire.body import FrameDecoder
@@ -171,7 +171,7 @@ class SpillRows:
 class SavedRows(NamedTuple):
     """A channel's rows, sorted."""
 
-    frames: defaultdict[int, list[Kept]]  # by partition
+    frames: defaultdict[int, list[OutgoingFrame]]  # by partition
     next_numbers: dict[int, int]
     versions: dict[int, TypeDecl]  # by fingerprint
     own: list[bytes]
@@ -187,7 +187,7 @@ def sort_rows(channel: str, rows: Rows) -> SavedRows:
         kind, at = key[:1], key[start:]
         if kind == _FRAME:
             partition, first, count = _FRAME_AT.unpack(at)
-            saved.frames[partition].append(Kept(first, first + count, value))
+            saved.frames[partition].append(OutgoingFrame(first, first + count, value))
         elif kind == _NEXT:
             saved.next_numbers[_NEXT_AT.unpack(at)[0]] = _number(value)
         elif kind == _TYPE:

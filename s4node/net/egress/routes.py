@@ -132,7 +132,7 @@ class Routes:
         return [
             lane.partition
             for lane in self.outbox.lanes
-            if not lane.open and (lane.pending or lane.kept)
+            if not lane.open and (lane.pending or lane.frames)
         ]
 
     @property
@@ -328,7 +328,7 @@ class NodeRoute:
         out: list[bytes] = []
         for offset in range(len(lanes)):
             lane = lanes[(self._first_lane + offset) % len(lanes)]
-            if not lane.open or not (lane.pending or lane.cursor < len(lane.kept)):
+            if not lane.open or not (lane.pending or lane.cursor < len(lane.frames)):
                 continue
             frames = box.frames(lane, budget, now_ms, flags, most)
             out += frames

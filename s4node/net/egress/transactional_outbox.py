@@ -35,7 +35,7 @@ from s4node.errors import EventError
 from s4node.events.schema import EventType, TypeDecl, class_of
 from s4node.net.egress.closed_layouts import last_ruling, told_closings
 from s4node.net.egress.frame_builder import unnumbered
-from s4node.net.egress.lane import Kept, Lane
+from s4node.net.egress.lane import Lane, OutgoingFrame
 from s4node.net.egress.outbox import Outbox
 from s4node.net.egress.outbox_rows import (
     RowKeys,
@@ -200,7 +200,7 @@ class TransactionalOutbox(Outbox):
     @property
     def idle(self) -> bool:
         """True if the receivers have committed all events."""
-        return not self.kept_bytes and not self.pending
+        return not self.frame_bytes and not self.pending
 
     # -- commits -----------------------------------------------------------------------------
 
@@ -280,8 +280,8 @@ class TransactionalOutbox(Outbox):
             count -= before - len(lane.pending)
             if data is not None:
                 lane.cursor -= 1  # it has not left
-                kept = lane.kept[-1]
-                put(self._keys.frame(at, kept.first, kept.end), data)
+                frame = lane.frames[-1]
+                put(self._keys.frame(at, frame.first, frame.end), data)
         self._cuts_commit = False
         self._declare(put)
         put(self._keys.next_number(at), number_row(lane.next_number))
@@ -382,15 +382,15 @@ class TransactionalOutbox(Outbox):
             f"newer state, or begin anew without state"
         )
 
-    def _settled(self, lane: Lane, before: int, frames: Sequence[Kept]) -> None:
+    def _settled(self, lane: Lane, before: int, frames: Sequence[OutgoingFrame]) -> None:
         super()._settled(lane, before, frames)
         self.settled = self.settled or lane.upto > before
         self._forget(lane, frames)
 
-    def _forget(self, lane: Lane, frames: Sequence[Kept]) -> None:
+    def _forget(self, lane: Lane, frames: Sequence[OutgoingFrame]) -> None:
         """Delete the rows of settled frames with the next commit."""
-        for kept in frames:
-            self._changes.put(self._keys.frame(lane.partition, kept.first, kept.end), None)
+        for frame in frames:
+            self._changes.put(self._keys.frame(lane.partition, frame.first, frame.end), None)
 
     # -- after a restart ---------------------------------------------------------------------
 
@@ -407,7 +407,7 @@ class TransactionalOutbox(Outbox):
         for partition, number in saved.next_numbers.items():
             frames = saved.frames[partition]
             self.lanes[partition].restore(frames, number)
-            self.kept_bytes += sum(len(kept.data) for kept in frames)
+            self.frame_bytes += sum(len(frame.data) for frame in frames)
         self._know_types(saved.versions)
         events = self._read_own(saved)
         self._keep_versions(saved.versions, [f.data for fs in saved.frames.values() for f in fs])
@@ -423,10 +423,10 @@ class TransactionalOutbox(Outbox):
         self.unsent.roll_back()
         self.drop_pending()
         for lane in self.lanes:
-            for kept in lane.cut_back():
-                self.kept_bytes -= len(kept.data)
+            for frame in lane.cut_back():
+                self.frame_bytes -= len(frame.data)
             written = saved.frames[lane.partition]
-            self._forget(lane, [kept for kept in written if kept.end <= lane.upto])
+            self._forget(lane, [frame for frame in written if frame.end <= lane.upto])
         for each in (self._taken, self._cut_since, self.leaving, self._own):
             each.clear()
         self._saved = 0
@@ -502,17 +502,17 @@ class TransactionalOutbox(Outbox):
         decoder = decoder_of(self.types, self._versions)
         events: list[Any] = []
         for lane in self.lanes:
-            for kept in lane.kept:
-                found = read_events(self.stream, kept.data, decoder)
-                events += found[max(0, lane.upto - kept.first) :]
+            for frame in lane.frames:
+                found = read_events(self.stream, frame.data, decoder)
+                events += found[max(0, lane.upto - frame.first) :]
             events += lane.pending
         return events + self.unrouted
 
     def rows(self) -> Iterator[bytes]:
         """All rows that may exist, to delete them."""
         for lane in self.lanes:
-            for kept in lane.kept:
-                yield self._keys.frame(lane.partition, kept.first, kept.end)
+            for frame in lane.frames:
+                yield self._keys.frame(lane.partition, frame.first, frame.end)
             yield self._keys.next_number(lane.partition)
         for index in range(self._own_rows):
             yield self._keys.own_row(index)

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from s4node.net.ingress.producer_lane import FrameReceipt, Mark, ProducerLane
 from s4node.net.ingress.producer_life import Life, fence_of, has_own_id, life_of, task_of
 from s4node.net.wire import frame as wire
-from s4node.offsets.producer_offsets import KeptProducer
+from s4node.offsets.producer_offsets import SavedProducer
 from s4node.offsets.receipts import BatchReceipt
 from s4node.stages.credit import Credit
 from s4node.stages.executors import DESERIALIZER, UNLIMITED, StageSettings
@@ -67,7 +67,7 @@ class StreamAdmission:
     ``stages`` are the stages of the partitions that this node owns; more may come. ``deserializer``
     counts their undecoded frames. ``notify`` is called with each lane whose producer should be told
     something, ``on_time`` with a lane and its producer's report of its time, once that holds. If
-    set, ``kept_to`` are the connections whose frames are taken.
+    set, ``taken_from`` are the connections whose frames are taken.
     """
 
     stream: str
@@ -75,7 +75,7 @@ class StreamAdmission:
     notify: Callable[[ProducerLane], None]
     deserializer: Gauge = field(default_factory=lambda: Gauge(_NO_DESERIALIZER))
     on_time: Callable[[ProducerLane, Mark], None] = lambda _, __: None
-    kept_to: Collection[Hashable] | None = None
+    taken_from: Collection[Hashable] | None = None
     changes: int = 0  # of who is there
     lanes: dict[tuple[str, int], ProducerLane] = field(default_factory=dict)
     frames: int = 0
@@ -172,7 +172,7 @@ class StreamAdmission:
             f"missing. Start it again, and give each program a producer id of its own"
         )
 
-    def _row(self, producer: str, partition: int) -> KeptProducer | None:  # noqa: ARG002
+    def _row(self, producer: str, partition: int) -> SavedProducer | None:  # noqa: ARG002
         """The saved row of a producer that has no lane."""
         return None
 
@@ -380,7 +380,7 @@ class StreamAdmission:
         return self._is_open_to(lane.connection) and self.stages[lane.partition].roomy
 
     def _is_open_to(self, connection: Hashable) -> bool:
-        return self.kept_to is None or connection in self.kept_to
+        return self.taken_from is None or connection in self.taken_from
 
     def reached(self, lane: ProducerLane, mark: Mark) -> None:
         """Pass on what a lane's producer has reported of its time."""

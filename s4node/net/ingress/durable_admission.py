@@ -40,7 +40,7 @@ from s4node.net.ingress.producer_lane import FrameReceipt, ProducerLane, Unproce
 from s4node.net.ingress.producer_life import Life
 from s4node.net.wire import frame as wire
 from s4node.offsets.cuts import Cuts
-from s4node.offsets.producer_offsets import Closings, KeptProducer
+from s4node.offsets.producer_offsets import Closings, SavedProducer
 from s4node.offsets.receipts import LowWatermark
 
 WINDOW_EVENTS = 1 << 20
@@ -153,24 +153,24 @@ class DurableLane(ProducerLane):
             self.done >= self.press_at and self.admission.new_limit(self, self.share) > self.limit
         )
 
-    def kept(self) -> KeptProducer:
+    def row(self) -> SavedProducer:
         """The current row, for a commit."""
         told = [one for _, exceptions in self.unheard or () for one in exceptions]
-        return KeptProducer(self.safe, *self.life, self.own_id, (*told, *self.untold))
+        return SavedProducer(self.safe, *self.life, self.own_id, (*told, *self.untold))
 
-    def restore(self, kept: KeptProducer) -> None:
+    def restore(self, saved: SavedProducer) -> None:
         """Resume from a saved row."""
-        self.life = Life(kept.life, kept.incarnation)
-        self.own_id = kept.own_id
+        self.life = Life(saved.life, saved.incarnation)
+        self.own_id = saved.own_id
         self.has_row = True
-        if kept.untold:
-            self.unheard = deque([(self.limit, [Unprocessed(*one) for one in kept.untold])])
+        if saved.untold:
+            self.unheard = deque([(self.limit, [Unprocessed(*one) for one in saved.untold])])
 
 
 class Known(NamedTuple):
     """A producer that has a row and no lane."""
 
-    kept: KeptProducer
+    saved: SavedProducer
     seen: float
     closings: Closings = ()
 
@@ -179,7 +179,7 @@ class TakenLanes(NamedTuple):
     """The producers in a commit: the changed lanes at that moment, and those to forget, with the
     events that those have ``ended`` with."""
 
-    lanes: dict[DurableLane, KeptProducer]
+    lanes: dict[DurableLane, SavedProducer]
     forgotten: frozenset[str]
     ended: int
 
@@ -226,7 +226,7 @@ class DurableAdmission(StreamAdmission):
     def restore(
         self,
         partition: int,
-        rows: Mapping[str, KeptProducer],
+        rows: Mapping[str, SavedProducer],
         now: float,
         closings: Mapping[str, Closings] = _NONE_CLOSED,
     ) -> None:
@@ -264,15 +264,15 @@ class DurableAdmission(StreamAdmission):
 
     def snapshot(self, partition: int) -> TakenLanes:
         """Take the changed lanes of a partition, for a commit."""
-        lanes = {lane: lane.kept() for lane in self._moved.get(partition, ())}
+        lanes = {lane: lane.row() for lane in self._moved.get(partition, ())}
         forgotten = self._forgotten.get(partition, {})
-        ended = sum(known.kept.number for known in forgotten.values())
+        ended = sum(known.saved.number for known in forgotten.values())
         return TakenLanes(lanes, frozenset(forgotten), ended)
 
     def commit_written(self, partition: int, taken: TakenLanes) -> None:
         """Acknowledge the lanes of a commit that was written."""
         moved = self._moved.get(partition, {})
-        for lane, kept in taken.lanes.items():
+        for lane, saved in taken.lanes.items():
             if not lane.has_row:
                 lane.has_row = True
                 self.learn(lane.producer)
@@ -281,9 +281,9 @@ class DurableAdmission(StreamAdmission):
                 left.discard(partition)
                 if not left:
                     self._unsaved.pop(lane.producer, None)
-            if (lane.safe, *lane.life) == (kept.number, kept.life, kept.incarnation):
+            if (lane.safe, *lane.life) == (saved.number, saved.life, saved.incarnation):
                 moved.pop(lane, None)
-            lane.commit(kept.number)
+            lane.commit(saved.number)
             if lane.awaited and lane.committed < lane.expected == lane.safe:
                 lane.want()
         for producer in taken.forgotten:
@@ -383,7 +383,7 @@ class DurableAdmission(StreamAdmission):
         if lane is not None:
             return lane.expected if lane.expected or lane.has_row else None  # type: ignore[attr-defined]
         known = self._found(producer, partition)
-        return None if known is None else known.kept.number
+        return None if known is None else known.saved.number
 
     def _found(self, producer: str, partition: int) -> Known | None:
         """The saved row of a producer without a lane."""
@@ -484,8 +484,8 @@ class DurableAdmission(StreamAdmission):
         known = self._found(producer, partition)
         if known is None:
             return DurableLane(self, producer, partition, start)
-        lane = DurableLane(self, producer, partition, known.kept.number)
-        lane.restore(known.kept)
+        lane = DurableLane(self, producer, partition, known.saved.number)
+        lane.restore(known.saved)
         lane.closings = known.closings
         if self._known.pop((producer, partition), None) is None:
             del self._forgotten[partition][producer]
@@ -500,9 +500,9 @@ class DurableAdmission(StreamAdmission):
         if lane.has_row and before != (lane.life, lane.own_id):
             self.moved(lane)
 
-    def _row(self, producer: str, partition: int) -> KeptProducer | None:
+    def _row(self, producer: str, partition: int) -> SavedProducer | None:
         known = self._found(producer, partition)
-        return None if known is None else known.kept
+        return None if known is None else known.saved
 
     # -- cuts --------------------------------------------------------------------------------
 
@@ -531,7 +531,7 @@ class DurableAdmission(StreamAdmission):
 
     def _forget_absent(self, now: float, expiry: float) -> None:
         for (producer, partition), known in list(self._known.items()):
-            if known.seen < now - expiry and not known.kept.own_id:
+            if known.seen < now - expiry and not known.saved.own_id:
                 self._forget(producer, partition)
 
     def _is_over(self, lane: ProducerLane) -> bool:
@@ -561,5 +561,5 @@ class DurableAdmission(StreamAdmission):
             assert isinstance(lane, DurableLane)
             if lane.has_row or lane.own_id:
                 self._known[lane.producer, lane.partition] = Known(
-                    lane.kept(), lane.seen, lane.closings
+                    lane.row(), lane.seen, lane.closings
                 )

@@ -19,11 +19,11 @@ from s4node.events.event import EventBatch
 from s4node.net.ingress.producer_lane import FrameReceipt, ProducerLane
 from s4node.offsets.receipts import BatchReceipt
 
-KeptElsewhere = Callable[[ProducerLane], bool]
+WillResend = Callable[[ProducerLane], bool]
 """Returns True if a lane's producer keeps events without a verdict, and will resend them."""
 
 
-def last_frames(waiting: Iterable[EventBatch], kept: KeptElsewhere) -> set[Any]:
+def last_frames(waiting: Iterable[EventBatch], kept: WillResend) -> set[Any]:
     """The receipts of the frames to drop; ``waiting`` are all batches that have not begun.
 
     Their lanes expect them again.
@@ -46,7 +46,7 @@ def last_frames(waiting: Iterable[EventBatch], kept: KeptElsewhere) -> set[Any]:
     return gone
 
 
-def cut_off(batch: EventBatch, kept: KeptElsewhere) -> bool:
+def cut_off(batch: EventBatch, kept: WillResend) -> bool:
     """Cut a frame before its current event, if the frame is its lane's last; else return False."""
     frame = _frame_of(batch)
     if frame is None or batch.numbers is not None or frame.parts != 1:

@@ -106,8 +106,8 @@ class Committer:
 
     def close(self) -> None:
         """Close all files, once nothing runs; uncommitted changes are lost."""
-        for kept in self._tasks.values():
-            kept.close()
+        for commits in self._tasks.values():
+            commits.close()
         self._tasks.clear()
         if self._context.store is not None:
             self._context.store.close()
@@ -125,29 +125,29 @@ class Committer:
     async def check_fences(self) -> None:
         """Raise TaskFenced if another container owns one of the tasks now."""
         context = self._context
-        for kept in list(self._tasks.values()):
+        for commits in list(self._tasks.values()):
             assert context.store is not None  # opened before the first task is claimed
-            await context.claims(context.store.check_fence, kept.claim)
+            await context.claims(context.store.check_fence, commits.claim)
 
     async def release(self, task: Task) -> None:
         """Write the last commits of a retired task, and close its files."""
-        kept = self._tasks[task.partition]
-        kept.leaving = True
+        commits = self._tasks[task.partition]
+        commits.leaving = True
         self._loop.carry_out(task, task.leave_none_behind())
-        while kept.writing or kept.changed:
-            if kept.writing:
+        while commits.writing or commits.changed:
+            if commits.writing:
                 await self._quiet.park()
             else:
-                self._begin(kept, kept.snapshot())
+                self._begin(commits, commits.snapshot())
         del self._tasks[task.partition]
-        await self._context.in_thread(kept.close)
+        await self._context.in_thread(commits.close)
 
     async def written(self, task: Task) -> TaskCommits:
         """Wait for the running commit of a task, which must not request another."""
-        kept = self._tasks[task.partition]
-        while kept.writing:
+        commits = self._tasks[task.partition]
+        while commits.writing:
             await self._quiet.park()
-        return kept
+        return commits
 
     # -- committing --------------------------------------------------------------------------
 
@@ -155,36 +155,40 @@ class Committer:
         """Take the task's state and offsets, and write them soon; return False if not taken yet."""
         if self._ending:  # a task has taken one more step during cancellation
             return False
-        kept = self._tasks.get(task.partition)
-        if kept is None:  # a stopping member that just takes the task over has done nothing of it
+        commits = self._tasks.get(task.partition)
+        if (
+            commits is None
+        ):  # a stopping member that just takes the task over has done nothing of it
             return False
-        if kept.writing:
-            kept.again = True
-            if kept.keeps:
+        if commits.writing:
+            commits.again = True
+            if commits.keeps:
                 return False
-            kept.pending = kept.snapshot()
-        elif kept.changed:
-            self._begin(kept, kept.snapshot())
+            commits.pending = commits.snapshot()
+        elif commits.changed:
+            self._begin(commits, commits.snapshot())
         return True
 
     async def wait_written(self, tasks: Iterable[Task]) -> None:
         """Write the changes of all these tasks that are idle."""
         self._finishing = True
-        mine = [kept for task in tasks if (kept := self._tasks.get(task.partition)) is not None]
+        mine = [
+            commits for task in tasks if (commits := self._tasks.get(task.partition)) is not None
+        ]
         while True:
             if self.writing:
                 await self._quiet.park()
                 continue
-            due = [kept for kept in mine if kept.changed and not kept.task.busy]
+            due = [commits for commits in mine if commits.changed and not commits.task.busy]
             if not due:
                 return
-            for kept in due:
-                self._begin(kept, kept.snapshot())
+            for commits in due:
+                self._begin(commits, commits.snapshot())
 
     def changed(self, task: Task) -> bool:
         """Return True if a commit of a task runs, or would write anything."""
-        kept = self._tasks.get(task.partition)
-        return kept is not None and (kept.writing or kept.changed)
+        commits = self._tasks.get(task.partition)
+        return commits is not None and (commits.writing or commits.changed)
 
     def _patience(self, task: Task) -> float:
         """For how many seconds others can wait for a commit of a task; infinity if none waits."""
@@ -196,75 +200,77 @@ class Committer:
         """Return True if a commit of a task runs."""
         return self._tasks[task.partition].writing
 
-    def _begin(self, kept: TaskCommits, what: TaskProgress) -> None:
-        task = kept.task
+    def _begin(self, commits: TaskCommits, what: TaskProgress) -> None:
+        task = commits.task
         task.timetable.commit_begins(trio.current_time())
         isolation = task.failures.isolation
         if isolation is not None and (told := isolation.taken()):
             self._loop.carry_out(task, [HandOn("", stream, [event]) for stream, event in told])
-        kept.begin_commit(what)
-        kept.writing = True
-        kept.again = False
-        kept.pending = None
-        self._nursery.start_soon(self._run, kept, what)
+        commits.begin_commit(what)
+        commits.writing = True
+        commits.again = False
+        commits.pending = None
+        self._nursery.start_soon(self._run, commits, what)
 
-    async def _run(self, kept: TaskCommits, what: TaskProgress) -> None:
+    async def _run(self, commits: TaskCommits, what: TaskProgress) -> None:
         written, spoiled = False, None
         try:
-            written = await kept.save(what)
+            written = await commits.save(what)
         except NotSaveable as error:
             spoiled = error
         if spoiled is not None:
-            if self._finishing or kept.leaving:  # no time to search for the cause
+            if self._finishing or commits.leaving:  # no time to search for the cause
                 raise spoiled
-            kept.writing = False
-            kept.task.timetable.commit_ended(trio.current_time(), *kept.spent)
+            commits.writing = False
+            commits.task.timetable.commit_ended(trio.current_time(), *commits.spent)
             self._quiet.unpark_all()
-            self._loop.carry_out(kept.task, kept.task.failures.spoiled(spoiled))
+            self._loop.carry_out(commits.task, commits.task.failures.spoiled(spoiled))
             return
         if written:
-            await kept.tell(what)
+            await commits.tell(what)
             passing("commit.told")
-            if kept.cut:
-                await self._keep_cut(kept)
-            if kept.keeping.due:
-                upload = await self._context.in_thread(kept.keeping.make_checkpoint, kept.state)
+            if commits.cut:
+                await self._keep_cut(commits)
+            if commits.keeping.due:
+                upload = await self._context.in_thread(
+                    commits.keeping.make_checkpoint, commits.state
+                )
                 if upload is not None:
                     self._nursery.start_soon(self._context.in_thread, upload)
-            if not (self._finishing or kept.leaving):
-                await kept.expire()  # before the state may be closed or rolled back
+            if not (self._finishing or commits.leaving):
+                await commits.expire()  # before the state may be closed or rolled back
         else:
-            kept.again = True  # with the newest offsets
-            if kept.cut:  # what it is part of now has more than the cut
-                cut = CutReport(kept.claim.task, kept.claim.fence, 0)
+            commits.again = True  # with the newest offsets
+            if commits.cut:  # what it is part of now has more than the cut
+                cut = CutReport(commits.claim.task, commits.claim.fence, 0)
                 why = "its commit could not be written; its node's log says why"
-                await self._cut_failed(kept.cut, cut, why)
-        kept.writing = False
-        kept.task.timetable.commit_ended(trio.current_time(), *kept.spent)
-        if kept.pending is not None and kept.pending != what and not kept.keeps:
-            self._begin(kept, kept.pending)
+                await self._cut_failed(commits.cut, cut, why)
+        commits.writing = False
+        commits.task.timetable.commit_ended(trio.current_time(), *commits.spent)
+        if commits.pending is not None and commits.pending != what and not commits.keeps:
+            self._begin(commits, commits.pending)
         elif not self._finishing:
-            if kept.again:
-                kept.task.want_commit()
-            elif (patience := self._patience(kept.task)) < math.inf:
-                kept.task.await_commit(patience)
-            self._loop.wake(kept.task)  # the end of its inputs may wait for the commit
+            if commits.again:
+                commits.task.want_commit()
+            elif (patience := self._patience(commits.task)) < math.inf:
+                commits.task.await_commit(patience)
+            self._loop.wake(commits.task)  # the end of its inputs may wait for the commit
         self._quiet.unpark_all()
 
-    async def _keep_cut(self, kept: TaskCommits) -> None:
+    async def _keep_cut(self, commits: TaskCommits) -> None:
         """Keep a task's cut; if that fails, the savepoint fails and the task goes on."""
         passing("savepoint.cut")
-        report = CutReport(kept.claim.task, kept.claim.fence, kept.state.last[1])
+        report = CutReport(commits.claim.task, commits.claim.fence, commits.state.last[1])
         try:
-            await self._context.in_thread(kept.keep_cut, self._savepoints)
+            await self._context.in_thread(commits.keep_cut, self._savepoints)
         except _CUT_ERRORS as error:
-            await self._cut_failed(kept.cut, report, str(error))
+            await self._cut_failed(commits.cut, report, str(error))
             return
         passing("savepoint.kept")
         if self._depot is None:
-            await self._publish_cut(kept.cut, report)
+            await self._publish_cut(commits.cut, report)
         else:  # which takes long
-            self._nursery.start_soon(self._publish_cut, kept.cut, report)
+            self._nursery.start_soon(self._publish_cut, commits.cut, report)
 
     async def _publish_cut(self, number: int, report: CutReport) -> None:
         """Have a cut where the command finds it, while the task goes on."""
@@ -303,11 +309,11 @@ class Committer:
     @property
     def writing(self) -> bool:
         """True if a commit runs."""
-        return any(kept.writing for kept in self._tasks.values())
+        return any(commits.writing for commits in self._tasks.values())
 
     def committed(self) -> Mapping[int, Checkpoint]:
         """The last checkpoint of each task."""
-        return {task: kept.checkpoint for task, kept in self._tasks.items()}
+        return {task: commits.checkpoint for task, commits in self._tasks.items()}
 
 
 async def _report_to_nobody(number: int, report: CutReport) -> None:

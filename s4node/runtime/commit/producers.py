@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 
 from s4node.net.ingress.durable_admission import DurableAdmission, TakenLanes
-from s4node.offsets.producer_offsets import Closings, KeptProducer, KeptProducers, Producer
+from s4node.offsets.producer_offsets import Closings, Producer, SavedProducer, SavedProducers
 
 TakenProducers = Mapping[str, TakenLanes]
 """The lanes that a commit takes, by stream."""
@@ -41,7 +41,7 @@ class Producers:
     def restore(
         self,
         partition: int,
-        kept: Mapping[Producer, KeptProducer],
+        kept: Mapping[Producer, SavedProducer],
         closings: Mapping[Producer, Closings],
     ) -> None:
         """Restore the saved producers of a partition that is about to open."""
@@ -74,9 +74,9 @@ class Producers:
         self._on_committed()
 
 
-def rows_of(taken: TakenProducers) -> KeptProducers:
+def rows_of(taken: TakenProducers) -> SavedProducers:
     """The rows of the lanes that a commit has taken."""
-    found: dict[Producer, KeptProducer | None] = {}
+    found: dict[Producer, SavedProducer | None] = {}
     for stream, each in taken.items():
         found.update({(stream, name): None for name in each.forgotten})
         found.update({(stream, lane.producer): kept for lane, kept in each.lanes.items()})

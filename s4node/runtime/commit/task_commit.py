@@ -35,7 +35,7 @@ from s4node.net.wire.frame import TASK
 from s4node.offsets.checkpoint import Checkpoint
 from s4node.offsets.cuts import Cuts
 from s4node.offsets.input_progress import InputProgress, taken
-from s4node.offsets.producer_offsets import KeptProducers
+from s4node.offsets.producer_offsets import SavedProducers
 from s4node.offsets.system import SystemStreamPartition
 from s4node.offsets.task_claims import Claim, TaskClaims, now_ms
 from s4node.runtime.commit.producers import Producers, TakenProducers, rows_of
@@ -69,7 +69,7 @@ class TaskProgress(NamedTuple):
     epochs: Mapping[SystemStreamPartition, int] = {}
 
     @property
-    def rows(self) -> tuple[dict[str, int], frozenset[str], KeptProducers]:
+    def rows(self) -> tuple[dict[str, int], frozenset[str], SavedProducers]:
         """The rows to write."""
         positions = {str(ssp): offset for ssp, offset in self.offsets.items()}
         return positions, self.consumed, rows_of(self.producers)

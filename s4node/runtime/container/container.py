@@ -185,7 +185,7 @@ class Container:
         if self._reaching.cancelled_caught:
             return
         if self.replay is not None:
-            graph.check_kept(app)
+            graph.check_saveable(app)
         else:
             if app.stores:
                 graph.refuse_stores(app)
@@ -206,7 +206,7 @@ class Container:
         if self.log is not None:
             self.log.check_names()
 
-    async def check_kept(self, savepoint: str = "") -> None:
+    async def check_saved_state(self, savepoint: str = "") -> None:
         """Raise S4Error if the prepared app cannot read the state of an earlier version, or that in
         the folder of a ``savepoint``.
 
@@ -217,7 +217,7 @@ class Container:
         if savepoint:
             await self.replay.check_savepoint(self.model, savepoint)
         else:
-            await self.replay.check_kept(self._job_name, self.model, self._job_before)
+            await self.replay.check_saved_state(self._job_name, self.model, self._job_before)
 
     @property
     def _job_name(self) -> str:

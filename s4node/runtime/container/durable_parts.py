@@ -61,7 +61,7 @@ from s4node.runtime.task.gate import Phase
 from s4node.runtime.task.task import Task
 from s4node.savepoints.place import manifest_in, opened_task
 from s4node.savepoints.replacement import check_complete
-from s4node.state.job import elsewhere, identity_of, kept_by, known_job
+from s4node.state.job import elsewhere, identity_of, known_job, saved_state
 from s4node.state.remote_job import depot_of
 from s4node.state.remote_log import CREATE
 from s4node.state.standby.follower import remove_standbys
@@ -161,7 +161,7 @@ class DurableParts:
         config = self._config
         return folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], name)
 
-    async def check_kept(self, name: str, model: JobModel, before: JobGuard | None) -> None:
+    async def check_saved_state(self, name: str, model: JobModel, before: JobGuard | None) -> None:
         """Raise StateError or CheckpointError if the app cannot read a sample of its saved state,
         or if only some of its tasks may have been replaced.
 
@@ -176,7 +176,7 @@ class DurableParts:
                 "Or deploy it under another name (--name), to begin without progress.",
             )
         hasher = hasher_named(self._config[settings.HASHER])
-        await saved_sample.check(self._app, partial(kept_by, folder), model.tasks, hasher)
+        await saved_sample.check(self._app, partial(saved_state, folder), model.tasks, hasher)
 
     async def check_savepoint(self, model: JobModel, savepoint: str) -> None:
         """Raise StateError or CheckpointError if the app cannot go on from the savepoint in a

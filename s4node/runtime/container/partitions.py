@@ -23,7 +23,7 @@ from s4node.errors import WouldBlock
 from s4node.events.event import EventBatch, footprint
 from s4node.metrics.registry import MetricsRegistry
 from s4node.net.ingress.producer_lane import Mark, ProducerLane
-from s4node.net.ingress.unbegun import KeptElsewhere, last_frames
+from s4node.net.ingress.unbegun import WillResend, last_frames
 from s4node.offsets.system import SystemStreamPartition
 from s4node.runtime.container.metrics import source_of
 from s4node.runtime.event_time.sources import Sources
@@ -228,7 +228,7 @@ class Partitions:
         """True if events wait that a producer sent and that cannot be replayed."""
         return any(task.backlog.has_sent for task in self.tasks.values())
 
-    def leave_to_producers(self, kept: KeptElsewhere) -> None:
+    def leave_to_producers(self, kept: WillResend) -> None:
         """Leave events that have not begun to their producers, as far as possible."""
         waiting = [batch for task in self.tasks.values() for batch in task.unbegun()]
         frames = last_frames(waiting, kept)

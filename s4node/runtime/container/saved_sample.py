@@ -26,7 +26,7 @@ from s4node.app.app import App
 from s4node.errors import StateError, StoreCorrupt
 from s4node.events.keys import KEY_GROUPS, Hasher, Key, crc32m
 from s4node.logger import get_logger
-from s4node.runtime.event_time.window_state import FAILED, check_order_kept
+from s4node.runtime.event_time.window_state import FAILED, check_order
 from s4node.runtime.inputs.job_model import TaskModel
 from s4node.runtime.task.pe_processor import PeProcessor
 from s4node.state import epochs, key_encoding
@@ -71,7 +71,7 @@ def check_unused(folder: Path) -> None:
                 database = copies.enter_context(epochs.copied(place))
             except (StateError, StoreCorrupt):
                 continue
-            check_order_kept(TaskState(database, crc32m))
+            check_order(TaskState(database, crc32m))
 
 
 def _look(

@@ -96,7 +96,7 @@ def go_on(state: State, name: str, saved: Rows, kind: str | None) -> None:
     state.set_meta(KIND + name, kind)
 
 
-def check_order_kept(state: State) -> None:
+def check_order(state: State) -> None:
     """Raise StateError if events are held back for an order that the app no longer has.
 
     The PEs that the app has are set up in ``state``.

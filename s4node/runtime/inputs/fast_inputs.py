@@ -40,14 +40,14 @@ class FastInputs:
         if not self._held:
             self._since, self._until = now, None
             for port in self._ports:
-                port.admission.kept_to = port.members
+                port.admission.taken_from = port.members
 
     def let_go(self, now: float) -> None:
         """Let producers go on."""
         if self._held:
             self._until = now
             for port in self._ports:
-                port.admission.kept_to = None
+                port.admission.taken_from = None
             self._on_release()
 
     def held_seconds(self, now: float) -> float:

@@ -31,14 +31,14 @@ log = get_logger("s4node.runtime")
 class Known(NamedTuple):
     """The sources of the offset at which a task resumes an input.
 
-    ``wish`` is the offset of ``init``, ``request`` a pending startpoint, ``kept`` the checkpoint's
-    offset, with its ``epoch`` (0 if there is none). ``start`` is the id of this start of the job,
-    empty if the task has begun in it already.
+    ``wish`` is the offset of ``init``, ``request`` a pending startpoint, and ``checkpoint`` the
+    offset of the checkpoint, with its ``epoch`` (0 if there is none). ``start`` is the id of this
+    start of the job, empty if the task has begun in it already.
     """
 
     wish: Startpoint | None
     request: Request | None
-    kept: int | None
+    checkpoint: int | None
     start: str
     epoch: int = 0
 
@@ -68,8 +68,10 @@ class StartingOffsets:
         if known.request is not None:
             return await self._requested(system, ssp, task, known.request), "startpoint"
         reset = self._resets(ssp) and known.start
-        if known.kept is not None and not reset:
-            return await self._checkpointed(system, ssp, known.kept, known.epoch), "checkpoint"
+        if known.checkpoint is not None and not reset:
+            return await self._checkpointed(
+                system, ssp, known.checkpoint, known.epoch
+            ), "checkpoint"
         if not reset and ssp.partition >= self._grown.get(f"{ssp.system}.{ssp.stream}", math.inf):
             return await system.resolve(ssp, Oldest()), "a new partition"
         word = default_offset(self._config, ssp.system, ssp.stream)
@@ -98,37 +100,37 @@ class StartingOffsets:
             ) from error
 
     async def _checkpointed(
-        self, system: System, ssp: SystemStreamPartition, kept: int, epoch: int
+        self, system: System, ssp: SystemStreamPartition, checkpoint: int, epoch: int
     ) -> int:
         bounds = await system.bounds(ssp)
-        if epoch and kept > (end := bounds.end_of(epoch)):
+        if epoch and checkpoint > (end := bounds.end_of(epoch)):
             log.error(
                 "the end of an input is lost, and stays counted; reading goes on after it",
                 input=str(ssp),
-                events=kept - end,
+                events=checkpoint - end,
                 goes_on_at=end,
             )
-            kept = end
-        if kept > bounds.upcoming:
+            checkpoint = end
+        if checkpoint > bounds.upcoming:
             raise CheckpointError(
-                f"the checkpoint of {ssp} resumes at offset {kept}, but {ssp} ends at "
+                f"the checkpoint of {ssp} resumes at offset {checkpoint}, but {ssp} ends at "
                 f"{bounds.upcoming}: it is another stream now, or has lost its end, or the "
                 f"checkpoint was imported and does not fit. Say where to resume: "
                 f"{setting(self._config, self._name, ssp)} (or --offset N), or s4 checkpoint "
                 f"import with one that fits; or set "
                 f"streams.{ssp.stream}.samza.reset.offset = true to begin anew"
             )
-        if kept < bounds.oldest:
+        if checkpoint < bounds.oldest:
             return self.skipped(
                 ssp,
-                kept,
+                checkpoint,
                 bounds.oldest,
                 InputLost(
-                    f"{ssp}: the checkpoint resumes at offset {kept}, but the oldest event is at "
-                    f"{bounds.oldest}: retention has deleted the events between"
+                    f"{ssp}: the checkpoint resumes at offset {checkpoint}, but the oldest event "
+                    f"is at {bounds.oldest}: retention has deleted the events between"
                 ),
             )
-        return kept
+        return checkpoint
 
     def skipped(
         self, ssp: SystemStreamPartition, position: int, oldest: int, error: InputLost

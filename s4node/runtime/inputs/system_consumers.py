@@ -69,13 +69,13 @@ class Gained(NamedTuple):
 
     task: Task
     ssps: Collection[SystemStreamPartition]
-    kept: Checkpoint
+    checkpoint: Checkpoint
     startpoints: Mapping[SystemStreamPartition, Request]
     start: str
     """The name of this start of the job."""
 
 
-def _is_kept(taker: Taker) -> bool:
+def _is_committed(taker: Taker) -> bool:
     """Return True if the offset at which the task resumes is committed."""
     return taker.progress.committed is not None and not taker.progress.startpoints
 
@@ -225,7 +225,7 @@ class SystemConsumers:
             taker.progress.committed = before.committed
             taker.progress.startpoints = before.startpoints
             self.progress[new.partition][taker.ssp] = taker.progress
-            self._want_kept(taker)
+            self._commit_soon(taker)
             feed = self._feeds.get(taker.ssp)
             if feed is not None and new.partition in feed.takers:
                 self._join(taker)
@@ -253,7 +253,7 @@ class SystemConsumers:
             for taker in takers:
                 taker.progress = self._progress_of(taker)
                 taker.progress.startpoints = self.starts.consumed(taker.known)
-                if taker.known.kept == taker.next:
+                if taker.known.checkpoint == taker.next:
                     taker.progress.committed = taker.next
                 self.progress[taker.task.partition][taker.ssp] = taker.progress
                 self._begun[taker.task.partition].append(taker)
@@ -272,8 +272,8 @@ class SystemConsumers:
         It does not wait for other partitions, whose commits may wait for a long window.
         """
         for taker in takers:
-            self._want_kept(taker)
-        await self.wait(lambda: all(_is_kept(taker) for taker in takers))
+            self._commit_soon(taker)
+        await self.wait(lambda: all(_is_committed(taker) for taker in takers))
         for taker in takers:
             self._join(taker)
             await self._bootstrap(taker, system)
@@ -282,8 +282,8 @@ class SystemConsumers:
         self.tell_ends(takers[0].ssp)
         self.released()
 
-    def _want_kept(self, taker: Taker) -> None:
-        if not _is_kept(taker):
+    def _commit_soon(self, taker: Taker) -> None:
+        if not _is_committed(taker):
             self._tasks.commit_soon(taker.task.partition)
 
     async def _bootstrap(self, taker: Taker, system: System) -> None:

@@ -354,7 +354,7 @@ class Exchange:
             for channel in self._all()
             if not channel.outbox.idle
             for lane in channel.outbox.lanes
-            if lane.kept or lane.pending
+            if lane.frames or lane.pending
         )
 
     def _all(self) -> Iterator[Channel]:

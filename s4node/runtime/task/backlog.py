@@ -22,7 +22,7 @@ from typing import Any
 from s4node.app.app import App
 from s4node.app.stream import InputStream, OutputStream
 from s4node.events.event import EventBatch
-from s4node.net.ingress.unbegun import KeptElsewhere, cut_off
+from s4node.net.ingress.unbegun import WillResend, cut_off
 from s4node.offsets.system import InputBatch
 from s4node.runtime.task.chooser import Bootstrap, MessageChooser, batching_of
 from s4node.stages.executors import UNLIMITED, Executor
@@ -75,7 +75,7 @@ class Backlog:
         self._outer_waiting: dict[Any, EventBatch] = {}
         self._unended: set[Hashable] = set()  # replayable inputs
         self._given_back = False
-        self._cuts: KeptElsewhere | None = None  # to cut begun frames after their slice
+        self._cuts: WillResend | None = None  # to cut begun frames after their slice
 
     # -- offering ----------------------------------------------------------------------------
 
@@ -288,7 +288,7 @@ class Backlog:
             yield from self.stages[source].waiting
 
     def leave_to_producers(
-        self, frames: Collection[Any], kept: KeptElsewhere, *, slicing: bool
+        self, frames: Collection[Any], kept: WillResend, *, slicing: bool
     ) -> None:
         """Leave ``frames``, given by their receipts, to their producers, as none has begun.
 
@@ -305,7 +305,7 @@ class Backlog:
                 self._cut_off(batch, kept)
         self._cuts = kept
 
-    def _cut_off(self, batch: EventBatch, kept: KeptElsewhere) -> bool:
+    def _cut_off(self, batch: EventBatch, kept: WillResend) -> bool:
         """Leave the rest of a frame to its producer; return False if that is not possible."""
         if not cut_off(batch, kept):
             return False

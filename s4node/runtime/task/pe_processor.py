@@ -95,7 +95,7 @@ class PeProcessor(Processor):
         self._calls = TimedCalls(app, partition, self.instances, self.times, clock)
         idles = any(p.cache_idle or p.ttl for p, _ in app.prototypes.values())
         self.timed = bool(self._calls.intervals) or idles or self.times.timed
-        self._kept: PeState | None = None
+        self._saved: PeState | None = None
         self._restoring: Iterator[None] = iter(())
         waits = bool(self._leaving) or any(
             inspect.iscoroutinefunction(each.on_time) for each in self._calls.intervals
@@ -114,11 +114,11 @@ class PeProcessor(Processor):
         for windows in self._windowed():
             if windows.own is not None:
                 windows.have = partial(self.have, windows.own.prototype.name)
-        kept = self._kept = PeState(self._app, self.instances, self.triggers, state)
-        self._restoring = kept.restore()
+        saved = self._saved = PeState(self._app, self.instances, self.triggers, state)
+        self._restoring = saved.restore()
         for name in self._plans:
             stream = self._app.streams[name]
-            savers = kept.savers(stream, parallel=self._parallel.get(name, 1) > 1)
+            savers = saved.savers(stream, parallel=self._parallel.get(name, 1) > 1)
             self._plans[name] = graph.compile_plan(stream, self.instances, self.triggers, savers)
 
     def restore(self, limit: int) -> bool:
@@ -183,8 +183,8 @@ class PeProcessor(Processor):
 
     def have(self, name: str, keys: Iterable[Any]) -> None:
         """Load the saved instances of a PE for these keys into memory."""
-        assert self._kept is not None
-        self._kept.have(name, keys)
+        assert self._saved is not None
+        self._saved.have(name, keys)
 
     def instance_of(self, name: str, key: Any) -> ProcessingElement | None:
         """An instance, for reading only: the one in memory, or a copy of the saved one, or None."""
@@ -192,8 +192,8 @@ class PeProcessor(Processor):
         if isinstance(instances, WindowInstances):
             return next(iter(instances.of_key(key)), None)
         found = dict.get(instances, key)
-        if found is None and self._kept is not None:
-            found = self._kept.instance_of(name, key)
+        if found is None and self._saved is not None:
+            found = self._saved.instance_of(name, key)
         return found
 
     def mode(self, op: Op, stream: str) -> Mode:
@@ -207,8 +207,8 @@ class PeProcessor(Processor):
 
     def check_saveable(self, stream: str, event: Any) -> None:
         """Raise NotSaveable if an instance that gets this event cannot be saved."""
-        if self._kept is not None:
-            self._kept.check_saveable(stream, event)
+        if self._saved is not None:
+            self._saved.check_saveable(stream, event)
 
     async def process(self, batch: EventBatch, events: list[Any]) -> int:
         """Process these events, from ``batch.at`` on; return how many were processed."""
@@ -216,8 +216,8 @@ class PeProcessor(Processor):
         run, waits = plan.run, plan.is_async
         if self.times.timed:
             self.times.events_begin()
-        if self._kept is not None:
-            self._kept.before(batch.stream, events)
+        if self._saved is not None:
+            self._saved.before(batch.stream, events)
         token = begin_put(self.put)
         try:
             it = iter(events)
@@ -332,14 +332,14 @@ class PeProcessor(Processor):
     def before_event(self, entry: InFlightEvent) -> None:
         """Load the event's instances into memory."""
         self.times.events_begin()
-        if self._kept is not None:
-            self._kept.before_one(entry.batch.stream, entry.event)
+        if self._saved is not None:
+            self._saved.before_one(entry.batch.stream, entry.event)
 
     def after_event(self, entry: InFlightEvent) -> None:
         """Mark the event's instances again: a commit may have been taken while it was processed."""
         self.times.look_again()
-        if self._kept is not None:
-            self._kept.before_one(entry.batch.stream, entry.event)
+        if self._saved is not None:
+            self._saved.before_one(entry.batch.stream, entry.event)
 
     async def process_one(self, entry: InFlightEvent) -> None:
         handled.set((self._name, entry.batch, None, entry.index))
@@ -440,7 +440,7 @@ class PeProcessor(Processor):
     async def start(self) -> None:
         """Call ``on_create`` of singletons; windows are created at their first event."""
         token = begin_put(self.put)
-        resumed = self._kept.resumed if self._kept is not None else ()
+        resumed = self._saved.resumed if self._saved is not None else ()
         try:
             for name, instances in self.instances.items():
                 prototype = instances.prototype

@@ -32,7 +32,7 @@ from s4node.runtime.event_time.window_state import (
     Rows,
     SavedWindows,
     WindowCodec,
-    check_order_kept,
+    check_order,
     go_on,
 )
 from s4node.store_spec import StoreSpec
@@ -258,7 +258,7 @@ class PeState:
         triggers: Mapping[str, graph.TriggerState],
         state: State,
     ) -> None:
-        self._kept = kept = {
+        self._saved = saved = {
             name: _Prototype(name, each, triggers.get(name), state)
             for name, each in instances.items()
             if not isinstance(each, WindowInstances)
@@ -272,14 +272,14 @@ class PeState:
                 WindowCodec(f"{name}{FAILED}", windowed.failed, state),
             )
         ]
-        check_order_kept(state)
-        found = [each.instances.timers for each in kept.values()]
+        check_order(state)
+        found = [each.instances.timers for each in saved.values()]
         self._timers = [timers for timers in found if timers is not None]
         for timers in self._timers:
             timers.keeper = state.saved_timers(timers.pe)
         self.resumed: set[str] = set()
         """Singletons that were created in an earlier run."""
-        for name, each in kept.items():
+        for name, each in saved.items():
             if each.instances.prototype.singleton:
                 data = each.saved.find([None]).get(None)
                 if data is not None:
@@ -288,11 +288,11 @@ class PeState:
         fed = [each for each in app.streams.values() if not isinstance(each, OutputStream)]
         self._before = {
             stream.name: _Before(
-                stream, [kept[each.name] for each in stream.targets if each.name in kept]
+                stream, [saved[each.name] for each in stream.targets if each.name in saved]
             )
             for stream in fed
         }
-        keyed = [each for each in kept.values() if not each.instances.prototype.singleton]
+        keyed = [each for each in saved.values() if not each.instances.prototype.singleton]
         self._windows: dict[str, graph.Saver] = {
             name: each.saver for name, each in windows.items() if each.saver is not None
         }
@@ -313,11 +313,11 @@ class PeState:
 
     def have(self, name: str, keys: Iterable[Any]) -> None:
         """Load the saved instances of a prototype for these keys."""
-        self._kept[name].prepare(set(keys))
+        self._saved[name].prepare(set(keys))
 
     def instance_of(self, name: str, key: Any) -> ProcessingElement | None:
         """A copy of the saved instance of a key; None if there is none."""
-        return self._kept[name].instance_of(key)
+        return self._saved[name].instance_of(key)
 
     def before(self, stream: str, events: Iterable[Any]) -> None:
         """Prepare for these events of a stream, which are processed one after the other."""

@@ -25,7 +25,7 @@ from s4node.errors import ProcessingError
 from s4node.events.event import EventBatch
 from s4node.metrics.registry import MetricsRegistry
 from s4node.metrics.statistics import TaskStatistics
-from s4node.net.ingress.unbegun import KeptElsewhere
+from s4node.net.ingress.unbegun import WillResend
 from s4node.runtime.task.actions import NONE, Actions, Ask, EndTold, HandOn
 from s4node.runtime.task.backlog import Backlog
 from s4node.runtime.task.chooser import Bootstrap, MessageChooser
@@ -199,7 +199,7 @@ class Task:
         """The batches that have not begun and cannot be replayed."""
         return self.backlog.unbegun(slicing=self._slicing)
 
-    def leave_to_producers(self, frames: Collection[Any], kept: KeptElsewhere) -> None:
+    def leave_to_producers(self, frames: Collection[Any], kept: WillResend) -> None:
         """Leave these frames, and the rest of the current one, to their producers."""
         self.backlog.leave_to_producers(frames, kept, slicing=self._slicing)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 from harness import DEADLINE, free_port, running, together, until
-from noted import LARGE, MOST, SMALL, Noted, clicks
+from recording_app import LARGE, MOST, SMALL, RecordingApp, clicks
 from shared_apps import Buy, Click
 from structlog.testing import capture_logs
 from trio.testing import wait_all_tasks_blocked
@@ -43,7 +43,7 @@ async def test_an_id_of_more_than_1024_bytes_opens_no_stream(
     told = rf"the producer id 'x{{40}}'\.\.\. has {size} bytes, more than 1024; give"
     with pytest.raises(ConfigError, match=f"^{told}"):
         Client("tcp://127.0.0.1:1", producer=long)
-    noted = Noted()
+    noted = RecordingApp()
     settings = {"s4.stream.clicks.grade": grade, "s4.state.folder": str(tmp_path)}
     async with running(noted, settings) as node:
         async with Client(node.address) as client:
@@ -56,7 +56,7 @@ async def test_an_id_of_more_than_1024_bytes_opens_no_stream(
 
 
 async def test_send_send_many_and_send_nowait_keep_their_order() -> None:
-    noted = Noted()
+    noted = RecordingApp()
     async with running(noted) as node, Client(node.address) as client:
         stream = await client.stream("clicks")
         for n in range(0, 3000, 3):
@@ -70,7 +70,7 @@ async def test_send_send_many_and_send_nowait_keep_their_order() -> None:
 
 
 async def test_leaving_the_block_waits_until_everything_has_been_processed() -> None:
-    noted = Noted()
+    noted = RecordingApp()
     async with running(noted) as node:
         async with Client(node.address) as client:
             await (await client.stream("clicks")).send_many(clicks(5000))
@@ -79,7 +79,7 @@ async def test_leaving_the_block_waits_until_everything_has_been_processed() -> 
 
 
 async def test_one_quiet_event_is_processed_without_a_flush() -> None:
-    noted = Noted()
+    noted = RecordingApp()
     async with running(noted) as node, Client(node.address) as client:
         stream = await client.stream("clicks")
         for n in range(5):
@@ -88,7 +88,7 @@ async def test_one_quiet_event_is_processed_without_a_flush() -> None:
 
 
 async def test_a_client_tells_what_the_app_takes() -> None:
-    noted = Noted(types=Click | Buy)
+    noted = RecordingApp(types=Click | Buy)
     async with running(noted, partitions=3) as node, Client(node.address) as client:
         stream = await client.stream("clicks")
         assert stream.name == "clicks"
@@ -98,7 +98,7 @@ async def test_a_client_tells_what_the_app_takes() -> None:
 
 
 async def test_tasks_that_open_one_stream_at_the_same_time_share_it() -> None:
-    noted = Noted()
+    noted = RecordingApp()
     async with running(noted) as node, Client(node.address) as client:
 
         async def one(n: int) -> None:
@@ -116,7 +116,7 @@ async def test_flush_returns_what_was_refused_with_number_and_reason() -> None:
             raise ValueError(f"no key in {event.n}")
         return event.user
 
-    noted = Noted(key=find)
+    noted = RecordingApp(key=find)
     async with running(noted) as node, Client(node.address) as client:
         stream = await client.stream("clicks")
         await stream.send_many(clicks(1000))
@@ -131,7 +131,7 @@ async def test_flush_returns_what_was_refused_with_number_and_reason() -> None:
 
 
 async def test_refusals_of_large_events_are_all_reported() -> None:
-    noted = Noted(key=lambda event: None)
+    noted = RecordingApp(key=lambda event: None)
     async with running(noted) as node, Client(node.address) as client:
         stream = await client.stream("clicks")
         await stream.send_many([Click("x" * 100_000, n) for n in range(300)])
@@ -141,7 +141,7 @@ async def test_refusals_of_large_events_are_all_reported() -> None:
 
 
 async def test_refusals_that_nobody_took_are_raised_when_the_client_is_left() -> None:
-    noted = Noted(key=lambda event: None)
+    noted = RecordingApp(key=lambda event: None)
     with capture_logs() as logs:
         async with running(noted) as node, Client(node.address) as client:
             await (await client.stream("clicks")).send_many(clicks(3))
@@ -151,7 +151,7 @@ async def test_refusals_that_nobody_took_are_raised_when_the_client_is_left() ->
 
 
 async def test_take_refusals_does_not_wait() -> None:
-    noted = Noted(key=lambda event: None)
+    noted = RecordingApp(key=lambda event: None)
     async with running(noted) as node, Client(node.address) as client:
         stream = await client.stream("clicks")
         assert stream.take_refusals() == []
@@ -165,7 +165,7 @@ async def test_take_refusals_does_not_wait() -> None:
 
 
 async def test_a_full_queue_makes_send_wait_and_send_nowait_raise() -> None:
-    noted = Noted()
+    noted = RecordingApp()
     noted.hold()
     async with (
         running(noted, SMALL) as node,
@@ -201,7 +201,7 @@ async def test_a_full_queue_makes_send_wait_and_send_nowait_raise() -> None:
 
 
 async def test_send_waits_when_large_events_take_too_much_memory_and_loses_none() -> None:
-    noted = Noted(key="n")
+    noted = RecordingApp(key="n")
     noted.hold()
     async with running(noted) as node, Client(node.address) as client:
         stream = await client.stream("clicks")
@@ -226,7 +226,7 @@ async def test_send_waits_when_large_events_take_too_much_memory_and_loses_none(
 
 
 async def test_a_send_that_is_cancelled_while_it_waits_has_taken_its_event() -> None:
-    noted = Noted()
+    noted = RecordingApp()
     noted.hold()
     async with (
         running(noted, SMALL) as node,
@@ -254,7 +254,7 @@ async def test_a_send_that_is_cancelled_while_it_waits_has_taken_its_event() -> 
 
 
 async def test_an_exception_leaves_the_block_as_it_is() -> None:
-    noted = Noted()
+    noted = RecordingApp()
     noted.hold()
     async with running(noted) as node:
 
@@ -270,7 +270,7 @@ async def test_an_exception_leaves_the_block_as_it_is() -> None:
 
 
 async def test_a_group_that_the_block_raises_stays_that_group() -> None:
-    async with running(Noted()) as node:
+    async with running(RecordingApp()) as node:
         group = ExceptionGroup("mine", [ValueError("one"), KeyError("two")])
         with pytest.raises(ExceptionGroup) as caught:
             async with Client(node.address):
@@ -279,7 +279,7 @@ async def test_a_group_that_the_block_raises_stays_that_group() -> None:
 
 
 async def test_a_cancelled_block_is_left_at_once_and_nothing_waits_for_a_verdict() -> None:
-    noted = Noted()
+    noted = RecordingApp()
     noted.hold()
     async with running(noted) as node:
         with trio.CancelScope() as scope:
@@ -297,7 +297,7 @@ async def test_a_cancelled_block_is_left_at_once_and_nothing_waits_for_a_verdict
 
 
 async def test_an_abandoned_client_leaves_without_waiting() -> None:
-    noted = Noted()
+    noted = RecordingApp()
     noted.hold()
     async with running(noted) as node:
         with trio.fail_after(5):
@@ -308,7 +308,7 @@ async def test_an_abandoned_client_leaves_without_waiting() -> None:
 
 
 async def test_a_client_outside_of_its_block_says_so() -> None:
-    async with running(Noted()) as node:
+    async with running(RecordingApp()) as node:
         client = Client(node.address)
         with pytest.raises(StageClosed, match="use it in 'async with'"):
             await client.stream("clicks")
@@ -353,7 +353,7 @@ async def test_a_silent_port_is_reported_in_time() -> None:
 
 
 async def test_a_node_that_starts_later_is_found() -> None:
-    noted = Noted()
+    noted = RecordingApp()
     address = f"tcp://127.0.0.1:{free_port()}"
     async with Client(address) as client, trio.open_nursery() as nursery:
 
@@ -380,7 +380,7 @@ async def test_an_invalid_address_is_a_plain_error(address: str) -> None:
 
 
 async def test_a_stream_that_the_app_does_not_have_is_told_with_those_it_has() -> None:
-    noted = Noted()
+    noted = RecordingApp()
     async with running(noted) as node, Client(node.address) as client:
         with pytest.raises(ConnectionRefused, match="its input streams: clicks, others"):
             await client.stream("click")
@@ -391,7 +391,7 @@ async def test_a_stream_that_the_app_does_not_have_is_told_with_those_it_has() -
 
 
 async def test_an_event_over_the_frame_limit_is_refused_and_the_stream_lives() -> None:
-    noted = Noted()
+    noted = RecordingApp()
     async with running(noted) as node, Client(node.address) as client:
         stream = await client.stream("clicks")
         large = Click("x" * 300_000, 5)
@@ -404,7 +404,7 @@ async def test_an_event_over_the_frame_limit_is_refused_and_the_stream_lives() -
 
 
 async def test_an_event_over_the_nodes_own_limit_is_refused_and_the_stream_lives() -> None:
-    noted = Noted()
+    noted = RecordingApp()
     settings = {"s4.listener.maxFrameBytes": "4096"}
     async with running(noted, settings) as node, Client(node.address) as client:
         stream = await client.stream("clicks")
@@ -415,7 +415,7 @@ async def test_an_event_over_the_nodes_own_limit_is_refused_and_the_stream_lives
 
 
 async def test_an_event_that_cannot_be_encoded_is_refused_and_the_others_go_on() -> None:
-    noted = Noted(types=GenericEvent)
+    noted = RecordingApp(types=GenericEvent)
     async with running(noted) as node, Client(node.address) as client:
         stream = await client.stream("clicks")
         events = [GenericEvent(user="ann", n=n) for n in range(100)]
@@ -438,7 +438,7 @@ async def test_an_event_that_cannot_be_encoded_is_refused_and_the_others_go_on()
 async def test_an_object_that_is_not_an_event_raises_at_once_and_the_stream_goes_on(
     thing: Any,
 ) -> None:
-    noted = Noted()
+    noted = RecordingApp()
     async with running(noted) as node, Client(node.address) as client:
         stream = await client.stream("clicks")
         with pytest.raises(EventError, match="is not an event type"):
@@ -453,7 +453,7 @@ async def test_an_object_that_is_not_an_event_raises_at_once_and_the_stream_goes
 
 
 async def test_an_event_of_a_type_that_the_app_does_not_take_is_refused_by_itself() -> None:
-    noted = Noted()
+    noted = RecordingApp()
     async with running(noted) as node, Client(node.address) as client:
         stream = await client.stream("clicks")
         await stream.send_many(clicks(3))
@@ -472,7 +472,7 @@ async def test_an_event_of_another_type_is_refused_for_that_and_not_for_lack_of_
     class Stray(Event):
         place: str
 
-    noted = Noted()
+    noted = RecordingApp()
     async with running(noted, partitions=3) as node, Client(node.address) as client:
         stream = await client.stream("clicks")
         await stream.send_many([Click("ann", 0), Stray("here"), Click("bob", 1)])
@@ -482,7 +482,7 @@ async def test_an_event_of_another_type_is_refused_for_that_and_not_for_lack_of_
 
 
 async def test_flush_says_in_time_that_the_node_has_gone_and_keeps_the_events() -> None:
-    before, after = Noted(), Noted()
+    before, after = RecordingApp(), RecordingApp()
     address = f"tcp://127.0.0.1:{free_port()}"
     async with Client(address, timeout=0.3) as client:
         async with running(before, address=address):
@@ -502,11 +502,11 @@ async def test_flush_says_in_time_that_the_node_has_gone_and_keeps_the_events() 
 async def test_a_final_error_that_was_raised_is_not_raised_again_by_leaving() -> None:
     address = f"tcp://127.0.0.1:{free_port()}"
     async with Client(address) as client:
-        async with running(Noted(), partitions=3, address=address):
+        async with running(RecordingApp(), partitions=3, address=address):
             stream = await client.stream("clicks")
             await stream.send_many(clicks(10))
             assert await stream.flush() == []
-        async with running(Noted(), partitions=5, address=address):
+        async with running(RecordingApp(), partitions=5, address=address):
             await until(lambda: stream._outbox.error)
             with pytest.raises(EventError, match="had 3 partitions and now has 5") as caught:
                 await client.flush()
@@ -518,9 +518,9 @@ async def test_a_final_error_that_was_raised_is_not_raised_again_by_leaving() ->
 async def test_a_final_error_that_was_not_raised_is_raised_by_leaving() -> None:
     address = f"tcp://127.0.0.1:{free_port()}"
     client = await Client(address).__aenter__()
-    async with running(Noted(), partitions=3, address=address):
+    async with running(RecordingApp(), partitions=3, address=address):
         first, second = [await client.stream(name) for name in ("clicks", "others")]
-    async with running(Noted(), partitions=5, address=address):
+    async with running(RecordingApp(), partitions=5, address=address):
         await until(lambda: first._outbox.error and second._outbox.error)
         with pytest.raises(EventError, match="'clicks' had 3 partitions and now has 5"):
             await client.flush()
@@ -532,10 +532,10 @@ async def test_events_left_by_a_final_error_are_reported_when_the_client_is_left
     address = f"tcp://127.0.0.1:{free_port()}"
     with capture_logs() as logs:
         async with Client(address) as client:
-            async with running(Noted(), partitions=3, address=address):
+            async with running(RecordingApp(), partitions=3, address=address):
                 stream = await client.stream("clicks")
             await stream.send_many(clicks(10))
-            async with running(Noted(), partitions=5, address=address):
+            async with running(RecordingApp(), partitions=5, address=address):
                 await until(lambda: stream._outbox.error)
                 with pytest.raises(EventError, match="had 3 partitions and now has 5"):
                     await stream.flush()
@@ -544,7 +544,7 @@ async def test_events_left_by_a_final_error_are_reported_when_the_client_is_left
 
 
 async def test_the_older_of_two_clients_with_one_producer_id_is_told() -> None:
-    noted = Noted()
+    noted = RecordingApp()
     async with running(noted) as node, Client(node.address, producer="web") as older:
         first = await older.stream("clicks")
         async with Client(node.address, producer="web") as newer:
@@ -560,7 +560,7 @@ async def test_the_older_of_two_clients_with_one_producer_id_is_told() -> None:
 
 @pytest.mark.parametrize("leave", ["in order", "abandoned"])
 async def test_a_producer_that_comes_back_under_its_id_goes_on(leave: str) -> None:
-    noted = Noted()
+    noted = RecordingApp()
     async with running(noted) as node:
         for life in range(3):
             async with Client(node.address, producer="web") as client:
@@ -575,7 +575,7 @@ async def test_a_producer_that_comes_back_under_its_id_goes_on(leave: str) -> No
 
 
 async def test_an_address_may_be_a_name() -> None:
-    noted = Noted()
+    noted = RecordingApp()
     async with running(noted) as node:
         port = node.address.rsplit(":", 1)[1]
         async with Client(f"tcp://localhost:{port}") as client:
@@ -585,7 +585,7 @@ async def test_an_address_may_be_a_name() -> None:
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="a machine without IPv6")
 async def test_an_address_may_be_ipv6() -> None:
-    noted = Noted()
+    noted = RecordingApp()
     async with running(noted, address="tcp://[::1]:0") as node, Client(node.address) as client:
         await (await client.stream("clicks")).send(Click("ann", 1))
         assert node.address.startswith("tcp://[::1]:")

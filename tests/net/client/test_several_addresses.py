@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 from harness import DEADLINE, free_port, in_thread, run_s4, running, s4_process, until
-from noted import Noted
+from recording_app import RecordingApp
 from several_containers import nodes
 from shared_apps import Click, Total
 from test_subscription import sums
@@ -176,7 +176,7 @@ async def test_errors_of_the_sync_client_show_nothing_of_what_is_inside() -> Non
 
 
 async def test_send_many_takes_all_events_or_none() -> None:
-    noted = Noted()
+    noted = RecordingApp()
     async with running(noted) as node, Client(node.address) as client:
         clicks = await client.stream("clicks")
 
@@ -218,7 +218,7 @@ def test_an_invalid_address_is_refused_when_the_client_is_made(addresses: Any) -
 
 
 async def test_a_subscription_that_is_read_outside_of_its_block_says_so() -> None:
-    noted = Noted()
+    noted = RecordingApp()
     told = "the subscription to 'clicks' is closed; read it inside of its block"
     async with running(noted) as node:
         async with Client(node.address) as client:

@@ -10,7 +10,7 @@ import pynng
 import pytest
 import trio
 from harness import proxy, running, until
-from noted import Noted, clicks
+from recording_app import RecordingApp, clicks
 from structlog.testing import capture_logs
 
 from s4node import Client
@@ -111,7 +111,7 @@ async def test_a_peer_that_hangs_up_after_a_wrong_answer_is_named_and_dialled_ra
 
 
 async def test_flush_says_that_another_program_has_taken_the_node_s_port() -> None:
-    noted, stranger = Noted(), Stranger(GARBAGE)
+    noted, stranger = RecordingApp(), Stranger(GARBAGE)
     async with (
         running(noted) as node,
         proxy(node.address) as between,

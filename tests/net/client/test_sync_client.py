@@ -19,7 +19,7 @@ from harness import (
     together,
     until,
 )
-from noted import LARGE, MOST, SMALL, Noted, clicks
+from recording_app import LARGE, MOST, SMALL, RecordingApp, clicks
 from shared_apps import Buy, Click
 
 from s4node import Client, GenericEvent, SyncClient
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 async def test_the_sync_client_sends_from_a_plain_thread_in_order() -> None:
-    noted = Noted()
+    noted = RecordingApp()
     async with running(noted) as node:
 
         def work() -> None:
@@ -51,7 +51,7 @@ async def test_the_sync_client_sends_from_a_plain_thread_in_order() -> None:
 
 
 async def test_two_threads_with_clients_of_their_own_do_not_disturb_each_other() -> None:
-    noted = Noted()
+    noted = RecordingApp()
     async with running(noted, partitions=2) as node:
 
         def work(user: str) -> None:
@@ -68,7 +68,7 @@ async def test_two_threads_with_clients_of_their_own_do_not_disturb_each_other()
 
 
 async def test_the_sync_client_returns_refusals() -> None:
-    noted = Noted(key=lambda event: event.user if event.n % 2 else None)
+    noted = RecordingApp(key=lambda event: event.user if event.n % 2 else None)
     async with running(noted) as node:
 
         def work() -> None:
@@ -83,7 +83,7 @@ async def test_the_sync_client_returns_refusals() -> None:
 
 
 async def test_an_exception_leaves_the_sync_clients_block_as_it_is_and_nothing_waits() -> None:
-    noted = Noted()
+    noted = RecordingApp()
     noted.hold()
     async with running(noted) as node:
 
@@ -100,7 +100,7 @@ async def test_an_exception_leaves_the_sync_clients_block_as_it_is_and_nothing_w
 
 
 async def test_an_object_that_is_not_an_event_raises_in_the_line_that_sends_it() -> None:
-    noted = Noted()
+    noted = RecordingApp()
     async with running(noted) as node:
 
         def work() -> None:
@@ -118,7 +118,7 @@ async def test_an_object_that_is_not_an_event_raises_in_the_line_that_sends_it()
 
 
 async def test_the_sync_client_is_told_of_a_type_that_the_app_does_not_take() -> None:
-    noted = Noted()
+    noted = RecordingApp()
     async with running(noted) as node:
 
         def work() -> None:
@@ -138,7 +138,7 @@ async def test_the_sync_client_is_told_of_a_type_that_the_app_does_not_take() ->
 
 
 async def test_envelopes_stay_within_what_the_node_reads() -> None:
-    noted = Noted()
+    noted = RecordingApp()
     small = {"s4.listener.maxEnvelopeBytes": "2048"}
     async with running(noted, small) as node, Client(node.address) as client:
         stream = await client.stream("clicks")
@@ -151,7 +151,7 @@ async def test_envelopes_stay_within_what_the_node_reads() -> None:
 
 
 async def test_the_sync_client_freezes_a_generic_event_in_the_line_that_sends_it() -> None:
-    noted = Noted(types=GenericEvent)
+    noted = RecordingApp(types=GenericEvent)
     async with running(noted) as node:
 
         def work() -> None:
@@ -169,7 +169,7 @@ async def test_the_sync_client_freezes_a_generic_event_in_the_line_that_sends_it
 
 @pytest.mark.parametrize("way", ["send", "send_many"])
 async def test_a_full_queue_makes_the_sync_client_wait(way: str) -> None:
-    noted = Noted()
+    noted = RecordingApp()
     noted.hold()
     sent = 0
     async with running(noted, SMALL) as node, trio.open_nursery() as nursery:
@@ -200,7 +200,7 @@ async def test_a_full_queue_makes_the_sync_client_wait(way: str) -> None:
 
 
 async def test_the_sync_client_waits_when_large_events_take_too_much_memory() -> None:
-    noted = Noted(key="n")
+    noted = RecordingApp(key="n")
     noted.hold()
     sent = 0
     async with running(noted) as node:
@@ -259,7 +259,7 @@ async def test_the_sync_client_is_left_in_time_when_its_node_has_gone() -> None:
 
     with trio.fail_after(DEADLINE):
         async with trio.open_nursery() as nursery:
-            async with running(Noted(), address=address):
+            async with running(RecordingApp(), address=address):
                 nursery.start_soon(in_thread, work)
                 await until(opened.is_set)
             gone.set()
@@ -276,7 +276,7 @@ async def test_the_sync_client_reports_an_invalid_address_plainly() -> None:
 
 
 async def test_a_sync_client_outside_of_its_block_says_so() -> None:
-    async with running(Noted()) as node:
+    async with running(RecordingApp()) as node:
 
         def work() -> None:
             client = SyncClient(node.address)
@@ -343,10 +343,10 @@ async def test_the_sync_client_raises_a_final_error_once(how: str) -> None:
             ended.set()
 
     async with trio.open_nursery() as nursery:
-        async with running(Noted(), partitions=3, address=address):
+        async with running(RecordingApp(), partitions=3, address=address):
             nursery.start_soon(run)
             await until(sent.is_set)
-        async with running(Noted(), partitions=5, address=address):
+        async with running(RecordingApp(), partitions=5, address=address):
             changed.set()
             await ended.wait()
 
@@ -413,7 +413,7 @@ FORK = (
     ],
 )
 async def test_a_forked_child_cannot_use_its_parents_sockets(script: str, told: list[str]) -> None:
-    async with running(Noted()) as node:
+    async with running(RecordingApp()) as node:
         done = None
         with trio.move_on_after(DEADLINE):
             done = await trio.run_process(

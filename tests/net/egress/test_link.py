@@ -8,7 +8,7 @@ import time
 import pynng
 import pytest
 import trio
-from noted import Click, clicks
+from recording_app import Click, clicks
 
 from s4node import Client
 from s4node.errors import StageBroken

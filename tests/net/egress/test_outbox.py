@@ -439,7 +439,7 @@ def test_a_frame_is_kept_until_all_of_its_events_have_a_verdict() -> None:
     route.frames(1000)
     for upto, kept in [(0, 2), (3, 2), (4, 1), (7, 1), (8, 0)]:
         ruled(route, 0, upto, 100)
-        assert len(outbox.lanes[0].kept) == kept
+        assert len(outbox.lanes[0].frames) == kept
         assert (outbox.admitted, outbox.unsettled) == (upto, 8 - upto)
 
 
@@ -553,18 +553,18 @@ def test_frames_without_a_verdict_take_a_window_and_no_more() -> None:
     outbox, route = opened(LIMITLESS)
     outbox.extend([Tick(LARGE, n) for n in range(2000)])
     drained(route)
-    assert WINDOW_BYTES <= outbox.kept_bytes < WINDOW_BYTES + (1 << 19)
+    assert WINDOW_BYTES <= outbox.frame_bytes < WINDOW_BYTES + (1 << 19)
     assert not route.sendable.events
     gone = outbox.in_flight
     assert outbox.pending == 2000 - gone
     ruled(route, 0, gone // 2, LIMITLESS)
     assert route.sendable.events
     drained(route)
-    assert outbox.kept_bytes < WINDOW_BYTES + (1 << 19)
+    assert outbox.frame_bytes < WINDOW_BYTES + (1 << 19)
     while outbox.unsettled:
         ruled(route, 0, outbox.lanes[0].next_number, LIMITLESS)
         drained(route)
-    assert (outbox.admitted, outbox.unsettled, outbox.kept_bytes) == (2000, 0, 0)
+    assert (outbox.admitted, outbox.unsettled, outbox.frame_bytes) == (2000, 0, 0)
 
 
 def test_waiting_events_are_weighed_before_any_was_sent() -> None:

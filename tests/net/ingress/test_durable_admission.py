@@ -23,7 +23,7 @@ from s4node.net.ingress.durable_admission import (
 from s4node.net.ingress.producer_lane import FrameReceipt, ProducerLane
 from s4node.net.wire import frame as wire
 from s4node.net.wire.frame import WINDOW_BYTES, Frame
-from s4node.offsets.producer_offsets import KeptProducer
+from s4node.offsets.producer_offsets import SavedProducer
 from s4node.offsets.receipts import BatchReceipt, PartReceipt
 from s4node.stages.stage import Gauge, Stage
 
@@ -58,15 +58,17 @@ def test_every_event_counts_once_in_order_however_often_the_node_and_its_produce
 # -- one by one -----------------------------------------------------------------------------------
 
 
-def kept(number: int, **more: Any) -> KeptProducer:
+def kept(number: int, **more: Any) -> SavedProducer:
     """The row of a producer in its first life."""
-    return KeptProducer(number, 1, "i1", **more)
+    return SavedProducer(number, 1, "i1", **more)
 
 
 class Node:
     """A durable stream of two partitions, its commits, and who asks for them."""
 
-    def __init__(self, rows: dict[int, dict[str, KeptProducer]] | None = None, **more: Any) -> None:
+    def __init__(
+        self, rows: dict[int, dict[str, SavedProducer]] | None = None, **more: Any
+    ) -> None:
         self.rows = rows or {0: {}, 1: {}}
         self.wanted: list[int] = []
         self.waited: list[tuple[int, float]] = []
@@ -105,11 +107,11 @@ class Node:
         assert receipt is not None
         return receipt
 
-    def commit(self, partition: int = 0) -> dict[str, KeptProducer | None]:
+    def commit(self, partition: int = 0) -> dict[str, SavedProducer | None]:
         """What is written."""
         taken = self.admission.snapshot(partition)
         self.admission.commit_written(partition, taken)
-        rows: dict[str, KeptProducer | None] = dict.fromkeys(taken.forgotten)
+        rows: dict[str, SavedProducer | None] = dict.fromkeys(taken.forgotten)
         return rows | {lane.producer: kept for lane, kept in taken.lanes.items()}
 
     def ruling(self, peer: str = "p") -> wire.Ruling:
@@ -206,12 +208,12 @@ def test_a_producer_gets_no_more_credit_than_its_window_before_its_events_are_we
 
 
 def test_a_lane_begins_where_its_row_says() -> None:
-    node = Node({0: {"p": KeptProducer(7)}, 1: {}})
+    node = Node({0: {"p": SavedProducer(7)}, 1: {}})
     assert node.greet((0, 5), (1, 0)) == [(7, 7), (0, 0)]
 
 
 def test_a_producer_that_has_heard_more_than_the_row_says_is_told_of_the_loss() -> None:
-    node = Node({0: {"p": KeptProducer(7)}, 1: {}})
+    node = Node({0: {"p": SavedProducer(7)}, 1: {}})
     assert "below 8 is committed in partition 0" in node.admission.refusal(node.hello((0, 8)))
     node = Node()
     hello = node.hello((0, 8), (1, 0), (9, 1))
@@ -341,13 +343,13 @@ def test_a_life_of_a_program_that_is_older_than_the_latest_is_refused() -> None:
     node.greet(incarnation="i2", own_id=True, new=True)
     node.take(10, 60).done()
     rows = node.commit()
-    assert rows == {"p": KeptProducer(70, 2, "i2", own_id=True)}
+    assert rows == {"p": SavedProducer(70, 2, "i2", own_id=True)}
     for later in (node, Node({0: rows, 1: {}})):  # type: ignore[dict-item]
         assert "a program that was started later has used" in later.admission.refusal(old)
 
 
 def test_an_unknown_life_goes_on_unless_an_older_one_went_on_meanwhile() -> None:
-    row = {"p": KeptProducer(10, 1, "i1", own_id=True)}
+    row = {"p": SavedProducer(10, 1, "i1", own_id=True)}
     node = Node({0: row, 1: {}})
     new = node.hello((0, 10), incarnation="i2", own_id=True, new=True)
     new = replace(new, positions=tuple(replace(at, life=2) for at in new.positions))
@@ -366,7 +368,7 @@ def test_so_many_producers_are_known_and_another_one_is_refused() -> None:
 
 
 def test_a_producer_that_comes_back_before_it_is_forgotten_is_known() -> None:
-    node = Node({0: {"p": KeptProducer(5)}, 1: {}})
+    node = Node({0: {"p": SavedProducer(5)}, 1: {}})
     node.admission.tick(200.0, 100.0)
     taken = node.admission.snapshot(0)
     assert taken.forgotten == {"p"}
@@ -496,7 +498,7 @@ class DurableWorld(World):
     def __init__(self, window: int, **more: Any) -> None:
         super().__init__(**more)
         self.window = window
-        self.rows: dict[int, dict[str, KeptProducer]] = {}
+        self.rows: dict[int, dict[str, SavedProducer]] = {}
         self.saved: State = {}
         self.committing: dict[int, tuple[TakenLanes, State]] = {}
         self.at_hand: dict[int, EventBatch] = {}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 from harness import ANY_PORT, running, until
-from kept import kept_positions
+from saved_state import saved_positions
 from tracing import MODES, Click, Trace
 
 from s4node import App, Callback, Collector, Config, Container, Coordinator, Envelope, TaskApp
@@ -458,7 +458,7 @@ def progress(settings: dict[str, str]) -> dict[str, int]:
     """What is kept of each partition, such as ``clicks[0]``; of broadcast ones the least."""
     kept: dict[str, int] = {}
     for app in Path(settings["s4.state.folder"]).glob("default/*"):
-        for positions in kept_positions(app).values():
+        for positions in saved_positions(app).values():
             for place, offset in positions.items():
                 name = place.partition(".")[2]
                 kept[name] = min(offset, kept.get(name, offset))

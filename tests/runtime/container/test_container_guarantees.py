@@ -17,7 +17,7 @@ import trio
 import trio.lowlevel
 from harness import running, until
 from input_systems import fresh
-from kept import kept_positions
+from saved_state import saved_positions
 from several_containers import nodes
 
 from s4node import (
@@ -575,7 +575,7 @@ async def test_a_member_that_is_stopped_while_it_takes_over_a_partition_ends_in_
             heir.stop()
             await trio.sleep(0.6)  # it has had the time to work off everything, and commits
             other.execute("ROLLBACK")
-    kept = kept_positions(path.parent)
+    kept = saved_positions(path.parent)
     assert kept.keys() == {f"Partition {n}" for n in range(4)}
     for n in owned:
         assert kept[f"Partition {n}"] == {f"memory.views[{n}]": 25}

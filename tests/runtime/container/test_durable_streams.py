@@ -16,7 +16,7 @@ import pytest
 import trio
 from harness import DEADLINE, free_port, in_thread, running, until
 from input_systems import dies
-from kept import kept_instances, kept_producers
+from saved_state import saved_instances, saved_producers
 from shared_apps import (
     Click,
     CountAndTell,
@@ -221,7 +221,7 @@ async def test_a_program_goes_on_where_its_last_life_stopped(
                     first = await clicks.resume_at()
                     await clicks.send_many(clicks_of(first, first + 50))
     assert app.seen == {user: list(range(at, 200, 4)) for at, user in enumerate(USERS)}
-    kept = kept_producers(Path(settings["s4.state.folder"]) / "default" / "counting")
+    kept = saved_producers(Path(settings["s4.state.folder"]) / "default" / "counting")
     assert [row.number for rows in kept.values() for row in rows.values()] == [200]
 
 
@@ -236,7 +236,7 @@ async def test_clients_without_an_id_of_their_own_leave_nothing_behind(
                 await clicks.send_many(clicks_of(0, 20))
         # a node that stops does not wait to hear that a client was the last time there
         await until(lambda: not container.ports["clicks"].admission.lanes)
-    kept = kept_producers(Path(settings["s4.state.folder"]) / "default" / "counting")
+    kept = saved_producers(Path(settings["s4.state.folder"]) / "default" / "counting")
     assert {task: list(rows) for task, rows in kept.items()} == {
         "Partition 0": [],
         "Partition 1": [],
@@ -257,7 +257,7 @@ async def test_a_producer_ends_its_id_with_the_sync_client_too(settings: dict[st
 
         for end, rows in ((False, [1, 1]), (True, [0, 0])):
             await in_thread(partial(work, end=end))
-            await until(lambda rows=rows: [*map(len, kept_producers(folder).values())] == rows)
+            await until(lambda rows=rows: [*map(len, saved_producers(folder).values())] == rows)
 
 
 async def test_a_producer_that_was_not_seen_for_long_is_forgotten(
@@ -273,15 +273,15 @@ async def test_a_producer_that_was_not_seen_for_long_is_forgotten(
             async with Client(container.address) as other:
                 await (await other.stream("clicks")).send_many(clicks_of(0, 20))
                 await other.flush()
-                assert [len(rows) for rows in kept_producers(folder).values()] == [2, 2]
+                assert [len(rows) for rows in saved_producers(folder).values()] == [2, 2]
                 other.abandon()
-        await until(lambda: [len(rows) for rows in kept_producers(folder).values()] == [1, 1])
+        await until(lambda: [len(rows) for rows in saved_producers(folder).values()] == [1, 1])
         for lives_on in (True, False):  # one with an id of its own is known until it ends
             async with Client(container.address, producer="clicker") as client:
                 clicks = await client.stream("clicks")
                 assert (await clicks.resume_at() > 0) == lives_on
                 clicks.end()
-            await until(lambda: [len(rows) for rows in kept_producers(folder).values()] == [0, 0])
+            await until(lambda: [len(rows) for rows in saved_producers(folder).values()] == [0, 0])
 
 
 async def test_an_executor_that_drops_events_is_refused_on_a_durable_stream(
@@ -740,7 +740,7 @@ async def test_overlapping_handlers_count_once_because_commits_wait_for_them(
     for at, user in enumerate(USERS):
         if user in last.seen:  # its state was read in this life
             assert last.seen[user] == list(range(at, 600, 4))
-    kept = kept_instances(Path(often["s4.state.folder"]) / "default" / "counting")
+    kept = saved_instances(Path(often["s4.state.folder"]) / "default" / "counting")
     assert {key: each["count"] for key, each in kept.items()} == dict.fromkeys(USERS, 150)
 
 
@@ -790,7 +790,7 @@ async def test_events_that_come_to_another_task_s_partition_are_sent_on_by_commi
             await until(lambda: node.container.parts.exchange.idle)  # type: ignore[union-attr]
             redispatched += node.container.ports["clicks"].deserializer.redispatched
     assert redispatched
-    kept = kept_instances(Path(often["s4.state.folder"]) / "default" / "counting")
+    kept = saved_instances(Path(often["s4.state.folder"]) / "default" / "counting")
     assert {key: each["seen"] for key, each in kept.items()} == {
         user: list(range(at, 600, 4)) for at, user in enumerate(USERS)
     }

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from harness import ROOT, NodeProcess, process_of, run_s4, until
-from kept import kept_positions
 from log_bench import Bench, append, bench
+from saved_state import saved_positions
 
 from s4node.cluster.coordination.entries import AppId
 from s4node.cluster.coordination.registry import Registry
@@ -162,7 +162,7 @@ class Nodes:
 
     def committed(self, *names: str) -> int:
         """How many events are committed in the folders of these nodes."""
-        found = [kept_positions(self._it.folder / name / "default" / "tasks") for name in names]
+        found = [saved_positions(self._it.folder / name / "default" / "tasks") for name in names]
         return sum(sum(one.values()) for each in found for one in each.values())
 
     def check(self, events: int) -> None:

@@ -147,7 +147,7 @@ class Inputs:
 
     @property
     def held(self) -> bool:
-        return self.port.admission.kept_to is not None
+        return self.port.admission.taken_from is not None
 
     def send(self, connection: Hashable, number: int) -> None:
         """Send one event, which names its producer and number."""

@@ -12,7 +12,7 @@ import structlog
 import trio
 from harness import running, until
 from input_systems import dies, fresh
-from kept import keep_positions, kept_positions
+from saved_state import save_positions, saved_positions
 from shared_apps import handling
 
 from s4node import App, GenericEvent
@@ -81,7 +81,7 @@ async def test_a_task_is_given_nothing_of_a_broadcast_partition_below_its_own_st
     system.put("rules", 0, *map(event, range(20)))
     folder = Path(settings["s4.state.folder"]) / "default" / "notes"
     for task, offset in (("Partition 0", 3), ("Partition 1", 15)):
-        keep_positions(folder, task, {"memory.rules[0]": offset})
+        save_positions(folder, task, {"memory.rules[0]": offset})
     notes = Notes()
     more = {"task.broadcast.inputs": "memory.rules#0"}
     async with running(writing(notes, "clicks"), settings | more):
@@ -497,4 +497,4 @@ def event(number: int) -> GenericEvent:
 
 def kept(settings: dict[str, str], app: str = "notes") -> dict[str, dict[str, int]]:
     """What is written: the offset by partition, by task."""
-    return kept_positions(Path(settings["s4.state.folder"]) / "default" / app)
+    return saved_positions(Path(settings["s4.state.folder"]) / "default" / app)

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import trio
 from harness import raw_peer, running
-from noted import Noted
+from recording_app import RecordingApp
 from shared_apps import Click
 
 from s4node import Client
@@ -126,7 +126,7 @@ async def course_of(
     **options: Any,
 ) -> Course:
     """Send a frame, and what is honest on the stream ``beside`` it."""
-    course, noted, over = Course(), Noted(**options), False
+    course, noted, over = Course(), RecordingApp(**options), False
     assert isinstance(frame[0], wire.Data)
     count = frame[0].count
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 from harness import ANY_PORT, plain_errors, until
-from kept import kept_producers
+from saved_state import saved_producers
 from shared_apps import Click, Count, OnePE
 
 from s4node import App, Client, Config, Container, OutputStream, ProcessingElement
@@ -300,7 +300,7 @@ class Cluster:
     @property
     def producers(self) -> set[str]:
         """The lives of the relay's tasks that the consuming app knows."""
-        kept = kept_producers(self._folder / "state" / "default" / "count")
+        kept = saved_producers(self._folder / "state" / "default" / "count")
         return {name.partition("#")[2] for each in kept.values() for _, name in each}
 
     def saved(self) -> set[str]:

@@ -20,7 +20,7 @@ from s4node.net.egress.transactional_outbox import TransactionalOutbox
 from s4node.net.ingress.durable_admission import DurableAdmission
 from s4node.net.wire import frame as wire
 from s4node.net.wire.body import FrameDecoder
-from s4node.offsets.producer_offsets import KeptProducer
+from s4node.offsets.producer_offsets import SavedProducer
 from s4node.runtime.outputs.channels import FORMER, channel_name, former_first
 from s4node.runtime.outputs.sent_lives import (
     Sent,
@@ -78,7 +78,7 @@ class Consumer:
     """An app of two partitions: its admission, what it has committed, and what it has got."""
 
     def __init__(self) -> None:
-        self.rows: dict[int, dict[str, KeptProducer]] = {0: {}, 1: {}}
+        self.rows: dict[int, dict[str, SavedProducer]] = {0: {}, 1: {}}
         self.got: Counter[int] = Counter()
         self.numbers: defaultdict[str, list[int]] = defaultdict(lambda: [0] * PARTITIONS)
         self.there = True

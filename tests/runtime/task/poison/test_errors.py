@@ -29,7 +29,7 @@ from failing import (
 )
 from harness import running, until
 from input_systems import dies, fresh
-from kept import kept_instances, kept_rows
+from saved_state import saved_instances, saved_rows
 from shared_apps import OnePE, counting
 
 from s4node import App, Client, Event, ProcessingElement, TaskApp
@@ -234,7 +234,7 @@ async def test_unsaveable_state_after_an_internal_stream_is_found_before_the_inp
     async with running(Hopping("hopping"), settings, partitions=2) as container:
         await container._stopping.wait()
     assert container.statistics().replay.left_out == {"hops": bad}
-    kept = kept_instances(Path(settings["s4.state.folder"]) / "default" / "hopping")
+    kept = saved_instances(Path(settings["s4.state.folder"]) / "default" / "hopping")
     assert {key: state["clicks"] for key, state in kept.items()} == (
         Counter(click.user for click in clicks)
         + Counter(f"page-{click.number % 11}" for click in clicks if not click.bad)
@@ -301,7 +301,7 @@ async def test_events_put_at_the_end_of_the_inputs_count_once_except_failing_one
     assert container.statistics().replay.left_out == {"hops": partitions}
     pages = Counter({f"page-{number}": partitions for number in (0, 1, 3, 4)})
     folder = Path(settings["s4.state.folder"]) / "default" / "summing"
-    assert kept_rows(folder, "counts") == truth(clicks) + pages
+    assert saved_rows(folder, "counts") == truth(clicks) + pages
 
 
 async def test_equal_events_on_a_stream_of_the_app_are_each_skipped(
@@ -324,7 +324,7 @@ async def test_equal_events_on_a_stream_of_the_app_are_each_skipped(
         progress = container.replay.consumers.progress
         await until(lambda: progress[0][ssp(0)].committed == len(clicks))
     assert container.statistics().replay.left_out == {"hops": 4}
-    kept = kept_instances(Path(settings["s4.state.folder"]) / "default" / "hopping")
+    kept = saved_instances(Path(settings["s4.state.folder"]) / "default" / "hopping")
     pages = Counter(f"page-{click.number % 11}" for click in clicks if not click.bad)
     assert {key: state["clicks"] for key, state in kept.items()} == (
         Counter(click.user for click in clicks) + pages + pages

@@ -14,7 +14,7 @@ from s4node.events.keys import crc32m
 from s4node.state import epochs
 from s4node.state.checkpoint_policy import CheckpointRetention, Policy
 from s4node.state.database import DAMAGED, Database
-from s4node.state.epochs import claim, kept_of
+from s4node.state.epochs import claim, saved_checkpoints
 from s4node.state.rows import META, task_row
 from s4node.state.task_state import TaskState
 from s4node.store_spec import StoreSpec
@@ -140,7 +140,7 @@ def test_a_database_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path: Pa
     with pytest.raises(StateError, match=r"format b'9'.*use the version of s4node that wrote it"):
         Owner(tmp_path / "t", 2)
     assert epochs.epochs_of(tmp_path / "t") == [1]
-    assert [one.commit for one in kept_of(tmp_path / "t")] == [1]
+    assert [one.commit for one in saved_checkpoints(tmp_path / "t")] == [1]
 
 
 def test_checkpoints_go_by_number_and_by_age_and_the_newest_stays(tmp_path: Path) -> None:
@@ -149,14 +149,14 @@ def test_checkpoints_go_by_number_and_by_age_and_the_newest_stays(tmp_path: Path
     for n in range(1, 6):
         owner.commit(n)
         owner.keep(NOW + n)
-    assert [one.commit for one in kept_of(folder)] == [5, 4, 3, 2, 1]
-    assert epochs.sweep_kept(folder, 1, 3, 3600, NOW + 6) == 2
-    assert [one.name for one in kept_of(folder)] == ["1.5", "1.4", "1.3"]
-    assert epochs.sweep_kept(folder, 1, 3, 2.5, NOW + 6) == 1
-    assert epochs.sweep_kept(folder, 1, 3, 1, NOW + 9999) == 1
-    assert [one.commit for one in kept_of(folder)] == [5]
+    assert [one.commit for one in saved_checkpoints(folder)] == [5, 4, 3, 2, 1]
+    assert epochs.remove_old_checkpoints(folder, 1, 3, 3600, NOW + 6) == 2
+    assert [one.name for one in saved_checkpoints(folder)] == ["1.5", "1.4", "1.3"]
+    assert epochs.remove_old_checkpoints(folder, 1, 3, 2.5, NOW + 6) == 1
+    assert epochs.remove_old_checkpoints(folder, 1, 3, 1, NOW + 9999) == 1
+    assert [one.commit for one in saved_checkpoints(folder)] == [5]
     owner.keep(NOW + 7)
-    assert [one.name for one in kept_of(folder)] == ["1.6", "1.5"]
+    assert [one.name for one in saved_checkpoints(folder)] == ["1.6", "1.5"]
     owner.die()
 
 
@@ -166,8 +166,12 @@ def test_a_clock_that_goes_backwards_removes_no_checkpoint_too_early(tmp_path: P
     for n, now in ((1, NOW), (2, NOW - 5000), (3, NOW - 4999)):
         owner.commit(n)
         owner.keep(now)
-    assert epochs.sweep_kept(folder, 1, 3, 3600, NOW - 4998) == 0
-    assert [one.commit for one in kept_of(folder)] == [3, 2, 1]  # by number, whatever the clock
+    assert epochs.remove_old_checkpoints(folder, 1, 3, 3600, NOW - 4998) == 0
+    assert [one.commit for one in saved_checkpoints(folder)] == [
+        3,
+        2,
+        1,
+    ]  # by number, whatever the clock
     (owner.own / "CURRENT").write_bytes(b"MANIFEST-9999\n")
     owner.die()
     second = Owner(folder, 2)
@@ -183,8 +187,8 @@ def test_an_unfinished_checkpoint_is_not_used_and_is_removed(tmp_path: Path) -> 
     (folder / "1.2.tmp").mkdir()  # killed while RocksDB made it
     (folder / "1.3").mkdir()  # and before it was said to be whole
     (folder / "2.1").mkdir()  # a later owner is at it
-    assert [one.name for one in kept_of(folder)] == ["1.1"]
-    epochs.sweep_kept(folder, 1, 3, 3600, NOW)
+    assert [one.name for one in saved_checkpoints(folder)] == ["1.1"]
+    epochs.remove_old_checkpoints(folder, 1, 3, 3600, NOW)
     assert sorted(entry.name for entry in folder.iterdir()) == ["1", "1.1", "2.1"]
     owner.die()
 
@@ -203,7 +207,7 @@ def test_a_checkpoint_is_due_so_long_after_the_last_one_and_one_that_fails_is_to
     assert keeping.due
     keeping.make_checkpoint(owner.state)
     assert not keeping.due
-    assert [one.commit for one in kept_of(tmp_path / "t")] == [1]
+    assert [one.commit for one in saved_checkpoints(tmp_path / "t")] == [1]
     clock[0] = 221.0
     blocked = CheckpointRetention(tmp_path / "other", 1, Policy(60, 2, 0), None, lambda: clock[0])
     (tmp_path / "other").touch()  # no folder

@@ -9,7 +9,7 @@ from shared_apps import Click, HoldingApp
 from s4node.net.wire.frame import WINDOW_BYTES
 
 
-class Noted(HoldingApp):
+class RecordingApp(HoldingApp):
     """Two input streams lead to the PE; ``hold`` makes it wait in its next handler."""
 
     def __init__(self, *, key: Any = "user", **options: Any) -> None:

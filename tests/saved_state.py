@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from s4node.events.keys import crc32m
-from s4node.offsets.producer_offsets import KeptProducer, Producer
+from s4node.offsets.producer_offsets import Producer, SavedProducer
 from s4node.offsets.task_claims import TaskClaims
 from s4node.state import epochs
 from s4node.state.browse import StateReader
@@ -16,7 +16,7 @@ from s4node.state.job import task_folder
 from s4node.state.task_state import TaskState
 
 
-def kept_positions(app: Path) -> dict[str, dict[str, int]]:
+def saved_positions(app: Path) -> dict[str, dict[str, int]]:
     """The offsets that were committed, by task and partition; of an app that may run."""
     found = {}
     for folder in sorted(app.glob("tasks/*")):
@@ -26,7 +26,7 @@ def kept_positions(app: Path) -> dict[str, dict[str, int]]:
     return found
 
 
-def keep_positions(app: Path, task: str, positions: dict[str, int]) -> None:
+def save_positions(app: Path, task: str, positions: dict[str, int]) -> None:
     """Have a task begin with these."""
     store = TaskClaims(app)
     folder = task_folder(app, task)
@@ -39,7 +39,7 @@ def keep_positions(app: Path, task: str, positions: dict[str, int]) -> None:
     store.close()
 
 
-def kept_instances(app: Path) -> dict[str, dict[str, Any]]:
+def saved_instances(app: Path) -> dict[str, dict[str, Any]]:
     """What the PEs of an app keep, by key, as of the last commits."""
     found = {}
     for folder in app.glob("tasks/*"):
@@ -50,7 +50,7 @@ def kept_instances(app: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def kept_rows(app: Path, store: str) -> dict[Any, Any]:
+def saved_rows(app: Path, store: str) -> dict[Any, Any]:
     """What the tasks of an app keep in a store, as of the last commits."""
     found: dict[Any, Any] = {}
     for folder in app.glob("tasks/*"):
@@ -60,7 +60,7 @@ def kept_rows(app: Path, store: str) -> dict[Any, Any]:
     return found
 
 
-def kept_producers(app: Path) -> dict[str, dict[Producer, KeptProducer]]:
+def saved_producers(app: Path) -> dict[str, dict[Producer, SavedProducer]]:
     """How far producers are committed, by task."""
     found = {}
     for folder in sorted(app.glob("tasks/*")):
