@@ -229,6 +229,7 @@ async def test_a_container_is_asked_for_no_pulse_while_its_app_starts(tmp_path: 
 async def test_containers_are_logged_with_the_name_of_their_app(tmp_path: Path) -> None:
     async with launched(tmp_path, "--nodes", "2") as process:
         await click_all(process.address)
+        await until(lambda: len(counts(process)) == 2)
         pid, _ = counts(process)
         os.kill(pid, signal.SIGKILL)
         await until(lambda: "a container ended" in process.errors)
