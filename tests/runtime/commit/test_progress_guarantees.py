@@ -440,6 +440,7 @@ async def test_tasks_send_and_ask_for_commits_from_their_threads(
         async with crashing(app, settings, partitions=4) as container:
             committed = container.replay.committer.committed
             await until(lambda: sum(sum(c.offsets.values()) for c in committed().values()) == 400)
+            await until(lambda: len(kept["onward"]) == 400)  # sent once the commit is written
         assert progress(settings) == {f"clicks[{p}]": 100 for p in range(4)}
     assert sorted(kept["onward"]) == list(range(400))
     assert threading.get_ident() not in threads
