@@ -19,7 +19,7 @@ from s4node.cluster.coordination.entries import AppId
 from s4node.cluster.coordination.registry import Registry
 from s4node.config import settings
 from s4node.config.config import Config
-from s4node.deploy.deploy import registry_of
+from s4node.deploy.deploy import no_node_in, registry_of
 from s4node.errors import ConfigError
 
 
@@ -51,8 +51,10 @@ async def _drained(node: str, config: Config, timeout: float) -> dict[str, int]:
     cluster = config[settings.CLUSTER_NAME]
     async with registry_of(config, f"drain {node}") as registry:
         nodes = await registry.nodes(cluster)
+        if not nodes:
+            raise ConfigError(await no_node_in(registry, config))
         if node not in nodes:
-            known = ", ".join(sorted(nodes)) or "none"
+            known = ", ".join(sorted(nodes))
             raise ConfigError(f"cluster {cluster!r} has no node {node!r}; its nodes: {known}")
         for app in await registry.apps(cluster):
             await registry.add_drained(AppId(cluster, app), node)

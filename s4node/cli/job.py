@@ -36,7 +36,7 @@ from s4node.config import settings
 from s4node.config.config import Config
 from s4node.config.kinds import is_name
 from s4node.config.paths import is_file, is_folder, looking
-from s4node.deploy.deploy import registry_of
+from s4node.deploy.deploy import no_node_in, registry_of
 from s4node.deploy.load_app import load_app
 from s4node.errors import CheckpointError, ConfigError, JobRuns, StoreCorrupt, UnknownStream
 from s4node.events.event import LIVE
@@ -325,8 +325,9 @@ def find_job(target: str, config: Config, *, shipped: bool = False) -> Job:
     ``shipped``, its state is also looked for at ``s4.state.url``. A running app adds its
     settings."""
     config = config_of(target, config)
+    unknown = ""
     if shipped:
-        config = _with_url(config)
+        config, unknown = _with_url(config)
     root, cluster = config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME]
     home = folder_of(root, cluster, "x").parent
     with looking(home, _FIX):
@@ -345,7 +346,8 @@ def find_job(target: str, config: Config, *, shipped: bool = False) -> Job:
         )
     if not (target.endswith(".py") or ":" in target or "." in target):
         raise ConfigError(
-            f"no app {target!r} of cluster {cluster!r} has state in {places}; apps with state: "
+            unknown
+            or f"no app {target!r} of cluster {cluster!r} has state in {places}; apps with state: "
             f"{', '.join(sorted(known)) or 'none'}. Name an app that has not run yet as for s4 "
             f"run, such as {target}.py"
         )
@@ -357,17 +359,20 @@ def find_job(target: str, config: Config, *, shipped: bool = False) -> Job:
     return _job(app.name, folder, config, read, depot, app)
 
 
-def _with_url(config: Config) -> Config:
-    """``config`` with the URL of its cluster, if ZooKeeper knows that and none is given."""
+def _with_url(config: Config) -> tuple[Config, str]:
+    """``config`` with the URL of its cluster, if ZooKeeper knows that and none is given; and the
+    message if ZooKeeper does not know the cluster."""
     if config[settings.STATE_URL] or not config[settings.COORDINATION]:
-        return config
+        return config, ""
 
-    async def url() -> str:
+    async def url() -> tuple[str, str]:
         async with registry_of(config, "s4 for the state of an app") as registry:
-            info = await registry.cluster(config[settings.CLUSTER_NAME])
-            return info.url if info is not None else ""
+            if info := await registry.cluster(config[settings.CLUSTER_NAME]):
+                return info.url, ""
+            return "", await no_node_in(registry, config)
 
-    return config.with_({settings.STATE_URL.name: trio.run(url)})
+    found, unknown = trio.run(url)
+    return config.with_({settings.STATE_URL.name: found}), unknown
 
 
 def _job(

@@ -5,7 +5,7 @@ Rules
 - A command that sends or reads without an address asks the coordination that its settings name for
   the nodes of the cluster, or for the one that has a log. Without such settings it uses the only
   app here that fits. If several fit, the error names them; if none fits, the command uses the
-  default address.
+  default address, unless it names a cluster.
 """
 
 from __future__ import annotations
@@ -128,6 +128,11 @@ class Nodes:
         cluster = self._config[settings.CLUSTER_NAME]
         every = self._config.origin(settings.CLUSTER_NAME) == "default"
         found = _only(lambda each: fits(each) and (every or each.cluster == cluster), what)
+        if not (found or every):
+            raise ConfigError(
+                f"none of your processes of cluster {cluster!r} {what}. Name the nodes' folder "
+                f"with --folder, their ZooKeeper with --coordination, or an address with --to"
+            )
         if found and credentials is None:
             credentials = Credentials.configured(Config.from_values(found[0].settings))
         return Reach(_addresses(found), credentials)

@@ -181,6 +181,26 @@ async def test_where_several_apps_have_a_stream_they_are_named(folder: Path) -> 
         assert "Choose one with --to" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        ("send clicks", "take a stream 'clicks'"),
+        ("tail totals", "have a stream 'totals'"),
+        ("log describe", "have a log"),
+    ],
+)
+async def test_a_cluster_that_is_not_found_here_is_not_looked_for_at_the_default_address(
+    folder: Path, command: str, what: str
+) -> None:
+    async with clicks(folder):  # of another cluster
+        done = await run_s4(*command.split(), "--cluster", "east", cwd=folder)
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"s4: none of your processes of cluster 'east' {what}. Name the nodes' folder with "
+        f"--folder, their ZooKeeper with --coordination, or an address with --to\n"
+    )
+
+
 async def test_the_log_of_a_running_app_is_found(folder: Path) -> None:
     async with clicks(folder, "-p", "s4.log.folder=log"):
         made = await run_s4("log", "create", "words", cwd=folder)

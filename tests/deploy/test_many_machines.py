@@ -308,3 +308,18 @@ async def test_without_a_url_for_packages_a_node_says_what_to_set(cluster: Clust
     done = await run_s4(*command, *cluster.where()[2:], cwd=cluster.place)
     assert done.returncode == 2
     assert "s4.state.url is not set" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["state scan counter", "savepoints list counter", "drain one"])
+async def test_a_command_about_a_cluster_that_zookeeper_does_not_know_says_which_it_knows(
+    cluster: Cluster, command: str
+) -> None:
+    async with cluster.node("one"):
+        where = ("--cluster", "sohp", *cluster.where()[2:])
+        state = ("-p", f"s4.state.folder={cluster.place / 'state'}")
+        done = await run_s4(*command.split(), *where, *state, cwd=cluster.place)
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"s4: no node of cluster 'sohp' lives in {cluster.zookeeper.url('s4')}; nodes of shop do: "
+        f"name it with --cluster; or start one with: s4 node sohp\n"
+    )
