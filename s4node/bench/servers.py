@@ -65,7 +65,7 @@ def zookeeper(folder: Path) -> Iterator[str]:
         f"tickTime=500\ndataDir={folder}\nclientPort={port}\nclientPortAddress=127.0.0.1\n"
         "admin.enableServer=false\n4lw.commands.whitelist=srvr\nmaxClientCnxns=0\n"
     )
-    with _server(zookeeper_command(config), folder / "log", lambda: _serves(port)):
+    with Server(zookeeper_command(config), folder / "log", lambda: _serves(port)):
         yield f"zk://127.0.0.1:{port}/bench"
 
 
@@ -74,21 +74,33 @@ def s3(folder: Path, milliseconds: int = 0) -> Iterator[str]:
     """An S3 server with its data in ``folder``, during the block, and a URL there. Each request
     takes so many milliseconds longer. Processes find the server by their environment."""
     port = _free_port()
-    with (
-        _server(_s3_command(folder, port), folder / "s3.log", lambda: _listens(port)),
-        _delayed(port, milliseconds) as at,
-    ):
-        os.environ |= {
-            "AWS_ACCESS_KEY_ID": "user",
-            "AWS_SECRET_ACCESS_KEY": "password",
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{at}",
-        }
-        import s3fs
+    with s3_server(folder, port), _delayed(port, milliseconds) as at:
+        yield s3_url(at)
 
-        s3fs.S3FileSystem.clear_instance_cache()
-        s3fs.S3FileSystem().mkdir("bench")
-        yield "s3://bench/state"
+
+def s3_keeps() -> bool:
+    """Return True if the S3 server keeps its objects when it is killed."""
+    return shutil.which("versitygw") is not None
+
+
+def s3_server(folder: Path, port: int) -> Server:
+    """An S3 server at a port, with its data in ``folder``."""
+    return Server(_s3_command(folder, port), folder / "s3.log", lambda: _listens(port))
+
+
+def s3_url(port: int) -> str:
+    """Make a bucket, and have processes find its server by their environment; a URL there."""
+    os.environ |= {
+        "AWS_ACCESS_KEY_ID": "user",
+        "AWS_SECRET_ACCESS_KEY": "password",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+    }
+    import s3fs
+
+    s3fs.S3FileSystem.clear_instance_cache()
+    s3fs.S3FileSystem().mkdir("bench")
+    return "s3://bench/state"
 
 
 def _s3_command(folder: Path, port: int) -> list[str]:
@@ -123,22 +135,40 @@ def _free_port() -> int:
         return number
 
 
-@contextmanager
-def _server(command: Sequence[str], log: Path, answers: Callable[[], bool]) -> Iterator[None]:
-    """A process, once it answers; it is killed at the end."""
-    with (
-        log.open("wb") as file,
-        subprocess.Popen(command, stdout=file, stderr=file) as server,
-    ):
+class Server:
+    """A process; as a context it runs, and answers. It may be killed and started meanwhile."""
+
+    def __init__(self, command: Sequence[str], log: Path, answers: Callable[[], bool]) -> None:
+        self._command, self._log, self._answers = command, log, answers
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, and return once it answers; raises S4Error if it does not."""
+        with self._log.open("ab") as file:
+            self._process = subprocess.Popen(self._command, stdout=file, stderr=file)
+        until = time.monotonic() + _START_SECONDS
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > until:
+                said = self._log.read_text()[-1000:]
+                raise S4Error(f"{self._command[0]} does not start: {said}")
+            time.sleep(0.1)
+
+    def kill(self) -> None:
+        """kill -9, and wait until it is gone; may be called twice."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> Server:
         try:
-            until = time.monotonic() + _START_SECONDS
-            while not answers():
-                if server.poll() is not None or time.monotonic() > until:
-                    raise S4Error(f"{command[0]} does not start: {log.read_text()[-1000:]}")
-                time.sleep(0.1)
-            yield
-        finally:
-            server.kill()
+            self.start()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
 
 def _listens(port: int) -> bool:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from torture.machines import STORE
+
 if TYPE_CHECKING:
     from torture.machines_run import Cluster
 
@@ -127,6 +129,22 @@ async def _store(run: Cluster, victim: str, fault: str) -> None:
     del run.forwarder.faults[run.machines[victim].ip]
 
 
+async def _kill_store(run: Cluster, _: str) -> None:
+    run.s3.kill()
+    await trio.sleep(HOLD_SECONDS)
+    await trio.to_thread.run_sync(run.s3.start)
+
+
+async def _cut_store(run: Cluster, victim: str) -> None:
+    run.machines[victim].cut(STORE)
+    await trio.sleep(HOLD_SECONDS)
+    run.machines[victim].join(STORE)
+
+
+async def _remove_folders(run: Cluster, victim: str) -> None:
+    run.machines[victim].wipe()
+
+
 async def _fill_disk(run: Cluster, victim: str) -> None:
     run.machines[victim].fill()
     await trio.sleep(HOLD_SECONDS)
@@ -178,7 +196,10 @@ FAULTS: dict[str, Fault] = {
     "store refuses": partial(_store, fault="refuse"),
     "store is slow": partial(_store, fault="slow"),
     "store spoils answers": partial(_store, fault="spoil"),
+    "kill the store": _kill_store,
+    "cut from the store": _cut_store,
     "fill disk": _fill_disk,
+    "remove folders": _remove_folders,
     "deploy": _deploy,
     "savepoint": _savepoint,
     "repartition": _repartition,
@@ -188,8 +209,11 @@ FAULTS: dict[str, Fault] = {
 OF_ZOOKEEPER = ("kill the leader", "kill most ZooKeepers", "kill ZooKeeper", "stop ZooKeeper")
 """The faults of the ensemble, of which there is one."""
 
-OF_STORE = ("store refuses", "store is slow", "store spoils answers")
+OF_STORE = ("store refuses", "store is slow", "store spoils answers", "cut from the store")
 """The faults of an S3 server."""
+
+OF_KEPT_STORE = ("kill the store",)
+"""The fault of an S3 server that keeps its objects."""
 
 COMMANDS = ("deploy", "savepoint", "repartition", "update node")
 """What an operator does, amid which other faults happen."""

@@ -3,8 +3,9 @@
 Rules
 - All is in namespaces of a process that :func:`python_apart` starts: nothing is left when it ends,
   and nothing of the real network is touched.
-- The switch is ``10.88.0.1``, where this process is. A machine has one address, and a small disk of
-  its own at the same path as all others; what else is on the disk of this machine they share.
+- The switch is ``10.88.0.1``, where this process is; so is the store, at an address of its own. A
+  machine has one address, and a small disk of its own at the same path as all others; what else is
+  on the disk of this machine they share.
 - A cut is made at the machine that is cut off, and may be one-way.
 """
 
@@ -24,6 +25,7 @@ from s4node.bench.servers import can_run_zookeeper
 from torture.slow_cable import carry
 
 SWITCH = "10.88.0.1"
+STORE = "10.88.0.200"
 _NAMESPACES = ("--net", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc")
 _MEGABYTES = 256
 
@@ -63,7 +65,8 @@ def switch_on() -> None:
     """Make the switch, once, in such a process."""
     _do("ip", "link", "set", "lo", "up")
     _do("ip", "link", "add", "switch", "type", "bridge")
-    _do("ip", "addr", "add", f"{SWITCH}/24", "dev", "switch")
+    for ip in (SWITCH, STORE):
+        _do("ip", "addr", "add", f"{ip}/24", "dev", "switch")
     _do("ip", "link", "set", "switch", "up")
 
 

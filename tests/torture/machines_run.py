@@ -7,6 +7,7 @@ Rules
 - After each fault the cluster gets well by itself within half a minute: all nodes are ready, and
   own all partitions, and what a program sends then is committed.
 - A killed node is started again, as whoever runs nodes does; a container is started by its node.
+- With an odd seed the state of each task has a standby.
 - In the end all is killed. What the log and the store have must be the truth: each event that a
   program was told is there counts once, came out once and in order, and each fence had one owner.
 """
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from harness import ROOT, children, plain_errors, run_s4, s4
+from harness import ROOT, children, free_port, plain_errors, run_s4, s4
 from zookeeper_server import ZooKeeperEnsemble
 
 from s4node import Client
@@ -47,8 +48,15 @@ from torture import exact, machines
 from torture.exact import Order, order
 from torture.exact_run import STEPS, came_out, wrong, wrong_counts
 from torture.fences import entries_in, wrong_log
-from torture.machine_faults import COMMANDS, FAULTS, OF_STORE, OF_ZOOKEEPER, SESSION_SECONDS
-from torture.machines import SWITCH, Machine
+from torture.machine_faults import (
+    COMMANDS,
+    FAULTS,
+    OF_KEPT_STORE,
+    OF_STORE,
+    OF_ZOOKEEPER,
+    SESSION_SECONDS,
+)
+from torture.machines import STORE, SWITCH, Machine
 from torture.store_forwarder import StoreForwarder
 
 PARTITIONS = (6, 4)
@@ -73,6 +81,7 @@ class Cluster:
         self.done: list[str] = []
         self.total = 0
         self._chance = random.Random(seed)
+        self._standbys = seed % 2
         self._folder = folder
         self._say = say
         self._began = trio.current_time()
@@ -82,6 +91,7 @@ class Cluster:
         self._processes: dict[str, trio.Process] = {}
         self.machines: dict[str, Machine] = {}
         self.zookeeper: ZooKeeperEnsemble
+        self.s3: servers.Server
         self.forwarder: StoreForwarder
         self.partitions = PARTITIONS[0]
         self._versions = 0
@@ -140,10 +150,11 @@ class Cluster:
 
     async def _forward_to_s3(self) -> None:
         """Have an S3 server as the store, behind a forwarder."""
-        self._url = self._resources.enter_context(servers.s3(self._folder))
-        port = int(os.environ["AWS_ENDPOINT_URL"].rpartition(":")[2])
+        port = free_port()
+        self.s3 = self._resources.enter_context(servers.s3_server(self._folder, port))
+        self._url = servers.s3_url(port)
         self.forwarder = StoreForwarder(port)
-        os.environ["AWS_ENDPOINT_URL"] = await self._nursery.start(self.forwarder.run, SWITCH)
+        os.environ["AWS_ENDPOINT_URL"] = await self._nursery.start(self.forwarder.run, STORE)
 
     @property
     def _addresses(self) -> list[str]:
@@ -199,6 +210,7 @@ class Cluster:
             "s4.session.timeout": f"{SESSION_SECONDS * 1000:.0f}",
             "s4.state.folder": str(machine.disk / "state"),
             "s4.state.url": self._url,
+            "s4.state.standby": str(self._standbys),
             "s4.container.pulseTimeout": "5000",
             "s4.container.restartDelay": "100",
             "s4.container.maxRestartDelay": "1000",
@@ -458,7 +470,11 @@ def _kill(pid: int, number: signal.Signals) -> None:
 
 def possible() -> list[str]:
     """The faults that can be made here."""
-    return [name for name in FAULTS if servers.can_run_s3() or name not in OF_STORE]
+    left_out = {
+        *(() if servers.can_run_s3() else (*OF_STORE, *OF_KEPT_STORE)),
+        *(() if servers.s3_keeps() else OF_KEPT_STORE),
+    }
+    return [name for name in FAULTS if name not in left_out]
 
 
 def main(seed: int, seconds: float, folder: Path, faults: Sequence[str] = ()) -> bool:

@@ -17,7 +17,7 @@ import trio
 SLOW_SECONDS = 1.5
 
 _READ_BYTES = 1 << 16
-_ABOUT_CONNECTIONS = {b"connection", b"expect", b"host"}
+_ABOUT_CONNECTIONS = {b"connection", b"expect"}
 _Headers = Iterable[tuple[bytes, bytes]]
 
 
@@ -75,7 +75,7 @@ class StoreForwarder:
 
     async def _answer(self, request: h11.Request, body: bytes) -> tuple[h11.Response | None, bytes]:
         outgoing = h11.Connection(h11.CLIENT)
-        headers = [(b"host", b"store"), *_kept(request.headers), (b"connection", b"close")]
+        headers = [*_kept(request.headers), (b"connection", b"close")]  # the host is signed
         asked = h11.Request(method=request.method, target=request.target, headers=headers)
         async with await trio.open_tcp_stream("127.0.0.1", self._port) as server:
             out = (outgoing.send(asked) or b"") + (outgoing.send(h11.Data(body)) or b"")
