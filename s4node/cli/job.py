@@ -333,7 +333,7 @@ def find_job(target: str, config: Config, *, shipped: bool = False) -> Job:
     with looking(home, _FIX):
         known = {each.name for each in home.iterdir()} if is_folder(home, _FIX) else set()
     places = str(home)
-    if shipped and (depot := depot_of(config, home / "x")) is not None:
+    if shipped and (depot := depot_of(config, home / safe_name(target))) is not None:
         known.update(depot.apps())
         places += f" or at {config[settings.STATE_URL]}"
     if is_name(target) and safe_name(target) in known:

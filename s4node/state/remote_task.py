@@ -364,10 +364,12 @@ class RemoteTask:
     def _upload_beside(
         self, folder: Path, last: CommitId, base: int, since: int, since_bytes: int
     ) -> None:
+        fails = "a checkpoint could not be shipped"
         try:
             self._upload(folder, last, base)
             self._since -= since
             self._since_bytes -= since_bytes
+            fails = "what checkpoints replace could not be removed"
             self._sweep()
         except TaskFenced:
             log.info(
@@ -376,7 +378,7 @@ class RemoteTask:
             )
         except StateError as error:
             log.warning(
-                "a checkpoint could not be shipped; it is retried with the next one",
+                f"{fails}; it is retried with the next checkpoint",
                 place=self.url,
                 reason=str(error),
             )

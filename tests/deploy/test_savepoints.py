@@ -227,6 +227,23 @@ async def test_a_container_that_dies_amid_a_savepoint_leaves_none_and_goes_on(
         assert it.counts("counter") == counts(range(700))
 
 
+async def test_a_savepoint_of_tasks_that_cannot_commit_says_why(it: Shop) -> None:
+    it.url = (it.folder / "shipped").as_uri()
+    async with it.totals() as totals, it.counter(totals) as counter:
+        async with Client(counter.address, producer="p") as client:
+            await it.send(client, 0, 100)
+        tasks = it.folder / "shipped" / "default" / "counter" / "tasks"
+        tasks.rename(tasks.with_name("away"))
+        tasks.touch()
+        failed = await it.s4("savepoint", "counter", "--name", "one", ends=1)
+        assert f"its commit could not be written: {it.url}/default/counter cannot be read or " in (
+            failed.errors
+        )
+        tasks.unlink()
+        tasks.with_name("away").rename(tasks)
+        await it.s4("savepoint", "counter", "--name", "two")
+
+
 async def test_a_job_that_is_half_restored_does_not_start_until_it_is_restored(it: Shop) -> None:
     async with it.totals() as totals:
         async with it.counter(totals) as counter, Client(counter.address, producer="p") as client:

@@ -495,6 +495,31 @@ def test_acknowledged_commits_survive_a_takeover_at_any_moment(
 # -- what is there --------------------------------------------------------------------------------
 
 
+def test_what_cannot_be_removed_is_told_and_tried_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    owner = Owner((tmp_path / "depot").as_uri(), tmp_path / "one")
+    log = tmp_path / "depot" / "here" / "app" / "tasks" / "t" / "log"
+    before = set(log.iterdir())
+    owner.commit(1)
+    (entry,) = set(log.iterdir()) - before
+    entry.rename(tmp_path / "entry")
+    (entry / "kept").mkdir(parents=True)  # which cannot be removed as an object can
+    for n in (2, 3):
+        owner.checkpoint()
+        owner.commit(n)
+    told = capsys.readouterr().err
+    assert "what checkpoints replace could not be removed; it is retried with the next" in told
+    assert "could not be shipped" not in told
+    (entry / "kept").rmdir()
+    entry.rmdir()
+    (tmp_path / "entry").rename(entry)
+    owner.checkpoint()
+    assert not entry.exists()
+    assert capsys.readouterr().err == ""
+    owner.close()
+
+
 def test_a_table_is_put_there_once_and_what_nobody_needs_is_removed(
     url: str, tmp_path: Path
 ) -> None:

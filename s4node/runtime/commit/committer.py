@@ -243,12 +243,12 @@ class Committer:
             commits.again = True  # with the newest offsets
             if commits.cut:  # what it is part of now has more than the cut
                 cut = CutReport(commits.claim.task, commits.claim.fence, 0)
-                why = "its commit could not be written; its node's log says why"
-                await self._cut_failed(commits.cut, cut, why)
+                why = self.failing[commits.claim.task]
+                await self._cut_failed(commits.cut, cut, f"its commit could not be written: {why}")
         commits.writing = False
         commits.task.timetable.commit_ended(trio.current_time(), *commits.spent)
         if commits.pending is not None and commits.pending != what and not commits.keeps:
-            self._begin(commits, commits.pending)
+            self._begin(kept, commits.pending)
         elif not self._finishing:
             if commits.again:
                 commits.task.want_commit()
