@@ -63,7 +63,7 @@ LOCK = "deploying"
 _LEAVING_SECONDS = 5.0
 """The time that an interrupted deployment has to bring the old version back."""
 
-OWN_KEYS = {
+_OWN_KEYS = {
     settings.CLUSTER_NAME.name,
     settings.CLUSTER_PARTITIONS.name,
     settings.COORDINATION.name,
@@ -76,7 +76,13 @@ OWN_KEYS = {
     settings.TLS_AUTHORITY.name,
     settings.TLS_REVOKED.name,
 }
-"""The settings that are not sent with an app: they say where it goes, and who its node is."""
+
+
+def is_own(key: str, config: Config) -> bool:
+    """Return True if a setting is not sent with an app: it says where the app goes, or who or where
+    its node is. Nodes that share no machine have a folder each for the state."""
+    apart = is_zookeeper(place_of(config))
+    return key in _OWN_KEYS or (apart and key == settings.STATE_FOLDER.name)
 
 
 @dataclass(frozen=True)

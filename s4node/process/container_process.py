@@ -33,7 +33,7 @@ from s4node import exit_record
 from s4node.app.app import AdapterApp, App
 from s4node.cluster.coordination.enrolment import Enrolment
 from s4node.cluster.node import package, supervisor_protocol
-from s4node.cluster.node.package import Store
+from s4node.cluster.node.package import Store, packages_url
 from s4node.cluster.tree.coordinations import coordination_at
 from s4node.config import settings
 from s4node.config.config import Config
@@ -194,7 +194,7 @@ def main() -> NoReturn:
         if begin.totals:
             node_totals.join(begin.totals, begin.place)
         log_setup.configure_from(config)
-        app = _load(begin)
+        app = _load(begin, config)
         trio.run(_run, line, begin, app, config)
         sys.stdout.flush()
     except BaseException as error:
@@ -224,16 +224,17 @@ def failure(error: BaseException) -> supervisor_protocol.Failed:
     return supervisor_protocol.Failed(described(leaf), trace, status)
 
 
-def _load(begin: supervisor_protocol.Begin) -> App:
-    app = _packaged(begin) if begin.package else load_app(begin.target)
+def _load(begin: supervisor_protocol.Begin, config: Config) -> App:
+    app = _packaged(begin, config) if begin.package else load_app(begin.target)
     if begin.adapter and not isinstance(app, AdapterApp):
         raise ConfigError(f"{begin.target} is not an AdapterApp; run it without --adapter")
     return app
 
 
-def _packaged(begin: supervisor_protocol.Begin) -> App:
+def _packaged(begin: supervisor_protocol.Begin, config: Config) -> App:
     file = Path(begin.package)
-    data = Store(file.parent).get(begin.digest)
+    url = packages_url(config)  # since the node fetched it, the file may have been removed
+    data = Store(file.parent, url, config[settings.CLUSTER_NAME]).get(begin.digest)
     return pack.load(package.decode(data), Path(begin.folder))
 
 

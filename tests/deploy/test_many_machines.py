@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -86,6 +87,10 @@ class Cluster:
         command = ("node", "shop", "--name", name, "--folder", folder / "s4", *options)
         async with s4_process(*command, *self.where()[2:], cwd=folder, ready=ready) as process:
             yield process
+
+    def keep_state(self) -> list[str]:
+        """The machines that have state of the app on their disks."""
+        return sorted(path.parts[-4] for path in self.place.glob("*/state/shop/counter"))
 
     async def s4(self, *arguments: str, stdin: bytes = b"", ok: bool = True) -> str:
         """A command on a machine of its own, to its end; returns what it prints."""
@@ -178,6 +183,8 @@ async def test_an_app_is_deployed_from_elsewhere_and_a_lost_machine_loses_no_eve
         async with cluster.node("three") as three:  # it fetches the package, and the state
             await cluster.owned_by("two", "three")
             await cluster.check(three.address, one, two, three)
+            assert "state is being fetched" in three.errors
+        assert cluster.keep_state() == ["one", "three", "two"]
         assert json.loads(await cluster.s4("apps", "--json"))[0]["version"] == "v1"
 
 
@@ -222,6 +229,23 @@ async def test_a_new_version_goes_on_from_the_state_at_the_url(cluster: Cluster)
         await cluster.check(two.address, one, two, version="v2")
         packages = list((cluster.place / "depot" / "packages" / "shop").iterdir())
         assert len(packages) == 2  # the former one is kept for a rollback
+
+
+async def test_a_node_whose_folders_are_removed_while_it_runs_gets_well_by_itself(
+    cluster: Cluster,
+) -> None:
+    async with cluster.node("one") as one, cluster.node("two") as two:
+        await cluster.deploy("v1")
+        await cluster.owned_by("one", "two")
+        await cluster.click(one.address, 2)
+        old = container_of(one)
+        for folder in (cluster.place / "one").iterdir():
+            shutil.rmtree(folder)
+        os.kill(old, signal.SIGKILL)
+        await until(lambda: children(one.pid) not in ([], [old]), "the container starts again")
+        await cluster.owned_by("one", "two")
+        await cluster.check(two.address, one, two)
+        assert cluster.keep_state() == ["one", "two"]
 
 
 async def test_a_dead_container_is_noticed_long_before_its_timeout(cluster: Cluster) -> None:
