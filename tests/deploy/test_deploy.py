@@ -597,6 +597,23 @@ async def asleep_until_ended(one: NodeProcess, folder: Path) -> AsyncIterator[No
     one.signal(signal.SIGCONT)
 
 
+async def test_a_node_whose_lost_session_is_there_again_waits_for_its_end(folder: Path) -> None:
+    async with node(folder, "one", s4_session_timeout="1000") as one:
+        await deploy(folder, write_app(folder, "counter", "v1"))
+        before = await containers(folder)
+        async with FolderCoordination(folder / "shared").session("former") as session:
+            registry = Registry(session)
+            me = (await registry.nodes("shop"))["one"]
+            async with asleep_until_ended(one, folder / "shared"):
+                await registry.join_node("shop", me)  # as a ZooKeeper does that now leads
+            with trio.move_on_after(3):
+                await one.wait()
+            assert one.process.returncode is None, one.errors
+            assert "the node has joined again" not in one.errors
+        await until(lambda: "the node has joined again" in one.errors)
+        assert await containers(folder) == before
+
+
 async def test_running_apps_go_on_while_a_node_cannot_reach_its_folder(folder: Path) -> None:
     real, link = folder / "real", folder / "shared"
     real.mkdir(mode=0o700)

@@ -248,7 +248,7 @@ class Committer:
         commits.writing = False
         commits.task.timetable.commit_ended(trio.current_time(), *commits.spent)
         if commits.pending is not None and commits.pending != what and not commits.keeps:
-            self._begin(kept, commits.pending)
+            self._begin(commits, commits.pending)
         elif not self._finishing:
             if commits.again:
                 commits.task.want_commit()
