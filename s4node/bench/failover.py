@@ -11,7 +11,10 @@ sent.
 The URL is that of a folder, and then of an S3 server if there is one (see ``servers``). With a
 folder the nodes find each other through a ZooKeeper if Spark and kazoo are installed. Rows with a
 *standby* kill once it follows all tasks. A row with *look* has no conditional puts. In the slow row
-each request takes 20 ms longer, and each task has 900 commits after its last checkpoint.
+each request takes 20 ms longer, and each task has 900 commits after its last checkpoint. In the
+rows with a *gigabyte* of state, half of it at each node, the server gives 50 MB/s to both nodes
+together; ``requests_per_hour`` are all that it gets before the kill, while each task gets probes:
+what a standby costs is the difference between the two rows.
 
 All rows take about half an hour. One of them takes some minutes:
 ``python -m s4node.bench.failover ROW KILLS``; without a row it lists them.
@@ -23,7 +26,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -32,6 +35,7 @@ import trio
 from s4node.bench import servers
 from s4node.bench.nodes import (
     FOLDER,
+    NARROW_S3,
     PAUSE_SECONDS,
     S3,
     SLOW_S3,
@@ -48,6 +52,8 @@ from s4node.net.client.client_stream import ClientStream
 
 NODE, CONTAINER = "node and container", "container"
 KILLS = 5
+COUNTED_SECONDS = 20.0
+"""For so long requests are counted."""
 
 _MANY_COMMITS = ("task.commit.ms=100", "s4.state.restoreTime=60000")
 
@@ -55,7 +61,7 @@ _MANY_COMMITS = ("task.commit.ms=100", "s4.state.restoreTime=60000")
 @dataclass(frozen=True)
 class Case:
     """A row: where and what is killed, how many commits each task has after a checkpoint, whether
-    there are standbys, and whether owners append by *look*."""
+    there are standbys, whether owners append by *look*, and how many bytes are kept by key."""
 
     place: str
     partitions: int
@@ -64,6 +70,7 @@ class Case:
     commits: int = 0
     standby: bool = False
     look: bool = False
+    value_bytes: int = 0
 
 
 QUICK = [
@@ -89,10 +96,15 @@ def cases() -> dict[str, Case]:
     if servers.can_run_s3():
         found["s3-16-look"] = Case(S3, 16, 1_000, look=True)
         found["slow"] = Case(SLOW_S3, 8, 1_000, commits=900)
+        gigabyte = Case(NARROW_S3, 16, 1 << 16, value_bytes=1 << 14)
+        found["s3-16-gigabyte"] = gigabyte
+        found["s3-16-gigabyte-standby"] = replace(gigabyte, standby=True)
     return found
 
 
 _SOURCE = """
+import os
+
 from s4node import App, Event, ProcessingElement
 
 
@@ -102,9 +114,14 @@ class Click(Event):
 
 class Count(ProcessingElement):
     clicks: int = 0
+    value: bytes = b""
 
     def on_event(self, event: Click) -> None:
         self.clicks += 1
+        self.value = self.value or os.urandom(VALUE_BYTES)
+
+
+VALUE_BYTES = {value_bytes}
 
 
 class Counting(App):
@@ -140,25 +157,29 @@ def measured(case: Case, kills: int, say: Callable[[str], None]) -> Result:
             "commits": case.commits,
             "standby": case.standby,
             "look": case.look,
+            "value_bytes": case.value_bytes,
             "middle_s": middle(took),
             "steady_s": max(each.steady for each in found),
             "timeout_s": timeout,
+            "requests_per_hour": max(each.requests for each in found) * 3600 / COUNTED_SECONDS,
         },
     )
 
 
 class _Failover:
-    """One kill: how long it took (``seconds``), and what was ``sent`` and ``counted``."""
+    """One kill: how long it took (``seconds``), what was ``sent`` and ``counted``, and the
+    ``requests`` of some seconds before it, if there is much state."""
 
     def __init__(self, case: Case, say: Callable[[str], None]) -> None:
         self.seconds = self.steady = 0.0
-        self.sent = self.counted = 0
+        self.sent = self.counted = self.requests = 0
         self._case = case
         self._say = say
 
     async def run(self) -> _Failover:
         """Kill one of two nodes, or its container only."""
         case = self._case
+        source = _SOURCE.format(value_bytes=case.value_bytes)
         more = list(_MANY_COMMITS) if case.commits else []
         if case.standby:
             more.append("s4.state.standby=1")
@@ -166,7 +187,7 @@ class _Failover:
             if case.look:
                 nodes.append_by_look()
             with nodes.node("one") as (_, address), nodes.node("other") as (other, _):
-                await trio.to_thread.run_sync(nodes.deploy, _SOURCE, *more)
+                await trio.to_thread.run_sync(nodes.deploy, source, *more)
                 async with Client(address, timeout=WAIT_SECONDS) as client:
                     await self._measure(nodes, client, address, other.pid)
             self.counted = await trio.to_thread.run_sync(_counted, nodes)
@@ -194,6 +215,10 @@ class _Failover:
                 if case.standby:
                     await nodes.wait_standbys("one", owners.count("other"))
                 await trio.sleep(20 * PAUSE_SECONDS)
+                if case.value_bytes:
+                    before = nodes.requests()
+                    await trio.sleep(COUNTED_SECONDS)
+                    self.requests = nodes.requests() - before
                 self.steady = await self._committed(measured, probes)
                 for each in (*_children(pid), *((pid,) if case.killed == NODE else ())):
                     os.kill(each, signal.SIGKILL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -28,13 +29,16 @@ from s4node.state.remote_job import RemoteJob
 from s4node.state.remote_log import LOOK
 from s4node.state.task_state import TaskState
 
-FOLDER, ZOOKEEPER, S3, SLOW_S3 = "folder", "folder, ZooKeeper", "S3", "S3, 20 ms a request"
+FOLDER, ZOOKEEPER = "folder", "folder, ZooKeeper"
+S3, SLOW_S3, NARROW_S3 = "S3", "S3, 20 ms a request", "S3, 50 MB/s"
 """Where the nodes' state is, and whether they find each other through a ZooKeeper."""
 
 _CLUSTER, _APP = "bench", "counting"
 _END_SECONDS = 30
 _ENTRIES_SECONDS = 600.0
-_SLOW_MS = 20
+_SPEEDS = {S3: (0, math.inf), SLOW_S3: (20, math.inf), NARROW_S3: (0, 50_000_000)}
+"""By place: how many ms a request takes longer, and the bytes that all get in a second."""
+
 WAIT_SECONDS = 120.0
 PAUSE_SECONDS = 0.05
 """Between two probes of a partition."""
@@ -163,6 +167,10 @@ class Nodes:
             say(f"{found} of {count} commits")
             await trio.sleep(5)
 
+    def requests(self) -> int:
+        """How many requests the S3 server has had."""
+        return servers.s3_requests(self.folder)
+
     def states(self) -> Iterator[StateReader]:
         """The state of each task at the URL."""
         job = RemoteJob(self.url, Path(_CLUSTER) / _APP)
@@ -196,10 +204,10 @@ def keys_of_partitions(partitions: int, prefix: str) -> list[str]:
 @contextmanager
 def _store(place: str, folder: Path) -> Iterator[str]:
     """The URL of a store."""
-    if place not in (S3, SLOW_S3):
+    if place not in _SPEEDS:
         yield (folder / "store").as_uri()
         return
-    with servers.s3(folder, _SLOW_MS if place == SLOW_S3 else 0) as url:
+    with servers.s3(folder, *_SPEEDS[place]) as url:
         yield url
 
 

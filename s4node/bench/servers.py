@@ -7,7 +7,9 @@ path, else moto, which takes several times as long for a request.
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -25,6 +27,8 @@ SESSION_SECONDS = 4.0
 _JARS = ("zookeeper-*", "slf4j-api-*", "metrics-core-*", "snappy-java-*", "netty-*", "commons-io-*")
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 _START_SECONDS = 60.0
+_S3_LOG = "s3.log"
+_REQUEST = re.compile(r"^.*\b(?:DELETE|GET|HEAD|POST|PUT)\b.*$", re.MULTILINE)
 
 
 def can_run_zookeeper() -> bool:
@@ -70,11 +74,12 @@ def zookeeper(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def s3(folder: Path, milliseconds: int = 0) -> Iterator[str]:
+def s3(folder: Path, milliseconds: int = 0, bytes_per_second: float = math.inf) -> Iterator[str]:
     """An S3 server with its data in ``folder``, during the block, and a URL there. Each request
-    takes so many milliseconds longer. Processes find the server by their environment."""
+    takes so many milliseconds longer, and all get so many bytes in a second. Processes find the
+    server by their environment."""
     port = _free_port()
-    with s3_server(folder, port), _delayed(port, milliseconds) as at:
+    with s3_server(folder, port), _forwarded(port, milliseconds, bytes_per_second) as at:
         yield s3_url(at)
 
 
@@ -85,7 +90,7 @@ def s3_keeps() -> bool:
 
 def s3_server(folder: Path, port: int) -> Server:
     """An S3 server at a port, with its data in ``folder``."""
-    return Server(_s3_command(folder, port), folder / "s3.log", lambda: _listens(port))
+    return Server(_s3_command(folder, port), folder / _S3_LOG, lambda: _listens(port))
 
 
 def s3_url(port: int) -> str:
@@ -103,6 +108,11 @@ def s3_url(port: int) -> str:
     return "s3://bench/state"
 
 
+def s3_requests(folder: Path) -> int:
+    """How many requests the S3 server with its data in ``folder`` has had: it logs a line each."""
+    return len(_REQUEST.findall((folder / _S3_LOG).read_text()))
+
+
 def _s3_command(folder: Path, port: int) -> list[str]:
     program = shutil.which("versitygw")
     if program is None:
@@ -115,12 +125,13 @@ def _s3_command(folder: Path, port: int) -> list[str]:
 
 
 @contextmanager
-def _delayed(port: int, milliseconds: int) -> Iterator[int]:
-    """The port of a forwarder that holds requests to ``port``; the same port if it need not."""
-    if not milliseconds:
+def _forwarded(port: int, milliseconds: int, bytes_per_second: float) -> Iterator[int]:
+    """The port of a forwarder that makes ``port`` slow; the same port if it need not."""
+    if not milliseconds and bytes_per_second == math.inf:
         yield port
         return
-    command = [sys.executable, "-m", "s4node.bench.delay_line", str(port), str(milliseconds)]
+    numbers = (str(each) for each in (port, milliseconds, bytes_per_second))
+    command = [sys.executable, "-m", "s4node.bench.delay_line", *numbers]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as forwarder:
         try:
             assert forwarder.stdout is not None
