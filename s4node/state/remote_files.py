@@ -269,9 +269,11 @@ def _s3_options() -> dict[str, Any]:
 
 @cache
 def _s3_session(profile: str | None) -> Any:
+    from botocore.handlers import add_expect_header
     from s3fs.core import aiobotocore
 
     session = aiobotocore.session.AioSession(profile=profile)
+    session.unregister("before-call.s3", add_expect_header)  # a put would be two round trips
     factory = session.get_component("response_parser_factory")
     factory.set_parser_defaults(timestamp_parser=str)  # it takes as long as all else of a name
     return session

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,42 @@ def test_what_counted_is_in_the_log_of_every_later_owner(url: str) -> None:
         History(mode, seed, RealStore(job.task(f"task-{seed}"))).play()
 
 
+def test_a_put_does_not_wait_before_it_sends_the_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that lets a client wait with ``Expect: 100-continue`` costs a second round trip."""
+    pytest.importorskip("s3fs")
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as thread:
+        find_servers_at(server.getsockname()[1], monkeypatch)
+        header = thread.submit(header_of_one_request, server)
+        files = RemoteJob("s3://bucket/state", Path("here/app")).files
+        files.put(f"{files.root}/tasks/t/log/1", b"rows")
+        assert header.result().startswith(b"PUT /bucket/state/here/app/tasks/t/log/1 ")
+        assert b"100-continue" not in header.result().lower()
+
+
 # -- set-up ---------------------------------------------------------------------------------------
+
+
+def header_of_one_request(server: socket.socket) -> bytes:
+    """What a client sends first; it is told that all is well."""
+    end, _ = server.accept()
+    with end:
+        header = end.recv(1 << 16)
+        end.sendall(b'HTTP/1.1 200 OK\r\nETag: "1"\r\nContent-Length: 0\r\n\r\n')
+        return header
+
+
+def find_servers_at(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have this process find the S3 server at this port."""
+    for name, value in (
+        ("AWS_ACCESS_KEY_ID", "user"),
+        ("AWS_SECRET_ACCESS_KEY", "password"),
+        ("AWS_DEFAULT_REGION", "us-east-1"),
+        ("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}"),
+    ):
+        monkeypatch.setenv(name, value)
+    import s3fs
+
+    s3fs.S3FileSystem.clear_instance_cache()
 
 
 @pytest.fixture(params=["moto", "versitygw"])
@@ -55,16 +91,9 @@ def url(
         (tmp_path / "objects").mkdir()
         command = [program, "--access", "user", "--secret", "password", "--port"]
         command += [f"127.0.0.1:{port}", "posix", str(tmp_path / "objects")]
-    for name, value in (
-        ("AWS_ACCESS_KEY_ID", "user"),
-        ("AWS_SECRET_ACCESS_KEY", "password"),
-        ("AWS_DEFAULT_REGION", "us-east-1"),
-        ("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}"),
-    ):
-        monkeypatch.setenv(name, value)
+    find_servers_at(port, monkeypatch)
     import s3fs
 
-    s3fs.S3FileSystem.clear_instance_cache()
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
         try:
             deadline = time.monotonic() + 60
