@@ -274,9 +274,15 @@ class Database:
                 raise
 
     def fill(self, rows: list[bytes], values: list[bytes | None]) -> None:
-        """Write rows of a new database that nobody relies on before it is whole."""
+        """Write rows of a database that counts only once it is whole, each row once.
+
+        After an error, or a crash, it has a part of them. Call it in a thread: it may take long.
+        """
         with self._translated():
-            self._write(rows, values)
+            for at in range(0, len(rows), PIECE_ROWS):
+                if at:
+                    time.sleep(_PAUSE_SECONDS)
+                self._write(rows[at : at + PIECE_ROWS], values[at : at + PIECE_ROWS])
 
     def _write(self, rows: list[bytes], values: list[bytes | None]) -> int:
         batch = WriteBatch(raw_mode=True)

@@ -257,7 +257,7 @@ def claim(
 
 
 def _completed(own: Path, database: Database) -> Database:
-    """Mark a database as complete; RocksDB has synced its own files."""
+    """Mark a database as complete."""
     passing("claim.copied")
     try:
         mark_complete(own)
@@ -281,6 +281,9 @@ def unmark(folder: Path) -> None:
 
 def mark_complete(folder: Path, about: bytes = b"") -> None:
     """Mark a folder as complete, once it and its name are on disk."""
+    for log_of_commits in folder.glob("*.log"):  # which is only synced if each commit is
+        with suppress(FileNotFoundError):  # its rows have just been written into tables
+            disk.sync(log_of_commits)
     disk.sync(*folder.glob("*.json"), folder)  # RocksDB's wrapper does not sync its own files
     disk.write(folder / _DONE, about)
     disk.sync(folder.parent)

@@ -135,6 +135,7 @@ class RemoteTask:
 
     def restored(self, own: Path, local: Source, make: Callable[[Path], Database]) -> Database:
         """The current database in the folder ``own``: ``local`` with what it lacks, or the copy.
+        The folder is to count only after this.
 
         Raises StoreCorrupt if no sound copy is left.
         """
@@ -230,7 +231,7 @@ class RemoteTask:
         rows = {row: value for commit in lacking for row, value in commit.rows}
         if rows:
             try:
-                database.write(list(rows), list(rows.values()))
+                database.fill(list(rows), list(rows.values()))
             except BaseException:
                 database.close()
                 raise

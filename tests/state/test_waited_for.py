@@ -13,6 +13,14 @@ def test_all_files_of_a_commit_are_on_the_disk_when_commits_wait_for_it(tmp_path
     assert {each for each in found if not NO_MATTER.fullmatch(each)} == set()
 
 
+def test_a_restored_folder_counts_once_all_that_was_written_to_it_is_on_the_disk(
+    tmp_path: Path,
+) -> None:
+    """Were the rows in several writes, a power cut could take the last ones only."""
+    found = unwaited(RESTORE, tmp_path / "home")
+    assert {each for each in found if not NO_MATTER.fullmatch(each)} == set()
+
+
 def test_all_files_of_an_acknowledged_event_are_on_the_disk_when_the_log_waits_for_it(
     tmp_path: Path,
 ) -> None:
@@ -69,6 +77,38 @@ for life in range(2):
     claims.close()
 """
 
+RESTORE = """
+import os
+import sys
+from pathlib import Path
+
+from s4node.events.keys import crc32m
+from s4node.state import epochs
+from s4node.state.database import PIECE_ROWS, Database
+from s4node.state.remote_job import RemoteJob
+from s4node.state.task_state import TaskState
+from s4node.store_spec import StoreSpec
+
+folder = Path(sys.argv[1]) / "state" / "default" / "app"
+depot = RemoteJob(f"file://{sys.argv[1]}/depot", folder, sync=True)
+for fence in (1, 2):
+    task = depot.task("task")
+    assert task.highest() == fence - 1
+    task.claim(fence, "", 0)
+    database = epochs.claim(folder / "tasks" / f"machine-{fence}", fence, Database, task)
+    if fence == 2:
+        os._exit(0)
+    state = TaskState(database, crc32m, fence=fence, ship=task)
+    task.take_over(state.last, state.owners, lambda: None)
+    values = state.store(StoreSpec("values", int, int))
+    for number in range(3 * PIECE_ROWS):
+        values.put(number, number)
+    state.begin_commit({})
+    state.write_commit()
+    state.end_commit(written=True)
+    state.close()
+"""
+
 LOG = """
 import os
 import sys
@@ -89,5 +129,7 @@ async def main() -> None:
 trio.run(main)
 """
 
-NO_MATTER = re.compile(r".*(/LOG|/LOG\.old|/LOCK|\.sqlite-shm|/log/lock)|.*/tasks/task/1/.*")
+NO_MATTER = re.compile(
+    r".*(/LOG|/LOG\.old|/LOCK|\.sqlite-shm|/log/lock)|.*/tasks/(task|machine-1)/1/.*"
+)
 """What nothing is read from after a power cut: of the owner before there is a copy."""
