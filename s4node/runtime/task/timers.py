@@ -7,9 +7,10 @@ Rules
   all the time, events get a turn between two of them.
 - A commit that others wait for (producers for acknowledgements, receivers for events) begins as
   soon as the task has spent less than a tenth of its time in commits, and all tasks of its
-  container together less than a quarter of the process's. Other commits begin at their ticks. All
-  commits count, whatever the reason. The time that such a commit waits for events in flight counts
-  for the task as well, because no other event begins.
+  container together less than a quarter of the process's. The first one after the start of a task
+  does not wait for those of others: a takeover makes the process busy, and producers wait for it.
+  Other commits begin at their ticks. All commits count, whatever the reason. The time that such a
+  commit waits for events in flight counts for the task as well, because no other event begins.
 - The timers of a busy task wait until it wakes the loop. They run in parts. If events wait, some
   get a turn between two parts, and a task that drains can end, even if a round of timers takes
   longer than its interval.
@@ -140,6 +141,7 @@ class Timers:
         "_budget",
         "_commits",
         "_committing",
+        "_first",
         "_gate",
         "_processor",
         "_shared",
@@ -175,6 +177,7 @@ class Timers:
         self._waiting_since = math.inf  # since when it waits for events in flight
         self._waited = 0.0  # how long the current commit had waited for them
         self._committing = False
+        self._first = True  # until a commit begins
         self.timeout_at = math.inf
         if task.settings.callback_timeout and together:
             self.timeout_at = now + task.settings.callback_timeout
@@ -234,7 +237,9 @@ class Timers:
         """
         if self._committing:
             return False
-        at = max(now + patience, self._budget.free_at, self._shared.free_at)
+        at = max(now + patience, self._budget.free_at)
+        if not self._first:
+            at = max(at, self._shared.free_at)
         if at >= self._awaited_at:
             return False
         self._awaited_at = at
@@ -243,7 +248,7 @@ class Timers:
 
     def _await_commit(self, now: float) -> None:
         """Begin the awaited commit, unless other tasks have spent the shared budget."""
-        if self._shared.free_at > now:
+        if self._shared.free_at > now and not self._first:
             self._awaited_at = self._shared.free_at
             return
         self._awaited_at = math.inf
@@ -254,6 +259,7 @@ class Timers:
     def commit_begins(self, now: float) -> None:
         """Note that the contents of a commit were taken."""
         self._committing = True
+        self._first = False
         self._awaited_at = math.inf
         self._waited = max(0.0, now - self._waiting_since)
         self._waiting_since = math.inf
