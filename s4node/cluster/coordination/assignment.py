@@ -19,6 +19,8 @@ Rules
   goes to its standby. Members are the standby of about as many partitions each, as far as zones and
   owners allow that, and those of one owner have several standbys. ``moves`` prefers partitions
   whose standby is the new owner.
+- A partition that is to move has the same next owner until it has moved, in whatever order the
+  others move, because that owner gets ready for it. So each next owner gets neighbours.
 - The same arguments always give the same assignment.
 """
 
@@ -330,28 +332,40 @@ def moves(
             return {}
         held[owner.key].append(partition)
     ranked = sorted(_undrained(alive, drained), key=lambda key: not held[key])
-    chosen = ranked[: containers or len(ranked)]
+    sharing = set(ranked[: containers or len(ranked)])
+    change = _levelled({key: len(each) for key, each in held.items()}, sharing)
+    gets = {key: max(change[key], 0) for key in alive}
+    heir_of = {alive[key].name: key for key in alive if gets[key]}
     found: dict[int, Member] = {}
+    leaving: list[int] = []
+    for giver, partitions in held.items():
+        gives = max(-change[giver], 0)
+        for partition in reversed(partitions if assignment.standbys else ()):
+            heir = heir_of.get(assignment.standbys[partition])
+            if gives and heir is not None and gets[heir]:
+                found[partition] = alive[heir]
+                gets[heir] -= 1
+                gives -= 1
+        others = [each for each in partitions if each not in found]
+        leaving += others[len(others) - gives :]
+    heirs = (alive[key] for key in alive for _ in range(gets[key]))
+    return found | dict(zip(sorted(leaving), heirs, strict=True))
 
-    def move(giver: Key) -> None:
-        heir = min((key for key in chosen if key != giver), key=lambda key: len(held[key]))
-        partition = held[giver][-1]
-        if assignment.standbys:
-            name = alive[heir].name
-            led = [each for each in held[giver] if assignment.standbys[each] == name]
-            partition = led[-1] if led else partition
-        found[partition] = alive[heir]
-        held[giver].remove(partition)
-        held[heir].insert(0, partition)  # so that it does not move again
 
-    for key in [key for key in alive if key not in chosen]:
-        while held[key]:
-            move(key)
+def _levelled(load: dict[Key, int], sharing: Collection[Key]) -> dict[Key, int]:
+    """How many partitions each member should get, or give if it is negative, so that those that
+    share them have loads that differ by one at most."""
+    before = dict(load)
+    shares = [key for key in load if key in sharing]
+    for key in load.keys() - sharing:
+        for _ in range(load.pop(key)):
+            load[min(shares, key=load.__getitem__)] += 1
     while True:
-        richest = max(chosen, key=lambda key: len(held[key]))
-        if len(held[richest]) - min(len(held[key]) for key in chosen) < 2:
-            return found
-        move(richest)
+        richest, poorest = max(shares, key=load.__getitem__), min(shares, key=load.__getitem__)
+        if load[richest] - load[poorest] < 2:
+            return {key: load.get(key, 0) - before[key] for key in before}
+        load[richest] -= 1
+        load[poorest] += 1
 
 
 def handed_over(assignment: Assignment, heirs: Mapping[int, Member]) -> Assignment:

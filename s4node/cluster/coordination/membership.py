@@ -111,6 +111,7 @@ class Membership:
         self._gather_until = 0.0
         self._stay = stay
         self._dead: dict[Key, float] = {}  # owners that are dead, and until when they are awaited
+        self._owed: dict[int, Key] = {}  # partitions of ours, and the next owners that are ready
         self._group: Group | None = None
         self._running: trio.CancelScope | None = None
         self._left = False
@@ -188,7 +189,8 @@ class Membership:
         gathered = deadline == math.inf
         if gathered and self._is_oldest(group) and await self._write_next(group):
             return
-        self._report(group, on_view, await self._awaiting(group), gathered=gathered)
+        self._owed = await self._awaiting(group)
+        self._report(group, on_view, frozenset(self._owed), gathered=gathered)
         now = trio.current_time()
         with trio.move_on_at(min([deadline, *(end for end in self._dead.values() if end > now)])):
             await self._session.wait_change(base, seen)
@@ -264,8 +266,8 @@ class Membership:
             return {}
         return moves(group.assignment.value, members, self._containers, self._drained(group))
 
-    async def _awaiting(self, group: Group) -> frozenset[int]:
-        """Our partitions for which their next owners are ready."""
+    async def _awaiting(self, group: Group) -> dict[int, Key]:
+        """Our partitions for which their next owners are ready, and these owners."""
         mine = self._owned(group.assignment.value)[0] if group.assignment is not None else ()
         heirs = {index: heir for index, heir in self._moves(group).items() if index in mine}
         ready: set[tuple[int, Key]] = set()
@@ -273,7 +275,7 @@ class Membership:
             found = await self.registry.member(self.app, name)
             if found is not None:
                 ready.update((index, (found.session, name)) for index in found.value.ready)
-        return frozenset(index for index, heir in heirs.items() if (index, heir.key) in ready)
+        return {index: heir.key for index, heir in heirs.items() if (index, heir.key) in ready}
 
     async def take(self, partitions: Iterable[int]) -> None:
         """Say that we are ready to take over these of ``coming``, and no others."""
@@ -291,7 +293,8 @@ class Membership:
 
     async def hand_over(self, partitions: Iterable[int]) -> None:
         """Hand over these of ``mine``, which are stopped, to the members that they are owed to. A
-        partition that is no longer owed comes back to us in a new epoch."""
+        partition that is no longer owed, or to a member that is not ready for it, comes back to us
+        in a new epoch."""
         known = [self._group]  # which nearly always is true, and reading takes several round trips
         await self._insist(partial(self._give, set(partitions), known), "cannot hand over")
 
@@ -313,7 +316,8 @@ class Membership:
         us = next((member for member in self._eligible(group) if member.key == self._key), None)
         if before is None or us is None:  # a leaving member gives up everything anyway
             return True
-        heirs = self._moves(group)
+        moves, owed = self._moves(group), self._owed
+        heirs = {index: heir for index, heir in moves.items() if owed.get(index) == heir.key}
         owners = before.value.owners
         to = {
             partition: heirs.get(partition, us)

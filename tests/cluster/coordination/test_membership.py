@@ -178,6 +178,23 @@ async def test_what_nobody_is_owed_to_any_more_comes_back_anew(tmp_path: Path) -
         assert a.mine == [0, 1, 2, 3]
 
 
+async def test_a_partition_goes_to_no_member_that_is_not_ready_for_it(tmp_path: Path) -> None:
+    async with seat(tmp_path, "a") as a:
+        await owners([a], "aaaa")
+        async with seat(tmp_path, "b") as b:
+            await owes_two(a, b)
+            async with seat(tmp_path, "c") as c:
+                await until(lambda: (b.view.coming, c.view.coming) == ({2}, {3}), "c gets one")
+                await until(lambda: a.view.owed == {2})
+                await a.membership.hand_over([3])  # which was stopped for b
+                await until(lambda: a.view.epochs == (1, 1, 1, 2))
+                assert a.mine == [0, 1, 2, 3]
+                await c.membership.take([3])
+                await until(lambda: a.view.owed == {2, 3})
+                await a.membership.hand_over([3])
+                await owners([a, b, c], "aaac")
+
+
 async def test_handing_over_waits_until_it_can_be_written(tmp_path: Path) -> None:
     async with seat(tmp_path, "a") as a:
         await owners([a], "aaaa")
