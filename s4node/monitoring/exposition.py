@@ -42,7 +42,10 @@ FAMILIES = {
     "s4_restoring_tasks": ("gauge", "tasks whose state is being fetched from the URL"),
     "s4_restored_objects": ("gauge", "objects that these have fetched"),
     "s4_restore_objects": ("gauge", "objects that these will fetch at most, as far as is known"),
-    "s4_standby_tasks": ("gauge", "tasks of other containers that are followed, as a standby"),
+    "s4_standby_tasks": (
+        "gauge",
+        "tasks of other containers that are followed, as a standby or before they move here",
+    ),
     "s4_standby_lag_seconds": ("gauge", "how long the slowest of them has not caught up"),
     "s4_processed_events": ("counter", "events processed"),
     "s4_refused_events": ("counter", "events without a key"),

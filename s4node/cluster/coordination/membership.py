@@ -11,7 +11,8 @@ Rules
 - A member whose folder or URL does not have the state of the app gets no partitions: its tasks
   would start without their state.
 - The next owner of a partition learns that it will come, and says when it is ready to take it over.
-  Only then the member that has it owes it: it stops the partition first, and then hands it over.
+  Only then the member that has it owes it: it stops the partition first, and then hands it over. It
+  owes no other one until the new owner has taken that over, for some seconds at most.
 - The partitions of a dead owner stay without one for the time that its name is awaited. A member of
   this name gets them back.
 - If members follow the state of others, the assignment names a standby for each partition.
@@ -59,6 +60,8 @@ if TYPE_CHECKING:
 log = get_logger("s4node.cluster")
 
 GATHER_SECONDS = 10.0
+TAKING_SECONDS = 10.0
+"""How long a new owner that is slow holds up what its former owner is to hand over to others."""
 
 
 class Membership:
@@ -112,6 +115,7 @@ class Membership:
         self._stay = stay
         self._dead: dict[Key, float] = {}  # owners that are dead, and until when they are awaited
         self._owed: dict[int, Key] = {}  # partitions of ours, and the next owners that are ready
+        self._taking: dict[tuple[int, Key], float] = {}  # what we have handed over, and until when
         self._group: Group | None = None
         self._running: trio.CancelScope | None = None
         self._left = False
@@ -192,7 +196,8 @@ class Membership:
         self._owed = await self._awaiting(group)
         self._report(group, on_view, frozenset(self._owed), gathered=gathered)
         now = trio.current_time()
-        with trio.move_on_at(min([deadline, *(end for end in self._dead.values() if end > now)])):
+        ends = *self._dead.values(), *self._taking.values()
+        with trio.move_on_at(min([deadline, *(end for end in ends if end > now)])):
             await self._session.wait_change(base, seen)
 
     def _is_oldest(self, group: Group) -> bool:
@@ -267,14 +272,21 @@ class Membership:
         return moves(group.assignment.value, members, self._containers, self._drained(group))
 
     async def _awaiting(self, group: Group) -> dict[int, Key]:
-        """Our partitions for which their next owners are ready, and these owners."""
+        """Our partitions for which their next owners are ready, and these owners. There is none
+        while another new owner takes over what we have handed over to it."""
         mine = self._owned(group.assignment.value)[0] if group.assignment is not None else ()
         heirs = {index: heir for index, heir in self._moves(group).items() if index in mine}
         ready: set[tuple[int, Key]] = set()
-        for name in {heir.name for heir in heirs.values()}:
+        names = {heir.name for heir in heirs.values()}
+        for name in names.union(name for _, (_, name) in self._taking):
             found = await self.registry.member(self.app, name)
             if found is not None:
                 ready.update((index, (found.session, name)) for index in found.value.ready)
+        now = trio.current_time()
+        taking = {each: end for each, end in self._taking.items() if each in ready and end > now}
+        self._taking = taking
+        if taking:
+            return {}
         return {index: heir.key for index, heir in heirs.items() if (index, heir.key) in ready}
 
     async def take(self, partitions: Iterable[int]) -> None:
@@ -331,6 +343,8 @@ class Membership:
             await self.registry.write_assignment(self.app, after, before.version)
         except (BadVersion, EntryExists, NoEntry):
             return False
+        end = trio.current_time() + TAKING_SECONDS
+        self._taking.update(((index, heir.key), end) for index, heir in to.items() if heir != us)
         return True
 
     def _followed(self, assignment: Assignment) -> frozenset[int]:
@@ -358,7 +372,6 @@ class Membership:
             mine, former = self._owned(assignment)
             heirs = self._moves(group)
             given = frozenset(index for index, heir in heirs.items() if heir.key == self._key)
-            follows = self._followed(assignment) | given if self._info.follows else frozenset()
             view = View(
                 group.epoch,
                 group.owners,
@@ -367,7 +380,7 @@ class Membership:
                 group.addresses,
                 owed,
                 former | given,
-                follows - mine,
+                self._followed(assignment) - mine,
                 assignment.origin,
             )
         else:

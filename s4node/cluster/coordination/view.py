@@ -18,7 +18,7 @@ class View:
     partitions, and ``owed`` those of them that it should hand over now, because their next owners
     are ready. ``coming`` are the partitions that others should hand over to it, and those of a
     former member of its name. It ``follows`` the state of the partitions of which it is the
-    standby, and of those that others should hand over to it. ``members`` are the addresses of all
+    standby. ``members`` are the addresses of all
     living members including spares, the oldest first. ``epoch`` 0: nothing is assigned yet.
     ``origin`` names the series of assignments in which epochs are counted.
     """
@@ -32,6 +32,11 @@ class View:
     coming: frozenset[int] = frozenset()
     follows: frozenset[int] = frozenset()
     origin: str = ""
+
+    @property
+    def given(self) -> frozenset[int]:
+        """The partitions that living owners should hand over to the member."""
+        return frozenset(partition for partition in self.coming if self.owners[partition])
 
     @classmethod
     def alone(cls, partitions: int) -> View:

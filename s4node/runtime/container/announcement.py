@@ -1,6 +1,8 @@
-"""The partition of another member that a member says it is ready to take over. Pure.
+"""The partitions of other members that a member gets ready for, and takes over in turn. Pure.
 
 Rules
+- A member follows the state of a few partitions that are to come at a time. One that cannot be
+  followed stays where it is, and counts for none, so that it does not hold up the others.
 - A member is ready for one partition at a time, so that each pauses only for its own move. It stays
   ready for this one until the partition is its own, or is not to come any more.
 - A move may never end, because the owner cannot stop the task. A partition that has not come for
@@ -14,6 +16,19 @@ import math
 from collections.abc import Collection
 
 PATIENCE_SECONDS = 10.0
+FOLLOWED_AT_ONCE = 4
+
+
+def to_follow(
+    given: Collection[int], followed: Collection[int], stuck: Collection[int]
+) -> set[int]:
+    """The partitions whose state to follow, of those that are ``given`` to the member next.
+
+    ``followed`` are those that it follows now; some are ``stuck``.
+    """
+    kept = {each for each in given if each in followed}
+    room = max(FOLLOWED_AT_ONCE - len(kept.difference(stuck)), 0)
+    return kept.union(sorted(set(given) - kept)[:room])
 
 
 class Announcement:

@@ -90,6 +90,7 @@ class DurableParts:
         self.recovery: Recovery
         self.restore: Restore
         self.standbys: Standbys | None = None
+        self.can_be_standby = False  # of tasks that do not move
         self._app = app
         self._config = config
         self._own_log = own_log
@@ -315,17 +316,20 @@ class DurableParts:
 
     async def _start_standbys(self, nursery: trio.Nursery) -> None:
         folder, config = self._folder(self._name), self._config
-        depot = depot_of(config, folder) if config[settings.STATE_STANDBY] else None
+        depot, wanted = depot_of(config, folder), bool(config[settings.STATE_STANDBY])
         if depot is None:
             await threads.run_sync(remove_standbys, folder)
             return
         if await threads.run_sync(depot.append_mode) != CREATE:
-            log.warning(
-                "no task has a standby, because the place for state knows no conditional writes",
-                app=self._name,
-                url=depot.url,
-            )
+            if wanted:
+                log.warning(
+                    "no task has a standby, because the place for state knows no conditional "
+                    "writes",
+                    app=self._name,
+                    url=depot.url,
+                )
             return
+        self.can_be_standby = wanted
         names = {task.index: task.name for task in self._model.tasks}
         self.standbys = Standbys(folder, depot, names, self.restore.open)
         self.restore.standbys = self.standbys

@@ -7,7 +7,7 @@ Rules
 - If tasks keep state, a member with more partitions than its share hands some over. The next owner
   goes on from the last commit. It takes one partition after the other: it says that it is ready for
   the next one when all that it has take events (``announcement``).
-- With standbys, it is ready for those whose state it has followed, and goes on from there.
+- It is ready for those whose state it has followed, and goes on from there.
 - Only the newest view counts. It is told to all peers before another partition is handed over.
 - A task that is done rests with every owner: it is not started, and its inputs are not read.
 - A member that loses a partition while running it stops, because two owners would count twice.
@@ -29,11 +29,12 @@ from s4node.cluster.coordination.view import View
 from s4node.errors import S4Error
 from s4node.logger import get_logger
 from s4node.metrics.registry import Timer
-from s4node.runtime.container.announcement import Announcement
+from s4node.runtime.container.announcement import Announcement, to_follow
 from s4node.runtime.container.durable_parts import DurableParts
 from s4node.runtime.container.frame_router import FrameRouter
 from s4node.runtime.container.lifecycle import Closing, Lifecycle, Step
 from s4node.runtime.container.partitions import Partitions
+from s4node.runtime.container.standbys import Standbys
 from s4node.runtime.inputs.job_model import JobModel
 from s4node.runtime.inputs.ports import Ports
 from s4node.runtime.loop.run_loop import RunLoop
@@ -122,7 +123,7 @@ class Ownership:
             self._front.listener.address,
             self._app.partitions,
             state=state,
-            follows=standbys is not None,
+            follows=self._replay is not None and self._replay.can_be_standby,
         )
         send, views = trio.open_memory_channel[View](math.inf)
         if standbys is not None:
@@ -159,7 +160,8 @@ class Ownership:
             if self._replay is not None and not self._leaving:
                 standbys, coming = self._replay.standbys, view.coming
                 if standbys is not None:
-                    coming &= standbys.at_end | (coming - view.follows)
+                    self._follow_state(standbys, view)
+                    coming -= view.given - standbys.ready
                 self._ready_for.choose(coming, trio.current_time())
                 await self._membership.take(self._ready_for.partitions)
                 if owed := view.owed & self._tasks.keys():
@@ -173,6 +175,10 @@ class Ownership:
             if self._leaving and view.mine < self._tasks.keys():
                 return  # others have taken over
             await self._own(view)
+
+    def _follow_state(self, standbys: Standbys, view: View) -> None:
+        next_ones = to_follow(view.given, standbys.followed, standbys.stuck)
+        standbys.follow(view.follows | next_ones)
 
     # -- tasks -----------------------------------------------------------------------------------
 
@@ -195,8 +201,6 @@ class Ownership:
             await self._membership.take(self._ready_for.partitions)
         await self._gain(view, gained)
         self.view = view
-        if self._replay is not None and self._replay.standbys is not None:
-            self._replay.standbys.follow(view.follows)
         all_owned = not view.coming and all(view.owners)  # else more may come
         if self._replay is None or all_owned:  # without state, others keep what they have
             self.settled.set()

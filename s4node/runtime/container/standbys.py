@@ -1,13 +1,14 @@
 """The standbys of a container: the tasks of other members whose shipped state it follows.
 
 Rules
-- The view of a member says which tasks it follows: those that it would take over, and those that
-  others are to hand over to it. Each has a follower, which follows the log once in a second.
+- A member follows tasks that it would take over, and some that others are to hand over to it. Each
+  has a follower, which follows the log once in a second.
 - A follower that cannot go on is reported once, and tried again.
 - The folder of a task that is followed no more is removed. At the end of the container it stays,
   so that the next start goes on from there.
 - A follower is at the end of its log until it cannot go on, or has not been there for some seconds.
-  ``on_change`` is called when that changes.
+- A task is ready to be taken over while its follower is at the end, or if the log goes on too fast
+  for it: a claim stops the log. ``on_change`` is called when ready or stuck ones change.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ log = get_logger("s4node.runtime")
 FOLLOW_SECONDS = 1.0
 _THREADS = 4
 """Logs that are followed at a time."""
+_MOST_TRIES = 3
+"""So often the log may go on without a follower before its task is ready all the same."""
 
 
 class _Following:
@@ -63,7 +66,7 @@ class Standbys:
         self._following: dict[int, _Following] = {}
         self._ended: dict[int, trio.Event] = {}  # of the last follower, by partition
         self._taken: set[int] = set()  # whose folders may be in use
-        self._told: frozenset[int] = frozenset()  # which are at the end
+        self._told = (frozenset[int](), frozenset[int]())  # which are ready or stuck
         self._wanted = trio.Event()  # set once it is known what to follow
         self._removing = trio.Lock()
         self._limiter = trio.CapacityLimiter(_THREADS)
@@ -125,6 +128,23 @@ class Standbys:
         found = [(p, one.follower.at_end) for p, one in self._following.items() if not one.problem]
         return frozenset(p for p, at_end in found if at_end is not None and at_end > since)
 
+    @property
+    def ready(self) -> frozenset[int]:
+        """The partitions that can be taken over now."""
+        return self.at_end.union(
+            p for p, one in self._following.items() if one.follower.left_behind >= _MOST_TRIES
+        )
+
+    @property
+    def followed(self) -> frozenset[int]:
+        """The partitions that are followed, at the end or not."""
+        return frozenset(self._following)
+
+    @property
+    def stuck(self) -> frozenset[int]:
+        """The partitions whose followers cannot go on now."""
+        return frozenset(p for p, one in self._following.items() if one.problem)
+
     def lags(self) -> dict[str, float]:
         """By followed task, for how many seconds it has not been at the end of its log."""
         now = clocks.steady()
@@ -164,8 +184,9 @@ class Standbys:
             await trio.sleep(FOLLOW_SECONDS)
 
     def _tell(self) -> None:
-        if self.at_end != self._told:
-            self._told = self.at_end
+        now = self.ready, self.stuck
+        if now != self._told:
+            self._told = now
             self.on_change()
 
     def _close(self, one: _Following) -> None:

@@ -8,6 +8,8 @@ Rules
   it keeps the files that it has fetched.
 - It writes what it has followed to the end of the log at once. So its database is as of a commit
   that was the last one.
+- If the owner writes to this folder, too, as another process of this node, there is nothing to
+  follow: a new owner restores from there.
 - A new owner claims the task first. Then nobody else can append anything, and the follower goes on
   to the claim. If it gets there, its folder has the state; if it does not, the new owner restores
   as if there were no follower.
@@ -62,13 +64,15 @@ class Follower:
     """Follows ``task``; ``folder`` has the epochs of the task here, and ``make`` opens a database.
 
     ``at_end`` is the steady time at which it was last at the end of the log; None until it has
-    been there. Set ``stopping`` from any thread to end a long call.
+    been there. The log has ``left_behind`` it so many times in turn: the owner removed what was to
+    be followed. Set ``stopping`` from any thread to end a long call.
     """
 
     def __init__(self, task: RemoteTask, folder: Path, make: Make) -> None:
         self.task = task
         self.folder = folder / STANDBY
         self.at_end: float | None = None
+        self.left_behind = 0
         self.stopping = False
         self._epochs = folder
         self._make = make
@@ -78,19 +82,26 @@ class Follower:
         self._since = 0  # commits since the newest checkpoint
         self._removable: dict[str, bool] = {}  # entries that a sweep may come to, by name
         self._idle = 0
+        self._is_here = False  # the owner's own folder
 
     def follow(self) -> None:
         """Follow the log to its end. Raises StateError if that is not possible now: call it again
         after a pause."""
-        database = self._database or self._filled()
-        self._database = database
+        begins = self._database is None
+        database = self._database = self._database or self._filled()
+        if database is None:
+            self.at_end = clocks.steady()
+            return
         began = clocks.steady()
         stale = self.at_end is None or began - self.at_end > STALE_SECONDS
         end = self._listed_end() if stale or self._idle >= _LOOK_EVERY else 0
         found = self.task.run(followed(self._position, self.task.url))
         if found is None or found.position.number < end:
             self._begin_anew()
+            self.left_behind += 1
             raise StateError(f"{self.task.url} does not lead on from entry {self._position.number}")
+        if not begins:
+            self.left_behind = 0
         self._idle = 0 if found.commits else self._idle + 1
         passing("standby.found")
         if found.rows:
@@ -111,6 +122,8 @@ class Follower:
         try:
             self.stopping = True
             self.task.fetched = self.task.wanted = 0  # the restore's progress begins
+            if self._is_here:
+                return None
             self.follow()
             if (self._position.number, self._position.owner) != (self.task.at, self.task.owner):
                 return None
@@ -155,11 +168,16 @@ class Follower:
 
     # -- the beginning -----------------------------------------------------------------------
 
-    def _filled(self) -> Database:
-        """The database as of the end of the log, in the folder."""
+    def _filled(self) -> Database | None:
+        """The database as of the end of the log, in the folder; None if the owner's is here."""
         tail = self.task.read()
         if tail.damaged or tail.gone or not tail.whole:
+            self.left_behind += bool(tail.gone)
             raise StateError(f"{self.task.url} cannot be followed before its owner continues")
+        owner = Position.after(tail).owner
+        self._is_here = owner is not None and epochs.highest(self._epochs) >= owner.fence
+        if self._is_here:
+            return None
         found = self._beginning(tail)
         if found is None:
             log.info("a standby fetches state", place=self.task.url, checkpoint=tail.number)
@@ -220,7 +238,12 @@ class Follower:
         for at in range(0, len(lacking), AT_ONCE):
             if self.stopping:
                 raise StateError(f"{self.folder} is not needed any more")
-            self.task.fetch({name: files[name] for name in lacking[at : at + AT_ONCE]}, self.folder)
+            try:
+                some = {name: files[name] for name in lacking[at : at + AT_ONCE]}
+                self.task.fetch(some, self.folder)
+            except StoreCorrupt:  # a file is gone
+                self.left_behind += 1
+                raise
 
 
 def remove_standbys(folder: Path) -> None:

@@ -17,6 +17,7 @@ from conformance.coordination import Peer, python_process
 from harness import ROOT, limited, plain_errors, until
 from structlog.testing import capture_logs
 
+from s4node.cluster.coordination import membership
 from s4node.cluster.coordination.entries import AppId
 from s4node.cluster.coordination.membership import Membership, View
 from s4node.cluster.coordination.registry import Registry
@@ -112,8 +113,9 @@ async def test_a_member_with_more_than_its_share_hands_over_what_it_has_stopped_
             await until(lambda: a.view.owed == {2, 3}, "a owes two")
             await a.membership.hand_over([3])
             await owners([a, b], "aaab")
-            assert (a.view.owed, b.view.epochs) == ({2}, (1, 1, 1, 2))
-            assert b.view.coming == {2}
+            assert (b.view.coming, b.view.epochs) == ({2}, (1, 1, 1, 2))
+            await b.membership.take([2])
+            await until(lambda: a.view.owed == {2}, "b takes events of the other")
             await a.membership.hand_over([2])
             await owners([a, b], "aabb")
             assert (a.view.owed, b.view.epochs) == (set(), (1, 1, 3, 2))
@@ -193,6 +195,37 @@ async def test_a_partition_goes_to_no_member_that_is_not_ready_for_it(tmp_path: 
                 await until(lambda: a.view.owed == {2, 3})
                 await a.membership.hand_over([3])
                 await owners([a, b, c], "aaac")
+
+
+async def test_partitions_are_handed_over_one_after_the_other_to_several_members(
+    tmp_path: Path,
+) -> None:
+    async with seat(tmp_path, "a") as a:
+        await owners([a], "aaaa")
+        async with seat(tmp_path, "b") as b, seat(tmp_path, "c") as c:
+            await until(lambda: (b.view.coming, c.view.coming) == ({2}, {3}), "each gets one")
+            await b.membership.take([2])
+            await c.membership.take([3])
+            await until(lambda: a.view.owed == {2, 3})
+            await a.membership.hand_over([2])
+            await until(lambda: a.owners == "aaba" and not a.view.owed, "b takes it over")
+            await b.membership.take([])
+            await until(lambda: a.view.owed == {3}, "b takes events")
+
+
+async def test_a_new_owner_that_hangs_holds_up_what_goes_to_others_only_for_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "TAKING_SECONDS", 0.5)
+    async with seat(tmp_path, "a") as a:
+        await owners([a], "aaaa")
+        async with seat(tmp_path, "b") as b, seat(tmp_path, "c") as c:
+            await until(lambda: (b.view.coming, c.view.coming) == ({2}, {3}), "each gets one")
+            await b.membership.take([2])
+            await c.membership.take([3])
+            await until(lambda: a.view.owed == {2, 3})
+            await a.membership.hand_over([2])
+            await until(lambda: a.owners == "aaba" and a.view.owed == {3}, "b has had its time")
 
 
 async def test_handing_over_waits_until_it_can_be_written(tmp_path: Path) -> None:

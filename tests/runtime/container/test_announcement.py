@@ -6,7 +6,12 @@ import math
 
 import pytest
 
-from s4node.runtime.container.announcement import PATIENCE_SECONDS, Announcement
+from s4node.runtime.container.announcement import (
+    FOLLOWED_AT_ONCE,
+    PATIENCE_SECONDS,
+    Announcement,
+    to_follow,
+)
 
 
 def test_a_member_is_ready_for_the_lowest_and_stays_so_until_it_has_it() -> None:
@@ -39,6 +44,25 @@ def test_the_only_one_is_waited_for() -> None:
     for turn in range(3):
         ready.choose({2}, turn * PATIENCE_SECONDS)
         assert ready.partitions == (2,)
+
+
+@pytest.mark.parametrize(
+    ("given", "followed", "stuck", "expected"),
+    [
+        ({9, 8, 7}, set(), set(), {7, 8, 9}),
+        ({3, 4, 5, 6, 7, 8}, set(), set(), {3, 4, 5, 6}),
+        ({3, 4, 5, 6, 7, 8}, {5, 6, 7, 8}, set(), {5, 6, 7, 8}),
+        ({4, 5, 6, 7, 8}, {3, 6, 7, 8}, set(), {4, 6, 7, 8}),
+        ({3, 4, 5, 6, 7, 8}, {3, 4, 5, 6}, {3, 5}, {3, 4, 5, 6, 7, 8}),
+        (set(), {1, 2}, {2}, set()),
+    ],
+    ids=["all", "the lowest", "those before", "the next", "beside stuck ones", "none"],
+)
+def test_a_member_follows_a_few_of_those_that_are_to_come(
+    given: set[int], followed: set[int], stuck: set[int], expected: set[int]
+) -> None:
+    assert FOLLOWED_AT_ONCE == 4
+    assert to_follow(given, followed, stuck) == expected
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from s4node.runtime.container.standbys import Standbys
 from s4node.state import epochs
 from s4node.state.database import Database
 from s4node.state.job import task_folder
+from s4node.state.remote_log import StoredFile
 from s4node.state.standby.follower import Follower
 
 AT_END = frozenset({0})
@@ -58,6 +59,31 @@ async def test_a_standby_whose_call_hangs_is_not_at_the_end(
         finally:
             it.goes_on.set()
         await until(lambda: it.told[-1:] == [AT_END])
+
+
+async def test_a_task_whose_log_goes_on_too_fast_is_ready_to_be_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it, fetch = Followed(tmp_path), Follower._fetch
+    it.owner.checkpoint()
+    too_fast = threading.Event()
+    too_fast.set()
+
+    def slow(follower: Follower, files: Mapping[str, StoredFile]) -> None:
+        for n in range(3 if too_fast.is_set() else 0):
+            it.owner.commit({"key": n})
+            it.owner.checkpoint()
+        fetch(follower, files)
+
+    monkeypatch.setattr(Follower, "_fetch", slow)
+    async with it.standbys() as standbys:
+        standbys.follow([0])
+        await until(lambda: standbys.stuck == AT_END)
+        await until(lambda: standbys.ready == AT_END)
+        assert not standbys.at_end
+        assert it.told[-1] == frozenset()
+        too_fast.clear()
+        await until(lambda: standbys.at_end == AT_END and not standbys.stuck)
 
 
 async def test_folders_that_are_in_use_remain_when_those_of_the_last_start_are_removed(

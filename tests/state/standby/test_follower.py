@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from shipped_task import COUNTS, Owner, Place
+from shipped_task import COUNTS, Owner, Place, rows_of
 
-from s4node.errors import StateError
+from s4node.errors import StateError, StoreCorrupt
 from s4node.events.keys import crc32m
 from s4node.state import epochs
 from s4node.state.checkpoint_policy import CheckpointRetention, Policy
+from s4node.state.remote_log import StoredFile
 from s4node.state.standby.follower import STALE_SECONDS, Follower
 from s4node.state.task_state import TaskState
 
@@ -117,6 +119,48 @@ def test_a_standby_that_was_long_away_is_not_at_the_end_of_what_is_left(tmp_path
     follower.at_end -= STALE_SECONDS
     with pytest.raises(StateError, match="does not lead on from entry"):
         follower.follow()
+
+
+def test_a_standby_counts_how_often_the_log_goes_on_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = Place(tmp_path)
+    owner, follower = at.owner(), at.follower()
+    owner.commit({"key": 1})
+    owner.checkpoint()
+    fetch = follower._fetch
+
+    def slow(files: Mapping[str, StoredFile]) -> None:
+        for n in range(3):
+            owner.commit({"key": n})
+            owner.checkpoint()
+        fetch(files)
+
+    monkeypatch.setattr(follower, "_fetch", slow)
+    for times in (1, 2, 3):
+        with pytest.raises(StoreCorrupt, match="is missing"):
+            follower.follow()
+        assert follower.left_behind == times
+    monkeypatch.undo()
+    follower.follow()
+    follower.follow()
+    assert (follower.left_behind, follower.at_end is None) == (0, False)
+    owner.state.close()
+    assert at.restored() == at.taken_over(follower)
+
+
+def test_nothing_is_followed_in_the_folder_of_the_owner(tmp_path: Path) -> None:
+    at = Place(tmp_path)
+    owner = at.owner(at.here)
+    owner.commit({"key": 1})
+    follower = at.follower()
+    follower.follow()
+    assert follower.at_end is not None
+    assert not follower.folder.exists()
+    owner.state.close()
+    expected = at.restored()
+    with at.claimed(follower) as (database, was_followed):
+        assert (rows_of(database), was_followed) == (expected, False)
 
 
 def test_a_restore_without_its_standby_is_as_good(tmp_path: Path) -> None:
