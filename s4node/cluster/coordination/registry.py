@@ -48,7 +48,7 @@ from s4node.cluster.coordination.typed_entries import (
     path_to,
     unreadable,
 )
-from s4node.errors import CoordinationError, EntryExists, NoEntry, SessionLost
+from s4node.errors import CoordinationError, EntryExists, NameTaken, NoEntry, SessionLost
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -101,6 +101,16 @@ class Registry:
         await self.entries.claim(
             path_to("clusters", cluster, "nodes", node.name), node, taken, patience
         )
+
+    async def rejoin_node(self, cluster: str, node: NodeInfo) -> None:
+        """Add a node as :meth:`join_node` does, but wait for a former session of the same process:
+        it may be there again, for a timeout, if another ZooKeeper leads since it was lost."""
+        while True:
+            try:
+                return await self.join_node(cluster, node)
+            except NameTaken:
+                if (await self.nodes(cluster)).get(node.name, node) != node:
+                    raise
 
     async def nodes(self, cluster: str) -> dict[str, NodeInfo]:
         """The living nodes of a cluster by name."""

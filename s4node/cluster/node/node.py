@@ -287,7 +287,7 @@ class Node:
                 f"{cluster.url or 'no URL'}, and this node has s4.state.url = {self._url}; give "
                 f"all nodes the same one"
             )
-        await self._take_name(registry, me)  # from now on apps are deployed, to that URL
+        await registry.rejoin_node(self.cluster, me)  # from now on apps are deployed, to that URL
         for other in (await registry.nodes(self.cluster)).values():
             if _series(other.version) != _series(__version__):
                 raise UnfitNode(
@@ -297,16 +297,6 @@ class Node:
         for app in () if self.ready.is_set() else await registry.apps(self.cluster):
             await registry.remove_drained(AppId(self.cluster, app), self.name)
         self._registry = registry
-
-    async def _take_name(self, registry: Registry, me: NodeInfo) -> None:
-        """Join; raises NameTaken if another process has the name. A lost session of this process
-        may be there again, for a timeout, if another ZooKeeper leads since."""
-        while True:
-            try:
-                return await registry.join_node(self.cluster, me)
-            except NameTaken:
-                if (await registry.nodes(self.cluster)).get(self.name, me) != me:
-                    raise
 
     async def _follow(self, session: Session) -> NoReturn:
         seen = -1
