@@ -202,15 +202,17 @@ async def test_partitions_are_handed_over_one_after_the_other_to_several_members
 ) -> None:
     async with seat(tmp_path, "a") as a:
         await owners([a], "aaaa")
-        async with seat(tmp_path, "b") as b, seat(tmp_path, "c") as c:
-            await until(lambda: (b.view.coming, c.view.coming) == ({2}, {3}), "each gets one")
-            await b.membership.take([2])
-            await c.membership.take([3])
-            await until(lambda: a.view.owed == {2, 3})
-            await a.membership.hand_over([2])
-            await until(lambda: a.owners == "aaba" and not a.view.owed, "b takes it over")
-            await b.membership.take([])
-            await until(lambda: a.view.owed == {3}, "b takes events")
+        async with seat(tmp_path, "b") as b:
+            await until(lambda: b.view.coming == {2, 3}, "b knows its share")
+            async with seat(tmp_path, "c") as c:
+                await until(lambda: (b.view.coming, c.view.coming) == ({2}, {3}), "c gets one")
+                await b.membership.take([2])
+                await c.membership.take([3])
+                await until(lambda: a.view.owed == {2, 3})
+                await a.membership.hand_over([2])
+                await until(lambda: a.owners == "aaba" and not a.view.owed, "b takes it over")
+                await b.membership.take([])
+                await until(lambda: a.view.owed == {3}, "b takes events")
 
 
 async def test_a_new_owner_that_hangs_holds_up_what_goes_to_others_only_for_a_time(
@@ -219,13 +221,15 @@ async def test_a_new_owner_that_hangs_holds_up_what_goes_to_others_only_for_a_ti
     monkeypatch.setattr(membership, "TAKING_SECONDS", 0.5)
     async with seat(tmp_path, "a") as a:
         await owners([a], "aaaa")
-        async with seat(tmp_path, "b") as b, seat(tmp_path, "c") as c:
-            await until(lambda: (b.view.coming, c.view.coming) == ({2}, {3}), "each gets one")
-            await b.membership.take([2])
-            await c.membership.take([3])
-            await until(lambda: a.view.owed == {2, 3})
-            await a.membership.hand_over([2])
-            await until(lambda: a.owners == "aaba" and a.view.owed == {3}, "b has had its time")
+        async with seat(tmp_path, "b") as b:
+            await until(lambda: b.view.coming == {2, 3}, "b knows its share")
+            async with seat(tmp_path, "c") as c:
+                await until(lambda: (b.view.coming, c.view.coming) == ({2}, {3}), "c gets one")
+                await b.membership.take([2])
+                await c.membership.take([3])
+                await until(lambda: a.view.owed == {2, 3})
+                await a.membership.hand_over([2])
+                await until(lambda: a.owners == "aaba" and a.view.owed == {3}, "b has had its time")
 
 
 async def test_handing_over_waits_until_it_can_be_written(tmp_path: Path) -> None:
