@@ -42,6 +42,9 @@ AT_ONCE = 32
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"}
 """The protocols whose file systems send a condition to the store, and which have no folders."""
 
+_MOST_UNASKED_BYTES = 1 << 20
+"""An S3 server is asked whether it takes a longer object, before it is sent."""
+
 _PROBES = 8
 _NO_LINK = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EXDEV, errno.EMLINK}
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -274,9 +277,20 @@ def _s3_session(profile: str | None) -> Any:
 
     session = aiobotocore.session.AioSession(profile=profile)
     session.unregister("before-call.s3", add_expect_header)  # a put would be two round trips
+    session.register("before-call.s3", _ask_before_much)
     factory = session.get_component("response_parser_factory")
     factory.set_parser_defaults(timestamp_parser=str)  # it takes as long as all else of a name
     return session
+
+
+def _ask_before_much(model: Any, params: dict[str, Any], **others: Any) -> None:
+    """Have a put of a large object ask first. A server may refuse it and close the connection
+    before it has read all, and a client that still sends then does not learn why."""
+    from botocore.handlers import add_expect_header
+    from botocore.utils import determine_content_length
+
+    if (determine_content_length(params.get("body")) or 0) > _MOST_UNASKED_BYTES:
+        add_expect_header(model, params, **others)
 
 
 def _content(found: bytes | Exception) -> bytes | None:

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 from conformance.append import History, RealStore
 
+from s4node.errors import StateError
 from s4node.state.remote_job import RemoteJob
 
 pytestmark = pytest.mark.slow
@@ -46,6 +47,18 @@ def test_a_put_does_not_wait_before_it_sends_the_object(monkeypatch: pytest.Monk
         assert b"100-continue" not in header.result().lower()
 
 
+def test_a_large_object_that_a_server_refuses_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that sends while a server refuses and closes may see a broken connection only."""
+    pytest.importorskip("s3fs")
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as thread:
+        find_servers_at(server.getsockname()[1], monkeypatch)
+        sent = thread.submit(bytes_of_a_refused_request, server)
+        files = RemoteJob("s3://bucket/state", Path("here/app")).files
+        with pytest.raises(StateError, match="Access Denied; give this node's user"), files.told():
+            files.put(f"{files.root}/tasks/t/log/1", bytes(20_000_000))
+        assert sent.result() < 10_000
+
+
 # -- set-up ---------------------------------------------------------------------------------------
 
 
@@ -56,6 +69,19 @@ def header_of_one_request(server: socket.socket) -> bytes:
         header = end.recv(1 << 16)
         end.sendall(b'HTTP/1.1 200 OK\r\nETag: "1"\r\nContent-Length: 0\r\n\r\n')
         return header
+
+
+def bytes_of_a_refused_request(server: socket.socket) -> int:
+    """How much a client sends that is refused once its header is there."""
+    body = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+    end, _ = server.accept()
+    with end:
+        sent = len(end.recv(1 << 12))
+        end.sendall(b"HTTP/1.1 403 Forbidden\r\nConnection: close\r\n")
+        end.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+        while data := end.recv(1 << 16):
+            sent += len(data)
+    return sent
 
 
 def find_servers_at(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
