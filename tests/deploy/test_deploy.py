@@ -40,7 +40,8 @@ from s4node.cluster.node import deploy_protocol as protocol
 from s4node.cluster.node.node import Node
 from s4node.cluster.node.package import MANIFEST, Manifest, Package, Store, python_here
 from s4node.cluster.tree.folder import FolderCoordination
-from s4node.errors import CoordinationError, S4Error, SessionLost
+from s4node.errors import CoordinationError, NameTaken, S4Error, SessionLost
+from s4node.version import __version__
 
 if TYPE_CHECKING:
     import subprocess
@@ -463,6 +464,23 @@ async def test_the_second_of_two_nodes_with_one_name_is_refused(folder: Path) ->
         assert done.returncode == 1
         assert "cluster 'shop' already has a node 'one': process" in done.stderr
         assert "Traceback" not in done.stderr
+
+
+async def test_a_node_does_not_wait_at_its_start_for_one_of_its_name_that_looks_like_it(
+    folder: Path,
+) -> None:
+    """Containers with one host name have the same process id and address."""
+    address = f"tcp://127.0.0.1:{free_port()}"
+    place = {"s4.coordination.folder": str(folder / "shared"), "s4.listener.address": address}
+    config = Config.from_values({"s4.cluster.name": "shop", **place})
+    me = NodeInfo("one", socket.gethostname(), os.getpid(), python_here(), address, __version__)
+    async with FolderCoordination(folder / "shared").session("other") as session:
+        await Registry(session).join_node("shop", me)
+        with (
+            trio.fail_after(DEADLINE),
+            pytest.RaisesGroup(NameTaken, flatten_subgroups=True, allow_unwrapped=True),
+        ):
+            await Node(config, "one").run()
 
 
 @pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])

@@ -103,8 +103,11 @@ class Registry:
         )
 
     async def rejoin_node(self, cluster: str, node: NodeInfo) -> None:
-        """Add a node as :meth:`join_node` does, but wait for a former session of the same process:
-        it may be there again, for a timeout, if another ZooKeeper leads since it was lost."""
+        """Add a node that has lost a session, as :meth:`join_node` does, but wait for that session:
+        it may be there again, for a timeout, if another ZooKeeper leads since.
+
+        Not for a node that starts: containers of one host name have equal process ids.
+        """
         while True:
             try:
                 return await self.join_node(cluster, node)

@@ -228,7 +228,7 @@ class Node:
         while True:
             try:
                 async with self._coordination.session(f"node {self.name}") as session:
-                    await self._join(session)
+                    await self._join(session, again=bool(told))
                     if told:
                         log.info("the node has joined again", node=self.name)
                         told = ""
@@ -266,7 +266,7 @@ class Node:
             pass
         return False
 
-    async def _join(self, session: Session) -> None:
+    async def _join(self, session: Session, *, again: bool) -> None:
         registry = Registry(session)
         me = NodeInfo(
             name=self.name,
@@ -287,7 +287,8 @@ class Node:
                 f"{cluster.url or 'no URL'}, and this node has s4.state.url = {self._url}; give "
                 f"all nodes the same one"
             )
-        await registry.rejoin_node(self.cluster, me)  # from now on apps are deployed, to that URL
+        join = registry.rejoin_node if again else registry.join_node
+        await join(self.cluster, me)  # from now on apps are deployed, to that URL
         for other in (await registry.nodes(self.cluster)).values():
             if _series(other.version) != _series(__version__):
                 raise UnfitNode(
