@@ -16,7 +16,7 @@ rows with a *gigabyte* of state, half of it at each node, the server gives 50 MB
 together; ``requests_per_hour`` are all that it gets before the kill, while each task gets probes:
 what a standby costs is the difference between the two rows.
 
-All rows take about half an hour. One of them takes some minutes:
+All rows take about an hour. One of them takes some minutes:
 ``python -m s4node.bench.failover ROW KILLS``; without a row it lists them.
 """
 

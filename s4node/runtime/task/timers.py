@@ -247,7 +247,7 @@ class Timers:
         return True
 
     def _await_commit(self, now: float) -> None:
-        """Begin the awaited commit, unless other tasks have spent the shared budget."""
+        """Begin the awaited commit, unless it is not the first and others have spent the budget."""
         if self._shared.free_at > now and not self._first:
             self._awaited_at = self._shared.free_at
             return
