@@ -114,7 +114,7 @@ class Membership:
         self._gather_until = 0.0
         self._stay = stay
         self._dead: dict[Key, float] = {}  # owners that are dead, and until when they are awaited
-        self._owed: dict[int, Key] = {}  # partitions of ours, and the next owners that are ready
+        self._owed: dict[int, Key] = {}  # partitions, and the next owner that was ready last
         self._taking: dict[tuple[int, Key], float] = {}  # what we have handed over, and until when
         self._group: Group | None = None
         self._running: trio.CancelScope | None = None
@@ -193,8 +193,9 @@ class Membership:
         gathered = deadline == math.inf
         if gathered and self._is_oldest(group) and await self._write_next(group):
             return
-        self._owed = await self._awaiting(group)
-        self._report(group, on_view, frozenset(self._owed), gathered=gathered)
+        awaiting = await self._awaiting(group)
+        self._owed |= awaiting  # a next owner may wait no more when a slow task has stopped
+        self._report(group, on_view, frozenset(awaiting), gathered=gathered)
         now = trio.current_time()
         ends = *self._dead.values(), *self._taking.values()
         with trio.move_on_at(min([deadline, *(end for end in ends if end > now)])):
@@ -305,7 +306,7 @@ class Membership:
 
     async def hand_over(self, partitions: Iterable[int]) -> None:
         """Hand over these of ``mine``, which are stopped, to the members that they are owed to. A
-        partition that is no longer owed, or to a member that is not ready for it, comes back to us
+        partition that is no longer owed, or to a member that was not ready for it, comes back to us
         in a new epoch."""
         known = [self._group]  # which nearly always is true, and reading takes several round trips
         await self._insist(partial(self._give, set(partitions), known), "cannot hand over")

@@ -197,6 +197,19 @@ async def test_a_partition_goes_to_no_member_that_is_not_ready_for_it(tmp_path: 
                 await owners([a, b, c], "aaac")
 
 
+async def test_a_partition_that_stops_slowly_goes_to_the_member_that_was_ready_for_it(
+    tmp_path: Path,
+) -> None:
+    async with seat(tmp_path, "a") as a:
+        await owners([a], "aaaa")
+        async with seat(tmp_path, "b") as b:
+            await owes_two(a, b)
+            await b.membership.take([2])  # as it has waited for the other one for too long
+            await until(lambda: a.view.owed == {2})
+            await a.membership.hand_over([3])
+            await owners([a, b], "aaab")
+
+
 async def test_partitions_are_handed_over_one_after_the_other_to_several_members(
     tmp_path: Path,
 ) -> None:
