@@ -37,6 +37,7 @@ from s4node.state.remote_log import (
     Commit,
     StoredFile,
     Tail,
+    announced,
     entry_name,
     is_removable,
     number_of,
@@ -170,19 +171,23 @@ class Follower:
 
     def _filled(self) -> Database | None:
         """The database as of the end of the log, in the folder; None if the owner's is here."""
+        fence = max((one.owner.fence for one in announced(self.task.names_in("claims"))), default=0)
+        self._is_here = 0 < fence <= epochs.highest(self._epochs)
+        if self._is_here:
+            return None
         tail = self.task.read()
         if tail.damaged or tail.gone or not tail.whole:
             self.left_behind += bool(tail.gone)
             raise StateError(f"{self.task.url} cannot be followed before its owner continues")
-        owner = Position.after(tail).owner
-        self._is_here = owner is not None and epochs.highest(self._epochs) >= owner.fence
-        if self._is_here:
-            return None
         found = self._beginning(tail)
         if found is None:
             log.info("a standby fetches state", place=self.task.url, checkpoint=tail.number)
             epochs.unmark(self.folder)
-            self._fetch({} if tail.checkpoint is None else tail.checkpoint.files)
+            try:
+                self._fetch({} if tail.checkpoint is None else tail.checkpoint.files)
+            except StoreCorrupt:  # which is no damage if the owner has a next checkpoint
+                self.left_behind += self.task.read().number > tail.number
+                raise
             found = self._make(self.folder), tail.commits
         database, lacking = found
         passing("standby.fetched")
@@ -238,12 +243,7 @@ class Follower:
         for at in range(0, len(lacking), AT_ONCE):
             if self.stopping:
                 raise StateError(f"{self.folder} is not needed any more")
-            try:
-                some = {name: files[name] for name in lacking[at : at + AT_ONCE]}
-                self.task.fetch(some, self.folder)
-            except StoreCorrupt:  # a file is gone
-                self.left_behind += 1
-                raise
+            self.task.fetch({name: files[name] for name in lacking[at : at + AT_ONCE]}, self.folder)
 
 
 def remove_standbys(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -149,6 +150,18 @@ def test_a_standby_counts_how_often_the_log_goes_on_without_it(
     assert at.restored() == at.taken_over(follower)
 
 
+def test_a_standby_is_not_left_behind_where_a_file_is_missing_for_good(tmp_path: Path) -> None:
+    at = Place(tmp_path)
+    owner, follower = at.owner(), at.follower()
+    owner.commit({"key": 1})
+    owner.checkpoint()
+    shutil.rmtree(tmp_path / "store/here/app/tasks" / at.here.name / "files")
+    for _ in range(3):
+        with pytest.raises(StoreCorrupt, match="is missing"):
+            follower.follow()
+    assert follower.left_behind == 0  # who took the task over could not fetch it either
+
+
 def test_nothing_is_followed_in_the_folder_of_the_owner(tmp_path: Path) -> None:
     at = Place(tmp_path)
     owner = at.owner(at.here)
@@ -156,6 +169,7 @@ def test_nothing_is_followed_in_the_folder_of_the_owner(tmp_path: Path) -> None:
     follower = at.follower()
     follower.follow()
     assert follower.at_end is not None
+    assert follower.task.fetched == 0
     assert not follower.folder.exists()
     owner.state.close()
     expected = at.restored()
