@@ -205,8 +205,10 @@ class Follower:
         return database
 
     def _beginning(self, tail: Tail) -> tuple[Database, list[Commit]] | None:
-        """What this node has of the state, with the commits that it lacks."""
-        if not epochs.is_complete(self.folder):
+        """What this node has of the state, with the commits that it lacks. Raises StateError if an
+        epoch has commits that were never shipped, as a restore would."""
+        is_new = not epochs.is_complete(self.folder)
+        if is_new:
             newest = epochs.epochs_of(self._epochs)[:1]
             if not newest or self.folder.exists():
                 return None
@@ -220,9 +222,15 @@ class Follower:
             return None
         try:
             database.verify()
-            self.task.check_shipped(database, tail, self.folder)
+            self.task.check_shipped(database, tail, self._epochs if is_new else self.folder)
             lacking = tail.after(known_of(database))
-        except (StateError, StoreCorrupt):
+        except StoreCorrupt:
+            lacking = None
+        except StateError:
+            if is_new:
+                database.close()
+                remove_standby(self._epochs)
+                raise
             lacking = None
         if lacking is None:
             database.close()

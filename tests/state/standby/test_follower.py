@@ -15,6 +15,7 @@ from s4node.errors import StateError, StoreCorrupt
 from s4node.events.keys import crc32m
 from s4node.state import epochs
 from s4node.state.checkpoint_policy import CheckpointRetention, Policy
+from s4node.state.database import Database
 from s4node.state.remote_log import StoredFile
 from s4node.state.standby.follower import STALE_SECONDS, Follower
 from s4node.state.task_state import TaskState
@@ -175,6 +176,30 @@ def test_nothing_is_followed_in_the_folder_of_the_owner(tmp_path: Path) -> None:
     expected = at.restored()
     with at.claimed(follower) as (database, was_followed):
         assert (rows_of(database), was_followed) == (expected, False)
+
+
+def test_commits_that_were_never_shipped_are_reported_as_without_a_standby(tmp_path: Path) -> None:
+    at = Place(tmp_path)
+    owner = at.owner(at.here)
+    owner.commit({"key": 1})
+    owner.state.close()
+    fence = epochs.highest(at.here) + 1
+    state = TaskState(epochs.claim(at.here, fence, Database), crc32m, fence=fence)
+    state.store(COUNTS).put("key", 2)
+    state.begin_commit({})
+    state.write_commit()
+    state.end_commit(written=True)
+    state.close()
+    for _ in range(2):  # owners elsewhere, whose fences become higher
+        owner = at.owner()
+        owner.commit({"key": 3})
+        owner.state.close()
+    follower = at.follower()
+    for _ in range(2):
+        with pytest.raises(StateError, match=f"{at.here} has commit 2, .*and never shipped to"):
+            follower.follow()
+    with pytest.raises(StateError, match="and never shipped to"), at.claimed(follower):
+        pass
 
 
 def test_a_restore_without_its_standby_is_as_good(tmp_path: Path) -> None:
