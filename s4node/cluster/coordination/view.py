@@ -18,9 +18,9 @@ class View:
     partitions, and ``owed`` those of them that it should hand over now, because their next owners
     are ready. ``coming`` are the partitions that others should hand over to it, and those of a
     former member of its name. It ``follows`` the state of the partitions of which it is the
-    standby. ``members`` are the addresses of all
-    living members including spares, the oldest first. ``epoch`` 0: nothing is assigned yet.
-    ``origin`` names the series of assignments in which epochs are counted.
+    standby. ``members`` are the addresses of all living members including spares, the oldest first.
+    ``epoch`` 0: nothing is assigned yet. ``origin`` names the series of assignments in which epochs
+    are counted.
     """
 
     epoch: int

@@ -62,7 +62,7 @@ from s4node.runtime.task.task import Task
 from s4node.savepoints.place import manifest_in, opened_task
 from s4node.savepoints.replacement import check_complete
 from s4node.state.job import elsewhere, identity_of, known_job, saved_state
-from s4node.state.remote_job import depot_of
+from s4node.state.remote_job import RemoteJob, depot_of
 from s4node.state.remote_log import CREATE
 from s4node.state.standby.follower import remove_standbys
 from s4node.systems.embedded_log import EmbeddedLog
@@ -89,8 +89,9 @@ class DurableParts:
         self.dead_letters: DeadLetterQueue
         self.recovery: Recovery
         self.restore: Restore
+        self._depot: RemoteJob | None
         self.standbys: Standbys | None = None
-        self.can_be_standby = False  # of tasks that do not move
+        self.can_be_standby = False  # s4.state.standby is set, and possible
         self._app = app
         self._config = config
         self._own_log = own_log
@@ -259,7 +260,7 @@ class DurableParts:
             grown=model.grown,
         )
         folder = self._folder(name)
-        depot = depot_of(config, folder)
+        depot = self._depot = depot_of(config, folder)
         self._presence = JobLock(folder)
         self._startpoints = Startpoints(folder, depot, model.tasks, config, name)
         context = CommitContext(
@@ -315,8 +316,8 @@ class DurableParts:
         await nursery.start(self.exchange.emitter.run)
 
     async def _start_standbys(self, nursery: trio.Nursery) -> None:
-        folder, config = self._folder(self._name), self._config
-        depot, wanted = depot_of(config, folder), bool(config[settings.STATE_STANDBY])
+        folder, depot = self._folder(self._name), self._depot
+        wanted = bool(self._config[settings.STATE_STANDBY])
         if depot is None:
             await threads.run_sync(remove_standbys, folder)
             return

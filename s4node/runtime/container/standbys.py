@@ -30,7 +30,7 @@ log = get_logger("s4node.runtime")
 FOLLOW_SECONDS = 1.0
 _THREADS = 4
 """Logs that are followed at a time."""
-_MOST_TRIES = 3
+_LEFT_BEHIND = 3
 """So often the log may go on without a follower before its task is ready all the same."""
 
 
@@ -132,7 +132,7 @@ class Standbys:
     def ready(self) -> frozenset[int]:
         """The partitions that can be taken over now."""
         return self.at_end.union(
-            p for p, one in self._following.items() if one.follower.left_behind >= _MOST_TRIES
+            p for p, one in self._following.items() if one.follower.left_behind >= _LEFT_BEHIND
         )
 
     @property
