@@ -183,7 +183,7 @@ async def test_an_app_is_deployed_from_elsewhere_and_a_lost_machine_loses_no_eve
         async with cluster.node("three") as three:  # it fetches the package, and the state
             await cluster.owned_by("two", "three")
             await cluster.check(three.address, one, two, three)
-            assert "state is being fetched" in three.errors
+            assert "state is fetched, to be followed" in three.errors
         assert cluster.keep_state() == ["one", "three", "two"]
         assert json.loads(await cluster.s4("apps", "--json"))[0]["version"] == "v1"
 

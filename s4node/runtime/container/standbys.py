@@ -178,7 +178,9 @@ class Standbys:
                 one.problem = ""
             except (OSError, S4Error) as error:
                 if not one.problem:
-                    log.warning("a standby waits", task=name, reason=str(error))
+                    log.warning(
+                        "the state of a task cannot be followed now", task=name, reason=str(error)
+                    )
                 one.problem = str(error) or type(error).__name__
             self._tell()
             await trio.sleep(FOLLOW_SECONDS)

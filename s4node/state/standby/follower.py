@@ -132,7 +132,7 @@ class Follower:
             self._database.verify()
         except (OSError, StateError, StoreCorrupt) as error:
             log.warning(
-                "a standby cannot be used, and the state is fetched",
+                "what was followed cannot be used, and the state is fetched",
                 folder=str(self.folder),
                 reason=str(error),
             )
@@ -181,7 +181,9 @@ class Follower:
             raise StateError(f"{self.task.url} cannot be followed before its owner continues")
         found = self._beginning(tail)
         if found is None:
-            log.info("a standby fetches state", place=self.task.url, checkpoint=tail.number)
+            log.info(
+                "state is fetched, to be followed", place=self.task.url, checkpoint=tail.number
+            )
             epochs.unmark(self.folder)
             try:
                 self._fetch({} if tail.checkpoint is None else tail.checkpoint.files)

@@ -61,7 +61,7 @@ async def test_a_partition_moves_once_its_next_owner_has_followed_it(tmp_path: P
                 await until(lambda: shipped(it)[0] > before + 800, "it has all")
                 await flow.end()
                 await until(lambda: shipped(it)[0] == flow.total)
-                assert "a standby fetches state" in second.errors
+                assert "state is fetched, to be followed" in second.errors
                 assert "state is being fetched" not in second.errors
                 await until(lambda: not any(tmp_path.glob("node-b/*/*/tasks/*/standby")))
     check_counts(flow, shipped(it)[1])
@@ -88,7 +88,7 @@ async def test_a_next_owner_follows_a_partition_before_it_moves_and_may_die_mean
                 await until(lambda: shipped(it)[0] > before + 400, "it has all")
                 await flow.end()
                 await until(lambda: shipped(it)[0] == flow.total)
-                assert second.errors.count("a standby fetches state") > 1
+                assert second.errors.count("state is fetched, to be followed") > 1
                 assert "state is being fetched" not in second.errors
                 await until(lambda: not any(tmp_path.glob("node-?/*/*/tasks/*/standby")))
         assert "two owners" not in first.errors
