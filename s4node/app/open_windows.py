@@ -13,6 +13,7 @@ Rules
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from heapq import heappop, heappush
@@ -78,7 +79,8 @@ class TableWindows(WindowInstances):
         self._ends: list[tuple[float, float]] = []  # the end of a window, the start of a table
         self._ending = math.inf  # the end whose calls are being made
         self._over: list[tuple[float, float]] = []  # when a table goes, and its start
-        self._again: dict[tuple[float, Any], float] = {}  # ends and keys changed since, and a table
+        # ends and keys changed since, with a table; a plain dict is slow to find its first of many
+        self._again: OrderedDict[tuple[float, Any], float] = OrderedDict()
 
     def all(self) -> Iterator[PE]:
         """All instances, by window."""
@@ -258,7 +260,7 @@ class SessionWindows(WindowInstances):
         self._by_key: dict[Any, list[PE]] = {}
         self._ends: list[tuple[float, int, PE]] = []  # as they were; sessions grow
         self._over: list[tuple[float, int, PE]] = []
-        self._again: dict[PE, None] = {}
+        self._again: OrderedDict[PE, None] = OrderedDict()
         self._number = 0
         self._open = 0
 
