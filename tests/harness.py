@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import cycle
@@ -57,10 +58,15 @@ T = TypeVar("T")
 
 
 async def until(condition: Callable[[], object], why: str = "", seconds: float = DEADLINE) -> None:
-    """Return as soon as ``condition()`` is true; fail after ``seconds``."""
+    """Return as soon as ``condition()`` is true; fail after ``seconds``.
+
+    A condition that reads files blocks the loop, so what it waits for gets as much time as it took.
+    """
     with trio.move_on_after(seconds) as scope:
+        began = time.perf_counter()
         while not condition():
-            await trio.sleep(0.002)
+            await trio.sleep(max(0.002, time.perf_counter() - began))
+            began = time.perf_counter()
     assert not scope.cancelled_caught, f"it did not happen within {seconds:g} s: {why or condition}"
 
 

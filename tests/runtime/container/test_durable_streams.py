@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 import trio
-from harness import DEADLINE, free_port, in_thread, running, until, until_told
+from harness import DEADLINE, free_port, in_thread, running, until
 from input_systems import dies
 from saved_state import saved_instances, saved_producers
 from shared_apps import (
@@ -257,7 +257,7 @@ async def test_a_producer_ends_its_id_with_the_sync_client_too(settings: dict[st
 
         for end, rows in ((False, [1, 1]), (True, [0, 0])):
             await in_thread(partial(work, end=end))
-            await until_rows(folder, rows)
+            await until(lambda rows=rows: [*map(len, saved_producers(folder).values())] == rows)
 
 
 async def test_a_producer_that_was_not_seen_for_long_is_forgotten(
@@ -275,13 +275,13 @@ async def test_a_producer_that_was_not_seen_for_long_is_forgotten(
                 await other.flush()
                 assert [len(rows) for rows in saved_producers(folder).values()] == [2, 2]
                 other.abandon()
-        await until_rows(folder, [1, 1])
+        await until(lambda: [len(rows) for rows in saved_producers(folder).values()] == [1, 1])
         for lives_on in (True, False):  # one with an id of its own is known until it ends
             async with Client(container.address, producer="clicker") as client:
                 clicks = await client.stream("clicks")
                 assert (await clicks.resume_at() > 0) == lives_on
                 clicks.end()
-            await until_rows(folder, [0, 0])
+            await until(lambda: [len(rows) for rows in saved_producers(folder).values()] == [0, 0])
 
 
 async def test_an_executor_that_drops_events_is_refused_on_a_durable_stream(
@@ -917,17 +917,6 @@ async def test_a_stop_keeps_untaken_output_events_and_does_not_report_them_lost(
 
 
 # -- set-up ---------------------------------------------------------------------------------------
-
-
-async def until_rows(folder: Path, expected: list[int]) -> None:
-    """Wait until so many producers are saved in each partition. A copy of the state is read in a
-    thread: a loop that makes copies one after the other leaves the container no time."""
-
-    async def rows() -> list[int]:
-        found = await trio.to_thread.run_sync(saved_producers, folder)
-        return [len(each) for each in found.values()]
-
-    await until_told(rows, lambda found: found == expected)
 
 
 USERS = ["joe", "ann", "eve", "bob"]
