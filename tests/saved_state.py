@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -18,12 +19,7 @@ from s4node.state.task_state import TaskState
 
 def saved_positions(app: Path) -> dict[str, dict[str, int]]:
     """The offsets that were committed, by task and partition; of an app that may run."""
-    found = {}
-    for folder in sorted(app.glob("tasks/*")):
-        if epochs.epochs_of(folder):
-            with epochs.copied(folder) as database:
-                found[unquote(folder.name)] = TaskState(database, crc32m).positions()
-    return found
+    return {task: state.positions() for task, state in _tasks(app)}
 
 
 def save_positions(app: Path, task: str, positions: dict[str, int]) -> None:
@@ -42,29 +38,28 @@ def save_positions(app: Path, task: str, positions: dict[str, int]) -> None:
 def saved_instances(app: Path) -> dict[str, dict[str, Any]]:
     """What the PEs of an app keep, by key, as of the last commits."""
     found = {}
-    for folder in app.glob("tasks/*"):
-        if epochs.epochs_of(folder):
-            with epochs.copied(folder) as database:
-                for name in (look := StateReader(TaskState(database, crc32m))).elements:
-                    found.update(look.instances(name))
+    for _, state in _tasks(app):
+        for name in (look := StateReader(state)).elements:
+            found.update(look.instances(name))
     return found
 
 
 def saved_rows(app: Path, store: str) -> dict[Any, Any]:
     """What the tasks of an app keep in a store, as of the last commits."""
     found: dict[Any, Any] = {}
-    for folder in app.glob("tasks/*"):
-        if epochs.epochs_of(folder):
-            with epochs.copied(folder) as database:
-                found.update(StateReader(TaskState(database, crc32m)).store(store))
+    for _, state in _tasks(app):
+        found.update(StateReader(state).store(store))
     return found
 
 
 def saved_producers(app: Path) -> dict[str, dict[Producer, SavedProducer]]:
     """How far producers are committed, by task."""
-    found = {}
+    return {task: state.producers() for task, state in _tasks(app)}
+
+
+def _tasks(app: Path) -> Iterator[tuple[str, TaskState]]:
+    """The tasks that have state, by name, with a copy of it as of the last commit."""
     for folder in sorted(app.glob("tasks/*")):
         if epochs.epochs_of(folder):
             with epochs.copied(folder) as database:
-                found[unquote(folder.name)] = TaskState(database, crc32m).producers()
-    return found
+                yield unquote(folder.name), TaskState(database, crc32m)

@@ -26,9 +26,9 @@ def to_follow(
 
     ``followed`` are those that it follows now; some are ``stuck``.
     """
-    kept = {each for each in given if each in followed}
-    room = max(FOLLOWED_AT_ONCE - len(kept.difference(stuck)), 0)
-    return kept.union(sorted(set(given) - kept)[:room])
+    begun = {each for each in given if each in followed}
+    room = max(FOLLOWED_AT_ONCE - len(begun.difference(stuck)), 0)
+    return begun.union(sorted(set(given) - begun)[:room])
 
 
 class Announcement:

@@ -213,36 +213,18 @@ async def test_a_partition_that_stops_slowly_goes_to_the_member_that_was_ready_f
 async def test_partitions_are_handed_over_one_after_the_other_to_several_members(
     tmp_path: Path,
 ) -> None:
-    async with seat(tmp_path, "a") as a:
-        await owners([a], "aaaa")
-        async with seat(tmp_path, "b") as b:
-            await until(lambda: b.view.coming == {2, 3}, "b knows its share")
-            async with seat(tmp_path, "c") as c:
-                await until(lambda: (b.view.coming, c.view.coming) == ({2}, {3}), "c gets one")
-                await b.membership.take([2])
-                await c.membership.take([3])
-                await until(lambda: a.view.owed == {2, 3})
-                await a.membership.hand_over([2])
-                await until(lambda: a.owners == "aaba" and not a.view.owed, "b takes it over")
-                await b.membership.take([])
-                await until(lambda: a.view.owed == {3}, "b takes events")
+    async with one_taken_of_two(tmp_path) as (a, b):
+        await until(lambda: a.owners == "aaba" and not a.view.owed, "b takes it over")
+        await b.membership.take([])
+        await until(lambda: a.view.owed == {3}, "b takes events")
 
 
 async def test_a_new_owner_that_hangs_holds_up_what_goes_to_others_only_for_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(membership, "TAKING_SECONDS", 0.5)
-    async with seat(tmp_path, "a") as a:
-        await owners([a], "aaaa")
-        async with seat(tmp_path, "b") as b:
-            await until(lambda: b.view.coming == {2, 3}, "b knows its share")
-            async with seat(tmp_path, "c") as c:
-                await until(lambda: (b.view.coming, c.view.coming) == ({2}, {3}), "c gets one")
-                await b.membership.take([2])
-                await c.membership.take([3])
-                await until(lambda: a.view.owed == {2, 3})
-                await a.membership.hand_over([2])
-                await until(lambda: a.owners == "aaba" and a.view.owed == {3}, "b has had its time")
+    async with one_taken_of_two(tmp_path) as (a, _):
+        await until(lambda: a.owners == "aaba" and a.view.owed == {3}, "b has had its time")
 
 
 async def test_handing_over_waits_until_it_can_be_written(tmp_path: Path) -> None:
@@ -771,6 +753,22 @@ def member_process(
 ) -> AbstractAsyncContextManager[Peer]:
     script = ROOT / "tests" / "membership_process.py"
     return python_process(script, folder, name, partitions, expected, str(timeout))
+
+
+@asynccontextmanager
+async def one_taken_of_two(folder: Path) -> AsyncIterator[tuple[Seat, Seat]]:
+    """Two members are ready for a partition each of the first one; b takes over its own."""
+    async with seat(folder, "a") as a:
+        await owners([a], "aaaa")
+        async with seat(folder, "b") as b:
+            await until(lambda: b.view.coming == {2, 3}, "b knows its share")
+            async with seat(folder, "c") as c:
+                await until(lambda: (b.view.coming, c.view.coming) == ({2}, {3}), "c gets one")
+                await b.membership.take([2])
+                await c.membership.take([3])
+                await until(lambda: a.view.owed == {2, 3})
+                await a.membership.hand_over([2])
+                yield a, b
 
 
 async def owes_two(a: Seat, b: Seat) -> None:
