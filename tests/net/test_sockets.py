@@ -7,7 +7,8 @@ import resource
 import signal
 import socket
 import struct
-from contextlib import AsyncExitStack
+import time
+from contextlib import AsyncExitStack, ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,9 +41,13 @@ if TYPE_CHECKING:
     from s4node import Container
 
 
-GOOD = wire.encode_frame(
-    wire.Hello("raw", "1", "clicks", (EventType(Click).declaration,), "", 2, (wire.Position(0, 0),))
-)
+def hello_of(producer: str) -> bytes:
+    clicks = (EventType(Click).declaration,)
+    hello = wire.Hello(producer, "1", "clicks", clicks, "", 2, (wire.Position(0, 0),))
+    return wire.encode_frame(hello)
+
+
+GOOD = hello_of("raw")
 
 
 def header_bytes(*fields: Any) -> bytes:
@@ -468,6 +473,23 @@ async def test_a_crowd_of_strangers_is_let_go_and_leaves_no_file_descriptor(node
         await until(lambda: not node.container.listener.connections)
     await until(lambda: open_files() <= before)
     assert counts(node)["strangers"] == 150
+
+
+async def test_many_peers_of_a_busy_node_are_all_heard_within_a_few_turns() -> None:
+    node, turns = Node(), 0
+    async with running(node.app, {"s4.comm.timeout": "500"}) as node.container:
+        listener, address = node.container.listener, tcp(node.container.address)
+        with ExitStack() as crowd:
+            peers = [crowd.enter_context(socket.create_connection(address)) for _ in range(60)]
+            await until(lambda: len(listener.connections) == len(peers))
+            for number, peer in enumerate(peers):
+                peer.sendall(HANDSHAKE + framed(wire.envelope([hello_of(f"peer-{number}")])))
+            while not all(each.spoke for each in listener.connections):
+                turns += 1
+                time.sleep(0.03)  # noqa: ASYNC251 - what the tasks of a busy node take
+                await trio.lowlevel.checkpoint()
+            assert turns < len(peers) / 2
+            assert counts(node) == {"connections": len(peers)}
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ class Listener:
         self._seldom = LogThrottle(_WARNING_SECONDS)
         self._accepting = trio.CancelScope()
         self._slices = Slices()
-        self._line = trio.Lock()  # which busy connections get in the order in which they come
+        self._line = trio.CapacityLimiter(1)  # busy connections, in the order in which they come
 
     @classmethod
     def configured(
@@ -389,9 +389,11 @@ class Listener:
         """Take what a peer sends until its connection ends."""
         assert connection.socket is not None
         with trio.move_on_after(self._handshake) as patience:
+            until = patience.deadline
             while not connection.ended.is_set():
                 if connection.frames is None:
                     await connection.socket.wait_readable()
+                    patience.deadline = math.inf  # it has said something, or has gone
                 else:
                     await trio.lowlevel.checkpoint()
                 while self._held is not None and self._held():  # noqa: ASYNC110 - rare, and short
@@ -400,7 +402,11 @@ class Listener:
                     await connection.wait_clear()
                 if len(self.connections) > 1 and self._slices.in_line(connection):
                     async with self._line:
+                        began = clocks.steady()
                         taken = self._drain(connection)
+                        waiting = self._line.statistics().tasks_waiting
+                        self._slices.line_ended(began, clocks.steady(), waiting)
+                    self._line.total_tokens = self._slices.at_once
                 else:
                     taken = self._drain(connection)
                 unhandled = connection.envelope_bytes
@@ -408,8 +414,8 @@ class Listener:
                 waits = unhandled or self.unhandled.total
                 if waits and self.unhandled.set(connection, unhandled) is not None:
                     self.end_largest()
-                if connection.arrived.is_set():
-                    patience.deadline = math.inf
+                if not connection.arrived.is_set():
+                    patience.deadline = until
                 if taken:
                     self._handler.on_drained()
         if patience.cancelled_caught or connection.socket.fault:

@@ -5,6 +5,9 @@ Rules
   message, until its slices have been short for a while.
 - If there are several busy ones, they stand in one line, and one of them has a slice while all
   others have theirs. So a peer that sends little waits for one slice, however many send much.
+- If the rest of the process takes long between two slices of the line, more of the line have one at
+  a time: the line gets a quarter of the time. Else a hundred producers, who are busy for the rest
+  of the process, would stand in line for longer than it takes them to send.
 """
 
 from __future__ import annotations
@@ -18,13 +21,22 @@ _MOST_IN_LINE = 0.001
 _LONG_SECONDS = 0.0005
 _LONG_BYTES = 65_536
 _CALM_SECONDS = 0.05
+_OF_THE_REST = 1 / 3
+_MOST_OWED = 0.02
+"""Seconds that the line may be behind its part of the time."""
 
 
 class Slices:
-    """The slices of the connections of a listener; times are in seconds."""
+    """The slices of the connections of a listener; times are in seconds.
+
+    ``at_once`` is how many of the line have a slice at a time.
+    """
 
     def __init__(self) -> None:
+        self.at_once = 1
         self._busy: dict[Hashable, float] = {}  # when their last long slice has ended
+        self._owed = 0.0  # the part of the time that the line has not had yet
+        self._left_at: float | None = None  # when the line had a slice, if others waited
 
     def add(self, connection: Hashable, now: float) -> None:
         self._busy[connection] = now
@@ -47,3 +59,11 @@ class Slices:
             self._busy[connection] = now
         elif now - self._busy.get(connection, now) > _CALM_SECONDS:
             del self._busy[connection]
+
+    def line_ended(self, began: float, now: float, waiting: int) -> None:
+        """Note the end of a slice of the line, in which so many others wait."""
+        if self._left_at is not None:
+            self._owed += (began - self._left_at) * _OF_THE_REST
+        self._owed = min(max(0.0, self._owed - (now - began)), _MOST_OWED)
+        self._left_at = now if waiting else None
+        self.at_once = 1 + int(self._owed / _MOST_IN_LINE)
