@@ -90,8 +90,10 @@ def _row(case: str, seconds: float, idle: float, say: Callable[[str], None]) -> 
         waited = idle if stops else 60.0  # a busy machine makes no producer idle
         with Role("ending", folder=folder, idle=waited) as node:
             address = node.hear()["address"]
+            say("the node runs; the producers connect, send and flush")
             with Role("sending_live", address=address, seconds=seconds, stops=stops) as producers:
                 sent = producers.hear()
+            say("all is sent; the last results are waited for")
             node.tell(sent)
             found = node.hear()
     delays = sorted(found["delays"])

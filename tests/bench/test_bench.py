@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -57,6 +59,7 @@ def test_the_truth_adds_up_over_whole_and_broken_passes() -> None:
 # -- set-up ---------------------------------------------------------------------------------------
 
 
+SECONDS = 120
 FIELDS = {
     "name",
     "events",
@@ -73,10 +76,20 @@ FIELDS = {
 
 
 def s4_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "s4node", "bench", *arguments],
-        capture_output=True,
+    """Run a benchmark; if it does not end, fail with where each of its processes is."""
+    command = [sys.executable, "-m", "s4node", "bench", *arguments]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=120,
-        check=False,
-    )
+        env=os.environ | {"PYTHONFAULTHANDLER": "1"},  # of its processes as well
+        start_new_session=True,
+    ) as process:
+        try:
+            out, told = process.communicate(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGABRT)
+            out, told = process.communicate()
+            pytest.fail(f"{' '.join(arguments)} has not ended after {SECONDS} s:\n{told}{out}")
+    return subprocess.CompletedProcess(command, process.returncode, out, told)
