@@ -3,7 +3,7 @@
 Rules
 - Each role is a Python process. It gets its task as one JSON line on standard input and answers in
   JSON lines on standard output.
-- A role that dies or stays silent ends the benchmark, with its standard error.
+- A role that dies ends the benchmark. What it says on standard error is shown.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ class Listener:
         self._nudge = nudge
         self._held = held
         self._news: dict[Connection, None] = {}
-        self._seldom = LogThrottle(_WARNING_SECONDS)
+        self._throttle = LogThrottle(_WARNING_SECONDS)
         self._accepting = trio.CancelScope()
         self._slices = Slices()
         self._line = trio.CapacityLimiter(1)  # busy connections, in the order in which they come
@@ -228,7 +228,7 @@ class Listener:
 
     def warn(self, event: str, peer: str = "", **facts: object) -> None:
         """Log a warning caused by a peer (``host:port``), at most once a minute for its host."""
-        left_out = self._seldom.left_out((event, peer.rpartition(":")[0]), clocks.steady())
+        left_out = self._throttle.left_out((event, peer.rpartition(":")[0]), clocks.steady())
         if left_out is None:
             return
         if peer:
