@@ -76,7 +76,6 @@ class StreamAdmission:
     deserializer: Gauge = field(default_factory=lambda: Gauge(_NO_DESERIALIZER))
     on_time: Callable[[ProducerLane, Mark], None] = lambda _, __: None
     taken_from: Collection[Hashable] | None = None
-    changes: int = 0  # of who is there
     lanes: dict[tuple[str, int], ProducerLane] = field(default_factory=dict)
     frames: int = 0
     admitted: int = 0
@@ -89,6 +88,7 @@ class StreamAdmission:
     period: int = 0
     _next_period: float = 0.0
     _next_look: float = 0.0  # for absent producers
+    _watched: dict[int, set[str]] = field(default_factory=dict)  # who has come or gone
     _held: dict[ProducerLane, None] = field(default_factory=dict)
     _away: dict[ProducerLane, None] = field(default_factory=dict)
     _opened: dict[Hashable, set[str]] = field(default_factory=dict)
@@ -198,7 +198,7 @@ class StreamAdmission:
         starts = {position.partition: position.number for position in hello.positions}
         told = _lives_told(hello)
         self._opened.setdefault(connection, set()).add(hello.peer)
-        self.changes += 1
+        self._has_moved(hello.peer)
         positions = []
         for partition in self.stages:
             lane = self.lanes.get((hello.peer, partition))
@@ -421,7 +421,7 @@ class StreamAdmission:
 
     def detach(self, producer: str, connection: Hashable, now: float) -> None:
         """Take a producer's lanes from a connection."""
-        self.changes += 1
+        self._has_moved(producer)
         for lane in self._of(producer, connection):
             lane.connection, lane.seen = None, now
             self._away[lane] = None
@@ -435,7 +435,7 @@ class StreamAdmission:
         """
         if producer.startswith(wire.TASK):
             return
-        self.changes += 1
+        self._has_moved(producer)
         for lane in list(self._of(producer, connection)):
             self._held.pop(lane, None)
             self._ended[producer] = None
@@ -489,6 +489,7 @@ class StreamAdmission:
             self._away.pop(lane, None)
             lane.connection = None  # which reports it no more
             del self.lanes[lane.producer, partition]
+        self._watched.pop(partition, None)
 
     def enter(self, partition: int) -> None:
         """Begin with a partition that is ours now."""
@@ -515,13 +516,25 @@ class StreamAdmission:
 
     def _drop(self, lane: ProducerLane) -> None:
         """Forget a lane."""
-        self.changes += 1
+        if lane.partition in self._watched:
+            self._watched[lane.partition].add(lane.producer)
         self._away.pop(lane, None)
         self.lanes.pop((lane.producer, lane.partition), None)
 
     def _evict(self, lane: ProducerLane) -> None:
         """Drop a lane to make room; the saved row of its producer stays."""
         self._drop(lane)
+
+    def watch(self, partition: int) -> set[str]:
+        """The producers in a partition; those that come or go are added, until the next call."""
+        found = {lane.producer for lane in self.lanes.values() if lane.partition == partition}
+        self._watched[partition] = found
+        return found
+
+    def _has_moved(self, producer: str) -> None:
+        """Note that a producer has come or gone."""
+        for watched in self._watched.values():
+            watched.add(producer)
 
     def _of(self, producer: str, connection: Hashable) -> Iterator[ProducerLane]:
         for partition in self.stages:

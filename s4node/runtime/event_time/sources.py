@@ -27,11 +27,10 @@ class SourceState(NamedTuple):
 
 
 class Sources(Protocol):
-    """The sources of one stream in one partition; ``version`` changes when any comes or goes."""
+    """The sources of one stream in one partition."""
 
-    @property
-    def version(self) -> int:
-        """Changes when any source comes or goes."""
+    def changed(self) -> Collection[str]:
+        """Take the names of those that have come or gone since the last call; at first, of all."""
         ...
 
     def states(self, among: Collection[str] | None = None) -> Iterable[SourceState]:

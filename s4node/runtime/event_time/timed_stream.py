@@ -60,8 +60,8 @@ class TimedStream:
         self.told: float | None = None
         self.due = NEVER
         self.sources: Sources | None = None
-        self._version = -1
-        self._leaving = False  # a source has left whose events wait
+        self._leaving: set[str] = set()  # these have left, and their events wait
+        self._unlisted: set[str] = set()  # counted, although ``sources`` may not have them
         self._returning: set[str] = set()
         self._expected: set[str] = set()  # idle in an earlier run, and not back yet
         self._awaited = 0.0  # seconds in which these could have come
@@ -69,7 +69,8 @@ class TimedStream:
 
     def watch(self, sources: Sources) -> None:
         """Have these sources looked at."""
-        self.sources, self._version = sources, -1
+        self.sources = sources
+        self._unlisted.update(self.watermarks.sources)
 
     @property
     def has_marks(self) -> bool:
@@ -79,11 +80,13 @@ class TimedStream:
     @property
     def in_motion(self) -> bool:
         """True if events that are processed may change who is waited for."""
-        return self._leaving or self.told is not None or bool(self._marks)
+        return bool(self._leaving or self._marks) or self.told is not None
 
     def reach(self, source: str, time: float) -> bool:
         """Note that a source is at ``time``; return True if that matters at once."""
         watermarks = self.watermarks
+        if source not in watermarks:
+            self._unlisted.add(source)
         before = watermarks.active_time(source)
         watermarks.reach(source, time)
         if before is None or self.in_motion:
@@ -105,24 +108,33 @@ class TimedStream:
             watermarks.join(name)
         if self.sources is None:
             return
-        if self._version == self.sources.version and not self._leaving:
+        news = {*self.sources.changed(), *self._leaving}
+        if not news:
             return
-        self._version, self._leaving = self.sources.version, False
         known.add(OWN)
-        for each in self.sources.states():
+        names = news | self._unlisted
+        listed: set[str] = set()
+        self._leaving = set()
+        for each in self.sources.states(names):
             stays = each.here or each.returns
-            self._leaving = self._leaving or (each.waits and not stays)
+            if each.waits and not stays:
+                self._leaving.add(each.name)
             if stays or each.waits:
-                known.add(each.name)
+                listed.add(each.name)
                 watermarks.join(each.name)
                 self._expected.discard(each.name)
                 if each.returns:
                     self._returning.add(each.name)
                 if each.reports:
                     self.reports.add(each.name)
-        for name in [*watermarks.sources]:
+        self._unlisted = set()
+        for name in names - listed - known:
+            if name not in watermarks:
+                continue
             may_return = name in self._returning and not watermarks.is_idle(name)
-            if name not in known and not may_return and name not in self._expected:
+            if may_return or name in self._expected:
+                self._unlisted.add(name)
+            else:
                 watermarks.leave(name)
                 self._returning.discard(name)
 
@@ -191,6 +203,7 @@ class TimedStream:
             )
         value, times, idle, read = saved
         self.watermarks.restore(NEVER if value is None else value, {**times, **read})
+        self._unlisted.update(times, idle)
         self._returning |= times.keys() - {OWN}
         for name in idle:
             self.watermarks.join(name)

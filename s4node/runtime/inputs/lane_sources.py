@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable
 
 from s4node.net.ingress.admission import StreamAdmission
-from s4node.net.ingress.producer_lane import ProducerLane
+from s4node.net.ingress.producer_lane import ProducerLane, origin_of
 from s4node.net.wire.frame import TASK
 from s4node.runtime.event_time.sources import SourceState
 
@@ -34,20 +34,31 @@ class LaneSources:
         self._partition = partition
         self._forwarding = forwarding
         self._lanes: dict[str, ProducerLane] = {}  # by the name of the source
-        self._known = -1
+        self._changed = admission.watch(partition)
 
-    @property
-    def version(self) -> int:
-        """Changes when a producer comes or goes."""
-        return self._admission.changes
+    def changed(self) -> Collection[str]:
+        """Take the names of the producers that have come or gone; at first, of all."""
+        names, joined = set(), set()
+        for producer in self._changed:
+            name = origin_of(self._admission.stream, self._partition, producer)
+            names.add(name)
+            lane = self._admission.lanes.get((producer, self._partition))
+            if lane is None:
+                self._lanes.pop(name, None)
+            else:
+                self._lanes[name] = lane
+                if self._has_only_joined(lane):
+                    joined.add(producer)
+        self._changed.clear()
+        self._changed.update(joined)  # these come with their first event
+        return names
 
     def states(self, among: Collection[str] | None = None) -> Iterable[SourceState]:
-        """The producers that are there, or may return; only those ``among`` these, if given."""
-        if self._known != self.version:
-            self._known = self.version
-            here = (e for e in self._admission.lanes.values() if e.partition == self._partition)
-            self._lanes = {lane.origin: lane for lane in here}
-        names = self._lanes if among is None else self._lanes.keys() & among
+        """The producers that are there, or may return; only those ``among`` these, if given.
+
+        As of the last call of ``changed``.
+        """
+        names = self._lanes if among is None else [name for name in among if name in self._lanes]
         lanes = map(self._lanes.__getitem__, names)
         return [_state_of(lane) for lane in lanes if not self._has_only_joined(lane)]
 

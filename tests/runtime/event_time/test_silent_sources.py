@@ -79,12 +79,21 @@ def test_time_in_which_the_process_did_not_run_makes_nobody_silent() -> None:
 class Sources:
     """The sources of a stream, as they are set."""
 
-    version = 0
-
     def __init__(self, *states: SourceState) -> None:
         self.found = list(states)
+        self.asked: list[Collection[str] | None] = []
+        self._new = {each.name for each in states}
+
+    def changed(self) -> set[str]:
+        new, self._new = self._new, set()
+        return new
+
+    def come(self, state: SourceState) -> None:
+        self.found.append(state)
+        self._new.add(state.name)
 
     def states(self, among: Collection[str] | None = None) -> list[SourceState]:
+        self.asked.append(among)
         return [each for each in self.found if among is None or each.name in among]
 
 
@@ -100,6 +109,19 @@ def test_a_program_that_has_left_is_a_source_until_its_events_are_done() -> None
         sources.found[1] = SourceState("gone", here=False)
         times.step()
         assert watermark(times) == 95
+
+
+def test_a_producer_that_comes_costs_no_look_at_all_others() -> None:
+    with AppTest(market(tumbling(60))) as test:
+        times = times_of(test)
+        sources = Sources(*(SourceState(f"p{number}") for number in range(1000)))
+        times.watch("trades", sources)
+        times.step()
+        sources.asked.clear()
+        sources.come(SourceState("new"))
+        times.step()
+        assert sources.asked == [{"new"}]
+        assert "new" in times._streams["trades"].watermarks
 
 
 def test_a_log_that_cannot_be_reached_is_waited_for() -> None:

@@ -1,0 +1,68 @@
+"""The producers of a stream as sources of its watermark in one partition."""
+
+from __future__ import annotations
+
+from s4node.net.ingress.admission import StreamAdmission
+from s4node.net.wire import frame as wire
+from s4node.runtime.inputs.lane_sources import LaneSources
+from s4node.stages.stage import Stage
+
+
+def test_only_those_that_have_come_or_gone_are_looked_at_again() -> None:
+    admission = admission_of(2)
+    for number in range(1000):
+        greet(admission, f"p{number}", number)
+    here, there = LaneSources(admission, 0), LaneSources(admission, 1)
+    assert len(here.changed()) == len(there.changed()) == 1000
+
+    greet(admission, "new", 1000)
+    admission.gone(7, 1.0)
+
+    assert sorted(here.changed()) == ["clicks[0]@new", "clicks[0]@p7"]
+    assert here.changed() == set()
+    assert sorted(there.changed()) == ["clicks[1]@new", "clicks[1]@p7"]
+    assert [(each.name, each.here) for each in here.states(["clicks[0]@p7"])] == [
+        ("clicks[0]@p7", False)
+    ]
+
+
+def test_a_partition_that_was_given_away_and_came_back_is_looked_at_as_a_whole() -> None:
+    admission = admission_of(2)
+    greet(admission, "a", 1)
+    before = LaneSources(admission, 0)
+    before.changed()
+
+    admission.revoke(0)
+    admission.enter(0)
+    greet(admission, "a", 2)
+    after = LaneSources(admission, 0)
+
+    assert after.changed() == {"clicks[0]@a"}
+    assert [each.here for each in after.states()] == [True]
+
+
+def test_another_container_is_a_source_once_it_has_forwarded_an_event() -> None:
+    admission = admission_of(1)
+    greet(admission, "container", 1)
+    sources = LaneSources(admission, 0, forwarding=[1])
+
+    assert sources.changed()
+    assert list(sources.states()) == []
+
+    event = wire.Data("clicks", 0, "container", 0, 1, (wire.Section(1, 1, 1),))
+    assert admission.admit(event, 1, 0.0) is not None
+
+    assert [each.name for each in sources.states(sources.changed())] == ["clicks[0]@container"]
+    assert sources.changed() == set()
+
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+
+def admission_of(partitions: int) -> StreamAdmission:
+    stages = {each: Stage(10_000) for each in range(partitions)}
+    return StreamAdmission("clicks", stages, lambda _: None)
+
+
+def greet(admission: StreamAdmission, producer: str, connection: int) -> None:
+    admission.hello(wire.Hello(producer, "1", "clicks"), connection, 0.0)
