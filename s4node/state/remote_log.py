@@ -19,6 +19,8 @@ Rules
   later checkpoints are in the log. So a number from which an owner may go on is never free again.
 - A claimer that finds entries after its own has put its claim at a number that was removed, or is
   overtaken. It claims again at the end.
+- With *create* a claimer first tries the end of the log that it has seen before it announced its
+  claim: if that is not the end any more, the number is taken, or was removed.
 - If it is not known whether an object was put, its owner puts the same object again before any
   other. Its own object at the number counts as success.
 - The functions are generators: they yield requests, and get the answers. A request that has no
@@ -31,7 +33,8 @@ import hashlib
 import re
 import zlib
 from bisect import bisect_right
-from collections.abc import Collection, Generator, Iterable
+from collections.abc import Collection, Generator, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
@@ -312,13 +315,14 @@ class Appender:
     """Appends to the log at ``place``, in one of the two ways, as the owner that it claims to be.
 
     ``number`` is that of the last entry that is known to be there. ``begin`` are the names of what
-    was announced, and of the log up to the claim.
+    was announced, and of the log up to the claim; ``own`` is the claim's object by its number.
     """
 
     def __init__(self, mode: str, owner: Owner, place: str) -> None:
         self.owner = owner
         self.number = 0
         self.begin: tuple[Collection[str], Collection[str]] = (), ()
+        self.own: dict[int, bytes] = {}
         self.size = 0  # of the last entry, in bytes
         self._mode = mode
         self._place = place
@@ -326,20 +330,25 @@ class Appender:
         self._pending: bytes | None = None  # the next entry, which may be there or not
         self._since_look = 0
 
-    def claim(self, origin: str, epoch: int, known: Collection[str]) -> Steps[None]:
-        """Become the owner; ``known`` is what was announced when the fence was chosen. Raises
-        TaskFenced if another has claimed the task meanwhile, or in a later epoch of ``origin``."""
+    def claim(
+        self, origin: str, epoch: int, known: tuple[Collection[str], Collection[str]]
+    ) -> Steps[None]:
+        """Become the owner; ``known`` is what was announced, and the log, when the fence was
+        chosen. Raises TaskFenced if another has claimed the task meanwhile, or in a later epoch of
+        ``origin``."""
         source = hashlib.blake2b(origin.encode(), digest_size=8).hexdigest()
         mine = Announced(self.owner, epoch, source)
-        self._check_announced(mine, known)  # as what is announced stays
+        claims, entries = known
+        self._check_announced(mine, claims)  # as what is announced stays
         yield from _repeated(Put(f"claims/{mine.name}", b""))
-        for _ in range(TRIES):
-            claims, entries = yield Both()
-            self._check_announced(mine, claims)
+        for tried in range(TRIES):
+            if tried or self._mode == LOOK:
+                claims, entries = yield Both()
+                self._check_announced(mine, claims)
             index = _Index(entries)
             number = index.end + 1
-            claim = Claim(self.owner, index.owner)
-            if not (yield from self._put(number, encoded(claim))):
+            data = encoded(Claim(self.owner, index.owner))
+            if not (yield from self._put(number, data)):
                 continue
             if self._mode == LOOK:
                 entries = [*entries, self.name_of(number, self.owner)]
@@ -350,6 +359,7 @@ class Appender:
                 self._check_announced(mine, claims)  # for one that was announced after we looked
             self.number = number
             self.begin = claims, entries
+            self.own = {number: data}
             return
         raise StateError(
             f"{self._place} cannot be claimed: in {TRIES} tries its owner was always faster; start "
@@ -493,11 +503,17 @@ class Tail(NamedTuple):
         return self.whole and not (self.checkpoint or self.commits or self.damaged)
 
 
-def read(names: Collection[str], place: str, skipped: Collection[int] = ()) -> Steps[Tail]:
+def read(
+    names: Collection[str],
+    place: str,
+    skipped: Collection[int] = (),
+    known: Mapping[int, bytes] = MappingProxyType({}),
+) -> Steps[Tail]:
     """Read the log with these objects, from its end back to the base of the newest checkpoint.
 
-    Checkpoints with ``skipped`` numbers are left out. So is what comes after one from which an
-    owner has begun, if that was other state than that of the log.
+    Those at ``known`` numbers are not got. Checkpoints with ``skipped`` numbers are left out. So is
+    what comes after one from which an owner has begun, if that was other state than that of the
+    log.
     """
     index = _Index(names)
     number, owner = index.end, index.owner  # the next entry to read
@@ -505,7 +521,7 @@ def read(names: Collection[str], place: str, skipped: Collection[int] = ()) -> S
     entries: list[tuple[int, Entry]] = []
     at = damaged = base = 0
     hole = gone = False
-    ahead: dict[int, bytes | None] = {}  # what was read, by number
+    ahead: dict[int, bytes | None] = {**known}  # what was read, by number
     step = 1
     while (n := index.last(owner, number)) > base:
         if n not in ahead:

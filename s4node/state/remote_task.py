@@ -23,6 +23,7 @@ import threading
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from s4node import clocks, tokens
@@ -84,7 +85,7 @@ class RemoteTask:
         self._restore_seconds = restore_seconds
         self._appender: Appender | None = None
         self._appending = threading.Lock()
-        self._announced: list[str] = []  # when the fence was chosen
+        self._listed: tuple[list[str], list[str]] = [], []  # claims and log, for the fence
         self.at = 0  # the number of the last entry that counts for this owner
         self._whole = False  # True if this owner began with the whole log
         self._owners: dict[int, str] = {}  # from before the copy
@@ -106,9 +107,9 @@ class RemoteTask:
         with self._files.told():
             for folder in _FOLDERS:
                 self._files.make_folder(f"{self._root}/{folder}")
-            self._announced = self.names_in("claims")
-            claims = remote_log.announced(self._announced)
-            return max((each.owner.fence for each in claims), default=0)
+            self._listed = self._answer(remote_log.Both())
+        claims = remote_log.announced(self._listed[0])
+        return max((each.owner.fence for each in claims), default=0)
 
     def claim(self, fence: int, origin: str, epoch: int) -> None:
         """Claim the task under ``fence``, which is above the ``highest`` one.
@@ -119,7 +120,7 @@ class RemoteTask:
         assert self._append_mode is not None
         self.owner = Owner(fence, tokens.fresh(8))
         appender = Appender(self._append_mode(), self.owner, self.url)
-        self.run(appender.claim(origin, epoch, self._announced))
+        self.run(appender.claim(origin, epoch, self._listed))
         passing("ship.claimed")
         self._appender, self.at = appender, appender.number
 
@@ -130,6 +131,11 @@ class RemoteTask:
         names = self.names_in("files")
         with self._files.told():
             self._files.remove(f"{self._root}/files/{name}" for name in names)
+
+    @property
+    def own(self) -> Mapping[int, bytes]:
+        """The object of this owner's claim, by its number in the log; empty before the claim."""
+        return {} if self._appender is None else self._appender.own
 
     # -- taking over -------------------------------------------------------------------------
 
@@ -142,7 +148,7 @@ class RemoteTask:
         skipped: list[int] = []
         begin = None if self._appender is None else self._appender.begin[1]
         while True:
-            tail = self.read(skipped, begin)
+            tail = self.read(skipped, begin, self.own)
             if tail.empty:
                 database = local()
                 database = make(own) if database is None else self._first(database)
@@ -179,13 +185,19 @@ class RemoteTask:
             self._follow(tail)
             return database
 
-    def read(self, skipped: Collection[int] = (), names: Collection[str] | None = None) -> Tail:
+    def read(
+        self,
+        skipped: Collection[int] = (),
+        names: Collection[str] | None = None,
+        known: Mapping[int, bytes] = MappingProxyType({}),
+    ) -> Tail:
         """The end of the log, as far as a restore needs it; ``names`` are those of its objects, if
-        they are known."""
+        they are listed already, and of these some contents may be ``known``."""
         for _ in range(_READS):
-            names = self.names_in("log") if names is None else names
+            if names is None:
+                names, known = self.names_in("log"), {}
             self.wanted = self.fetched + len(names)
-            tail = self.run(remote_log.read(names, self.url, skipped))
+            tail = self.run(remote_log.read(names, self.url, skipped, known))
             if not tail.gone:
                 break
             names = None

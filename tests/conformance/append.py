@@ -10,7 +10,7 @@ state; a checkpoint has those before it.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Collection, Generator, Iterator, Mapping
 from typing import Any
 
 from s4node.errors import StateError, TaskFenced
@@ -140,15 +140,15 @@ class History:
 
     def _life(self, commits: int | None = None) -> Generator[Request, Any, None]:
         """An owner: claims, reads, commits, and writes checkpoints."""
-        names = yield Names("claims")
-        fence = max((each.owner.fence for each in remote_log.announced(names)), default=0) + 1
+        known = yield Both()
+        fence = max((each.owner.fence for each in remote_log.announced(known[0])), default=0) + 1
         self._names += 1
         owner = Owner(fence, f"{self._names:016x}")
         appender = Appender(self.way, owner, PLACE)
         appender.earlier.every = self.dice.randint(1, 6)
-        yield from appender.claim("origin", fence, names)
+        yield from appender.claim("origin", fence, known)
         kept: list[Checkpoint] = []
-        state = yield from self._read(kept, appender.begin[1])
+        state = yield from self._read(kept, appender.begin[1], appender.own)
         yield from self._begin(appender, kept, state)
         self.begun[owner] = list(state)
         removable: dict[str, bool] = {}
@@ -189,10 +189,11 @@ class History:
         yield from ()
 
     def _read(
-        self, kept: list[Checkpoint], names: Collection[str]
+        self, kept: list[Checkpoint], names: Collection[str], known: Mapping[int, bytes]
     ) -> Generator[Request, Any, list[CommitId]]:
-        while (tail := (yield from remote_log.read(names, PLACE))).gone:
+        while (tail := (yield from remote_log.read(names, PLACE, (), known))).gone:
             names = yield Names("log")  # its successor has removed what it has listed
+            known = {}
         assert not tail.damaged, f"entry {tail.damaged} is missing"
         state: list[CommitId] = []
         if tail.checkpoint is not None:
@@ -208,11 +209,11 @@ class History:
         last: list[CommitId] = []
 
         def owner() -> Generator[Request, Any, None]:
-            names = yield Names("claims")
-            fences = [each.owner.fence for each in remote_log.announced(names)]
+            known = yield Both()
+            fences = [each.owner.fence for each in remote_log.announced(known[0])]
             me = Owner(max(fences, default=0) + 1, f"{0:016x}")
-            yield from Appender(self.way, me, PLACE).claim("origin", me.fence, names)
-            last.extend((yield from self._read([], (yield Names("log")))))
+            yield from Appender(self.way, me, PLACE).claim("origin", me.fence, known)
+            last.extend((yield from self._read([], (yield Names("log")), {})))
 
         self._run(owner())
         at = {commit: n for n, commit in enumerate(last)}

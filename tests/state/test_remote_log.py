@@ -46,6 +46,32 @@ def test_a_claim_succeeds_against_an_owner_that_commits_as_fast_as_it_can(way: s
     assert way == LOOK or max(puts) > 3
 
 
+class AskedStore(Store):
+    """A store that keeps what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[Request] = []
+
+    def answer(self, request: Request) -> Any:
+        self.asked.append(request)
+        return super().answer(request)
+
+
+@pytest.mark.parametrize(("way", "beside"), [(CREATE, 4), (LOOK, 5)])
+def test_a_takeover_lists_the_log_seldom_and_does_not_read_its_own_claim(
+    way: str, beside: int
+) -> None:
+    store = AskedStore()
+    history = History(way, 0, store, faults=0)
+    history._run(history._life(commits=3))
+    store.asked.clear()
+    history._run(history._life(commits=0))
+    got = [each.places for each in store.asked if isinstance(each, remote_log.Get)]
+    assert len(store.asked) - len(got) == beside
+    assert f"log/{max(store.folders['log'])}" not in {place for places in got for place in places}
+
+
 # -- the histories find what is broken ------------------------------------------------------------
 
 
@@ -68,7 +94,7 @@ def claims_are_swept(patch: pytest.MonkeyPatch) -> None:
 
 def a_claim_is_believed_at_once(patch: pytest.MonkeyPatch) -> None:
     def claim(
-        self: Appender, origin: str, epoch: int, known: Collection[str]
+        self: Appender, origin: str, epoch: int, known: tuple[Collection[str], Collection[str]]
     ) -> Generator[Request, Any, None]:
         yield Put(f"claims/{remote_log.Announced(self.owner, epoch, '0' * 16).name}", b"")
         while True:
@@ -76,7 +102,7 @@ def a_claim_is_believed_at_once(patch: pytest.MonkeyPatch) -> None:
             end = remote_log._Index(names).end
             if (yield from self._put(end + 1, remote_log.encoded(Claim(self.owner, None)))):
                 self.number = end + 1
-                self.begin = known, [*names, self.name_of(self.number, self.owner)]
+                self.begin = known[0], [*names, self.name_of(self.number, self.owner)]
                 return
 
     patch.setattr(Appender, "claim", claim)
@@ -185,7 +211,7 @@ def log_of(store: Store, commits: int) -> tuple[Tail, int]:
     def owner() -> Generator[Request, Any, Tail]:
         appender = Appender(CREATE, Owner(1, "a" * 16), "here")
         if not store.folders["log"]:
-            yield from appender.claim("origin", 1, [])
+            yield from appender.claim("origin", 1, ([], []))
             for number in range(1, commits + 1):
                 rows = [(b"last", b"%d" % number), (b"%d" % number, b"")]
                 yield from appender.add(Commit(appender.owner, (1, number, 1), rows))

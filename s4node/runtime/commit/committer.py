@@ -236,7 +236,7 @@ class Committer:
                     commits.keeping.make_checkpoint, commits.state
                 )
                 if upload is not None:
-                    self._nursery.start_soon(self._context.in_thread, upload)
+                    self._nursery.start_soon(self._context.upload, upload)
             if not (self._finishing or commits.leaving):
                 await commits.expire()  # before the state may be closed or rolled back
         else:

@@ -58,6 +58,8 @@ _ENCODED_AT_ONCE = 512
 _EXPIRED_AT_ONCE = 256
 _THREADS = 8
 """Databases that may be opened or written at a time."""
+_UPLOADS = 2
+"""Checkpoints that are shipped at a time. Each may take long, and slows down the commits."""
 
 
 class TaskProgress(NamedTuple):
@@ -111,6 +113,7 @@ class CommitContext:
         """Held while a thread calls the store of claims."""
         self._thread = trio.CapacityLimiter(1)
         self._threads = trio.CapacityLimiter(_THREADS)
+        self._uploads = trio.CapacityLimiter(_UPLOADS)
 
     async def claims(self, function: Callable[..., R], *arguments: Any) -> R:
         """Call a method of the store of claims in a thread, one at a time."""
@@ -124,6 +127,10 @@ class CommitContext:
     async def in_thread(self, function: Callable[..., R], *arguments: Any) -> R:
         """Call ``function`` in one of the threads for databases."""
         return await threads.run_sync(function, *arguments, limiter=self._threads)
+
+    async def upload(self, function: Callable[[], None]) -> None:
+        """Call ``function``, which ships a checkpoint, in a thread; commits do not wait for it."""
+        await threads.run_sync(function, limiter=self._uploads)
 
 
 class TaskCommits:

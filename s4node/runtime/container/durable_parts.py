@@ -308,6 +308,7 @@ class DurableParts:
         if enrolment is not None:
             await self._start_standbys(nursery)
         nursery.start_soon(self._savepoints.run)
+        await nursery.start(self.restore.run)
         await nursery.start(self.committer.run)
         for system in self.systems:
             await nursery.start(system.run)

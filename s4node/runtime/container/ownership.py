@@ -272,6 +272,7 @@ class Ownership:
         """Stop a task, and hand its partition and state over to another member."""
         assert self._replay is not None
         assert self._membership is not None
+        await self._replay.restore.wait_swept(partition)
         began = clocks.steady()
         self._inputs.refrain(partition)
         await self._replay.consumers.revoke(partition)

@@ -7,6 +7,7 @@ Rules
   are read after the start, so that the task may say where to begin.
 - A member that has followed a task goes on from its standby, with what the log has after it.
 - Tasks are restored together, because most of the time goes to waiting for disks.
+- Former folders are removed once the tasks have started: removing large files takes long.
 - A task that fails is restored from its last commit; its files stay open.
 - A task that has committed that it is done rests with every owner.
 """
@@ -115,6 +116,15 @@ class Restore:
         self._begin_at: dict[int, tuple[Checkpoint, Mapping[SystemStreamPartition, Request]]] = {}
         self._unused: set[str] = set()  # PEs that were reported
         self._restoring: dict[str, RemoteTask] = {}
+        self._swept: dict[int, trio.Event] = {}  # of started tasks
+        self._sweeping = trio.Lock()  # one at a time, so that events go on
+        self._nursery: trio.Nursery
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Remove former folders of started tasks, until cancelled."""
+        async with trio.open_nursery() as self._nursery:
+            task_status.started()
+            await trio.sleep_forever()
 
     def progress(self) -> dict[str, tuple[int, int]]:
         """By task that is being restored from a URL, the fetched and the wanted objects."""
@@ -182,8 +192,6 @@ class Restore:
                 acknowledged=claim.acknowledged,
             )
         passing("claim.whole")
-        await in_thread(epochs.sweep, folder, _KEPT_EPOCHS, math.inf, clocks.wall())
-        await in_thread(remove_standby, folder)
 
         # its producers' numbers, and the events in flight when its owner died
         producers = state.producers()
@@ -224,8 +232,11 @@ class Restore:
         self._consumers.add(task, model.ssps)
 
     async def start_reading(self, tasks: Iterable[Task]) -> None:
-        """Read the inputs of started tasks."""
+        """Read the inputs of started tasks, and begin to remove their former folders."""
         begin_at = [(task, self._begin_at.pop(task.partition)) for task in tasks]
+        for task, _ in begin_at:
+            self._swept[task.partition] = trio.Event()
+            self._nursery.start_soon(self._sweep, task.partition)
         gained = [
             Gained(task, self._model.tasks[task.partition].ssps, *known, self.start)
             for task, known in begin_at
@@ -234,6 +245,23 @@ class Restore:
         for each in gained:
             await self._check_wishes(each.task, each.ssps)
         self._consumers.assign(gained, _wishes)
+
+    async def _sweep(self, partition: int) -> None:
+        """Remove what a started task needs no more: former epochs, and its standby."""
+        folder = task_folder(self._folder, self._model.tasks[partition].name)
+        try:
+            async with self._sweeping:
+                await self._context.in_thread(
+                    epochs.sweep, folder, _KEPT_EPOCHS, math.inf, clocks.wall()
+                )
+                await self._context.in_thread(remove_standby, folder)
+        finally:
+            self._swept[partition].set()
+
+    async def wait_swept(self, partition: int) -> None:
+        """Return once the former folders of a started task are removed. Only then may it be handed
+        over, as its next standby has the same folder."""
+        await self._swept[partition].wait()
 
     async def restore_failed(self, old: Task) -> Task:
         """Make a task that replaces a failed one, as of its last commit, without starting it.

@@ -177,7 +177,7 @@ class Timers:
         self._waiting_since = math.inf  # since when it waits for events in flight
         self._waited = 0.0  # how long the current commit had waited for them
         self._committing = False
-        self._first = True  # until a commit begins
+        self._first = True  # until a commit has ended
         self.timeout_at = math.inf
         if task.settings.callback_timeout and together:
             self.timeout_at = now + task.settings.callback_timeout
@@ -259,7 +259,6 @@ class Timers:
     def commit_begins(self, now: float) -> None:
         """Note that the contents of a commit were taken."""
         self._committing = True
-        self._first = False
         self._awaited_at = math.inf
         self._waited = max(0.0, now - self._waiting_since)
         self._waiting_since = math.inf
@@ -267,11 +266,14 @@ class Timers:
     def commit_ended(self, now: float, took: float, here: float) -> None:
         """Note that the commit was written and acknowledged, or has failed.
 
-        It took ``took`` seconds in all, and ``here`` seconds in this process.
+        It took ``took`` seconds in all, and ``here`` seconds in this process. The first one costs
+        other tasks nothing: after a takeover all have one, and more events come just after it.
         """
         self._committing = False
         self._budget.spend(self._waited + took, now)
-        self._shared.spend(here, now)
+        if not self._first:
+            self._shared.spend(here, now)
+        self._first = False
 
     # -- windows -----------------------------------------------------------------------------
 

@@ -95,8 +95,11 @@ class Follower:
             return
         began = clocks.steady()
         stale = self.at_end is None or began - self.at_end > STALE_SECONDS
-        end = self._listed_end() if stale or self._idle >= _LOOK_EVERY else 0
-        found = self.task.run(followed(self._position, self.task.url))
+        own = self.task.own
+        end = max(own, default=0)
+        if not own and (stale or self._idle >= _LOOK_EVERY):
+            end = self._listed_end()
+        found = self.task.run(followed(self._position, self.task.url, own))
         if found is None or found.position.number < end:
             self._begin_anew()
             self.left_behind += 1

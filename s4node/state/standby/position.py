@@ -3,7 +3,7 @@
 Rules
 - Objects are named by their numbers alone (*create*), so the first writer of a number owns it, and
   what is there stays true until it is removed. A follower gets the next numbers until one is
-  missing: it need not list the log.
+  missing: it need not list the log. A new owner knows the number of its claim, which is the last.
 - An entry leads on if it is the next one: a commit has the next commit number, or is another try
   of the last one, and its owner is that of the last claim.
 - An owner may go on from other state than that of the last commit: after a savepoint is restored,
@@ -17,6 +17,8 @@ Rules
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from s4node.state.remote_log import (
@@ -74,23 +76,28 @@ class Followed(NamedTuple):
     removable: dict[str, bool]
 
 
-def followed(position: Position, place: str) -> Steps[Followed | None]:
-    """Follow the log at ``place`` to its end; None if its entries do not lead on."""
+def followed(
+    position: Position, place: str, last: Mapping[int, bytes] = MappingProxyType({})
+) -> Steps[Followed | None]:
+    """Follow the log at ``place`` to its end; None if its entries do not lead on. If the ``last``
+    entry is known, with its number, the entries before it are got at once."""
     rows: dict[bytes, bytes | None] = {}
     removable: dict[str, bool] = {}
     commits, newest = 0, None
     claim = 0  # the number of the first one
-    begin = position.number
-    while True:
+    begin, end = position.number, max(last, default=0)
+    while not end or position.number < end:
         first = position.number + 1
-        most = min(max(position.number - begin, 1), AT_ONCE)
-        names = [entry_name(number, None) for number in range(first, first + most)]
-        answers = yield Get([f"log/{name}" for name in names])
-        for name, data in zip(names, answers, strict=True):
+        most = end - position.number if end else max(position.number - begin, 1)
+        names = {n: entry_name(n, None) for n in range(first, first + min(most, AT_ONCE))}
+        unknown = [n for n in names if n not in last]
+        answers = yield Get([f"log/{names[number]}" for number in unknown])
+        found = {**last, **dict(zip(unknown, answers, strict=True))}
+        for number, name in names.items():
+            data = found[number]
             if data is None:
                 return Followed(position, rows, commits, newest, removable)
             entry = decoded(data, f"{place}/log/{name}")
-            number = position.number + 1
             match entry:
                 case Claim(owner):
                     position = position._replace(number=number, owner=owner)
@@ -107,3 +114,4 @@ def followed(position: Position, place: str) -> Steps[Followed | None]:
                 case _:
                     return None
             removable[name] = is_removable(entry)
+    return Followed(position, rows, commits, newest, removable)

@@ -270,9 +270,10 @@ def test_a_commit_that_waits_for_outstanding_events_has_cost_that_time() -> None
 def test_tasks_of_a_container_share_the_time_for_commits() -> None:
     shared = CommitBudget(0.25, 0.0)
     (one, its), (other, others) = commits(shared), commits(shared)
-    other.schedule_commit(3.0)
-    assert other.check_due(3.0)
-    commit(other, others, 3.0)
+    for each, gate in ((one, its), (other, others)):
+        each.schedule_commit(3.0)
+        assert each.check_due(3.0)
+        commit(each, gate, 3.0)
     for each in (one, other):
         each.schedule_commit(7.0)
     assert one.check_due(7.0)
@@ -297,6 +298,19 @@ def test_the_first_commit_of_a_task_does_not_wait_for_the_commits_of_others() ->
         commit(each, gate, 7.0)
         each.schedule_commit(7.0)
         assert each.next_due == 8.0
+
+
+def test_no_task_waits_for_the_first_commits_of_others() -> None:
+    shared = CommitBudget(0.25, 0.0)
+    tasks = [commits(shared) for _ in range(30)]
+    for each, gate in tasks:
+        each.schedule_commit(7.0)
+        assert each.check_due(7.0)
+        commit(each, gate, 7.0, seconds=0.01)
+    for each, gate in tasks:
+        each.schedule_commit(7.02)
+        assert each.check_due(7.02)
+        assert gate.commit_due
 
 
 def test_a_commit_that_nobody_waits_for_keeps_its_interval() -> None:

@@ -14,6 +14,7 @@ from s4node.state import remote_log
 from s4node.state.remote_log import (
     CREATE,
     Appender,
+    Both,
     Checkpoint,
     Claim,
     Commit,
@@ -193,16 +194,16 @@ class Following(History):
         """A new owner, and the follower, which goes on to its claim."""
 
         def owner() -> Generator[Request, Any, None]:
-            names = yield Names("claims")
-            fences = [each.owner.fence for each in remote_log.announced(names)]
+            known = yield Both()
+            fences = [each.owner.fence for each in remote_log.announced(known[0])]
             me = Owner(max(fences, default=0) + 1, f"{0:016x}")
             appender = Appender(CREATE, me, PLACE)
-            yield from appender.claim("origin", me.fence, names)
-            truth = yield from self._read([], (yield Names("log")))
+            yield from appender.claim("origin", me.fence, known)
+            truth = yield from self._read([], (yield Names("log")), {})
             if self.seen is None:
                 return
             at, state = self.seen
-            found = yield from followed(at, PLACE)
+            found = yield from followed(at, PLACE, appender.own)
             if found is None or (found.position.number, found.position.owner) != (
                 appender.number,
                 me,
