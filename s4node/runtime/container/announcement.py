@@ -1,4 +1,4 @@
-"""The partitions of other members that a member gets ready for, and takes over in turn. Pure.
+"""The partitions that a member takes over from others, or hands over to them, in turn. Pure.
 
 Rules
 - A member follows the state of a few partitions that are to come at a time. One that cannot be
@@ -8,6 +8,8 @@ Rules
 - A move may never end, because the owner cannot stop the task. A partition that has not come for
   some seconds waits, and the member is ready for the next one, in turn.
 - A member that is given other partitions is ready for none until these take events.
+- A member hands over one partition at a time. A hand-over that does not end, because the task
+  cannot be stopped or its last commit not be written, holds up the next one for the same time.
 """
 
 from __future__ import annotations
@@ -58,3 +60,27 @@ class Announcement:
         """Be ready for none if the member is given other partitions than this one."""
         if set(partitions) - {self.partition}:
             self.partition, self.until = None, math.inf
+
+
+class HandOvers:
+    """The partitions that a member hands over now. Another may begin at ``until``."""
+
+    def __init__(self) -> None:
+        self.until = math.inf
+        self._begun: dict[int, float] = {}
+
+    def begin_one(self, owed: Collection[int], now: float) -> int | None:
+        """The next one of those that are ``owed``, which begins now; None if none may."""
+        waiting = set(owed) - self._begun.keys()
+        last = max(self._begun.values(), default=-math.inf)
+        self.until = last + PATIENCE_SECONDS if waiting else math.inf
+        if not waiting or now < self.until:
+            return None
+        partition = min(waiting)
+        self._begun[partition] = now
+        self.until = now + PATIENCE_SECONDS if len(waiting) > 1 else math.inf
+        return partition
+
+    def end_one(self, partition: int) -> None:
+        """Note that one has ended."""
+        del self._begun[partition]

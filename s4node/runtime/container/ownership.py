@@ -8,7 +8,8 @@ Rules
   goes on from the last commit. It takes one partition after the other: it says that it is ready for
   the next one when all that it has take events (``announcement``).
 - It is ready for those whose state it has followed, and goes on from there.
-- Only the newest view counts. It is told to all peers before another partition is handed over.
+- Only the newest view counts. It is told to all peers before another partition is handed over. A
+  hand-over goes on beside the views, because it may never end.
 - A task that is done rests with every owner: it is not started, and its inputs are not read.
 - A member that loses a partition while running it stops, because two owners would count twice.
 """
@@ -29,7 +30,7 @@ from s4node.cluster.coordination.view import View
 from s4node.errors import S4Error
 from s4node.logger import get_logger
 from s4node.metrics.registry import Timer
-from s4node.runtime.container.announcement import Announcement, to_follow
+from s4node.runtime.container.announcement import Announcement, HandOvers, to_follow
 from s4node.runtime.container.durable_parts import DurableParts
 from s4node.runtime.container.frame_router import FrameRouter
 from s4node.runtime.container.lifecycle import Closing, Lifecycle, Step
@@ -97,6 +98,7 @@ class Ownership:
         self._report = report
         self._membership: Membership | None = None
         self._ready_for = Announcement()
+        self._hand_overs = HandOvers()
         self._left: dict[int, int] = {}  # partitions handed over, with their epochs
         self._leaving = False
         self.left = False  # others may own our partitions now
@@ -126,8 +128,12 @@ class Ownership:
             follows=self._replay is not None and self._replay.can_be_standby,
         )
         send, views = trio.open_memory_channel[View](math.inf)
+
+        def look_again() -> None:
+            send.send_nowait(membership.view)
+
         if standbys is not None:
-            standbys.on_change = lambda: send.send_nowait(membership.view)
+            standbys.on_change = look_again
         nursery.start_soon(self._membership.run, send.send_nowait)
         view = await views.receive()
         while not view.epoch:  # nothing is assigned before all members are here
@@ -137,7 +143,7 @@ class Ownership:
         nursery.start_soon(directory.run, outputs.consumed)
         await directory.learned.wait()  # events put before would be dropped
         await self._own(view)
-        nursery.start_soon(self._follow, view, views)
+        nursery.start_soon(self._follow, view, views, nursery, look_again)
 
     def stop_handing_over(self) -> None:
         """Hand no partition over any more, because we are about to leave all of them."""
@@ -154,7 +160,15 @@ class Ownership:
                 await listener.tell()
             await self._membership.leave()
 
-    async def _follow(self, view: View, views: trio.MemoryReceiveChannel[View]) -> None:
+    async def _follow(
+        self,
+        view: View,
+        views: trio.MemoryReceiveChannel[View],
+        nursery: trio.Nursery,
+        look_again: Callable[[], None],
+    ) -> None:
+        """Own what each view gives, and hand over what it has us owe; ``look_again`` is called when
+        that is done."""
         assert self._membership is not None
         while True:
             if self._replay is not None and not self._leaving:
@@ -164,9 +178,12 @@ class Ownership:
                     coming -= view.given - standbys.ready
                 self._ready_for.choose(coming, trio.current_time())
                 await self._membership.take(self._ready_for.partitions)
-                if owed := view.owed & self._tasks.keys():
-                    await self._hand_over(min(owed))
-            with trio.move_on_at(self._ready_for.until) as waiting:
+                owed = view.owed & self._tasks.keys()
+                next_one = self._hand_overs.begin_one(owed, trio.current_time())
+                if next_one is not None:
+                    nursery.start_soon(self._hand_over_one, next_one, look_again)
+            due = min(self._ready_for.until, self._hand_overs.until)
+            with trio.move_on_at(due) as waiting:
                 view = await views.receive()
             if waiting.cancelled_caught:
                 continue
@@ -174,7 +191,8 @@ class Ownership:
                 view = views.receive_nowait()
             if self._leaving and view.mine < self._tasks.keys():
                 return  # others have taken over
-            await self._own(view)
+            if view != self.view:
+                await self._own(view)
 
     def _follow_state(self, standbys: Standbys, view: View) -> None:
         next_ones = to_follow(view.given, standbys.followed, standbys.stuck)
@@ -267,6 +285,11 @@ class Ownership:
         await self._start(new)
         self.recovering.update(clocks.steady() - began)
         self._loop.wake(new)
+
+    async def _hand_over_one(self, partition: int, ended: Callable[[], None]) -> None:
+        await self._hand_over(partition)
+        self._hand_overs.end_one(partition)
+        ended()
 
     async def _hand_over(self, partition: int) -> None:
         """Stop a task, and hand its partition and state over to another member."""

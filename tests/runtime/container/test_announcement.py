@@ -10,6 +10,7 @@ from s4node.runtime.container.announcement import (
     FOLLOWED_AT_ONCE,
     PATIENCE_SECONDS,
     Announcement,
+    HandOvers,
     to_follow,
 )
 
@@ -80,3 +81,27 @@ def test_a_member_that_is_given_others_is_ready_for_none(
     assert (ready.until == math.inf) == (after == ())
     ready.choose({3, 5}, 1.0)  # once those take events
     assert ready.partitions == (3,)
+
+
+def test_partitions_are_handed_over_one_after_the_other() -> None:
+    going = HandOvers()
+    assert going.begin_one(set(), 0.0) is None
+    assert going.until == math.inf
+    assert going.begin_one({3, 5}, 1.0) == 3
+    assert going.begin_one({3, 5}, 2.0) is None
+    going.end_one(3)
+    assert going.begin_one({5}, 2.0) == 5
+    assert going.begin_one({5}, 3.0) is None
+    assert going.until == math.inf
+
+
+def test_a_hand_over_that_does_not_end_holds_up_the_next_one_for_a_time() -> None:
+    going = HandOvers()
+    assert going.begin_one({3}, 1.0) == 3
+    assert going.begin_one({3, 5, 7}, 2.0) is None
+    assert going.until == 1.0 + PATIENCE_SECONDS
+    now = going.until
+    assert going.begin_one({3, 5, 7}, now) == 5
+    assert going.until == now + PATIENCE_SECONDS
+    going.end_one(5)
+    assert going.begin_one({3, 7}, now + 1) == 7

@@ -319,6 +319,34 @@ async def test_a_move_that_does_not_end_keeps_no_other_from_the_next_owner(
         assert late.view.coming == set(stuck)
 
 
+async def test_an_owner_whose_hand_over_does_not_end_hands_over_others_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(announcement, "PATIENCE_SECONDS", 0.1)
+    stuck = hanging(monkeypatch, 1)
+    async with durable_nodes(tmp_path, 1, 8) as (all_nodes, nursery):
+        late = (await all_nodes.start("n1", nursery)).parts.ownership
+        await until(lambda: len(late.view.mine) == 3, "all but one of its share have moved")
+        assert late.view.coming == set(stuck)
+
+
+async def test_an_owner_whose_hand_over_does_not_end_learns_of_other_owners(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck = hanging(monkeypatch, 0)
+    async with durable_nodes(tmp_path, 2, 4) as (all_nodes, nursery):
+        late = await all_nodes.start("n2", nursery)
+        await until(lambda: bool(stuck), "one is being handed over")
+        for name, container in list(all_nodes.containers.items()):
+            if container is not late and stuck[0] not in container.tasks:
+                all_nodes.kill(name)
+        (former,) = (one for one in all_nodes.containers.values() if one is not late)
+        view = former.parts.ownership.view
+        assert view.owners.count(late.address) == 0
+        await until(lambda: former.parts.ownership.view.owners.count(late.address) == 2)
+        assert stuck[0] in former.tasks
+
+
 async def test_a_member_that_restores_other_partitions_is_ready_for_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
