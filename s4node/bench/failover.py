@@ -14,7 +14,7 @@ folder the nodes find each other through a ZooKeeper if Spark and kazoo are inst
 each request takes 20 ms longer, and each task has 900 commits after its last checkpoint. In the
 rows with a *gigabyte* of state, half of it at each node, the server gives 50 MB/s to both nodes
 together; ``requests_per_hour`` are all that it gets before the kill, while each task gets probes:
-what a standby costs is the difference between the two rows.
+what a standby costs is the difference between the two rows. Other rows have none.
 
 All rows take about an hour. One of them takes some minutes:
 ``python -m s4node.bench.failover ROW KILLS``; without a row it lists them.
@@ -144,6 +144,7 @@ def measured(case: Case, kills: int, say: Callable[[str], None]) -> Result:
     noticed = case.place == ZOOKEEPER and case.killed == NODE
     timeout = servers.SESSION_SECONDS if noticed else 0.0
     took = [each.seconds - timeout for each in found]
+    requests = [each.requests for each in found if each.requests is not None]
     return Result(
         "failover",
         events=sum(each.sent for each in found),
@@ -161,7 +162,7 @@ def measured(case: Case, kills: int, say: Callable[[str], None]) -> Result:
             "middle_s": middle(took),
             "steady_s": max(each.steady for each in found),
             "timeout_s": timeout,
-            "requests_per_hour": max(each.requests for each in found) * 3600 / COUNTED_SECONDS,
+            "requests_per_hour": max(requests) * 3600 / COUNTED_SECONDS if requests else None,
         },
     )
 
@@ -172,7 +173,8 @@ class _Failover:
 
     def __init__(self, case: Case, say: Callable[[str], None]) -> None:
         self.seconds = self.steady = 0.0
-        self.sent = self.counted = self.requests = 0
+        self.sent = self.counted = 0
+        self.requests: int | None = None
         self._case = case
         self._say = say
 

@@ -28,6 +28,7 @@ def test_a_benchmark_prints_only_json_and_has_counted_right(name: str) -> None:
         assert row["name"] == name
         assert row["checked"] is True
         assert row["events"] > 0
+        assert row.get("requests_per_hour") != 0  # None if they were not counted
 
 
 def test_without_a_name_the_benchmarks_are_listed() -> None:
