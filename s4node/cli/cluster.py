@@ -140,19 +140,11 @@ def deploy(
     as_json: bool,
 ) -> int:
     """Make the nodes of a cluster run an app; returns the exit status."""
-    given = [
-        e for e in config.items() if e.origin != "default" and not deploying.is_own(e.name, config)
-    ]
-    taken = {entry.name: entry.text for entry in given}
-    package = pack(target, name=name, version=version, settings=taken)
-    if config.origin(settings.LISTENER_ADDRESS) == COMMAND_LINE:
-        tell(
-            f"{settings.LISTENER_ADDRESS.name} is not deployed: containers listen on the host of "
-            f"their node, at free ports"
-        )
-    folder = settings.STATE_FOLDER
-    if config.origin(folder) == COMMAND_LINE and folder.name not in taken:
-        tell(f"{folder.name} is not deployed: each node keeps state in the folder of its own")
+    given, nodes = deploying.to_deploy(config)
+    package = pack(target, name=name, version=version, settings=given)
+    for each in nodes:
+        if config.origin(each) == COMMAND_LINE:
+            tell(f"{each} is not deployed, because each node has its own")
     set_here = config.origin(settings.CLUSTER_PARTITIONS) != "default"
     partitions = config[settings.CLUSTER_PARTITIONS] if set_here else None
     back = GoBack(savepoint, bool(outputs), accept_loss) if savepoint is not None else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from s4node.config import kinds
 
@@ -31,7 +31,13 @@ class ConfigKey(Generic[T]):
 
 @dataclass(frozen=True, eq=False)
 class Setting(ConfigKey[T]):
-    """A key with a default: ``config[SETTING]`` always has a value."""
+    """A key with a default: ``config[SETTING]`` always has a value.
+
+    It ``belongs_to`` an app, and is deployed with it, unless it belongs to each node; or to each
+    process, commands included; or to each machine, as a folder on its disk does.
+    """
+
+    belongs_to: Literal["app", "node", "process", "machine"] = "app"
 
     @property
     def default(self) -> T:

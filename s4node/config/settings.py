@@ -25,6 +25,7 @@ _CLUSTER = "Clusters and streams"
 CLUSTER_NAME = Setting(
     _CLUSTER, "s4.cluster.name", "default", kinds.NAME,
     "The cluster that this node belongs to. Other clusters list it among their consumers.",
+    belongs_to="process",
 )
 CLUSTER_PARTITIONS = Setting(
     _CLUSTER, "s4.cluster.partitions", "1", kinds.whole(1, 4096),
@@ -74,6 +75,7 @@ NODE_ZONE = Setting(
     _CLUSTER, "s4.node.zone", "", kinds.TEXT,
     "The zone of the node, such as a data centre or a rack: what fails as a whole. The standby of "
     "a task (s4.state.standby) is in another zone than its owner, if a member of the app is.",
+    belongs_to="node",
 )
 
 _COORDINATION = "Coordination: how nodes find each other"
@@ -83,17 +85,20 @@ COORDINATION = Setting(
     "The ZooKeeper through which nodes of several machines find each other; one root may hold "
     "several clusters. It needs pip install 's4node[zookeeper]', and s4.state.url for the packages "
     "of apps. If this is empty, the nodes of one machine find each other in a folder.",
+    belongs_to="process",
 )
 COORDINATION_CREDENTIALS = Setting(
     _COORDINATION, "s4.coordination.credentials", "", kinds.FOLDER,
     "A property file for ZooKeeper, on each node: username and password, with which alone the "
     "entries can then be read and written; mechanism, service and principal for SASL; ca, "
     "certificate and key, names of PEM files, for TLS.",
+    belongs_to="process",
 )
 COORDINATION_FOLDER = Setting(
     _COORDINATION, "s4.coordination.folder", "~/.s4node", kinds.FOLDER,
     "The folder of the nodes of this machine; they create it. It must be on a disk of this "
     "machine, and yours alone. Without s4.coordination, nodes with one folder belong together.",
+    belongs_to="process",
 )
 SESSION_TIMEOUT = Setting(
     _COORDINATION, "s4.session.timeout", "10000", kinds.milliseconds(1000),
@@ -109,6 +114,7 @@ LISTENER_ADDRESS = Setting(
     "The address on which the node listens; only programs on the same machine reach the default. "
     "tls+tcp://host:port is for peers with certificates (s4.tls.certificate); without TLS, an "
     "address that other machines reach needs s4.access = open. Port 0 means any free port.",
+    belongs_to="node",
 )
 LISTENER_ADVERTISE = Setting(
     _LISTENER, "s4.listener.advertise", "", kinds.HOST,
@@ -116,93 +122,111 @@ LISTENER_ADVERTISE = Setting(
     "of s4.listener.address; set it for nodes of a cluster that listen on all interfaces "
     "(0.0.0.0), which is not a host to connect to. With :port, others reach the node's own port at "
     "that one; its containers are reached at their own ports.",
+    belongs_to="node",
 )
 LISTENER_PORTS = Setting(
     _LISTENER, "s4.listener.ports", "", kinds.PORTS,
     "The ports that the containers of a node may listen on, for firewalls and published ports: "
     "12001-12099. A new version of an app starts beside the old one, so there must be two for each "
     "app. Empty: any free port.",
+    belongs_to="node",
 )
 ACCESS = Setting(
     _LISTENER, "s4.access", "certificates", kinds.choice("certificates", "open"),
     "Who may connect from other machines: peers with certificates, or, with open, any program. An "
     "open node believes each name that a peer gives itself, so such a peer may read and delete "
     "everything and act as a producer, a member or a task; and nothing is encrypted.",
+    belongs_to="process",
 )
 TLS_CERTIFICATE = Setting(
     _LISTENER, "s4.tls.certificate", "", kinds.TEXT,
     "The file (PEM) with this process's certificate, in which an authority says who it is: a URI "
     "s4://CLUSTER/ROLE/NAME. s4 certs makes those of a development cluster. A changed file is used "
     "for the next connections.",
+    belongs_to="process",
 )
 TLS_KEY = Setting(
     _LISTENER, "s4.tls.key", "", kinds.TEXT,
     "The file (PEM) with the key of s4.tls.certificate, without a password; only the node's user "
     "should be able to read it.",
+    belongs_to="process",
 )
 TLS_AUTHORITY = Setting(
     _LISTENER, "s4.tls.authority", "", kinds.TEXT,
     "The file (PEM) with the certificate of the authority that signs those of all peers.",
+    belongs_to="process",
 )
 TLS_REVOKED = Setting(
     _LISTENER, "s4.tls.revoked", "", kinds.TEXT,
     "A file with the serial numbers of certificates that are no longer trusted, one in each line, "
     "in hexadecimal digits. Connected peers with them are disconnected.",
+    belongs_to="process",
 )
 LISTENER_MAX_ENVELOPE_BYTES = Setting(
     _LISTENER, "s4.listener.maxEnvelopeBytes", "16777216", kinds.size(1024, 2**31 - 1),
     "The longest envelope that is accepted. A longer one closes its connection. This bounds the "
     "memory that one peer can take.",
+    belongs_to="node",
 )
 LISTENER_MAX_FRAME_BYTES = Setting(
     _LISTENER, "s4.listener.maxFrameBytes", "1048576", kinds.size(1024, 2**31 - 1),
     "The longest frame that is accepted. A longer one is refused with an answer to its producer, "
     "and the connection stays open.",
+    belongs_to="node",
 )
 LISTENER_MAX_FRAME_EVENTS = Setting(
     _LISTENER, "s4.listener.maxFrameEvents", "4096", kinds.whole(1),
     "The most events of a frame; a frame of more is refused as a longer one is. It bounds the time "
     "that a frame takes from others.",
+    belongs_to="node",
 )
 LISTENER_MAX_CONNECTIONS = Setting(
     _LISTENER, "s4.listener.maxConnections", "1024", kinds.whole(1),
     "The most peers that may be connected at a time. Each takes a file descriptor. A peer that has "
     "sent nothing, else the one that is silent for longest, and at least a second, makes room for "
     "the next one; if there is none, that one is refused.",
+    belongs_to="node",
 )
 LISTENER_MAX_CONNECTIONS_PER_HOST = Setting(
     _LISTENER, "s4.listener.maxConnectionsPerHost", "512", kinds.whole(1),
     "The same for the peers at one address.",
+    belongs_to="node",
 )
 LISTENER_PATIENCE = Setting(
     _LISTENER, "s4.listener.patience", "30000", kinds.milliseconds(1),
     "A connection is ended if for this long its peer sends nothing from the start, does not finish "
     "a message, or reads nothing of what waits for it. The peer may connect again.",
+    belongs_to="node",
 )
 LISTENER_UNFINISHED_BYTES = Setting(
     _LISTENER, "s4.listener.unfinishedBytes", "67108864", kinds.size(1024, 2**40),
     "The memory for messages of which a part has come, and for those that are not handled yet, of "
     "all peers together. Beyond it the connection with most of it is ended.",
+    belongs_to="node",
 )
 LISTENER_UNREAD_BYTES = Setting(
     _LISTENER, "s4.listener.unreadBytes", "67108864", kinds.size(1024, 2**40),
     "The memory for answers that peers have not read, of all together. Nothing more is read from a "
     "peer with a 64th of it. Beyond it the connection with most of them is ended.",
+    belongs_to="node",
 )
 LISTENER_MAX_PRODUCERS = Setting(
     _LISTENER, "s4.listener.maxProducers", "1024", kinds.whole(1),
     "The most producers for which one connection may open a stream; a further one is refused.",
+    belongs_to="node",
 )
 LISTENER_MAX_LANES = Setting(
     _LISTENER, "s4.listener.maxLanes", "131072", kinds.whole(1),
     "The most lanes of connected peers: a producer has one in each partition of a stream that it "
     "opens, of about 700 bytes. One connection may have a quarter of them. Beyond it the "
     "connection with most lanes is ended.",
+    belongs_to="node",
 )
 LISTENER_TYPE_BYTES = Setting(
     _LISTENER, "s4.listener.typeBytes", "16777216", kinds.size(65536, 2**40),
     "The bytes of event types that connected peers have declared, of all together. One connection "
     "may declare a 64th of them. Beyond it the connection with most of them is ended.",
+    belongs_to="node",
 )
 LISTENER_HELLOS_PER_SECOND = Setting(
     _LISTENER, "s4.listener.hellosPerSecond", "500", kinds.whole(1),
@@ -210,6 +234,7 @@ LISTENER_HELLOS_PER_SECOND = Setting(
     "many at once; a long hello counts once for each kilobyte. Others wait in the connection. From "
     "all connections together, 8 times as many are read; beyond that, those wait that have sent "
     "more than 64 lately.",
+    belongs_to="node",
 )
 
 _QUEUES = "Queues: their sizes count events"
@@ -278,6 +303,7 @@ SPILL_FOLDER = Setting(
     "The folder where events of streams that feed themselves, and of timers, wait for a full "
     "stage. The default is the folder for temporary files. The files have no names and are gone "
     "when their process ends.",
+    belongs_to="machine",
 )
 SENDER_MAX_FRAME_EVENTS = Setting(
     _QUEUES, "s4.sender.maxFrameEvents", "2048", kinds.whole(1),
@@ -513,6 +539,7 @@ STATE_FOLDER = Setting(
     _PROGRESS, "s4.state.folder", "~/.s4node/state", kinds.FOLDER,
     "The folder for the state of tasks, of all clusters and apps of this machine. It must be on a "
     "disk of this machine, and yours alone.",
+    belongs_to="machine",
 )
 STATE_URL = Setting(
     _PROGRESS, "s4.state.url", "", kinds.URL,
@@ -638,38 +665,45 @@ LOG_FOLDER = Setting(
     _LOG, "s4.log.folder", "", kinds.FOLDER,
     "The folder of the embedded log's files; it is created if missing. If empty, this process has "
     "no log. One process uses a folder at a time, and it must be on a disk of this machine.",
+    belongs_to="node",
 )
 LOG_RETENTION_MS = Setting(
     _LOG, "s4.log.retention.ms", "604800000", kinds.milliseconds(0),
     "How long a frame is retained after it was appended. 0 retains it for ever. A stream may have "
     "its own time.",
+    belongs_to="node",
 )
 LOG_RETENTION_BYTES = Setting(
     _LOG, "s4.log.retention.bytes", "0", kinds.size(0, 2**53),
     "How many bytes of frames a partition retains: beyond that the oldest are deleted. 0 means no "
     "bound. A stream may have its own size.",
+    belongs_to="node",
 )
 LOG_QUOTA_BYTES = Setting(
     _LOG, "s4.log.quotaBytes", "0", kinds.size(0, 2**53),
     "How many bytes the files of the log may take, all streams together, except files that were "
     "given up or cannot be opened because of damage. It deletes nothing early: appending waits. 0 "
     "means no bound.",
+    belongs_to="node",
 )
 LOG_MAX_PARTITIONS = Setting(
     _LOG, "s4.log.maxPartitions", "512", kinds.whole(1),
     "The most partitions of all streams of the log together. Each takes three file descriptors and "
     "about 200 KB of memory, and any peer may create streams.",
+    belongs_to="node",
 )
 LOG_TYPE_BYTES = Setting(
     _LOG, "s4.log.typeBytes", "8388608", kinds.size(1024, 2**31 - 1),
     "The bytes of the declared event types of all streams of the log; others are refused. Answers "
     "with all types must fit into a message.",
+    belongs_to="node",
 )
 LOG_STAGED_EXPIRY = Setting(
     _LOG, "s4.log.staged.expiry", "86400000", kinds.milliseconds(1),
     "What a sink, such as a Spark job, has staged and not published is dropped when nobody has "
     "appended to it for this long, while the node runs. Its batch can then not be published any "
     "more, and has to be written again.",
+    belongs_to="node",
 )
 LOG_SYNC = Setting(
     _LOG, "s4.log.sync", "normal", kinds.choice("none", "normal", "full"),
@@ -677,6 +711,7 @@ LOG_SYNC = Setting(
     "the disk at every commit; with normal the last commits, some MiB per partition, while the "
     "files stay sound. With none it may damage the files. The death of a process loses nothing "
     "with any of them.",
+    belongs_to="node",
 )
 
 
@@ -695,6 +730,7 @@ METRICS_INTERVAL = Setting(
 METRICS_FILE = Setting(
     _METRICS, "metrics.reporter.jsonl.file", "", kinds.TEXT,
     "The file that jsonl appends to; containers may share it. Empty means stderr.",
+    belongs_to="machine",
 )
 
 HTTP_ADDRESS = Setting(
@@ -702,6 +738,7 @@ HTTP_ADDRESS = Setting(
     "The address at which s4 node answers HTTP for monitoring: /livez, /readyz, /metrics for "
     "Prometheus, and /status; empty means none. With tls+tcp://host:port it has "
     "s4.tls.certificate; without TLS, an address that other machines reach needs s4.access = open.",
+    belongs_to="node",
 )
 
 _LOGGER = "Logging"
@@ -710,6 +747,7 @@ LOGGER_MAX_RATE = Setting(
     _LOGGER, "s4.logger_maxRate", "50", kinds.whole(1),
     "The lines of one kind that s4node writes in a second. Others are counted, and the next line "
     "says how many were left out. What an app logs is not counted.",
+    belongs_to="node",
 )
 LOGGER_LEVEL = Setting(
     _LOGGER, "s4.logger_level", "info", kinds.choice("debug", "info", "warning", "error"),
@@ -719,6 +757,7 @@ LOGGER_FORMAT = Setting(
     _LOGGER, "s4.logger_format", "auto", kinds.choice("auto", "console", "json"),
     "console is for people, json is one JSON object per line. auto is console if stderr is a "
     "terminal, and json otherwise.",
+    belongs_to="node",
 )
 
 # fmt: on

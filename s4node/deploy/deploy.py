@@ -44,6 +44,7 @@ from s4node.cluster.tree.coordinations import (
 )
 from s4node.config import settings
 from s4node.config.config import Config
+from s4node.config.key import Setting
 from s4node.config.paths import is_folder
 from s4node.deploy.answers import from_all, named, settings_of, tell
 from s4node.deploy.cluster_snapshot import no_node
@@ -63,26 +64,22 @@ LOCK = "deploying"
 _LEAVING_SECONDS = 5.0
 """The time that an interrupted deployment has to bring the old version back."""
 
-_OWN_KEYS = {
-    settings.CLUSTER_NAME.name,
-    settings.CLUSTER_PARTITIONS.name,
-    settings.COORDINATION.name,
-    settings.COORDINATION_CREDENTIALS.name,
-    settings.COORDINATION_FOLDER.name,
-    settings.LISTENER_ADDRESS.name,
-    settings.ACCESS.name,
-    settings.TLS_CERTIFICATE.name,
-    settings.TLS_KEY.name,
-    settings.TLS_AUTHORITY.name,
-    settings.TLS_REVOKED.name,
-}
 
-
-def is_own(key: str, config: Config) -> bool:
-    """Return True if a setting is not sent with an app: it says where the app goes, or who or where
-    its node is. Nodes that share no machine have a folder each for the state."""
+def to_deploy(config: Config) -> tuple[dict[str, str], list[str]]:
+    """The settings that are deployed with an app, and the names of those that each node has its own
+    of. Nodes that share a machine may share its folders."""
     apart = is_zookeeper(place_of(config))
-    return key in _OWN_KEYS or (apart and key == settings.STATE_FOLDER.name)
+    whose = {key.name: key.belongs_to for key in settings.KEYS if isinstance(key, Setting)}
+    given, nodes = {}, []
+    for entry in config.items():
+        owner = whose.get(entry.name, "app")
+        if entry.origin == "default" or entry.name == settings.CLUSTER_PARTITIONS.name:
+            continue
+        if owner == "app" or (owner == "machine" and not apart):
+            given[entry.name] = entry.text
+        elif owner != "process":
+            nodes.append(entry.name)
+    return given, nodes
 
 
 @dataclass(frozen=True)

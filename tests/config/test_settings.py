@@ -6,7 +6,7 @@ import pytest
 
 from s4node.config import settings
 from s4node.config.config import Config
-from s4node.config.key import ConfigKey, Pattern
+from s4node.config.key import ConfigKey, Pattern, Setting
 
 
 def test_the_list_has_these_keys_and_defaults() -> None:
@@ -146,6 +146,38 @@ def test_the_list_has_these_families_of_keys() -> None:
         "s4.stream.<stream>.heldBack",
         "s4.stream.<stream>.heldBackBeyond",
         "s4.stream.<stream>.maxDrift",
+    ]
+
+
+def test_an_app_has_no_settings_of_machines_nodes_and_processes() -> None:
+    """So they are not deployed with it."""
+    found: dict[str, list[str]] = {}
+    for key in settings.KEYS:
+        if isinstance(key, Setting):
+            found.setdefault(key.belongs_to, []).append(key.name)
+    parts = ("s4.listener.", "s4.log.")
+    assert [name for name in found["app"] if name.startswith(parts)] == []
+    assert [name for name in found["node"] if not name.startswith(parts)] == [
+        "s4.node.zone",
+        "s4.http.address",
+        "s4.logger_maxRate",
+        "s4.logger_format",
+    ]
+    assert found["machine"] == [
+        "s4.spill.folder",
+        "s4.state.folder",
+        "metrics.reporter.jsonl.file",
+    ]
+    assert found["process"] == [
+        "s4.cluster.name",
+        "s4.coordination",
+        "s4.coordination.credentials",
+        "s4.coordination.folder",
+        "s4.access",
+        "s4.tls.certificate",
+        "s4.tls.key",
+        "s4.tls.authority",
+        "s4.tls.revoked",
     ]
 
 

@@ -33,7 +33,7 @@ from harness import (
 )
 
 from s4node import Client, Config, Event
-from s4node.cluster.coordination.entries import AppInfo, NodeInfo
+from s4node.cluster.coordination.entries import AppId, AppInfo, NodeInfo
 from s4node.cluster.coordination.node_requests import requesting
 from s4node.cluster.coordination.registry import Registry
 from s4node.cluster.node import deploy_protocol as protocol
@@ -146,6 +146,27 @@ async def test_settings_go_along_with_the_app(folder: Path) -> None:
         assert second["before"] == first["version"] != second["version"]
         again = await s4_of(folder, "deploy", file, "-p", "s4.app.word=world")
         assert f"counter {second['version']} is already deployed to shop" in again.stderr
+
+
+async def test_what_is_a_node_s_own_does_not_go_along(folder: Path) -> None:
+    (folder / "mine.properties").write_text(
+        "s4.node.zone = elsewhere\ns4.listener.maxFrameEvents = 1\ns4.app.word = hello\n"
+    )
+    more = "    def on_start(self): print('greeting', self.parameters['word'], flush=True)\n"
+    file = write_app(folder, "counter", "v1", more=more)
+    async with (
+        node(folder, "one", s4_node_zone="north") as one,
+        node(folder, "two", s4_node_zone="south") as two,
+        FolderCoordination(folder / "shared", session_timeout=5).session("spectator") as session,
+    ):
+        given = ("--config", "mine.properties", "-p", "s4.listener.maxFrameEvents=1")
+        done = await s4_of(folder, "deploy", file, *given)
+        members = await Registry(session).members(AppId("shop", "counter"))
+        zones = {member.value.node: member.value.zone for member in members.values()}
+        assert zones == {"one": "north", "two": "south"}
+        await until(lambda: printed(one, two) == ["greeting hello"] * 2)
+        assert "s4.listener.maxFrameEvents is not deployed, because each node has" in done.stderr
+        assert "s4.node.zone" not in done.stderr  # nodes may have the same file
 
 
 async def test_an_app_creates_the_stream_that_the_log_of_its_node_lacks(folder: Path) -> None:
