@@ -34,7 +34,6 @@ BENCHMARKS = {
     "repartition": "another number of partitions, beside plain reading and writing of the rows",
     "recovery": "from the start of a process to its former rate, with 1,000 and 1,000,000 keys",
     "failover": "kill -9 a node: until each partition commits again, with state at a URL",
-    "standby": "1 GB of state at a store of 50 MB/s: a takeover with a standby, and without",
     "scale": "3 to 4 to 3 nodes: how many partitions move, and how long they and others pause",
     "state": "stores beside bare rocksdict, and a count of 10,000,000 keys in 512 MB",
     "durable-latency": "a hop that counts once, to another app or task, and the wait for verdicts",
