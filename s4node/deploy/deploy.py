@@ -68,14 +68,13 @@ _LEAVING_SECONDS = 5.0
 def to_deploy(config: Config) -> tuple[dict[str, str], list[str]]:
     """The settings that are deployed with an app, and the names of those that each node has its own
     of. Nodes that share a machine may share its folders."""
-    apart = is_zookeeper(place_of(config))
     whose = {key.name: key.belongs_to for key in settings.KEYS if isinstance(key, Setting)}
     given, nodes = {}, []
     for entry in config.items():
         owner = whose.get(entry.name, "app")
         if entry.origin == "default" or entry.name == settings.CLUSTER_PARTITIONS.name:
             continue
-        if owner == "app" or (owner == "machine" and not apart):
+        if owner == "app" or (owner == "machine" and not is_zookeeper(place_of(config))):
             given[entry.name] = entry.text
         elif owner != "process":
             nodes.append(entry.name)

@@ -25,6 +25,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from s4node.net.ingress.producer_lane import FrameReceipt, Mark, ProducerLane
 from s4node.net.ingress.producer_life import Life, fence_of, has_own_id, life_of, task_of
@@ -44,6 +45,9 @@ _SOME_LANES = 256
 _NOWHERE = wire.Position(-1, 0)
 
 _NO_DESERIALIZER = StageSettings(DESERIALIZER, capacity=UNLIMITED)
+
+MAX_WATCHED = 4096
+"""Producers that are noted to have come or gone before someone looks at them."""
 
 MAX_KEPT = 100_000
 """Producers that a stream of a log, or a partition of a durable stream, remembers."""
@@ -67,7 +71,8 @@ class StreamAdmission:
     ``stages`` are the stages of the partitions that this node owns; more may come. ``deserializer``
     counts their undecoded frames. ``notify`` is called with each lane whose producer should be told
     something, ``on_time`` with a lane and its producer's report of its time, once that holds. If
-    set, ``taken_from`` are the connections whose frames are taken.
+    set, ``taken_from`` are the connections whose frames are taken. In a partition that is
+    ``watched``, up to ``MAX_WATCHED`` producers that come or go are noted.
     """
 
     stream: str
@@ -77,6 +82,7 @@ class StreamAdmission:
     on_time: Callable[[ProducerLane, Mark], None] = lambda _, __: None
     taken_from: Collection[Hashable] | None = None
     lanes: dict[tuple[str, int], ProducerLane] = field(default_factory=dict)
+    watched: dict[int, set[str]] = field(default_factory=dict)
     frames: int = 0
     admitted: int = 0
     duplicates: int = 0
@@ -88,7 +94,6 @@ class StreamAdmission:
     period: int = 0
     _next_period: float = 0.0
     _next_look: float = 0.0  # for absent producers
-    _watched: dict[int, set[str]] = field(default_factory=dict)  # who has come or gone
     _held: dict[ProducerLane, None] = field(default_factory=dict)
     _away: dict[ProducerLane, None] = field(default_factory=dict)
     _opened: dict[Hashable, set[str]] = field(default_factory=dict)
@@ -489,7 +494,7 @@ class StreamAdmission:
             self._away.pop(lane, None)
             lane.connection = None  # which reports it no more
             del self.lanes[lane.producer, partition]
-        self._watched.pop(partition, None)
+        self.watched.pop(partition, None)
 
     def enter(self, partition: int) -> None:
         """Begin with a partition that is ours now."""
@@ -497,12 +502,8 @@ class StreamAdmission:
 
     def expire(self, before: float) -> int:
         """Drop the lanes of producers that have been away since ``before``; return how many."""
-        stale = []
-        for lane in self._away:
-            if lane.seen >= before:
-                break
-            if self._is_over(lane):
-                stale.append(lane)
+        absent = takewhile(lambda lane: lane.seen < before, self._away)
+        stale = [lane for lane in absent if self._is_over(lane)]
         for lane in stale:
             if lane.own_id:
                 self._evict(lane)
@@ -516,8 +517,7 @@ class StreamAdmission:
 
     def _drop(self, lane: ProducerLane) -> None:
         """Forget a lane."""
-        if lane.partition in self._watched:
-            self._watched[lane.partition].add(lane.producer)
+        self._has_moved(lane.producer)
         self._away.pop(lane, None)
         self.lanes.pop((lane.producer, lane.partition), None)
 
@@ -525,16 +525,11 @@ class StreamAdmission:
         """Drop a lane to make room; the saved row of its producer stays."""
         self._drop(lane)
 
-    def watch(self, partition: int) -> set[str]:
-        """The producers in a partition; those that come or go are added, until the next call."""
-        found = {lane.producer for lane in self.lanes.values() if lane.partition == partition}
-        self._watched[partition] = found
-        return found
-
     def _has_moved(self, producer: str) -> None:
         """Note that a producer has come or gone."""
-        for watched in self._watched.values():
-            watched.add(producer)
+        for watched in self.watched.values():
+            if len(watched) < MAX_WATCHED:
+                watched.add(producer)
 
     def _of(self, producer: str, connection: Hashable) -> Iterator[ProducerLane]:
         for partition in self.stages:

@@ -34,7 +34,7 @@ from s4node.net.ingress.connection import Connection, last_word
 from s4node.net.ingress.peer_limits import Budget, PeerLimits
 from s4node.net.ingress.peer_rights import refusal, unwelcome
 from s4node.net.ingress.served_address import serving_credentials
-from s4node.net.ingress.slices import MOST_SECONDS, Slices
+from s4node.net.ingress.slices import Slices
 from s4node.net.transport import network
 from s4node.net.transport.network import Caller, Place
 from s4node.net.transport.pair_socket import host_and_port
@@ -400,12 +400,10 @@ class Listener:
                     await trio.sleep(_RETRY_SECONDS)
                 if connection.congested:
                     await connection.wait_clear()
-                if len(self.connections) > 1 and self._slices.in_line(connection):
+                if self._slices.in_line(connection):
                     async with self._line:
-                        began = clocks.steady()
                         taken = self._drain(connection)
-                        waiting = self._line.statistics().tasks_waiting
-                        self._slices.line_ended(began, clocks.steady(), waiting)
+                        self._slices.line_ended(self._line.statistics().tasks_waiting)
                     self._line.total_tokens = self._slices.at_once
                 else:
                     taken = self._drain(connection)
@@ -427,8 +425,7 @@ class Listener:
         """Handle the frames that have arrived, up to a bound; return False if there are none."""
         assert connection.socket is not None
         began = clocks.steady()
-        shared = len(self.connections) > 1
-        until = began + (self._slices.most if shared else MOST_SECONDS)
+        until = began + self._slices.most
         limit = self.limits.frame_events
         taken = connection.frames is not None
         try:
@@ -478,6 +475,5 @@ class Listener:
                 if connection.congested or (now or clocks.steady()) >= until:
                     return True
         finally:
-            if shared:
-                unfinished = connection.socket.unfinished
-                self._slices.ended(connection, began, clocks.steady(), unfinished)
+            unfinished = connection.socket.unfinished
+            self._slices.ended(connection, began, clocks.steady(), unfinished)

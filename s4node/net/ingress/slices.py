@@ -37,6 +37,7 @@ class Slices:
         self._busy: dict[Hashable, float] = {}  # when their last long slice has ended
         self._owed = 0.0  # the part of the time that the line has not had yet
         self._left_at: float | None = None  # when the line had a slice, if others waited
+        self._last = (0.0, 0.0)  # when the last slice began and ended
 
     def add(self, connection: Hashable, now: float) -> None:
         self._busy[connection] = now
@@ -55,15 +56,18 @@ class Slices:
 
     def ended(self, connection: Hashable, began: float, now: float, unfinished: int) -> None:
         """Note the end of a slice; ``unfinished`` are the bytes of a message that has begun."""
+        self._last = began, now
         if unfinished > _LONG_BYTES or now - began > _LONG_SECONDS:
             self._busy[connection] = now
         elif now - self._busy.get(connection, now) > _CALM_SECONDS:
             del self._busy[connection]
 
-    def line_ended(self, began: float, now: float, waiting: int) -> None:
-        """Note the end of a slice of the line, in which so many others wait."""
+    def line_ended(self, waiting: int) -> None:
+        """Note that the last slice was one of the line, in which so many others wait."""
+        began, now = self._last
         if self._left_at is not None:
             self._owed += (began - self._left_at) * _OF_THE_REST
-        self._owed = min(max(0.0, self._owed - (now - began)), _MOST_OWED)
+        owed = min(max(0.0, self._owed - (now - began)), _MOST_OWED)
+        self._owed = owed if waiting else 0.0
         self._left_at = now if waiting else None
         self.at_once = 1 + int(self._owed / _MOST_IN_LINE)

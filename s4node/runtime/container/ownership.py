@@ -178,11 +178,12 @@ class Ownership:
                     coming -= view.given - standbys.ready
                 self._ready_for.choose(coming, trio.current_time())
                 await self._membership.take(self._ready_for.partitions)
-                owed = view.owed & self._tasks.keys()
+                all_told = view.mine <= self._tasks.keys()  # who has what was handed over before
+                owed = view.owed & self._tasks.keys() if all_told else ()
                 next_one = self._hand_overs.begin_one(owed, trio.current_time())
                 if next_one is not None:
                     nursery.start_soon(self._hand_over_one, next_one, look_again)
-            due = min(self._ready_for.until, self._hand_overs.until)
+            due = math.inf if self._leaving else min(self._ready_for.until, self._hand_overs.until)
             with trio.move_on_at(due) as waiting:
                 view = await views.receive()
             if waiting.cancelled_caught:
@@ -296,6 +297,8 @@ class Ownership:
         assert self._replay is not None
         assert self._membership is not None
         await self._replay.restore.wait_swept(partition)
+        if self._leaving:
+            return
         began = clocks.steady()
         self._inputs.refrain(partition)
         await self._replay.consumers.revoke(partition)

@@ -58,7 +58,7 @@ from s4node.state.job import CUT, task_folder
 from s4node.state.remote_job import RemoteJob
 from s4node.state.remote_task import RemoteTask, check_newest
 from s4node.state.rows import OUTBOX
-from s4node.state.standby.follower import remove_standby
+from s4node.state.standby.follower import STANDBY, remove_standby
 from s4node.state.task_state import TaskState
 from s4node.systems.live import LiveSource
 
@@ -192,6 +192,7 @@ class Restore:
                 acknowledged=claim.acknowledged,
             )
         passing("claim.whole")
+        await in_thread(epochs.unmark, folder / STANDBY)  # it counts no more
 
         # its producers' numbers, and the events in flight when its owner died
         producers = state.producers()
@@ -255,6 +256,8 @@ class Restore:
                     epochs.sweep, folder, _KEPT_EPOCHS, math.inf, clocks.wall()
                 )
                 await self._context.in_thread(remove_standby, folder)
+        except OSError as error:
+            log.warning("former folders stay", folder=str(folder), reason=str(error))
         finally:
             self._swept[partition].set()
 

@@ -29,7 +29,7 @@ class SourceState(NamedTuple):
 class Sources(Protocol):
     """The sources of one stream in one partition."""
 
-    def changed(self) -> Collection[str]:
+    def take_changes(self) -> Collection[str]:
         """Take the names of those that have come or gone since the last call; at first, of all."""
         ...
 

@@ -108,7 +108,7 @@ class TimedStream:
             watermarks.join(name)
         if self.sources is None:
             return
-        news = {*self.sources.changed(), *self._leaving}
+        news = {*self.sources.take_changes(), *self._leaving}
         if not news:
             return
         known.add(OWN)
@@ -203,7 +203,7 @@ class TimedStream:
             )
         value, times, idle, read = saved
         self.watermarks.restore(NEVER if value is None else value, {**times, **read})
-        self._unlisted.update(times, idle)
+        self._unlisted.update(times, idle, read)
         self._returning |= times.keys() - {OWN}
         for name in idle:
             self.watermarks.join(name)

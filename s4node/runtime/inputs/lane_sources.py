@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable
 
-from s4node.net.ingress.admission import StreamAdmission
+from s4node.net.ingress.admission import MAX_WATCHED, StreamAdmission
 from s4node.net.ingress.producer_lane import ProducerLane, origin_of
 from s4node.net.wire.frame import TASK
 from s4node.runtime.event_time.sources import SourceState
@@ -34,12 +34,17 @@ class LaneSources:
         self._partition = partition
         self._forwarding = forwarding
         self._lanes: dict[str, ProducerLane] = {}  # by the name of the source
-        self._changed = admission.watch(partition)
+        self._moved: set[str] | None = None  # none are noted before someone asks
 
-    def changed(self) -> Collection[str]:
+    def take_changes(self) -> Collection[str]:
         """Take the names of the producers that have come or gone; at first, of all."""
+        if self._moved is None or len(self._moved) >= MAX_WATCHED:  # not all were noted
+            lanes, partition = self._admission.lanes, self._partition
+            self._moved = {producer for producer, each in lanes if each == partition}
+            self._moved.update(lane.producer for lane in self._lanes.values())
+            self._admission.watched[partition] = self._moved
         names, joined = set(), set()
-        for producer in self._changed:
+        for producer in self._moved:
             name = origin_of(self._admission.stream, self._partition, producer)
             names.add(name)
             lane = self._admission.lanes.get((producer, self._partition))
@@ -49,14 +54,14 @@ class LaneSources:
                 self._lanes[name] = lane
                 if self._has_only_joined(lane):
                     joined.add(producer)
-        self._changed.clear()
-        self._changed.update(joined)  # these come with their first event
+        self._moved.clear()
+        self._moved.update(joined)  # these come with their first event
         return names
 
     def states(self, among: Collection[str] | None = None) -> Iterable[SourceState]:
         """The producers that are there, or may return; only those ``among`` these, if given.
 
-        As of the last call of ``changed``.
+        As of the last call of ``take_changes``.
         """
         names = self._lanes if among is None else [name for name in among if name in self._lanes]
         lanes = map(self._lanes.__getitem__, names)

@@ -15,6 +15,12 @@ def slices_of(*connections: str) -> Slices:
     return slices
 
 
+def line(slices: Slices, began: float, waiting: int) -> None:
+    """A slice of the line of a millisecond."""
+    slices.ended("a", began, began + 0.001, 0)
+    slices.line_ended(waiting)
+
+
 def test_a_connection_alone_has_long_slices_and_waits_for_nobody() -> None:
     slices = slices_of("a")
     alone = slices.most
@@ -67,7 +73,7 @@ def test_the_line_has_a_quarter_of_the_time_if_the_rest_of_the_process_takes_lon
     for _ in range(300):
         now += 0.03  # what is not of the line
         for _ in range(slices.at_once):
-            slices.line_ended(now, now + 0.001, waiting=100)
+            line(slices, now, waiting=100)
             now, spent = now + 0.001, spent + 0.001
 
     assert 0.22 < spent / (now - began) < 0.26
@@ -76,7 +82,7 @@ def test_the_line_has_a_quarter_of_the_time_if_the_rest_of_the_process_takes_lon
 def test_one_of_the_line_has_a_slice_at_a_time_if_the_rest_takes_little() -> None:
     slices, now = slices_of("a", "b"), 1.0
     for _ in range(300):
-        slices.line_ended(now, now + 0.001, waiting=100)
+        line(slices, now, waiting=100)
         now += 0.003
 
         assert slices.at_once == 1
@@ -85,8 +91,8 @@ def test_one_of_the_line_has_a_slice_at_a_time_if_the_rest_takes_little() -> Non
 def test_a_pause_in_which_nobody_waits_does_not_count_as_the_lines_time() -> None:
     slices = slices_of("a", "b")
 
-    slices.line_ended(1.0, 1.001, waiting=0)
-    slices.line_ended(9.0, 9.001, waiting=1)
+    line(slices, 1.0, waiting=0)
+    line(slices, 9.0, waiting=1)
 
     assert slices.at_once == 1
 
@@ -94,7 +100,7 @@ def test_a_pause_in_which_nobody_waits_does_not_count_as_the_lines_time() -> Non
 def test_after_a_long_pause_the_line_is_owed_little() -> None:
     slices = slices_of("a", "b")
 
-    slices.line_ended(1.0, 1.001, waiting=1)
-    slices.line_ended(9.0, 9.001, waiting=1)
+    line(slices, 1.0, waiting=1)
+    line(slices, 9.0, waiting=1)
 
     assert slices.at_once == 21

@@ -161,6 +161,18 @@ def test_of_programs_that_were_idle_only_those_that_are_connected_are_saved() ->
         assert "gone" not in str(kept.facts)
 
 
+def test_an_input_that_is_read_no_more_after_a_restart_is_waited_for_no_longer() -> None:
+    with AppTest(market(tumbling(60))) as test:
+        times = times_of(test)
+        timed = times._streams["trades"]
+        times.watch("trades", Sources(SourceState("one")))
+        timed.restore((5.0, {}, [], {"log.former.0": 10.0}))
+        times.step()
+        times.reported("trades", "one", 100)
+        times.step()
+        assert watermark(times) == 95
+
+
 def test_times_that_an_earlier_version_has_saved_are_refused() -> None:
     kept = Kept()
     with AppTest(market(tumbling(60))) as test:

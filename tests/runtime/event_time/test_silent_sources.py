@@ -84,7 +84,7 @@ class Sources:
         self.asked: list[Collection[str] | None] = []
         self._new = {each.name for each in states}
 
-    def changed(self) -> set[str]:
+    def take_changes(self) -> set[str]:
         new, self._new = self._new, set()
         return new
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from s4node.net.ingress.admission import StreamAdmission
+from s4node.net.ingress.admission import MAX_WATCHED, StreamAdmission
 from s4node.net.wire import frame as wire
 from s4node.runtime.inputs.lane_sources import LaneSources
 from s4node.stages.stage import Stage
@@ -13,14 +13,14 @@ def test_only_those_that_have_come_or_gone_are_looked_at_again() -> None:
     for number in range(1000):
         greet(admission, f"p{number}", number)
     here, there = LaneSources(admission, 0), LaneSources(admission, 1)
-    assert len(here.changed()) == len(there.changed()) == 1000
+    assert len(here.take_changes()) == len(there.take_changes()) == 1000
 
     greet(admission, "new", 1000)
     admission.gone(7, 1.0)
 
-    assert sorted(here.changed()) == ["clicks[0]@new", "clicks[0]@p7"]
-    assert here.changed() == set()
-    assert sorted(there.changed()) == ["clicks[1]@new", "clicks[1]@p7"]
+    assert sorted(here.take_changes()) == ["clicks[0]@new", "clicks[0]@p7"]
+    assert here.take_changes() == set()
+    assert sorted(there.take_changes()) == ["clicks[1]@new", "clicks[1]@p7"]
     assert [(each.name, each.here) for each in here.states(["clicks[0]@p7"])] == [
         ("clicks[0]@p7", False)
     ]
@@ -30,14 +30,14 @@ def test_a_partition_that_was_given_away_and_came_back_is_looked_at_as_a_whole()
     admission = admission_of(2)
     greet(admission, "a", 1)
     before = LaneSources(admission, 0)
-    before.changed()
+    before.take_changes()
 
     admission.revoke(0)
     admission.enter(0)
     greet(admission, "a", 2)
     after = LaneSources(admission, 0)
 
-    assert after.changed() == {"clicks[0]@a"}
+    assert after.take_changes() == {"clicks[0]@a"}
     assert [each.here for each in after.states()] == [True]
 
 
@@ -46,14 +46,32 @@ def test_another_container_is_a_source_once_it_has_forwarded_an_event() -> None:
     greet(admission, "container", 1)
     sources = LaneSources(admission, 0, forwarding=[1])
 
-    assert sources.changed()
+    assert sources.take_changes()
     assert list(sources.states()) == []
 
     event = wire.Data("clicks", 0, "container", 0, 1, (wire.Section(1, 1, 1),))
     assert admission.admit(event, 1, 0.0) is not None
 
-    assert [each.name for each in sources.states(sources.changed())] == ["clicks[0]@container"]
-    assert sources.changed() == set()
+    assert [each.name for each in sources.states(sources.take_changes())] == ["clicks[0]@container"]
+    assert sources.take_changes() == set()
+
+
+def test_names_of_producers_are_noted_for_those_that_look_and_up_to_a_limit() -> None:
+    admission = admission_of(2)
+    unread, sources = LaneSources(admission, 0), LaneSources(admission, 1)
+    greet(admission, "stays", 1)
+    assert sources.take_changes() == {"clicks[1]@stays"}
+    admission.gone(1, 1.0)
+    for number in range(2 * MAX_WATCHED):
+        greet(admission, f"p{number}", 2)
+        admission.forget(f"p{number}", 2)
+
+    assert [*admission.watched] == [1]
+    assert len(admission.watched[1]) == MAX_WATCHED
+    greet(admission, "new", 3)
+    assert {"clicks[1]@stays", "clicks[1]@new"} <= {*sources.take_changes()}
+    assert [each.name for each in sources.states() if each.here] == ["clicks[1]@new"]
+    assert unread.take_changes() == {"clicks[0]@stays", "clicks[0]@new"}
 
 
 # -- set-up ---------------------------------------------------------------------------------------
