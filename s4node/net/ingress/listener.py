@@ -34,7 +34,7 @@ from s4node.net.ingress.connection import Connection, last_word
 from s4node.net.ingress.peer_limits import Budget, PeerLimits
 from s4node.net.ingress.peer_rights import refusal, unwelcome
 from s4node.net.ingress.served_address import serving_credentials
-from s4node.net.ingress.slices import Slices
+from s4node.net.ingress.slices import MOST_SECONDS, Slices
 from s4node.net.transport import network
 from s4node.net.transport.network import Caller, Place
 from s4node.net.transport.pair_socket import host_and_port
@@ -400,7 +400,7 @@ class Listener:
                     await trio.sleep(_RETRY_SECONDS)
                 if connection.congested:
                     await connection.wait_clear()
-                if self._slices.in_line(connection):
+                if len(self.connections) > 1 and self._slices.in_line(connection):
                     async with self._line:
                         taken = self._drain(connection)
                         self._slices.line_ended(self._line.statistics().tasks_waiting)
@@ -425,7 +425,8 @@ class Listener:
         """Handle the frames that have arrived, up to a bound; return False if there are none."""
         assert connection.socket is not None
         began = clocks.steady()
-        until = began + self._slices.most
+        shared = len(self.connections) > 1
+        until = began + (self._slices.most if shared else MOST_SECONDS)
         limit = self.limits.frame_events
         taken = connection.frames is not None
         try:
@@ -475,5 +476,5 @@ class Listener:
                 if connection.congested or (now or clocks.steady()) >= until:
                     return True
         finally:
-            unfinished = connection.socket.unfinished
-            self._slices.ended(connection, began, clocks.steady(), unfinished)
+            if shared:
+                self._slices.ended(connection, began, clocks.steady(), connection.socket.unfinished)
