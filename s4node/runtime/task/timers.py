@@ -189,6 +189,8 @@ class Timers:
         gate = self._gate
         if not self._processor.timed or gate.in_flight or gate.running is not None:
             return self.at
+        if not gate.begins:  # it is restored, or replaced: the loop would spin
+            return self.at
         due = self._processor.next_due
         return self.at if due is None or self._events_first else min(due, self.at)
 
@@ -207,7 +209,8 @@ class Timers:
         gate = self._gate
         if self.at <= now:
             self._tick(now)
-        if self._processor.timed and gate.running is not Op.TIMER:  # it says itself what is left
+        timed = self._processor.timed and gate.begins
+        if timed and gate.running is not Op.TIMER:  # it says itself what is left
             due = self._processor.next_due
             if due is not None and due <= now and not self._events_first:
                 gate.timer_due = True

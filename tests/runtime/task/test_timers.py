@@ -72,6 +72,18 @@ def made(
     return Timers(task, 0.0), its
 
 
+@pytest.mark.parametrize("phase", [Phase.CREATED, Phase.REPLACING, Phase.FAILED])
+def test_timers_of_a_task_that_is_restored_or_has_failed_wake_nobody(phase: Phase) -> None:
+    timers, gate = made(phase=phase)
+
+    assert timers.next_due == math.inf
+    assert not timers.check_due(1.0)
+
+    gate.phase = Phase.RUNNING
+    assert timers.next_due == 0.0
+    assert timers.check_due(1.0)
+
+
 @pytest.mark.parametrize("over", [True, False])
 @pytest.mark.parametrize(
     ("state", "timers"),
