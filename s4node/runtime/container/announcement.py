@@ -8,8 +8,9 @@ Rules
 - A move may never end, because the owner cannot stop the task. A partition that has not come for
   some seconds waits, and the member is ready for the next one, in turn.
 - A member that is given other partitions is ready for none until these take events.
-- A member hands over one partition at a time. A hand-over that does not end, because the task
-  cannot be stopped or its last commit not be written, holds up the next one for the same time.
+- A member hands over one partition at a time, once it has seen who has the last one. A hand-over
+  that does not end, because the task cannot be stopped or its last commit not be written, holds up
+  the next one for the same time.
 """
 
 from __future__ import annotations
@@ -69,9 +70,14 @@ class HandOvers:
         self.until = math.inf
         self._begun: dict[int, float] = {}
 
-    def begin_one(self, owed: Collection[int], now: float) -> int | None:
-        """The next one of those that are ``owed``, which begins now; None if none may."""
-        waiting = set(owed) - self._begun.keys()
+    def begin_one(
+        self, owed: Collection[int], now: float, unseen: Collection[int] = ()
+    ) -> int | None:
+        """The next one of those that are ``owed``, which begins now; None if none may.
+
+        ``unseen`` were handed over, and the newest view does not say who has them.
+        """
+        waiting = set() if unseen else set(owed) - self._begun.keys()
         last = max(self._begun.values(), default=-math.inf)
         self.until = last + PATIENCE_SECONDS if waiting else math.inf
         if not waiting or now < self.until:

@@ -178,9 +178,8 @@ class Ownership:
                     coming -= view.given - standbys.ready
                 self._ready_for.choose(coming, trio.current_time())
                 await self._membership.take(self._ready_for.partitions)
-                all_told = view.mine <= self._tasks.keys()  # who has what was handed over before
-                owed = view.owed & self._tasks.keys() if all_told else ()
-                next_one = self._hand_overs.begin_one(owed, trio.current_time())
+                owed, unseen = view.owed & self._tasks.keys(), view.mine - self._tasks.keys()
+                next_one = self._hand_overs.begin_one(owed, trio.current_time(), unseen)
                 if next_one is not None:
                     nursery.start_soon(self._hand_over_one, next_one, look_again)
             due = math.inf if self._leaving else min(self._ready_for.until, self._hand_overs.until)

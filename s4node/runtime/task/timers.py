@@ -189,7 +189,7 @@ class Timers:
         gate = self._gate
         if not self._processor.timed or gate.in_flight or gate.running is not None:
             return self.at
-        if not gate.begins:  # it is restored, or replaced: the loop would spin
+        if not gate.begins:  # while it is restored, the loop would turn without end
             return self.at
         due = self._processor.next_due
         return self.at if due is None or self._events_first else min(due, self.at)

@@ -95,6 +95,15 @@ def test_partitions_are_handed_over_one_after_the_other() -> None:
     assert going.until == math.inf
 
 
+def test_none_is_handed_over_before_it_is_seen_who_has_the_last_one() -> None:
+    going = HandOvers()
+    assert going.begin_one({3, 5}, 1.0) == 3
+    going.end_one(3)
+    assert going.begin_one({5}, 2.0, unseen={3}) is None
+    assert going.until == math.inf  # the next view comes in any case
+    assert going.begin_one({5}, 3.0) == 5
+
+
 def test_a_hand_over_that_does_not_end_holds_up_the_next_one_for_a_time() -> None:
     going = HandOvers()
     assert going.begin_one({3}, 1.0) == 3
