@@ -246,11 +246,25 @@ class Demo:
         """The process with ``command`` in its command line; 0 if there is none."""
         return next((pid for pid, line in self.pids.items() if command in line), 0)
 
+    @property
+    def java(self) -> int:
+        """Spark's Java, and not the one before it that only composes its command; 0 before that."""
+        for pid, line in self.pids.items():
+            if "java " in line and "SparkSubmit" in line and "launcher.Main" not in line:
+                return pid
+        return 0
+
     async def until(self, condition: Callable[[], object], why: str) -> None:
         """Wait for ``condition``, at most as long as the demo runs."""
-        ended = self._process.poll
-        await until(lambda: condition() or ended() is not None, f"{why}: {self.output}", 120)
-        assert condition(), f"it ended before {why}: {self.output}"
+        found: object = None
+
+        def found_or_ended() -> bool:
+            nonlocal found
+            found = condition()  # a process that is found may have ended when asked for again
+            return bool(found) or self._process.poll() is not None
+
+        await until(found_or_ended, f"{why}: {self.output}", 120)
+        assert found or condition(), f"it ended before {why}: {self.output}"
 
     async def until_said(self, words: str) -> None:
         await self.until(lambda: words in self.output, f"it says {words!r}")
@@ -307,7 +321,7 @@ async def test_the_demo_can_be_interrupted_while_its_nodes_start(demo: Demo) -> 
 
 @pytest.mark.slow
 async def test_the_demo_can_be_terminated_while_spark_starts(demo: Demo) -> None:
-    await demo.until(lambda: demo.pid_of("SparkSubmit"), "Java runs")
+    await demo.until(lambda: demo.java, "Java runs")
     demo.signal(signal.SIGTERM)
 
     assert await demo.wait(seconds=15) == 130
@@ -346,8 +360,8 @@ async def test_the_demo_fails_when_the_adapter_does_not_start(demo: Demo) -> Non
 
 @pytest.mark.slow
 async def test_the_demo_fails_when_the_spark_program_does(demo: Demo) -> None:
-    await demo.until(lambda: demo.pid_of("SparkSubmit"), "Java runs")
-    os.kill(demo.pid_of("SparkSubmit"), signal.SIGKILL)
+    await demo.until(lambda: demo.java, "Java runs")
+    os.kill(demo.java, signal.SIGKILL)
 
     assert await demo.wait(seconds=15) == 1
     assert "Java gateway process exited" in demo.output
