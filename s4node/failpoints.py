@@ -20,6 +20,7 @@ import itertools
 import os
 import shutil
 import signal
+import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -124,11 +125,26 @@ def point(text: str) -> Callable[[str], None]:
     return die
 
 
+_COPY = """
+used=$(grep -lzFx -- "$1" /proc/[0-9]*/environ 2>/dev/null | tr -cd '0-9\\n')
+trap 'kill -CONT $used' EXIT
+kill -STOP $used
+cp -a -- "$2" "$3"
+"""
+"""A shell's program: all processes with the line $1 in their environment rest for a copy of $2."""
+
+
 def _copying(name: str, folder: Path, copy: Path) -> Callable[[str], None]:
-    """Copies a folder whenever the point is passed; ``copy`` links to the last complete copy. The
-    processes that use the folder take turns."""
+    """Copies a folder whenever the point is passed; ``copy`` links to the last complete copy.
+
+    The processes that use the folder take turns. All of them rest meanwhile, for nothing that one
+    of them has written may be missing beside what it wrote after that. Another process copies: if
+    one that uses a SQLite file opened it once more, it would lose its locks when it closes it.
+    """
     lock = threading.Lock()
     turns = copy.with_suffix(".turns")
+    rest = {each: value for each, value in os.environ.items() if each != VARIABLE}
+    ours = f"{VARIABLE}={name}>{folder}>{copy}"
 
     def take(passed: str) -> None:
         if passed != name or not folder.exists():
@@ -138,15 +154,13 @@ def _copying(name: str, folder: Path, copy: Path) -> Callable[[str], None]:
             last = copy.resolve()
             for left in copy.parent.glob(f"{copy.name}-*"):  # of a process that was killed midway
                 if left != last:
-                    shutil.rmtree(left)
+                    shutil.rmtree(left, ignore_errors=True)
             new, link = copy.with_name(f"{copy.name}-{uuid4()}"), copy.with_suffix(".link")
-            while True:
-                shutil.rmtree(new, ignore_errors=True)
-                try:
-                    shutil.copytree(folder, new)
-                    break
-                except (shutil.Error, FileNotFoundError):  # a file was removed meanwhile
-                    continue
+            command: list[str | Path] = ["sh", "-c", _COPY, "sh", ours, folder, new]
+            while subprocess.run(
+                command, env=rest, stderr=subprocess.DEVNULL, start_new_session=True, check=False
+            ).returncode:
+                shutil.rmtree(new, ignore_errors=True)  # a command removed a file meanwhile
             link.unlink(missing_ok=True)
             link.symlink_to(new.name)
             link.replace(copy)
