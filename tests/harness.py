@@ -5,6 +5,7 @@ Nothing here is a mock: everything talks over TCP on a free port of 127.0.0.1.
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import random
@@ -347,18 +348,18 @@ def nobody(folder: Path) -> Iterator[None]:
 def free_port() -> int:
     """A port that is free now; for nodes that must come back at the same one.
 
-    It is none of those that the system gives away, and no other process of this session has it.
+    It is none of those that the system gives away, and no other process that runs tests has it.
     """
     for port in _ports:
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            fcntl.lockf(_taken, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)  # until this process ends
             return port
     raise AssertionError("all ports have been used")
 
 
-_OF_A_WORKER = 1_000
-_first = 16_000 + _OF_A_WORKER * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 16)
-_turn = os.getpid() % _OF_A_WORKER
-_ports = cycle(_first + (_turn + n) % _OF_A_WORKER for n in range(_OF_A_WORKER))
+_PORTS = range(16_000, 32_000)
+_ports = cycle(_PORTS[(os.getpid() * 97 + n) % len(_PORTS)] for n in range(len(_PORTS)))
+_taken = (Path(tempfile.gettempdir()) / f"s4node-ports-{os.getuid()}").open("ab")
 
 
 def colliding_pairs(count: int) -> list[tuple[int, int]]:
