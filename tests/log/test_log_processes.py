@@ -79,6 +79,7 @@ async def test_acknowledged_events_are_there_once_after_the_log_s_node_is_killed
                     address, "clicks", total * producers, types=Click, start=Oldest()
                 )
                 assert await appended() == total * producers
+    assert not nursery.cancel_scope.cancelled_caught, f"{done} of {producers} ended within 60 s"
     assert len(found) == total * producers
     for which in range(producers):
         mine = [click for click in found if click.user.startswith(f"{which}-")]
