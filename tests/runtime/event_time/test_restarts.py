@@ -93,6 +93,22 @@ def test_a_program_that_has_sent_nothing_here_is_waited_for_after_a_kill_too() -
         assert watermark(times) == 5
 
 
+def test_a_commit_keeps_the_time_of_its_events_although_who_sent_them_does_not_return() -> None:
+    kept = Kept()
+    with AppTest(market(tumbling(60))) as test:
+        times = times_of(test)
+        times.watch("trades", Sources(SourceState("one")))
+        times.step()
+        times.reported("trades", "one", 100)
+        times.save(kept)  # before a step, as the first commit after a rollback
+    with AppTest(market(tumbling(60))) as test:
+        times = times_of(test)
+        times.restore(kept)
+        times.watch("trades", Sources())
+        times.step()
+        assert watermark(times) == 95
+
+
 def test_a_program_that_was_idle_is_not_waited_for_after_a_kill_until_it_sends() -> None:
     kept = Kept()
     one, quiet = SourceState("one", returns=True), SourceState("quiet", returns=True)
