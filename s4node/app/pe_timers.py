@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol
 from s4node.errors import S4Error
 
 NEVER = -math.inf
+_LATEST = 253_402_300_800.0  # the end of the year 9999
 
 _FEW = 64
 """Entries that are not worth dropping."""
@@ -74,6 +75,8 @@ class PeTimers:
 
     def set_timer(self, key: Any, name: str, time: Any, *, by_wall: bool) -> None:
         """Set the timer of this name, in place of an earlier one."""
+        if not isinstance(name, str):
+            raise S4Error(f"a timer of {self.pe} {key!r}: the name {name!r} is not a text")
         if isinstance(time, datetime) and time.tzinfo is not None:
             time = time.timestamp()
         number = isinstance(time, (int, float)) and not isinstance(time, bool)
@@ -81,6 +84,11 @@ class PeTimers:
             raise S4Error(
                 f"a timer of {self.pe} {key!r} at {time!r}: give seconds since 1970, or a "
                 f"datetime with a time zone"
+            )
+        if time > _LATEST:
+            raise S4Error(
+                f"a timer of {self.pe} {key!r} at {time!r} is after the year 9999; give seconds, "
+                f"not milliseconds"
             )
         if not by_wall and not self._event_time:
             raise S4Error(

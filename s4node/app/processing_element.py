@@ -344,7 +344,11 @@ class ProcessingElement(metaclass=ElementType):
     def after(self, seconds: float, name: str = "") -> None:
         """Have ``on_timer(name)`` called in ``seconds`` seconds, by the clock; see :meth:`at`."""
         timers = self._timers()
-        timers.set_timer(self.key, name, timers.now() + seconds, by_wall=True)
+        try:
+            time = timers.now() + seconds
+        except TypeError:
+            raise S4Error(f"{self!r}: after({seconds!r}): give seconds as a number") from None
+        timers.set_timer(self.key, name, time, by_wall=True)
 
     def cancel(self, name: str = "") -> None:
         """Remove the timer of this name, if it is set."""

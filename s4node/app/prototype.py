@@ -226,7 +226,10 @@ class Prototype:
             )
         self._check_number("set_window", "grace", grace)
         if grace > LONGEST:  # type: ignore[operator]
-            raise GraphError(f"{self.name}: a grace of {grace!r} s is more than a year")
+            raise GraphError(
+                f"{self.name}: set_window(grace={grace!r}) is more than a year; give at most "
+                f"{LONGEST:.0f} s"
+            )
         if late is not None and not isinstance(late, Stream):
             raise GraphError(
                 f"{self.name}: set_window(late={late!r}): give a stream of this app, from "

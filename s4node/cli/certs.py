@@ -14,7 +14,9 @@ from pathlib import Path
 from s4node.cli import arguments as kinds
 from s4node.errors import ConfigError
 from s4node.net.certificates.authority import Authority
-from s4node.net.certificates.identity import Holder
+from s4node.net.certificates.identity import Holder, Identity
+
+_MOST_DAYS = 36500
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,9 +40,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def certs(folder: Path, identities: Sequence[str], days: int) -> int:
     """Make certificates; returns the exit status."""
+    if days > _MOST_DAYS:
+        raise ConfigError(f"--days {days} is more than 100 years; give at most {_MOST_DAYS}")
     wanted = [given.split(",") for given in identities]
     for given in wanted:
         try:
+            for uri in given:
+                Identity.parse(uri)
             Holder.of(given, 0, 0.0)
         except ValueError as error:
             raise ConfigError(str(error)) from None

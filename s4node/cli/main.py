@@ -24,7 +24,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from s4node.cli.arguments import command
 from s4node.errors import S4Error
 from s4node.process import stdio
 from s4node.process.loading import interruptible
@@ -246,6 +245,8 @@ def _allow_files() -> None:
 
 def _parser(asked: str) -> argparse.ArgumentParser:
     """The parser for all commands, with the arguments of the command ``asked``."""
+    from s4node.cli.arguments import command  # not before Ctrl-C can end it quietly
+
     parser = argparse.ArgumentParser(
         prog="s4",
         description="Run event-processing apps on nodes, and send events to them.",

@@ -30,6 +30,14 @@ MOST_AHEAD = 3600.0
 SECONDS_AT_MOST = 100_000_000_000
 """The least whole number that is taken for milliseconds: in 1973."""
 
+_SECONDS = "are these milliseconds in a field of seconds, or "
+_UNITS = {
+    "": _SECONDS,
+    "float": _SECONDS,
+    "int": "are these microseconds in a field of milliseconds, or ",
+}
+"""What may be wrong with a time that is too far ahead, by the type of the field."""
+
 
 def far_ahead(time: float, now: float) -> str:
     """Why ``time`` is too far in the future, in words; empty if it is not. ``now`` is Unix time."""
@@ -45,6 +53,7 @@ class TimeRule:
     """
 
     by_batch = False
+    _unit = ""
 
     def __init__(self, stream: str, name: str, types: Sequence[EventType]) -> None:
         self.name = name
@@ -53,6 +62,7 @@ class TimeRule:
         self.generic = is_generic([kind.cls for kind in types])
         kind = kinds.pop() if len(kinds) == 1 else ""
         read = f"{{e}}._attributes.get({name!r})" if self.generic else f"{{e}}.{name}"
+        self._unit = _UNITS.get(kind, "")
         self.bindings: dict[str, Any] = {"_seconds": self.seconds}
         if kind == "float":
             self._expression = read
@@ -95,8 +105,8 @@ class TimeRule:
         if time > now:
             raise self.refusal(
                 time,
-                f"it is more than {MOST_AHEAD:g} s ahead of the clock here; are these "
-                f"milliseconds in a field of seconds, or does the sender's clock go wrong?",
+                f"it is more than {MOST_AHEAD:g} s ahead of the clock here; {self._unit}does the "
+                f"sender's clock go wrong?",
             )
         raise self.refusal(time, "a time is above 0")
 

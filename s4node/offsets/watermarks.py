@@ -129,7 +129,9 @@ class Watermarks:
 
     def leave(self, source: str) -> None:
         """Leave a source out, as nothing more comes from it."""
-        self._sources.pop(source, None)
+        if source in self._sources:
+            self.advance()
+            del self._sources[source]
 
     def quiet(self, seconds: float) -> list[str]:
         """The active sources that have had no news for longer than these seconds.

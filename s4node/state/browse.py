@@ -32,7 +32,11 @@ class StateReader:
         self._now = now or clocks.wall
         self.stores = [n.removeprefix("store ") for n in state.tables if n.startswith("store ")]
         self.elements = [n.removeprefix("pe ") for n in state.tables if n.startswith("pe ")]
-        self.windowed = {n for n in self.elements if state.meta(f"windows of {n}") is not None}
+        self.windowed = {
+            name
+            for name in self.elements  # also of windows whose call has failed
+            if state.meta(f"windows of {name.removesuffix(' (failed)')}") is not None
+        }
 
     def store(self, name: str) -> Iterator[tuple[Key, Any]]:
         """The keys of a store with their values, by key group."""

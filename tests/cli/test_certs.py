@@ -63,3 +63,19 @@ def test_nothing_is_made_if_an_identity_is_wrong(
     assert certs(tmp_path / "certs", NODE, "s4://demo/king/bank") != 0
     assert "s4://demo/king/bank has the role 'king'" in capsys.readouterr().err
     assert not (tmp_path / "certs").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["till"], "till is not an identity; write s4://CLUSTER/ROLE/NAME"),
+        ([f"{BANK},till"], "till is not an identity; write s4://CLUSTER/ROLE/NAME"),
+        ([BANK, "--days", "99999999"], "--days 99999999 is more than 100 years"),
+    ],
+)
+def test_what_no_certificate_can_have_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], words: str
+) -> None:
+    assert certs(tmp_path / "certs", *more) == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "certs").exists()

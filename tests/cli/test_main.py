@@ -558,6 +558,18 @@ def test_python_dash_m_is_the_command(tmp_path: Path) -> None:
     assert done.stdout.startswith(b"s4node 0.")
 
 
+def test_little_is_loaded_before_ctrl_c_ends_a_command_quietly() -> None:
+    code = "import sys; import s4node.cli.main; print(sys.modules.keys() & {'msgspec', 'trio'})"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=environment(),
+    )
+    assert done.stdout == "set()\n"
+
+
 @pytest.mark.parametrize(
     ("app", "said"),
     [

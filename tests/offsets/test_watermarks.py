@@ -61,6 +61,10 @@ CASES: dict[str, tuple[list[tuple[Any, ...]], float]] = {
         [("at", "a", 10), ("at", "b", 5), ("finish", "b")],
         10,
     ),
+    "a source has counted with its time until it has finished": (
+        [("at", "a", 10), ("finish", "a")],
+        10,
+    ),
     "if all are finished it stays": (
         [("at", "a", 10), ("at", "b", 5), ("end",), ("finish", "a"), ("finish", "b")],
         5,

@@ -299,7 +299,11 @@ class LatestTime:
 
 def checked_watermark(time: float, now: float) -> float:
     """A time that a program has said of its events; raises EventError for what is no time."""
-    if not 0 < time < math.inf:
+    try:
+        good = 0 < time < math.inf
+    except TypeError:  # a text, or a datetime
+        good = False
+    if not good:
         raise EventError(f"watermark({time!r}) is no time; give seconds since 1970")
     if problem := far_ahead(time, now):
         raise EventError(f"watermark({time!r}): {problem}; give seconds since 1970")

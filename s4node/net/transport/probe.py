@@ -75,7 +75,8 @@ def ask(
             pass
         finally:
             peer.close()
-    return "is not a node, or was about to stop: it closes the connection without an answer"
+    wants = "" if tls else f"; if it wants certificates, its address is tls+{address}"
+    return f"is not a node, or was about to stop: it closes the connection without an answer{wants}"
 
 
 def _judged(message: bytes) -> wire.Header | str | None:

@@ -406,6 +406,7 @@ class TaskTimes:
         streams: dict[str, Saved] = {}
         for name, timed in self._streams.items():
             self._look(timed)
+            timed.watermarks.advance()  # to the events of this commit: who sent them may leave
             streams[name] = timed.save(map(str, self._inputs(timed)))
         windows = {
             each.prototype.name: (_or_none(at), each.late, _or_none(min(at, each.called_until)))

@@ -104,6 +104,8 @@ async def test_a_peer_that_hangs_up_after_a_wrong_answer_is_named_and_dialled_ra
         nursery.cancel_scope.cancel()
     assert f"stream 'clicks' at {stranger.address}: no answer within 1 s; " in str(refused.value)
     assert told in str(refused.value)
+    hint = f"without an answer; if it wants certificates, its address is tls+{stranger.address}"
+    assert (hint in str(refused.value)) == (answer == b"")
     assert (
         2 <= stranger.connections <= 20
     )  # at a random time within 50 ms each it would be about 40

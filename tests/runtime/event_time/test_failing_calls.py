@@ -12,6 +12,7 @@ from s4node.app.stream import OutputStream
 from s4node.app.windows import WindowKind, hopping, session, tumbling
 from s4node.errors import ProcessingError
 from s4node.events.event import Event, GenericEvent
+from s4node.state.browse import StateReader
 from s4node.testing.app_test import AppTest
 
 LETTERS = {"s4.stream.trades.onError": "dead-letter", "task.dead.letter.stream": "dead"}
@@ -108,6 +109,13 @@ def test_a_window_whose_call_has_failed_is_kept_and_has_its_result_at_the_next_s
         test.send("trades", *a(10, 20), *a(70), *a(125, key="b"))
         assert rows(test) == []
         assert len(letters(test)) == 2
+        [task] = test._runtime.tasks
+        committer = test._runtime.container.replay.committer  # type: ignore[union-attr]
+        saved = StateReader(committer._tasks[task.partition].state)
+        assert list(saved.instances("Counts (failed)")) == [
+            (("a", 0.0), {"n": 2}),
+            (("a", 60.0), {"n": 1}),
+        ]
         test.crash()  # it is made again, and fails again
         assert rows(test) == []
         assert len(letters(test)) == 2

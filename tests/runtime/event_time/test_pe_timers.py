@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -165,6 +167,27 @@ def test_what_is_no_timer_is_an_error_that_names_the_instance() -> None:
         app.create_input_stream("orders", app.create_pe(Wrong), key="user", time="at")
         with pytest.raises(ProcessingError, match="Wrong 'joe'"), AppTest(app) as test:
             test.send("orders", Order("joe", what, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda cart: cart.after("5"), "Wrong 'joe'>: after('5'): give seconds as a number"),
+        (lambda cart: cart.at(5.0, 7), "Wrong 'joe': the name 7 is not a text"),
+        (lambda cart: cart.at(1.7e12), "Wrong 'joe' at 1700000000000.0 is after the year 9999"),
+    ],
+)
+def test_a_timer_says_what_is_wrong_with_its_time_or_name(
+    call: Callable[[ProcessingElement], None], words: str
+) -> None:
+    class Wrong(Cart):
+        def on_event(self, _order: Order) -> None:
+            call(self)
+
+    app = App("wrong")
+    app.create_input_stream("orders", app.create_pe(Wrong), key="user", time="at")
+    with pytest.raises(ProcessingError, match=re.escape(words)), AppTest(app) as test:
+        test.send("orders", Order("joe", "tea", 1.0))
 
 
 def test_event_timers_need_a_stream_with_time_and_a_class_with_on_timer() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -90,6 +91,22 @@ def test_a_program_that_has_sent_nothing_here_is_waited_for_after_a_kill_too() -
         times.reported("trades", "other", 10)
         times.step()
         assert watermark(times) == 5
+
+
+def test_a_commit_keeps_the_time_of_its_events_although_who_sent_them_does_not_return() -> None:
+    kept = Kept()
+    with AppTest(market(tumbling(60))) as test:
+        times = times_of(test)
+        times.watch("trades", Sources(SourceState("one")))
+        times.step()
+        times.reported("trades", "one", 100)
+        times.save(kept)  # before a step, as the first commit after a rollback
+    with AppTest(market(tumbling(60))) as test:
+        times = times_of(test)
+        times.restore(kept)
+        times.watch("trades", Sources())
+        times.step()
+        assert watermark(times) == 95
 
 
 def test_a_program_that_was_idle_is_not_waited_for_after_a_kill_until_it_sends() -> None:
@@ -357,6 +374,9 @@ def test_a_watermark_far_ahead_is_refused_and_its_sender_is_told() -> None:
         test.send("trades", *a(10))
         with pytest.raises(EventError, match="s ahead of the clock here, and at most 3600 s may"):
             test.advance_watermark("trades", 1e11)
+        for no_time in ("soon", datetime(2020, 1, 1, tzinfo=UTC)):
+            with pytest.raises(EventError, match="is no time; give seconds since 1970"):
+                test.advance_watermark("trades", no_time)  # type: ignore[arg-type]
         sender: Any = test._runtime.senders["trades"]
         sender._opened._outbox.latest.value = 1e11  # of a program whose clock goes wrong
         test.advance(seconds=1)

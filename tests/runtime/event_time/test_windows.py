@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -340,6 +341,32 @@ def test_an_event_in_the_far_future_is_refused_and_ends_no_window() -> None:
 
 
 @pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        (float, 1.7e12, "; are these milliseconds in a field of seconds, or does the sender's"),
+        (int, 10**17, "; are these microseconds in a field of milliseconds, or does the sender's"),
+        (datetime, datetime(9000, 1, 1, tzinfo=UTC), "ahead of the clock here; does the sender's"),
+    ],
+)
+def test_a_refusal_says_which_unit_a_far_time_may_have(
+    field: type, value: object, words: str
+) -> None:
+    class Minute(ProcessingElement):
+        def on_event(self, _event: Event) -> None: ...
+
+        def on_window(self) -> None: ...
+
+    timed: Any = type("Timed", (Event,), {"__annotations__": {"key": str, "at": field}})
+    app = App("units")
+    minute = app.create_pe(Minute)
+    minute.set_window(tumbling(60))
+    app.create_input_stream("in", minute, key="key", types=timed, time="at")
+    with AppTest(app) as test:
+        test.send("in", timed("a", value))
+        assert words in test.refused[0].reason
+
+
+@pytest.mark.parametrize(
     "kind", [tumbling(60), hopping(120, every=60), session(gap=20)], ids=lambda kind: kind.text
 )
 def test_of_many_windows_that_are_over_each_is_dropped_on_its_own(kind: WindowKind) -> None:
@@ -540,7 +567,11 @@ def windowed(cls: type[ProcessingElement], *more: Any, **options: Any) -> Any:
         (windowed(Ends, clock="sun"), {}, "'event' or 'wall'"),
         (windowed(Ends, grace=-1), {}, "grace=-1"),
         (windowed(Ends, grace=float("inf")), {}, "grace=inf"),
-        (windowed(Ends, grace=1e9), {}, "more than a year"),
+        (
+            windowed(Ends, grace=1e9),
+            {},
+            "(grace=1000000000.0) is more than a year; give at most 31622400 s",
+        ),
         (windowed(Ends, grace=1, clock="wall"), {}, "only windows by the time of events"),
         (windowed(Ends, late="trades"), {}, "give a stream of this app"),
         (windowed(Ends, tell_late=1), {}, "give True or False"),
