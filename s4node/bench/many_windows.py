@@ -31,7 +31,7 @@ from s4node.events.event import Event
 from s4node.events.keys import Partitioner, crc32m
 from s4node.net.client.client import Client
 from s4node.net.client.client_stream import ClientStream
-from s4node.process.serve import tune_gc
+from s4node.process.serve import tune_python
 from s4node.runtime.container.container import Container
 
 WINDOWS, QUICK_WINDOWS = 1_000_000, 2_000
@@ -292,7 +292,7 @@ def opened(
             container = Container(app, config, node=name, enrolment=enrolment)
             nursery.start_soon(container.run)
             await container.ready.wait()
-            tune_gc(config)
+            tune_python(config)
             say(address=container.address)
             while (await trio.to_thread.run_sync(listen))["what"] == "look":
                 delays = Probed.delays[:]
