@@ -22,7 +22,7 @@ from s4node.bench.process import usage
 from s4node.config.config import Config
 from s4node.events.keys import crc32m
 from s4node.net.client.client import Client
-from s4node.process.serve import tune_gc
+from s4node.process.serve import tune_python
 from s4node.runtime.commit.committer import folder_of
 from s4node.runtime.container.container import Container
 from s4node.runtime.task.task import Task
@@ -104,7 +104,7 @@ async def _count(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(container.run)
         await container.ready.wait()
-        tune_gc(container.config)
+        tune_python(container.config)
         pauses = Pauses(container, task["skip"])
         while container.processed < max(1, task["skip"]):  # noqa: ASYNC110 - it measures
             await trio.sleep(0.002)

@@ -28,7 +28,7 @@ from s4node.bench.result import Result, middle
 from s4node.config.config import Config
 from s4node.events.event import Event
 from s4node.net.client.client import Client
-from s4node.process.serve import tune_gc
+from s4node.process.serve import tune_python
 from s4node.runtime.container.container import Container
 from s4node.state.remote_files import RemoteFiles
 
@@ -180,7 +180,7 @@ def hopping(task: dict[str, Any], say: Callable[..., None]) -> None:
         nursery.start_soon(container.run)
         stack.callback(container.stop)
         await container.ready.wait()
-        tune_gc(container.config)
+        tune_python(container.config)
         return container
 
     async def main() -> None:

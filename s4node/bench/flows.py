@@ -26,7 +26,7 @@ from s4node.config import settings
 from s4node.config.config import Config
 from s4node.events.event import Event
 from s4node.events.keys import Partitioner
-from s4node.process.serve import tune_gc
+from s4node.process.serve import tune_python
 from s4node.runtime.container.container import Container
 
 CLUSTER = "bench"
@@ -152,7 +152,7 @@ def member(task: dict[str, Any]) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(container.run)
             await container.ready.wait()
-            tune_gc(container.config)
+            tune_python(container.config)
             say(address=container.address, partitions=container.config[settings.CLUSTER_PARTITIONS])
             while not await trio.to_thread.run_sync(lambda: listen().get("stop", True)):
                 say(

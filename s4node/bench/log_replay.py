@@ -21,7 +21,7 @@ from s4node.bench.process import Role, usage
 from s4node.bench.result import Result, middle
 from s4node.cluster.node.redirector import Redirector
 from s4node.config.config import Config
-from s4node.process.serve import tune_gc
+from s4node.process.serve import tune_python
 from s4node.runtime.container.container import Container
 from s4node.systems.embedded_log import EmbeddedLog
 
@@ -124,7 +124,7 @@ def replaying(task: dict[str, Any], say: Callable[..., None]) -> None:
                 }
             ),
         )
-        tune_gc(container.config)
+        tune_python(container.config)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(container.run)
             await container.ready.wait()

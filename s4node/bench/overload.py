@@ -19,7 +19,7 @@ from s4node.bench.result import Result
 from s4node.config.config import Config
 from s4node.events.event import Event
 from s4node.net.client.client import Client
-from s4node.process.serve import tune_gc
+from s4node.process.serve import tune_python
 from s4node.runtime.container.container import Container
 
 HANDLER_SECONDS = 0.001
@@ -130,7 +130,7 @@ def slow_node(task: dict[str, Any], say: Callable[..., None], listen: Callable[[
         async with trio.open_nursery() as nursery:
             nursery.start_soon(container.run)
             await container.ready.wait()
-            tune_gc(container.config)
+            tune_python(container.config)
             say(address=container.address)
             while not (await trio.to_thread.run_sync(listen)).get("stop", True):
                 say(peak_mb=usage()["rss_mb"] * 1.048576, resident_mb=resident_mb())

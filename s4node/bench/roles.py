@@ -36,7 +36,7 @@ from s4node.net.certificates.credentials import Credentials
 from s4node.net.client.client import Client
 from s4node.net.client.sync_client import SyncClient
 from s4node.process import log_setup
-from s4node.process.serve import tune_gc
+from s4node.process.serve import tune_python
 from s4node.runtime.container.container import Container
 
 CHUNK = 2048
@@ -73,7 +73,7 @@ def node(task: dict[str, Any]) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(container.run)
             await container.ready.wait()
-            tune_gc(container.config)
+            tune_python(container.config)
             say(address=container.address)
             while not await trio.to_thread.run_sync(lambda: listen().get("stop", True)):
                 say(rss_mb=resident_mb(), cpu_s=usage()["cpu_s"])
@@ -179,7 +179,7 @@ def plain_loop(task: dict[str, Any]) -> None:
     source = workload.batches(sequence, CHUNK)
     bodies = [encode(next(source)) for _ in range(len(sequence) // CHUNK)]
     del keys
-    tune_gc(Config.from_values({}))
+    tune_python(Config.from_values({}))
     before, passes = usage()["cpu_s"], 0
     while usage()["cpu_s"] - before < task["seconds"]:
         _bare_loop(bodies, decoder.decode, instances, create)
@@ -221,7 +221,7 @@ def single(task: dict[str, Any]) -> None:
 
 def limit(task: dict[str, Any]) -> None:
     """The bare loop over the same frames, classes and garbage collector settings."""
-    tune_gc(Config.from_values({}))
+    tune_python(Config.from_values({}))
     keys = workload.key_sequence()
     encode = msgspec.msgpack.Encoder().encode
     source = workload.batches(keys, CHUNK)
@@ -273,7 +273,7 @@ def lines_limit(task: dict[str, Any]) -> None:
     app.freeze()
     create = app.prototypes["Tally"][0].make
     instances: dict[str, Any] = {}
-    tune_gc(Config.from_values({}))
+    tune_python(Config.from_values({}))
     passes, began = 0, time.perf_counter()
     while time.perf_counter() - began < task["seconds"]:
         _bare_loop(texts, decode, instances, create)
@@ -315,7 +315,7 @@ def words_limit(task: dict[str, Any]) -> None:
     app.freeze()
     create: Any = app.prototypes["Count"][0].make
     instances: dict[str, Any] = {}
-    tune_gc(Config.from_values({}))
+    tune_python(Config.from_values({}))
     words, began = 0, time.perf_counter()
     while time.perf_counter() - began < task["seconds"]:
         for body in bodies:

@@ -30,7 +30,7 @@ from s4node.bench.process import Role, usage
 from s4node.bench.result import Result, middle
 from s4node.config.config import Config
 from s4node.events.keys import KEY_GROUPS, crc32m
-from s4node.process.serve import tune_gc
+from s4node.process.serve import tune_python
 from s4node.runtime.commit.committer import folder_of
 from s4node.runtime.container.container import Container
 from s4node.state import epochs, key_encoding
@@ -255,7 +255,7 @@ def many_keys(task: dict[str, Any], say: Callable[..., None]) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(container.run)
             await container.ready.wait()
-            tune_gc(container.config)
+            tune_python(container.config)
             pauses = Pauses(container, keys)
             while container.processed < keys:  # noqa: ASYNC110 - it measures
                 await trio.sleep(0.01)

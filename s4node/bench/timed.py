@@ -29,7 +29,7 @@ from s4node.events.schema import EventType
 from s4node.net.certificates.credentials import Credentials
 from s4node.net.client.client import Client
 from s4node.net.wire import frame as wire
-from s4node.process.serve import tune_gc
+from s4node.process.serve import tune_python
 from s4node.runtime.container.container import Container
 
 _TFD_NONBLOCK, _TFD_TIMER_ABSTIME, _CLOCK_MONOTONIC = 0o4000, 1, 1
@@ -78,7 +78,7 @@ def timed(task: dict[str, Any]) -> None:
         credentials = Credentials.in_options(task)
         async with Client(task["address"], credentials=credentials) as client:
             stream = await client.stream("timed")
-            tune_gc(Config.from_values({}))
+            tune_python(Config.from_values({}))
             schedule = Schedule(task["rate"])
             before, sent, ticks = usage()["cpu_s"], 0, 0
             while sent < task["count"]:
@@ -98,7 +98,7 @@ def bare_timed(task: dict[str, Any]) -> None:
     kind = EventType(Timed)
     socket = pynng.Pair0(send_buffer_size=128)
     socket.dial(task["address"], block=True)
-    tune_gc(Config.from_values({}))
+    tune_python(Config.from_values({}))
     schedule = Schedule(task["rate"])
     poll = select.poll()
     poll.register(schedule.fd, select.POLLIN)
@@ -136,7 +136,7 @@ def delay(task: dict[str, Any]) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(container.run)
             await container.ready.wait()
-            tune_gc(container.config)
+            tune_python(container.config)
             before = usage()["cpu_s"]
             say(address=container.address)
             while len(late) < task["count"]:  # noqa: ASYNC110 - an Event would cost time

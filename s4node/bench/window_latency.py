@@ -32,7 +32,7 @@ from s4node.bench.result import Result
 from s4node.config.config import Config
 from s4node.events.event import Event
 from s4node.net.client.client import Client
-from s4node.process.serve import tune_gc
+from s4node.process.serve import tune_python
 from s4node.runtime.container.container import Container
 
 PARTITIONS = 64
@@ -158,7 +158,7 @@ def ending(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(container.run)
             await container.ready.wait()
-            tune_gc(container.config)
+            tune_python(container.config)
             say(address=container.address)
             sent = await trio.to_thread.run_sync(listen)
             first, last = sent["due"]

@@ -46,7 +46,7 @@ from s4node.metrics.statistics import ContainerStatistics
 from s4node.net.ingress import node_totals
 from s4node.process import log_setup, stdio
 from s4node.process.container_entry import listed, streams_of
-from s4node.process.serve import tune_gc
+from s4node.process.serve import tune_python
 from s4node.runtime.container.container import Container
 
 _FLUSH_SECONDS = 5.0
@@ -321,7 +321,7 @@ async def _wait(event: trio.Event, scope: trio.CancelScope) -> None:
 
 async def _announce(line: Line, container: Container) -> None:
     await container.ready.wait()
-    tune_gc(container.config)
+    tune_python(container.config)
     line.say(supervisor_protocol.Ready(container.address))
     await container.parts.ownership.settled.wait()
     line.say(supervisor_protocol.Settled())

@@ -15,7 +15,7 @@ from s4node.logger import get_logger
 from s4node.monitoring.monitor import server_of
 from s4node.process import log_setup
 from s4node.process.exit_status import exit_status
-from s4node.process.serve import run_until_signal, tune_gc
+from s4node.process.serve import run_until_signal, tune_python
 
 log = get_logger("s4node.process")
 
@@ -37,7 +37,7 @@ async def _run(config: Config, name: str, on_ready: Callable[[Node], None]) -> i
     with running_entry() as entry:
 
         def ready() -> None:
-            tune_gc(config)
+            tune_python(config)
             entry.write(
                 Running(
                     pid=os.getpid(),

@@ -305,6 +305,7 @@ class Database:
         starts = range(0, len(rows), PIECE_ROWS)
         size = 0
         for number, at in enumerate(starts):
+            time.sleep(_PAUSE_SECONDS)
             piece = zip(rows[at : at + PIECE_ROWS], values[at : at + PIECE_ROWS], strict=True)
             size += self._write([_piece_row(number)], [_pack(list(piece))])
         passing("pieces.prepared")

@@ -150,8 +150,9 @@ class Changes:
         for group in in_order(self._leaving):
             rows += group
             values += map(self._leaving.__getitem__, group)
-        rows += self._rows
-        values += self._values
+        for at in range(0, len(self._rows), _PIECE):  # all at once would be a pause
+            rows += self._rows[at : at + _PIECE]
+            values += self._values[at : at + _PIECE]
         return rows, values
 
     def written(self) -> None:

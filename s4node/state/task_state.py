@@ -287,7 +287,8 @@ class TaskState:
             place = "" if self.ship is None else self.ship.job_url
             rows += [OWNERS_ROW, SHIPPED_ROW]
             values += [_encode(self.owners), _encode(place)]
-        if others := list(self._unsure.difference(rows)):  # from before the task rolled back
+        if self._unsure:  # from before the task rolled back
+            others = list(self._unsure.difference(rows))
             rows += others
             values += self.database.get_many(others)
         try:

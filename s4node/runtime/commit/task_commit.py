@@ -53,8 +53,8 @@ R = TypeVar("R")
 
 RETRY_SECONDS = 1.0
 
-_ENCODING_SECONDS = 0.005
-_ENCODED_AT_ONCE = 512
+_ENCODING_SECONDS = 0.002
+_ENCODED_AT_ONCE = 64
 _EXPIRED_AT_ONCE = 256
 _THREADS = 8
 """Databases that may be opened or written at a time."""

@@ -145,8 +145,11 @@ class RunLoop:
         """Queue a task that may have something to do; the caller causes a turn."""
         if task not in self._queued:
             self._queued.add(task)
-            self._ready.append(task)
             task.pace.share = max(task.pace.share, self._least)
+            if self._ready and task.pace.share < self._ready[0].pace.share:
+                self._ready.appendleft(task)
+            else:
+                self._ready.append(task)
 
     def wake(self, task: Task) -> None:
         """Queue a task that may have something to do, and have a turn soon."""
@@ -332,7 +335,7 @@ class RunLoop:
             pace, kind = task.pace, task.stream if op is Op.PROCESS else op.value
             limit, most = min(pace.events(kind), budget), self._max_seconds
             if op is Op.TIMER:
-                limit, most = max(1, limit // _PARTS), most / _PARTS
+                limit, most = max(1, limit // _PARTS), most / (2 * _PARTS)
             count = run_step(task, op, limit, spawn)
             budget -= count
             ended = clocks.steady()

@@ -44,6 +44,11 @@ if TYPE_CHECKING:
     from s4node.offsets.system import SystemStreamPartition
     from s4node.state.task_state import TaskState
 
+_ROWS_OF_CALLS = 1 << 16
+"""Changed rows after which a task commits between two parts of its windows and timers. A million
+that end at once would be one commit: to take it, and each growth of its table, is a pause of up to
+70 ms."""
+
 TIME_PATIENCE = 0.5
 """Seconds for which receivers of events can wait for the time that a commit tells them."""
 
@@ -334,8 +339,8 @@ class Task:
         self._slicing = False
         if gate.phase is Phase.FAILED:  # a commit has failed meanwhile
             return failures.undone(op)
+        changes = failures.changes
         if op is Op.PROCESS:
-            changes = failures.changes
             if changes is not None and changes.bytes > failures.changes_bytes:
                 self.want_commit()
             if isolation is not None:
@@ -355,6 +360,8 @@ class Task:
                 actions = self.in_flight.commit_ended()
         else:
             gate.end_step(op)
+            if changes is not None and len(changes) > _ROWS_OF_CALLS:
+                self.want_commit()
             if isolation is not None:
                 for left in self.processor.left_out_calls():
                     isolation.call_left_out(left)

@@ -19,6 +19,7 @@ from s4node.errors import EventError, StateError
 from s4node.events.event import GenericEvent
 from s4node.runtime.event_time.sources import SourceState
 from s4node.runtime.event_time.task_times import EVENT_TIME
+from s4node.runtime.task import task
 from s4node.runtime.task.pe_processor import PeProcessor
 from s4node.testing.app_test import AppTest
 
@@ -344,6 +345,27 @@ def test_windows_end_in_parts_at_the_end_of_the_inputs() -> None:
         assert len(bars(test)) == 2 * MANY
         [task] = test._runtime.tasks
         assert task.statistics().calls["end of stream"] > 1
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["by the watermark", "with the inputs"])
+def test_a_task_commits_between_parts_of_many_windows_that_end(
+    monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    monkeypatch.setattr(task, "_ROWS_OF_CALLS", MANY // 10)
+    with AppTest(Twice) as test:
+        test.send("trades", *many())
+        test.advance(seconds=2)
+        committer = test._runtime.container.replay.committer
+        before = committer.commits
+        if ends:
+            test.end_input("trades")
+        else:
+            test.send("trades", *a(200))
+        assert committer.commits - before >= 2
+        assert len(bars(test)) == 2 * MANY
+        test.crash()
+        test.advance(seconds=2)
+        assert len(bars(test)) == 0
 
 
 def test_inputs_may_end_while_windows_end_by_the_watermark() -> None:

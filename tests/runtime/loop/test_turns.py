@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +26,8 @@ MAX_SECONDS = 0.005
 SLOW, FAST = 0.005, 0.0001
 """Seconds that an event takes."""
 BATCHES = 100
+ARRIVES = 20
+"""After how many events those of a late task arrive."""
 
 
 async def test_small_batches_do_not_wait_for_a_long_step_of_another_task_each() -> None:
@@ -44,6 +47,13 @@ async def test_tasks_with_equal_steps_take_turns() -> None:
     assert abs(first.count(SLOW) * 2 - len(first)) <= 2
 
 
+async def test_a_task_that_had_nothing_to_do_has_the_next_step_when_it_has() -> None:
+    app = Spending()
+    with clocks.replaced(lambda: app.now, lambda: app.now):
+        await run_to_the_end(app, [SLOW, SLOW, FAST], late={2: ARRIVES})
+    assert app.spent.index(FAST) == ARRIVES
+
+
 # -- set-up ---------------------------------------------------------------------------------------
 
 
@@ -58,6 +68,7 @@ class Spending(TaskApp):
         super().__init__("spending", lambda: self, inputs=["memory.work"])
         self.now = 0.0
         self.spent: list[float] = []
+        self.arrivals: dict[int, Callable[[], None]] = {}
 
     def on_init(self) -> None:
         self.create_input_stream("work", types=Work)
@@ -65,10 +76,14 @@ class Spending(TaskApp):
     def process(self, envelope: Envelope, _to: Collector, _of: Coordinator) -> None:
         self.now += envelope.message.seconds
         self.spent.append(envelope.message.seconds)
+        if arrives := self.arrivals.pop(len(self.spent), None):
+            arrives()
 
 
-async def run_to_the_end(app: Spending, costs: list[float]) -> None:
-    """Run a task with batches of an event for each cost."""
+async def run_to_the_end(
+    app: Spending, costs: list[float], late: Mapping[int, int] | None = None
+) -> None:
+    """Run a task with batches of an event for each cost; ``late`` ones get them after events."""
     config = Config.from_values({"s4.cluster.partitions": str(len(costs))})
     await hooks.declare(app, config, len(costs))
     pipeline, settings = Pipeline(app, config), TaskSettings.from_config(config)
@@ -93,12 +108,24 @@ async def run_to_the_end(app: Spending, costs: list[float]) -> None:
         loop.adopt(task)
         await loop.start(task)
         progress = InputProgress(ssp, 0, lambda *_: None)
-        for at in range(BATCHES):
-            batch = InputBatch(ssp, at, 1, 0, 0)
-            batch.events = [Work(cost)]
-            batch.receipt = BatchReceipt(progress, at, at + 1)
-            task.backlog.offer(batch)
-        loop.add(task)
+
+        def arrive(
+            task: Task = task,
+            cost: float = cost,
+            ssp: SystemStreamPartition = ssp,
+            progress: InputProgress = progress,
+        ) -> None:
+            for at in range(BATCHES):
+                batch = InputBatch(ssp, at, 1, 0, 0)
+                batch.events = [Work(cost)]
+                batch.receipt = BatchReceipt(progress, at, at + 1)
+                task.backlog.offer(batch)
+            loop.wake(task)
+
+        if late and number in late:
+            app.arrivals[late[number]] = arrive
+        else:
+            arrive()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(loop.run)
         while len(app.spent) < len(costs) * BATCHES:
