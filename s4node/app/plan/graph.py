@@ -106,6 +106,8 @@ def uncalled(app: App) -> Iterable[tuple[str, str, str]]:
                 yield prototype.name, handler.__name__, "set_trigger"
         if prototype.on_time is not None and prototype.timer_interval is None:
             yield prototype.name, "on_time", "set_timer_interval"
+        if prototype.on_window is not None and prototype.windows is None:
+            yield prototype.name, "on_window", "set_window"
 
 
 def _ttl_problems(prototype: Prototype) -> Iterable[str]:

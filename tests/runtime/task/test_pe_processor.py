@@ -32,7 +32,9 @@ from s4node import (
     Container,
     Event,
     GenericEvent,
+    OfKey,
     ProcessingElement,
+    tumbling,
 )
 from s4node.errors import (
     ConnectionRefused,
@@ -540,15 +542,27 @@ async def test_handlers_that_nothing_calls_are_reported_once_at_the_start() -> N
     class Forgot(Base):
         def on_trigger_click(self, event: Click) -> None: ...
 
+        def on_window(self) -> None: ...
+
+    class Ends(ProcessingElement):
+        number: int = 0
+        total: OfKey[int] = 0
+
+        def on_event(self, event: Click) -> None: ...
+
+        def on_window(self) -> None: ...
+
     class Shop(App):
         def on_init(self) -> None:
             every, never = self.create_pe(Base, name="Every"), self.create_pe(Base, name="Never")
             half, whole = self.create_pe(Forgot, name="Half"), self.create_pe(Forgot)
-            self.create_input_stream("clicks", every, never, half, whole, key="user")
+            ends = self.create_pe(Ends)
+            self.create_input_stream("clicks", every, never, half, whole, ends, key="user")
             # as an app may do last of all
             every.set_timer_interval(60)
             never.set_timer_interval(0)
             half.set_trigger(Click, events=2)
+            ends.set_window(tumbling(60), clock="wall")
 
     with capture_logs() as logs:
         async with running(Shop(), partitions=3) as node:
@@ -556,8 +570,10 @@ async def test_handlers_that_nothing_calls_are_reported_once_at_the_start() -> N
     told = [log for log in logs if "never called" in log["event"]]
     assert [(log["pe"], log["handler"], log["missing"]) for log in told] == [
         ("Half", "on_time", "set_timer_interval"),
+        ("Half", "on_window", "set_window"),
         ("Forgot", "on_trigger_click", "set_trigger"),
         ("Forgot", "on_time", "set_timer_interval"),
+        ("Forgot", "on_window", "set_window"),
     ]
     assert {(log["log_level"], log["app"]) for log in told} == {("warning", "Shop")}
 
