@@ -20,10 +20,12 @@ from s4node.errors import EventError, StageBroken, StageClosed, WouldBlock
 from s4node.events.event import GenericEvent
 from s4node.events.schema import GENERIC, EventType, TypeDecl
 from s4node.logger import get_logger
+from s4node.net.certificates.credentials import Credentials
 from s4node.net.egress.emitter import Emitter
 from s4node.net.egress.refusal import Refusal
 from s4node.net.egress.routes import Routes
 from s4node.net.transport import fork_guard
+from s4node.net.transport.why_silent import why_all_silent
 from s4node.net.wire import frame as wire
 
 log = get_logger("s4node.net")
@@ -51,9 +53,11 @@ class ClientStream:
         *,
         timeout: float,
         queue_size: int,
+        credentials: Credentials | None,
     ) -> None:
         self.closed = False
         self._addresses = addresses
+        self._credentials = credentials
         self._producer = producer
         self._timeout = timeout
         self._routes = routes
@@ -210,7 +214,7 @@ class ClientStream:
             if second.cancelled_caught or not (asked_last or outbox.pending):
                 asked_last = not outbox.pending
                 self._emitter.hurry()
-            stuck = self._still_stuck(stuck)
+            stuck = await self._still_stuck(stuck)
         self._check_open()
         return outbox.refusals.drain() if outbox.refusals.waiting else []
 
@@ -245,28 +249,30 @@ class ClientStream:
             self._check_open()
             with trio.move_on_after(1):
                 await self._news.park()
-            stuck = self._still_stuck(stuck)
+            stuck = await self._still_stuck(stuck)
 
-    def _still_stuck(self, since: float) -> float:
+    async def _still_stuck(self, since: float) -> float:
         """Return the time since which events wait for unreachable partitions; 0 if none do."""
         now = trio.current_time()
         since = (since or now) if self._routes.stuck else 0.0
         if since and now - since >= self._timeout:
-            raise self._broken()
+            raise await self._broken()
         return since
 
-    def _broken(self) -> StageBroken:
+    async def _broken(self) -> StageBroken:
         """The error if events have had no verdict for the client's timeout."""
         outbox, seconds = self._outbox, f"{self._timeout:g} s"
         left = f"{outbox.unsettled} events have no verdict"
         closed = ", ".join(map(str, self._routes.closed))
-        stranger = self._emitter.stranger
-        if stranger or not (closed and self._emitter.connected):
-            what = f"; {stranger}" if stranger else ""
+        why = self._emitter.stranger
+        if not why and self._credentials is not None:  # nodes may refuse the certificate
+            why = await why_all_silent(self._addresses, "", self._credentials)
+        if why or not (closed and self._emitter.connected):
+            what = f"; {why}" if why else ""
             places = ", ".join(self._addresses)
             return StageBroken(
                 f"stream {self.name!r}: no answer from {places} for {seconds}{what}; {left}",
-                "Start the node and flush again",
+                "Flush again when a node answers",
             )
         what = (
             "The app may be failing: s4 status and the node's log say why. Or it is starting, or "
