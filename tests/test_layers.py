@@ -67,8 +67,8 @@ PURE_MODULES = {
         "type_words"
     ),
     "app": (
-        "app handlers held_back in_order instances open_windows pe_codec pe_timers "
-        "processing_element prototype stream stream_task window_instances windows"
+        "app handlers in_order instances open_windows pe_codec pe_timers processing_element "
+        "prototype stream stream_task window_instances windows"
     ),
     "app.plan": "cycles dataflow graph window_dispatch",
     "pes": "aggregates pairs",

@@ -4,7 +4,7 @@ Rules
 - A stream with ``order="time"`` leads to this PE only, which puts the events on an inner stream to
   the author's PEs. What it holds back is the state of windows, one for each key and short span. So
   held-back events are rows of each commit; positions and producers' numbers pass them; they take no
-  credit and no place in a stage. ``held_back`` has these windows.
+  credit and no place in a stage.
 - Streams with ``order="time"`` that lead to the same PEs have one order.
 - A span is handed on once the watermark has passed it: sorted by time, events of one time by their
   bytes. So the order of a key's events does not depend on the order in which they have come.
@@ -16,10 +16,7 @@ Rules
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable
-from itertools import compress, count
-from operator import eq
 from typing import Any, ClassVar
 
 from s4node.app.processing_element import ProcessingElement
@@ -55,27 +52,18 @@ class InOrder(ProcessingElement):
     time_of: ClassVar[Any]
     kinds: ClassVar[dict[type, EventType]] = {}
     names: ClassVar[dict[str, EventType]] = {}
-    key_of: ClassVar[Any]
     most: ClassVar[int] = 1_000_000
     passes: ClassVar[bool] = False
     held: list[tuple[float, str, bytes]] = []  # noqa: RUF012 - each instance has its own
 
     def on_event(self, event: Any) -> None:
         windows: Any = self._home.owner  # type: ignore[attr-defined]
-        if windows.counted() >= self.most:
+        if held_back(windows) >= self.most:
             self._beyond(windows, event)
             return
-        self.keep([event])
         windows.held += 1
-
-    def keep(self, events: list[Any]) -> None:
-        """Hold events back that are counted already."""
-        self.held += [(self.time_of(event), *self._place(event)) for event in events]
-
-    def _place(self, event: Any) -> tuple[str, bytes]:
-        """The place of an event among those of one time."""
         kind = self.kinds[event.__class__]
-        return kind.name, kind.encode([event])
+        self.held.append((self.time_of(event), kind.name, kind.encode([event])))
 
     def _beyond(self, windows: Any, event: Any) -> None:
         stream = self.out.in_order_of[0]
@@ -91,22 +79,19 @@ class InOrder(ProcessingElement):
 
     def on_window(self) -> None:
         windows: Any = self._home.owner  # type: ignore[attr-defined]
-        events = [self.names[name].decode(raw)[0] for _, name, raw in self.held]
-        events += windows.new_of(self)
-        self._sort(events)
-        self.out.put_all(events)
         if windows.held > 0:
-            windows.held -= len(events)
+            windows.held -= len(self.held)
+        self.held.sort()
+        put, names = self.out.put, self.names
+        for _, name, raw in self.held:
+            put(names[name].decode(raw)[0])
 
-    def _sort(self, events: list[Any]) -> None:
-        """Sort events by time, and only those of one time by their bytes."""
-        events.sort(key=self.time_of)
-        times = list(map(self.time_of, events))
-        end = 0
-        for first in compress(count(), map(eq, times, times[1:])):
-            if first >= end:
-                end = bisect_right(times, times[first], first)
-                events[first:end] = sorted(events[first:end], key=self._place)
+
+def held_back(windows: Any) -> int:
+    """The number of events that an InOrder holds back in its windows; counted once."""
+    if windows.held < 0:
+        windows.held = sum(len(each.held) for each in windows.all())
+    return int(windows.held)
 
 
 def complete(prototype: Prototype, inner: Stream) -> None:
@@ -116,11 +101,6 @@ def complete(prototype: Prototype, inner: Stream) -> None:
     cls.kinds = {kind.cls: kind for kind in inner.types}
     cls.names = {kind.name: kind for kind in inner.types}
     cls.time_of = staticmethod(TimeRule(inner.name, inner.time.field, inner.types).find)
-    if inner.key is None:
-        cls.key_of = staticmethod(lambda _: None)
-    else:
-        generic = is_generic([kind.cls for kind in inner.types])
-        cls.key_of = staticmethod(KeyRule(inner.key, generic=generic, checked=True).finder())
 
 
 def join(inner: Stream, first: Stream, other: Stream) -> None:

@@ -27,7 +27,7 @@ from s4node.errors import EventTimeError
 from s4node.events.event_time import TimeRule
 
 
-class Table(Instances):
+class _Table(Instances):
     """The instances of one window, or pane."""
 
     __slots__ = ("owner", "span")
@@ -55,7 +55,7 @@ class _Noted:
 
     __slots__ = ("_note", "_table")
 
-    def __init__(self, table: Table, note: Callable[[PE], None]) -> None:
+    def __init__(self, table: _Table, note: Callable[[PE], None]) -> None:
         self._table = table
         self._note = note
 
@@ -72,8 +72,8 @@ class TableWindows(WindowInstances):
 
     def __init__(self, prototype: Prototype, partition: int, wall: Callable[[], float]) -> None:
         super().__init__(prototype, partition, wall)
-        self.tables: dict[float, Table] = {}
-        self.by_number: dict[float, Table] = {}
+        self.tables: dict[float, _Table] = {}
+        self.by_number: dict[float, _Table] = {}
         """The tables that have not ended, by number, if their kind has numbers."""
         self._whole = self._kind.whole
         self._ends: list[tuple[float, float]] = []  # the end of a window, the start of a table
@@ -125,11 +125,11 @@ class TableWindows(WindowInstances):
             self.by_number[start // self._whole] = table
         return table, start, end
 
-    def _opened(self, span: Span, after: float) -> Table:
+    def _opened(self, span: Span, after: float) -> _Table:
         """The table of a window or pane; only ends after ``after`` are awaited."""
         table = self.tables.get(span[0])
         if table is None:
-            table = self.tables[span[0]] = Table(self, span)
+            table = self.tables[span[0]] = _Table(self, span)
             ends = self._kind.ends_of(span)
             for end in ends:
                 if end > after:
@@ -148,6 +148,7 @@ class TableWindows(WindowInstances):
     def restore(self, instance: PE) -> None:
         """Take an instance that was saved."""
         self._opened(instance._span, self.called_before)[instance.key] = instance
+        self.held = -1  # counted anew
         if instance._again:
             self._changed(instance)
         elif self._early:
@@ -184,7 +185,17 @@ class TableWindows(WindowInstances):
             if self._whole:
                 for table in tables:
                     self.by_number.pop(table.span[0] // self._whole, None)
-            yield from self._calls_at(end, tables)
+            called = set[Any]()
+            for at, table in enumerate(tables):
+                keys = [*reversed(table)]
+                while keys:  # they go one by one: to free a million at once is a pause
+                    key = keys.pop()
+                    if key in called:
+                        continue
+                    mine = [each[key] for each in tables[at:] if key in each]
+                    yield self._call(key, end, mine)
+                    if len(tables) > 1:
+                        called.add(key)
             self._ending = math.inf
         while self._again:
             (end, key), start = next(iter(self._again.items()))
@@ -204,20 +215,6 @@ class TableWindows(WindowInstances):
                 self.remove(instances.pop())
                 yield None
             del self.tables[start]
-
-    def _calls_at(self, end: float, tables: list[Table]) -> Iterator[Due | None]:
-        """The calls of the windows that end at ``end``, which are made of these tables."""
-        called = set[Any]()
-        for at, table in enumerate(tables):
-            keys = [*reversed(table)]
-            while keys:  # they go one by one: to free a million at once is a pause
-                key = keys.pop()
-                if key in called:
-                    continue
-                mine = [each[key] for each in tables[at:] if key in each]
-                yield self._call(key, end, mine)
-                if len(tables) > 1:
-                    called.add(key)
 
     def _call(self, key: Any, end: float, panes: list[PE], *, again: bool = False) -> Due | None:
         """The call for a key in the window that ends at ``end``, if it was not made."""

@@ -166,12 +166,6 @@ class Stream:
                 f"the handler the code that puts, or use 'await stream.send()'"
             ) from None
 
-    def put_all(self, events: list[Any]) -> None:
-        """As ``put``, for events of types that the stream carries."""
-        append = emitted.get()[self._index].append
-        for event in events:
-            append(event)
-
     def put_into(self, put: list[list[Any]], event: Any) -> None:
         """As ``put``, into the lists of a known task; from any thread."""
         if event.__class__ not in self._accepts:

@@ -56,14 +56,10 @@ class WindowKeeper(Protocol):
 
 
 class Due(NamedTuple):
-    """A call of ``on_window`` that is due on ``instance``; ``done()`` follows.
-
-    It takes about as long as ``calls`` usual ones.
-    """
+    """A call of ``on_window`` that is due on ``instance``; ``done()`` follows."""
 
     instance: PE
     done: Callable[[], None]
-    calls: int = 1
 
 
 class WindowInstances(Instances):
@@ -71,14 +67,15 @@ class WindowInstances(Instances):
 
     ``watermark`` is the time up to which events have come. ``late`` counts late events. ``failed``
     has the instances whose ``on_window`` has failed, ``own`` those of the keys beside their
-    windows, if the class has any; ``have(keys)`` loads these. ``wall`` gives Unix time. ``changed``
+    windows, if the class has any; ``have(keys)`` loads these. ``held`` counts the events that a
+    stream in order holds back here, -1 if that is not known. ``wall`` gives Unix time. ``changed``
     are the instances for which there is an early result at ``early_at``. ``called_before`` is the
     ``called_until`` of an earlier run.
     """
 
     __slots__ = (
         "_early", "_grace", "_kind", "_options", "called_before", "changed", "early_at", "failed",
-        "have", "late", "own", "saver", "wall", "watermark",
+        "have", "held", "late", "own", "saver", "wall", "watermark",
     )  # fmt: skip
 
     def __init__(self, prototype: Prototype, partition: int, wall: Callable[[], float]) -> None:
@@ -97,6 +94,7 @@ class WindowInstances(Instances):
         self.failed = FailedWindows(self)
         self.own: Instances | None = None
         self.have: Callable[[Iterable[Any]], None] | None = None
+        self.held = -1
 
     # -- what is there -----------------------------------------------------------------------
 

@@ -17,7 +17,6 @@ import msgspec
 
 from s4node.app.app import App, no_time
 from s4node.app.handlers import HandlerTable
-from s4node.app.held_back import HeldBack
 from s4node.app.in_order import InOrder
 from s4node.app.open_windows import CountWindows, SessionWindows, TableWindows
 from s4node.app.prototype import Prototype, WindowOptions
@@ -153,18 +152,7 @@ def window_lines(
             begin, lines = [f"    {lines[0]}"], []
     bindings[f"_r{number}"] = rule
     bindings[f"_l{number}"] = home.come_late
-    if isinstance(home, HeldBack):
-        bindings |= {f"_f{number}": home.hold, f"_w{number}": home, f"_o{number}": home.known}
-        bindings[f"_n{number}"] = home.for_received
-        begin.append(f"    _d{number} = _n{number}()")
-        lines += [
-            f"i = _d{number}.get({at} // {options.kind.whole!r})",
-            f"if i is not None and {key} in _o{number} and _w{number}.held < _w{number}.until:",
-            f"    _w{number}.held += 1",
-            "    i.append(e)",
-            f"else: _f{number}(_r{number}, e, {key}, {at})",
-        ]
-    elif isinstance(home, TableWindows):
+    if isinstance(home, TableWindows):
         bindings[f"_f{number}"] = home.table_of
         table, start, end = f"_d{number}", f"_a{number}", f"_b{number}"
         found = [f"{table}, {start}, {end} = _f{number}(_r{number}, {at})"]
@@ -221,7 +209,5 @@ def make_windows(
     """The windows that a prototype is configured for."""
     assert prototype.windows is not None
     kind = prototype.windows.kind
-    if issubclass(prototype.cls, InOrder):
-        return HeldBack(prototype, partition, wall)
     made = SessionWindows if kind.gap else CountWindows if kind.events else TableWindows
     return made(prototype, partition, wall)

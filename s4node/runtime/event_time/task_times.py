@@ -26,7 +26,7 @@ from operator import itemgetter
 from typing import Any, Protocol
 
 from s4node.app.app import App
-from s4node.app.held_back import HeldBack
+from s4node.app.in_order import InOrder, held_back
 from s4node.app.instances import Instances
 from s4node.app.plan import dataflow
 from s4node.app.plan.window_dispatch import time_rule
@@ -122,7 +122,9 @@ class TaskTimes:
             for each in instances.values()
             if isinstance(each, WindowInstances)
         ]
-        self._held_back = [each for each, _ in self._windows if isinstance(each, HeldBack)]
+        self._held_back = [
+            each for each, _ in self._windows if issubclass(each.prototype.cls, InOrder)
+        ]
         self._timers = [
             (each.timers, [s.name for s in app.streams.values() if each.prototype in s.targets])
             for each in instances.values()
@@ -400,9 +402,7 @@ class TaskTimes:
     # -- commits -----------------------------------------------------------------------------
 
     def save(self, state: Saving) -> None:
-        """Save the watermarks with the commit that begins now, and what is held back."""
-        for each in self._held_back:
-            each.take_over()
+        """Save the watermarks with the commit that begins now."""
         streams: dict[str, Saved] = {}
         for name, timed in self._streams.items():
             self._look(timed)
@@ -454,7 +454,7 @@ class TaskTimes:
         wall, newest = self._wall(), {n: s.watermarks.newest for n, s in self._streams.items()}
         return {
             "windows": sum(each.open_windows for each in windows),
-            "held_back": sum(each.counted() for each in self._held_back),
+            "held_back": sum(map(held_back, self._held_back)),
             "late": {name: each.late - self._late_before.get(name, 0) for name, each in named},
             "watermarks": {
                 name: (each.watermarks.value, each.watermarks.holding)

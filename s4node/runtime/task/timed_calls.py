@@ -30,17 +30,13 @@ _SHARED = 1.0
 
 
 class Call(NamedTuple):
-    """A hook that is due, and what to do after it. ``timer`` is that of ``on_timer``.
-
-    It takes about as long as ``calls`` usual ones.
-    """
+    """A hook that is due, and what to do after it. ``timer`` is that of ``on_timer``."""
 
     name: str
     hook: Callable[[Any], Any]
     instance: Any
     done: Callable[[], None] | None = None
     timer: Timer | None = None
-    calls: int = 1
 
     @property
     def what(self) -> HookCall | None:
@@ -127,18 +123,14 @@ class TimedCalls:
         """Take up to ``limit`` calls, or other work, of the round; it is over if fewer come."""
         if self._round is None:
             self._round = self._calls()
-        taken = 0
-        while taken < limit:
-            self.taken = taken + 1
+        for self.taken in range(1, limit + 1):
             try:
                 call = next(self._round)
             except StopIteration:
                 self._round = None
                 return
             if call is not None:
-                self.taken = taken + call.calls
                 yield call
-            taken = self.taken
 
     def left_out(self) -> list[LeftOutCall]:
         """Take the calls that were left out."""
@@ -189,7 +181,7 @@ class TimedCalls:
         """The calls of ``on_window`` of one PE; None after other work."""
         on_window, failed = windows.prototype.on_window, windows.failed
         assert on_window is not None
-        for instance, done, _ in failed.calls():
+        for instance, done in failed.calls():
             call = Call("on_window", on_window, instance, done)
             if not self._has_failed(call):
                 yield call
@@ -199,9 +191,9 @@ class TimedCalls:
             if due is None:
                 yield None
                 continue
-            instance, done, calls = due
+            instance, done = due
             then = partial(_over, failed, instance, done) if failed else done
-            call = Call("on_window", on_window, instance, then, calls=calls)
+            call = Call("on_window", on_window, instance, then)
             if not self._has_failed(call):
                 yield call
                 continue

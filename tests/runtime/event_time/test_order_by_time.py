@@ -9,7 +9,7 @@ import pytest
 
 from s4node.app.app import App
 from s4node.app.processing_element import ProcessingElement
-from s4node.app.stream import OutputStream, Stream
+from s4node.app.stream import OutputStream
 from s4node.app.windows import tumbling
 from s4node.errors import ConfigError, GraphError, ProcessingError, StateError
 from s4node.events.event import Event, GenericEvent
@@ -134,41 +134,6 @@ def test_held_back_events_survive_a_crash_although_their_producer_keeps_none_of_
         assert times(test) == [101, 102, 103, 104]
 
 
-@pytest.mark.parametrize("after_first", [[], [103.0, 102.0], [110.0, 103.0]])
-def test_events_of_a_span_come_once_and_in_order_whichever_of_its_commits_has_them(
-    after_first: list[float],
-) -> None:
-    first, second, third = (
-        [Trade("ab"[n % 2], float(n), 101.0 + n % 2 / 16) for n in range(part, 40, 3)]
-        for part in range(3)
-    )
-    with AppTest(Ordered) as test:
-        test.send("trades", *first, *a(*after_first[1:]))
-        test.advance(seconds=2)
-        test.send("trades", *second)
-        test.advance(seconds=2)
-        test.crash()
-        test.send("trades", *third, *a(*after_first[:1], 115))
-        found = [each for each in test.output("seen") if each.at < 102]
-        for key, first_of_key in (("a", 0), ("b", 1)):
-            prices = [each.price // 1000 for each in found if each.symbol == key]
-            assert prices == [*range(first_of_key, 40, 2)]  # by their bytes, as all have one time
-
-
-@pytest.mark.parametrize("settings", [{}, {"s4.stream.trades.grade": "durable"}])
-def test_very_many_events_of_a_span_are_in_order(settings: dict[str, str]) -> None:
-    chance = random.Random(4)
-    events = [Trade(chance.choice("abc"), -n, 100 + chance.random() / 8) for n in range(9000)]
-    with AppTest(Ordered, settings=settings) as test:
-        for first in range(0, 9000, 1500):
-            test.send("trades", *events[first : first + 1500])
-        test.send("trades", *a(110))
-        found = test.take_output("seen")
-        for key in "abc":
-            expected = sorted(each.at for each in events if each.symbol == key)
-            assert [each.at for each in found if each.symbol == key] == expected
-
-
 @pytest.mark.parametrize("grade", [{}, {"s4.stream.trades.grade": "durable"}])
 @pytest.mark.parametrize("held", [True, False])
 def test_the_order_cannot_be_taken_away_while_events_are_held_back(
@@ -237,50 +202,6 @@ def test_beyond_the_bound_events_may_be_handed_on_at_once() -> None:
         assert test.late("trades-in-order") == 1
         test.send("trades", *a(115))
         assert times(test)[-3:] == [101, 102, 103]
-
-
-@pytest.mark.parametrize("grade", ["fast", "durable"])
-@pytest.mark.parametrize("most", [1, 5, 50])
-def test_the_bound_is_exact(most: int, grade: str) -> None:
-    settings = {
-        "s4.stream.trades.grade": grade,
-        "s4.stream.trades.heldBack": f"{most}",
-        "s4.stream.trades.heldBackBeyond": "pass",
-    }
-    with AppTest(Ordered, settings=settings) as test:
-        test.send("trades", *a(*(101 + n / 500 for n in range(most))))
-        assert times(test) == []
-        test.send("trades", *a(100.5, 101))
-        assert times(test) == [100.5, 101]
-        assert test.late("trades-in-order") == 2
-        [task] = test._runtime.tasks
-        assert task.statistics().held_back == most
-
-
-def test_what_is_no_key_is_refused_alone_also_beside_known_keys() -> None:
-    with AppTest(Ordered) as test:
-        test.send("trades", *a(101, 102))
-        test.send("trades", *a(101.01), Trade("k" * 100_000, 1.0, 101.01), *a(101.02))
-        test.send("trades", *a(115))
-        assert times(test) == [101, 101.01, 101.02, 102]
-        assert len(test.refused) == 1
-
-
-def test_an_event_that_cannot_be_encoded_fails_where_it_is_put() -> None:
-    class Puts(ProcessingElement):
-        inner: Stream
-
-        def on_event(self, trade: Trade) -> None:
-            self.inner.put(Trade("a", trade.price, trade.at))
-            self.inner.put(Quote(object(), trade.at))  # type: ignore[arg-type]
-
-    app = App("puts")
-    sees, puts = app.create_pe(Sees), app.create_pe(Puts)
-    sees.seen = app.create_output_stream("seen", types=Seen)
-    puts.inner = app.create_stream("inner", sees, key=lambda _: "a", time="at", order="time")
-    app.create_input_stream("trades", puts, key="symbol", time="at", lateness=5)
-    with pytest.raises(ProcessingError, match="Quote cannot be encoded"), AppTest(app) as test:
-        test.send("trades", *a(101))
 
 
 def test_the_bound_of_a_stream_without_order_is_a_mistake() -> None:
@@ -414,21 +335,6 @@ def test_streams_that_lead_to_the_same_pe_have_one_order(partitions: int) -> Non
             found = {(each.id, each.amount) for each in test.output("priced")}
             assert sorted(found) == expected
             assert test.late("rates-in-order") == 0
-
-
-def test_held_back_events_of_a_fast_stream_are_enough_for_a_commit() -> None:
-    settings = {
-        "s4.stream.rates.grade": "fast",
-        "s4.stream.orders.grade": "durable",
-        "task.commit.ms": "1000",
-    }
-    with AppTest(Prices, settings=settings) as test:
-        for held, rate in enumerate((1.0, 2.0, 3.0), start=1):
-            test.send("rates", Rate("E", rate, 101.0 - rate / 100))
-            test.advance(seconds=2)
-            test.crash()
-            [task] = test._runtime.tasks
-            assert task.statistics().held_back == held
 
 
 @pytest.mark.parametrize(
