@@ -173,7 +173,6 @@ class Client:
             self._news,
             timeout=self.timeout,
             queue_size=self.queue_size,
-            credentials=self.credentials,
         )
         self._emitter.add(routes)
         try:

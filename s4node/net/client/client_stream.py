@@ -20,12 +20,10 @@ from s4node.errors import EventError, StageBroken, StageClosed, WouldBlock
 from s4node.events.event import GenericEvent
 from s4node.events.schema import GENERIC, EventType, TypeDecl
 from s4node.logger import get_logger
-from s4node.net.certificates.credentials import Credentials
 from s4node.net.egress.emitter import Emitter
 from s4node.net.egress.refusal import Refusal
 from s4node.net.egress.routes import Routes
 from s4node.net.transport import fork_guard
-from s4node.net.transport.why_silent import why_all_silent
 from s4node.net.wire import frame as wire
 
 log = get_logger("s4node.net")
@@ -53,11 +51,9 @@ class ClientStream:
         *,
         timeout: float,
         queue_size: int,
-        credentials: Credentials | None,
     ) -> None:
         self.closed = False
         self._addresses = addresses
-        self._credentials = credentials
         self._producer = producer
         self._timeout = timeout
         self._routes = routes
@@ -214,7 +210,7 @@ class ClientStream:
             if second.cancelled_caught or not (asked_last or outbox.pending):
                 asked_last = not outbox.pending
                 self._emitter.hurry()
-            stuck = await self._still_stuck(stuck)
+            stuck = self._still_stuck(stuck)
         self._check_open()
         return outbox.refusals.drain() if outbox.refusals.waiting else []
 
@@ -249,25 +245,24 @@ class ClientStream:
             self._check_open()
             with trio.move_on_after(1):
                 await self._news.park()
-            stuck = await self._still_stuck(stuck)
+            stuck = self._still_stuck(stuck)
 
-    async def _still_stuck(self, since: float) -> float:
+    def _still_stuck(self, since: float) -> float:
         """Return the time since which events wait for unreachable partitions; 0 if none do."""
         now = trio.current_time()
         since = (since or now) if self._routes.stuck else 0.0
         if since and now - since >= self._timeout:
-            raise await self._broken()
+            raise self._broken()
         return since
 
-    async def _broken(self) -> StageBroken:
+    def _broken(self) -> StageBroken:
         """The error if events have had no verdict for the client's timeout."""
         outbox, seconds = self._outbox, f"{self._timeout:g} s"
         left = f"{outbox.unsettled} events have no verdict"
         closed = ", ".join(map(str, self._routes.closed))
-        why = self._emitter.stranger
-        if not why and self._credentials is not None:  # nodes may refuse the certificate
-            why = await why_all_silent(self._addresses, "", self._credentials)
-        if why or not (closed and self._emitter.connected):
+        stranger, drain = self._emitter.stranger, self._emitter.last_drain
+        if stranger or not (closed and self._emitter.connected):
+            why = stranger or drain
             what = f"; {why}" if why else ""
             places = ", ".join(self._addresses)
             return StageBroken(
@@ -278,7 +273,9 @@ class ClientStream:
             "The app may be failing: s4 status and the node's log say why. Or it is starting, or "
             "has yet to commit events of an earlier life of this producer"
         )
-        if unreached := ", ".join(self._emitter.unreached):
+        if drain:
+            what = f"The node at {drain}"
+        elif unreached := ", ".join(self._emitter.unreached):
             what = (
                 f"Nothing answers at {unreached}, where they are to go: if that node has ended, "
                 f"another takes over; if it runs, set its s4.listener.advertise to a host, and a "

@@ -108,6 +108,16 @@ class Emitter:
         """Why a peer seems not to be a node, in words; empty if none does."""
         return next((s for link in self.links.values() if (s := link.answers.stranger)), "")
 
+    @property
+    def last_drain(self) -> str:
+        """Which node takes no more, and why, as it said last; empty if all take events."""
+        told = (
+            f"{at} takes no more: {why}"
+            for at, link in self.links.items()
+            if (why := link.last_drain)
+        )
+        return next(told, "")
+
     def send_soon(self) -> None:
         """Send a new event, at once if nothing else is being sent."""
         if self._sole is not None:

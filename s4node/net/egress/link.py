@@ -41,7 +41,8 @@ class Link:
     """A connection to the node at ``address`` for the routes of any number of outboxes.
 
     ``on_news`` is called after a verdict or hello, when events have left the queues, and when the
-    peer has come. ``on_lost`` is called with the link when the peer has gone.
+    peer has come. ``on_lost`` is called with the link when the peer has gone. ``last_drain`` is why
+    the node took no more events, as it said last, until it has taken some.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Link:
         self.routes: list[NodeRoute] = []
         self.draining = ""
         self.insists = False
-        self._told_drain = ""
+        self.last_drain = ""
         self._dialled = DialledPeer(address, log, credentials)
         self.answers = self._dialled.answers
         self.on_news = on_news
@@ -227,8 +228,8 @@ class Link:
             for route in self.routes:
                 route.draining = True
             self._control.append(wire.encode_frame(wire.Drain("stopped sending")))
-            if self._told_drain != self.draining:  # not again at each connection
-                self._told_drain = self.draining
+            if self.last_drain != self.draining:  # not again at each connection
+                self.last_drain = self.draining
                 log.info(
                     "the node takes no more now; events that it has not taken wait for the next "
                     "connection",
@@ -250,6 +251,7 @@ class Link:
             else:
                 for route in self._carried(header.stream, header.producer):
                     route.on_verdict(header)
+                    self.last_drain = ""
 
     def _carried(self, stream: str, producer: object) -> list[NodeRoute]:
         """The routes of a stream: those of a producer, or all of them if none is named."""

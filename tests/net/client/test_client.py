@@ -485,14 +485,17 @@ async def test_flush_says_in_time_that_the_node_has_gone_and_keeps_the_events() 
     before, after = RecordingApp(), RecordingApp()
     address = f"tcp://127.0.0.1:{free_port()}"
     async with Client(address, timeout=0.3) as client:
-        async with running(before, address=address):
+        async with running(before, address=address) as node:
+            name = node.node
             stream = await client.stream("clicks")
             await stream.send_many(clicks(10))
             assert await stream.flush() == []
         await stream.send_many(clicks(10, 10))
         with trio.fail_after(DEADLINE), pytest.raises(StageBroken) as caught:
             await stream.flush()
-        assert f"no answer from {address} for 0.3 s; 10 events have no verdict" in str(caught.value)
+        drain = f"{address} takes no more: {name} is stopping"
+        told = f"no answer from {address} for 0.3 s; {drain}; 10 events have no verdict"
+        assert told in str(caught.value)
         async with running(after, address=address):
             await until(lambda: len(after.seen) == 10)
             assert await stream.flush() == []
