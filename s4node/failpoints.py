@@ -106,15 +106,15 @@ def point(text: str) -> Callable[[str], None]:
     """The function for all points, given the value of ``S4_FAULT``; raises ConfigError."""
     if not text:
         return _pass
-    text, copies, folders = text.partition(">")
-    text, _, file = text.partition("@")
-    name, colon, times = text.partition(":")
+    place, copies, folders = text.partition(">")
+    place, _, file = place.partition("@")
+    name, colon, times = place.partition(":")
     if name not in POINTS:
         raise ConfigError(f"{VARIABLE}: no point {name!r}; the points are {', '.join(POINTS)}")
     if colon and not (times.isdecimal() and int(times)):
         raise ConfigError(f"{VARIABLE}: {times!r} is not a positive number; write {name}:3")
     if copies:
-        return _copying(name, *map(Path, folders.split(">")))
+        return _copying(name, text, *map(Path, folders.split(">")))
     last = int(times or 1)
     count = itertools.count(1)  # atomic for threads
 
@@ -134,7 +134,7 @@ cp -a -- "$2" "$3"
 """A shell's program: all processes with the line $1 in their environment rest for a copy of $2."""
 
 
-def _copying(name: str, folder: Path, copy: Path) -> Callable[[str], None]:
+def _copying(name: str, text: str, folder: Path, copy: Path) -> Callable[[str], None]:
     """Copies a folder whenever the point is passed; ``copy`` links to the last complete copy.
 
     The processes that use the folder take turns. All of them rest meanwhile, for nothing that one
@@ -144,7 +144,7 @@ def _copying(name: str, folder: Path, copy: Path) -> Callable[[str], None]:
     lock = threading.Lock()
     turns = copy.with_suffix(".turns")
     rest = {each: value for each, value in os.environ.items() if each != VARIABLE}
-    ours = f"{VARIABLE}={name}>{folder}>{copy}"
+    ours = f"{VARIABLE}={text}"
 
     def take(passed: str) -> None:
         if passed != name or not folder.exists():
