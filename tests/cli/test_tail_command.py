@@ -124,7 +124,9 @@ async def test_tail_tells_of_an_event_that_cannot_be_sent(tmp_path: Path) -> Non
         await until(lambda: len(tail.stderr) == 2)
         tail.signal(signal.SIGINT)
         assert await tail.wait() == 130
-    _, line = tail.stderr
+    told = tail.stderr
+    assert len(told) == 2, told
+    line = told[1]
     assert line.startswith("totals: 1 event missed: reading is too slow, or the app's node could ")
 
 

@@ -119,6 +119,11 @@ class ReaderLink:
             raise asked.error
         return asked.values
 
+    @property
+    def is_carried(self) -> bool:
+        """True while it runs."""
+        return self._socket is not None
+
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Carry until cancelled."""
         self._socket = self._dialled.dial(self._changed)

@@ -271,5 +271,5 @@ class Subscription:
             for node in source.nodes:
                 self._ask(node)
         self._news.unpark_all()
-        if self._nursery is not None:  # not while closing
-            self.on_news()
+        if self._nursery is not None and all(link.is_carried for link in self._links):
+            self.on_news()  # not while closing, or when Ctrl-C ends a link
