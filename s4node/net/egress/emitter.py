@@ -110,11 +110,11 @@ class Emitter:
 
     @property
     def last_drain(self) -> str:
-        """Which node takes no more, and why, as it said last; empty if all take events."""
+        """Which node that events are to go to takes none, and why, as it said last; or empty."""
         told = (
-            f"{at} takes no more: {why}"
+            f"{at} takes no more: {link.last_drain}"
             for at, link in self.links.items()
-            if (why := link.last_drain)
+            if link.last_drain and any(route.lanes for route in link.routes)
         )
         return next(told, "")
 
