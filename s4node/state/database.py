@@ -13,7 +13,7 @@ Rules
 - One process uses a database at a time; a folder that is open in another one is refused.
 - Errors of RocksDB become StoreCorrupt if the database is damaged, else StateError.
 - After a failed write RocksDB accepts no other, so the next write reopens the database. Readers
-  wait meanwhile.
+  wait meanwhile. While that fails, because the disk is still full, rows can be read all the same.
 - Damage is found when it is read: a missing or truncated file, and a bad checksum in the log of
   commits, when the database is opened; a bad checksum in a table when its row is read. A file in
   the folder then tells the next owner that the database is damaged.
@@ -32,6 +32,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from rocksdict import (
+    AccessType,
     BlockBasedOptions,
     Cache,
     Checkpoint,
@@ -100,7 +101,7 @@ class Database:
         self.sync = sync
         self._broken = False  # True after a failed write,
         self._torn = False  # and while only some pieces of a commit are written
-        self._opening = threading.Lock()
+        self._opening = threading.RLock()
         options = Options(raw_mode=True)
         options.create_if_missing(True)
         options.set_write_buffer_size(write_buffer_bytes)
@@ -240,11 +241,10 @@ class Database:
         return found
 
     def _check_whole(self) -> None:
-        if self._broken:
-            raise StateError(
-                f"{self.folder} could not be written, and holds a part of a commit; the rest is "
-                f"written when the folder is opened again"
-            )
+        """Complete a commit of which only some pieces could be written; raises StateError."""
+        with self._translated(), self._opening:
+            if self._broken:
+                self._open_again()
 
     def _again(self, error: Exception, read: Callable[[], R]) -> R:
         """Read again if the database was being reopened; else raise the error."""
@@ -268,9 +268,10 @@ class Database:
                     return self._write(rows, values)
                 return self._write_in_pieces(rows, values)
             except BaseException:
-                self._broken = True
-                if self._torn and self._open_again():
-                    return 0  # the commit counted, and reopening has completed it
+                with self._opening:
+                    self._broken = True
+                    if self._torn and self._open_again():
+                        return 0  # the commit counted, and reopening has completed it
                 raise
 
     def fill(self, rows: list[bytes], values: list[bytes | None]) -> None:
@@ -344,9 +345,15 @@ class Database:
         with self._opening:
             with suppress(Exception):  # it reports the failed write again
                 self._db.close()
-            self._db = Rdict(str(self.folder), self._options)
+            try:
+                self._db = Rdict(str(self.folder), self._options)
+            except Exception:
+                with suppress(Exception):
+                    read_only = AccessType.read_only()
+                    self._db = Rdict(str(self.folder), self._options, access_type=read_only)
+                raise
             counted = self._redo()
-        self._broken = False
+            self._broken = False
         return counted
 
     def verify(self, *, rows: bool = False) -> None:
@@ -408,6 +415,7 @@ class Database:
 
     def close(self) -> None:
         """Close the database; raises StateError or StoreCorrupt if its folder is gone."""
+        self._broken = False  # so that no reader opens it again
         try:
             self._db.close()
         except Exception as error:

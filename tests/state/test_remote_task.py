@@ -13,6 +13,7 @@ from typing import Any
 import fsspec
 import msgspec
 import pytest
+from harness import filled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -314,6 +315,24 @@ def test_a_commit_after_a_rollback_takes_back_what_a_failed_one_may_have_shipped
     owner.close()
     other = Owner(url, tmp_path / "two")
     assert dict(other.counts.all()) == expected
+    other.close()
+
+
+def test_a_commit_of_a_shipped_task_is_written_as_soon_as_its_disk_has_room(
+    tmp_path: Path, small_disk: Path
+) -> None:
+    owner = Owner(f"file://{tmp_path}/depot", small_disk / "one")
+    owner.commit(1)
+    ballast = filled(small_disk)
+    for n in (2, 3):  # the second one fails when it opens the database again
+        with pytest.raises(StateError, match="No space left on device"):
+            owner.commit(n, keys=2000)
+    assert owner.counts.get("key-0") == 3
+    ballast.unlink()
+    owner.commit(4)
+    owner.close()
+    other = Owner(f"file://{tmp_path}/depot", tmp_path / "two")
+    assert (other.counts.get("key-0"), other.counts.get("key-1")) == (4, 3)
     other.close()
 
 
