@@ -41,6 +41,10 @@ SUBSCRIBER = "subscriber"
 """The pseudo-stage of a stream's subscribers; it has no settings and no queue."""
 
 
+_ASK_SECONDS = 0.01
+"""An executor that does not say when there is an allowance again is asked so often."""
+
+
 @dataclass(frozen=True)
 class StageSettings:
     """The settings of one stage of one stream: events, bytes, events a second."""
@@ -115,8 +119,8 @@ class Executor:
         """Note that ``events`` events have left."""
 
     def next_at(self, now: float) -> float:
-        """The time of the next allowance, if there is none now."""
-        return math.inf
+        """The time at which to ask for an allowance again, if there is none now."""
+        return now + _ASK_SECONDS
 
 
 def fitting(load: Load, events: int, size: int) -> int:

@@ -120,6 +120,7 @@ class Parts:
             incarnation=incarnation,
             enrolment=enrolment,
             on_room=self._room,
+            on_wait=self.loop.nudge,
             on_news=self._heard,
             refusals=self.refusals,
         )

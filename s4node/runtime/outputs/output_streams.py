@@ -9,6 +9,7 @@ Rules
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -54,8 +55,9 @@ def outbox_options(stream: Stream, config: Config) -> dict[str, Any]:
 class OutputStreams:
     """A remote sender for each output stream of ``app``.
 
-    ``on_room`` is called when tasks that were held may go on, ``on_news`` when a consumer answers.
-    Dropped and refused events are reported to ``refusals``.
+    ``on_room`` is called when tasks that were held may go on, ``on_wait`` when ``pump`` has more to
+    say, and ``on_news`` when a consumer answers. Dropped and refused events are reported to
+    ``refusals``.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class OutputStreams:
         incarnation: str,
         enrolment: Enrolment | None,
         on_room: Callable[[], None],
+        on_wait: Callable[[], None],
         on_news: Callable[[], None],
         refusals: Refusals,
     ) -> None:
@@ -83,6 +86,7 @@ class OutputStreams:
         self._awaited = enrolment is not None
         self._ourselves = f"{enrolment.cluster}.{enrolment.app}" if enrolment else ""
         self._on_room = on_room
+        self._on_wait = on_wait
         self._on_news = on_news
         self._refusals = refusals
         self._emitters: dict[str, Emitter] = {}
@@ -98,6 +102,7 @@ class OutputStreams:
         sender = RemoteSender(
             stream.name,
             on_room=self._on_room,
+            on_wait=self._on_wait,
             refusals=self._refusals,
             awaited=self._awaited,
         )
@@ -199,7 +204,9 @@ class OutputStreams:
         for emitter in self._emitters.values():
             emitter.hurry()
         while self.owed():
-            await self._news.park()
+            due = self.pump(trio.current_time())  # the loop may have ended
+            with trio.move_on_at(math.inf if due is None else due):
+                await self._news.park()
         for emitter in self._emitters.values():
             emitter.finish()
             await emitter.wait_quiet()

@@ -9,6 +9,8 @@ Rules
 - Events that a stage drops are reported to their sender and to the refusals. ``dropped`` counts
   events that at least one consumer does not get; ``sent`` leaves out those that none gets.
 - Each consuming cluster has its own emitter, so a slow one holds back only its own sources.
+- The loop learns of events that wait for an allowance, also of a source's: ``pump`` says when they
+  may leave.
 """
 
 from __future__ import annotations
@@ -45,8 +47,8 @@ class _Consumer(NamedTuple):
 class RemoteSender:
     """One output stream, to every app that consumes it.
 
-    ``on_room`` is called when there may be room again. ``awaited`` says that consumers may come
-    later.
+    ``on_room`` is called when there may be room again, ``on_wait`` when events wait for an
+    allowance. ``awaited`` says that consumers may come later.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class RemoteSender:
         stream: str,
         *,
         on_room: Callable[[], None],
+        on_wait: Callable[[], None],
         refusals: Refusals,
         awaited: bool,
     ) -> None:
@@ -64,6 +67,7 @@ class RemoteSender:
         self._consumers: dict[str, _Consumer] = {}
         self._gone: dict[str, StageStatistics] = {}  # counts of consumers that have gone
         self._on_room = on_room
+        self._on_wait = on_wait
         self._refusals = refusals
         self._awaited = awaited
         self._time = -math.inf  # that sources have told
@@ -137,6 +141,8 @@ class RemoteSender:
                 self._refusals.dropped(REMOTE_SENDER, self.stream, dropped, reason)
             least, most = min(least, dropped), max(most, dropped)
             emitter.wake()
+            if outbox.stage.depth:
+                self._on_wait()
         self.sent += count - least
         self.dropped += most
         if self.full:
@@ -228,6 +234,8 @@ class RemoteSender:
     def news(self) -> None:
         """Handle news of consumers: report refusals, and let waiting sources go on."""
         for _, _, outbox in self._consumers.values():
+            if outbox.stage.depth:
+                self._on_wait()  # there may be room for them now
             for refusal in outbox.refusals.drain():
                 self._refusals.report(REMOTE_SENDER, refusal)
             if outbox.error:

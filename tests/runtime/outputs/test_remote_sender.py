@@ -57,6 +57,7 @@ def sender() -> RemoteSender:
     return RemoteSender(
         "totals",
         on_room=lambda: None,
+        on_wait=lambda: None,
         refusals=Refusals(),
         awaited=False,
     )
