@@ -209,6 +209,21 @@ def test_a_timer_fires_before_a_later_event_and_one_after_the_end_of_the_history
     ]
 
 
+def test_a_task_of_spark_in_which_no_timer_is_left_saves_none() -> None:
+    fired = rows(Alarms, ("ann", 1.0), ("bob", 2.0), until=48.0)
+    assert [row["name"] for row in fired if row["kind"] == STATE] == ["pe Alarm"] * 2
+
+
+@pytest.mark.parametrize("app", [Alarms, Minutes, Threes])
+def test_a_task_of_spark_without_events_makes_no_rows(app: type[App]) -> None:
+    assert rows(app, until=48.0) == []
+
+
+def test_a_task_of_spark_whose_windows_have_all_ended_saves_what_its_keys_share() -> None:
+    ended = rows(Minutes, ("ann", 1.0), ("bob", 62.0), until=200.0)
+    assert {row["name"] for row in ended if row["kind"] == STATE} == {"pe Minute (key)"}
+
+
 def test_windows_of_a_key_share_its_state_and_end_before_its_later_events() -> None:
     made = rows(Minutes, ("ann", 1.0), ("ann", 62.0), ("ann", 63.0), ("ann", 66.0), until=61.0)
     assert told(made) == [

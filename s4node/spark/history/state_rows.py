@@ -44,7 +44,13 @@ class _Empty:
 def state_rows(
     processor: PeProcessor, instances: Mapping[str, Instances], hasher: Hasher
 ) -> Iterator[list[StateRow]]:
-    """The rows of these instances of a processor, and of their timers, in parts."""
+    """The rows of these instances of a processor, and of their timers, in parts that have some."""
+    return filter(None, _parts(processor, instances, hasher))
+
+
+def _parts(
+    processor: PeProcessor, instances: Mapping[str, Instances], hasher: Hasher
+) -> Iterator[list[StateRow]]:
     state = TaskState(cast("Database", _Empty()), hasher)
     processor.attach_state(state)
     names = {number: name for name, number in state.tables.items()}
