@@ -64,7 +64,7 @@ PURE_MODULES = {
     "metrics": "listening registry snapshot statistics",
     "events": (
         "event event_time json_objects keepable key_crowding keys plain_values routing schema "
-        "type_words"
+        "type_growth type_words"
     ),
     "app": (
         "app handlers in_order instances open_windows pe_codec pe_timers processing_element "

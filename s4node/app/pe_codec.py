@@ -4,8 +4,9 @@ Rules
 - The state is what the class declares: its annotated attributes with defaults, in order.
 - A saved instance names the version of the class. Versions are numbered as they come, and saved
   with the state.
-- A new attribute gets its default. One that is gone, or has another type, is refused by name,
-  unless the class has ``migrate``, which gets the saved attributes and returns the new ones.
+- A new attribute gets its default. One that is gone, or whose type does not take all values of the
+  saved one, is refused by name, unless the class has ``migrate``, which gets the saved attributes
+  and returns the new ones.
 - Python does not check values against annotations, so values whose bytes say what they are (None,
   numbers and truth values) come back whatever is declared. Any other value of the wrong type is
   refused by name.
@@ -25,6 +26,7 @@ from msgspec import inspect
 from s4node.app.processing_element import ProcessingElement
 from s4node.errors import GraphError, NotRestorable, NotSaveable, StateError, described, is_signal
 from s4node.events.routing import compiled
+from s4node.events.type_growth import takes
 from s4node.events.type_words import words
 
 Fields = tuple[tuple[str, str], ...]
@@ -65,6 +67,9 @@ class ElementCodec:
         self.fields: Fields = tuple(
             (name, _words(cls, name, kind)) for name, kind in self._types.items()
         )
+        self._marked = {
+            name: words(inspect.type_info(kind), marked=True) for name, kind in self._types.items()
+        }
         self._migrate: Callable[[dict[str, Any]], dict[str, Any]] | None = getattr(
             cls, "migrate", None
         )
@@ -194,7 +199,7 @@ class ElementCodec:
         for name, kind in saved:
             if name not in own:
                 reason = f"saved state has an attribute {name}: {kind}, which it no longer has"
-            elif own[name] != kind:
+            elif own[name] != kind and not takes(self._marked[name], kind, marked=True):
                 reason = f"attribute {name} is {own[name]}, but was saved as {kind}"
             else:
                 continue

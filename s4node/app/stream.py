@@ -118,7 +118,13 @@ class Stream:
         self._index = index
         named = types or dict.fromkeys(t for p in self.targets for t in p.event_types())
         self._declared = tuple(named) or self._default_types()
-        self._types = {cls: EventType(cls) for cls in self._declared}
+        self._set_types()
+
+    def _set_types(self) -> None:
+        names = (self.key,) if isinstance(self.key, str) else self.key
+        fixed = list(names) if isinstance(names, (list, tuple)) else []
+        fixed += [self.time.field] if self.time is not None else []
+        self._types = {cls: EventType(cls, fixed) for cls in self._declared}
         self._accepts = frozenset(self._types) - {GenericEvent}
 
     def _default_types(self) -> tuple[type, ...]:
@@ -135,8 +141,7 @@ class Stream:
     def take_types_of(self, other: Stream) -> None:
         """Carry the types of another stream, too."""
         self._declared = tuple(dict.fromkeys((*self._declared, *other._declared)))
-        self._types = {cls: EventType(cls) for cls in self._declared}
-        self._accepts = frozenset(self._types) - {GenericEvent}
+        self._set_types()
 
     def set_parallelism(self, handlers: int) -> None:
         """Let up to ``handlers`` handlers of this stream run at a time in each partition.

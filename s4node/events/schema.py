@@ -2,8 +2,10 @@
 
 Rules
 - A type is identified by its name and a fingerprint of its ordered fields.
-- Two versions of a type understand each other when the shorter field list is the beginning of
-  the longer one and what the shorter lacks has defaults on the reader's side.
+- A reader understands another version of a type if the shorter field list is the beginning of the
+  longer one, what the writer lacks has defaults on the reader's side, and the reader's types take
+  all values of the writer's (``type_growth``).
+- A node's key and time fields do not change. A peer that knows only words leaves the rest to it.
 - One encode and one decode call a batch. Only when a batch does not decode is it taken apart, and
   then only the events that do not decode are refused.
 - What is decoded can be encoded: an event that a commit could not save, or a frame not carry, does
@@ -14,7 +16,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import repeat
 from typing import Any, TypeAlias
 
 import msgspec
@@ -30,6 +33,7 @@ from s4node.events.json_objects import (
     twin,
 )
 from s4node.events.keepable import DeepDecoder, check_dates, decoder_of, held_in
+from s4node.events.type_growth import takes
 from s4node.events.type_words import words
 
 GENERIC = "GenericEvent"
@@ -68,6 +72,10 @@ class TypeDecl(msgspec.Struct, frozen=True, array_like=True):
     name: str
     fingerprint: int
     fields: tuple[FieldDecl, ...]
+
+    def refusal_of(self, writer: TypeDecl) -> str | None:
+        """Why nobody can read ``writer``'s events as this type, or None if somebody may."""
+        return refusal_of(self, writer)
 
 
 def size_of(declared: TypeDecl) -> int:
@@ -122,17 +130,29 @@ class JsonType:
         return b"[" + b",".join(events) + b"]"
 
 
-def refusal_of(reader: TypeDecl, writer: TypeDecl) -> str | None:
-    """Why events of ``writer``'s version cannot be read as ``reader``'s, or None if they can."""
+def refusal_of(
+    reader: TypeDecl, writer: TypeDecl, marked: Sequence[str] = (), fixed: Collection[str] = ()
+) -> str | None:
+    """Why events of ``writer``'s version cannot be read as ``reader``'s, or None if they can.
+
+    ``marked`` are the words of the reader's types with marks, if they are known. The types of
+    ``fixed`` fields have to be the same.
+    """
     if writer.name != reader.name:
         return f"type {writer.name!r} is not {reader.name!r}"
     ours, theirs = reader.fields, writer.fields
-    for mine, its in zip(ours, theirs, strict=False):
-        if mine[:2] != its[:2]:
-            return (
-                f"{reader.name}: field {its[0]}: {its[1]} where this side has "
-                f"{mine[0]}: {mine[1]}; fields may only be appended"
-            )
+    for (name, kind, _), its, full in zip(ours, theirs, marked or repeat(""), strict=False):
+        if (name, kind) == its[:2]:
+            continue
+        if name != its[0]:
+            rule = "fields may only be appended"
+        elif name in fixed:
+            rule = "the type of a key or a time may not change"
+        elif takes(full or kind, its[1], marked=bool(full)):
+            continue
+        else:
+            rule = "a reader's type has to take all values of the writer's"
+        return f"{reader.name}: field {its[0]}: {its[1]} where this side has {name}: {kind}; {rule}"
     for name, kind, required in ours[len(theirs) :]:
         if required:
             return (
@@ -142,7 +162,7 @@ def refusal_of(reader: TypeDecl, writer: TypeDecl) -> str | None:
     return None
 
 
-def misfit(stream: str, taken: Mapping[str, TypeDecl], sent: TypeDecl) -> str:
+def misfit(stream: str, taken: Mapping[str, TypeDecl | EventType], sent: TypeDecl) -> str:
     """Why a stream that accepts these types, by name, refuses ``sent``; empty if it accepts it."""
     ours = taken.get(sent.name)
     if ours is None:
@@ -150,17 +170,22 @@ def misfit(stream: str, taken: Mapping[str, TypeDecl], sent: TypeDecl) -> str:
             f"stream {stream!r} takes {', '.join(taken)}, not {sent.name!r}; send one of those, or "
             f"declare the type on the stream"
         )
-    reason = refusal_of(ours, sent)
+    reason = ours.refusal_of(sent)
     return f"stream {stream!r}: {reason}" if reason is not None else ""
 
 
 class EventType:
-    """An event class with its wire name, its schema, and its codec."""
+    """An event class with its wire name, its schema, and its codec.
+
+    Other versions of it have the same types for the ``fixed`` fields.
+    """
 
     __slots__ = (
         "_dated",
         "_decoder",
+        "_fixed",
         "_json",
+        "_marked",
         "_one",
         "cls",
         "declaration",
@@ -168,8 +193,10 @@ class EventType:
         "name",
     )
 
-    def __init__(self, cls: type) -> None:
+    def __init__(self, cls: type, fixed: Collection[str] = ()) -> None:
         self.cls = cls
+        self._fixed = fixed
+        self._marked: Sequence[str] = ()
         self.encoding = 0
         self._json: JsonObjects | None = None
         self._one: msgspec.msgpack.Decoder[Any] | DeepDecoder
@@ -179,7 +206,7 @@ class EventType:
             self.name = GENERIC
             fields: tuple[FieldDecl, ...] = ()
         else:
-            self.name, fields = _read(cls)
+            self.name, fields, self._marked = _read(cls)
             holds = held_in(cls)
             self._dated = inspect.DateTimeType in holds
             self._decoder = decoder_of(list[cls], holds)  # type: ignore[valid-type]
@@ -191,9 +218,13 @@ class EventType:
         """The fingerprint of this version of this type."""
         return self.declaration.fingerprint
 
-    def refusal_of(self, other: TypeDecl) -> str | None:
-        """Why events of the peer's version cannot be read as ours, or None if they can."""
-        return refusal_of(self.declaration, other)
+    def refusal_of(self, other: TypeDecl, fixed: Collection[str] = ()) -> str | None:
+        """Why events of the peer's version cannot be read as ours, or None if they can.
+
+        The types of ``fixed`` fields, as of our own, have to be the same.
+        """
+        fixed = (*self._fixed, *fixed)
+        return refusal_of(self.declaration, other, self._marked, fixed)
 
     def encode(self, events: Sequence[Any]) -> bytes:
         """Encode events as one msgpack array; raises EventError if msgpack cannot encode one."""
@@ -371,15 +402,22 @@ TypeReader: TypeAlias = EventType | OpenType | NamedType | UnreadableType
 """A decoder of the events of one fingerprint."""
 
 
-def reader_of(declared: TypeDecl, known: Mapping[str, EventType], *, others: bool) -> TypeReader:
+def reader_of(
+    declared: TypeDecl,
+    known: Mapping[str, EventType],
+    *,
+    others: bool,
+    fixed: Collection[str] = (),
+) -> TypeReader:
     """The reader of a declared type: our class of its name, or, with ``others``, GenericEvents.
 
+    The types of ``fixed`` fields, which are the stream's key, have to be the same.
     GenericEvents are read as our class if there is only one, because events appended as JSON have
     no other type.
     """
     ours = known.get(declared.name)
     if ours is not None:
-        reason = ours.refusal_of(declared)
+        reason = ours.refusal_of(declared, fixed)
         return ours if reason is None else UnreadableType(declared.name, reason)
     if not others:
         if declared.name == GENERIC and len(known) == 1:
@@ -441,7 +479,8 @@ def _begun(text: Any) -> str:
 _PLAIN = (type(None), bool, int, float, str, bytes)
 
 
-def _read(cls: type) -> tuple[str, tuple[FieldDecl, ...]]:
+def _read(cls: type) -> tuple[str, tuple[FieldDecl, ...], tuple[str, ...]]:
+    """The name of an event class, its fields, and the words of their types with marks."""
     if not (isinstance(cls, type) and issubclass(cls, Event)):
         raise EventError(
             f"{cls!r} is not an event type; subclass s4node.Event, or use GenericEvent"
@@ -450,10 +489,11 @@ def _read(cls: type) -> tuple[str, tuple[FieldDecl, ...]]:
         info = inspect.type_info(cls)
         assert isinstance(info, inspect.StructType)
         fields = tuple((f.encode_name, words(f.type, (cls,)), f.required) for f in info.fields)
+        marked = tuple(words(field.type, (cls,), marked=True) for field in info.fields)
     except (TypeError, NameError) as error:
         raise EventError(f"event type {cls.__name__}: {error}") from error
     _check_defaults(cls)
-    return _name(cls), fields
+    return _name(cls), fields, marked
 
 
 def _check_defaults(cls: type) -> None:

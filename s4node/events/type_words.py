@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from msgspec import inspect
 
+DEFAULT, CLOSED = "=", "!"
+"""The marks behind a field of a nested type with a default, and behind a type that takes no fields
+but its own. Words without marks are those of fingerprints."""
 
-def words(kind: inspect.Type, seen: tuple[type, ...] = ()) -> str:
-    """A type in words that do not depend on Python's spelling of it."""
+
+def words(kind: inspect.Type, seen: tuple[type, ...] = (), *, marked: bool = False) -> str:
+    """A type in words that do not depend on Python's spelling of it, with marks if wanted."""
+    of = partial(words, seen=seen, marked=marked)
     match kind:
         case inspect.AnyType():
             return "any"
         case inspect.UnionType(types=types):
             # sorted: typing may give an equal union that another module wrote the other way round
-            return "|".join(sorted(words(part, seen) for part in types))
+            return "|".join(sorted(map(of, types)))
         case inspect.ListType(item_type=item) | inspect.VarTupleType(item_type=item):
-            return f"[{words(item, seen)}]"
+            return f"[{of(item)}]"
         case inspect.SetType(item_type=item) | inspect.FrozenSetType(item_type=item):
-            return f"[{words(item, seen)}]"
+            return f"[{of(item)}]"
         case inspect.TupleType(item_types=items):
-            return f"[{','.join(words(item, seen) for item in items)}]"
+            return f"[{','.join(map(of, items))}]"
         case inspect.DictType(key_type=key, value_type=value):
-            return f"{{{words(key, seen)}:{words(value, seen)}}}"
+            return f"{{{of(key)}:{of(value)}}}"
         case (
             inspect.StructType(cls=cls, fields=fields)
             | inspect.DataclassType(cls=cls, fields=fields)
@@ -29,8 +36,12 @@ def words(kind: inspect.Type, seen: tuple[type, ...] = ()) -> str:
         ):
             if cls in seen:
                 return cls.__name__
-            inside = ",".join(f"{f.encode_name}:{words(f.type, (*seen, cls))}" for f in fields)
-            return f"({inside})"
+            inside = ",".join(
+                f"{f.encode_name}:{words(f.type, (*seen, cls), marked=marked)}"
+                + (DEFAULT if marked and not f.required else "")
+                for f in fields
+            )
+            return f"({inside})" + (CLOSED if marked and _is_closed(kind) else "")
         case inspect.EnumType(cls=cls):
             return f"enum({','.join(str(member.value) for member in cls)})"
         case inspect.CustomType(cls=cls):
@@ -38,3 +49,9 @@ def words(kind: inspect.Type, seen: tuple[type, ...] = ()) -> str:
         case inspect.LiteralType(values=values):
             return f"literal({','.join(map(str, values))})"
     return type(kind).__name__.removesuffix("Type").lower()
+
+
+def _is_closed(kind: inspect.Type) -> bool:
+    """Return True if a value with more fields than these is none of the type."""
+    forbids = isinstance(kind, inspect.StructType) and kind.forbid_unknown_fields
+    return forbids or isinstance(kind, inspect.NamedTupleType)

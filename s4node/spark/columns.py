@@ -9,7 +9,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime
 from typing import Any, NamedTuple
 
@@ -35,6 +35,7 @@ from pyspark.sql.types import (
 
 from s4node.errors import ConfigError, EventError
 from s4node.events.schema import GENERIC, UNREADABLE, FieldDecl, TypeDecl
+from s4node.events.type_growth import takes
 from s4node.net.wire import frame as wire
 
 PARTITION, OFFSET, TIME = "_partition", "_offset", "_time"
@@ -112,13 +113,21 @@ def _split(words: str, sign: str) -> list[str]:
 
 def schema_of(versions: Sequence[TypeDecl]) -> StructType:
     """All columns of an event type, of which a stream has these ``versions``."""
-    longest = max(versions, key=lambda version: len(version.fields))
     shortest = min(len(version.fields) for version in versions)
     fields = []
-    for place, (name, words, _) in enumerate(longest.fields):
-        kind = kind_of(words)
+    for place, (name, kind) in enumerate(_kinds_of(versions).items()):
         fields.append(StructField(name, kind.spark, kind.nullable or place >= shortest))
     return StructType([*fields, *PLACE])
+
+
+def _kinds_of(versions: Sequence[TypeDecl]) -> dict[str, Kind]:
+    """The types of the columns: each takes the values of all versions, if that of one does."""
+    kinds = {}
+    for name, words, _ in max((version.fields for version in versions), key=len, default=()):
+        every = [kind for version in versions for each, kind, _ in version.fields if each == name]
+        fits = (w for w in every if all(w == o or takes(w, o, marked=False) for o in every))
+        kinds[name] = kind_of(next(fits, words))
+    return kinds
 
 
 def chosen(schema: StructType, names: str) -> StructType:
@@ -146,6 +155,8 @@ class Batches:
         self._arrow = to_arrow_schema(schema, timezone="UTC")
         self._names = [f.name for f in schema.fields if f.name not in (PARTITION, OFFSET, TIME)]
         self._type = name
+        versions = list(versions)
+        self._kinds = _kinds_of([each for each in versions if each.name == name])
         self._decoders = {each.fingerprint: self._decoder(each) for each in versions}
         self._rows: list[Any] = []
         self._offsets: list[np.ndarray[Any, Any]] = []
@@ -159,7 +170,7 @@ class Batches:
         wanted = self._names
         if version.name == GENERIC:
             return _by_name(wanted)
-        return _by_place(wanted, version)
+        return _by_place(wanted, version, self._kinds)
 
     def add(self, first: int, data: wire.Data, body: memoryview) -> None:
         """Add the events of a frame from the offset ``first`` on."""
@@ -261,10 +272,12 @@ def _by_name(names: Sequence[str]) -> Callable[[Any, int], list[Any]]:
     return rows
 
 
-def _by_place(names: Sequence[str], version: TypeDecl) -> Callable[[Any, int], list[Any]]:
+def _by_place(
+    names: Sequence[str], version: TypeDecl, kinds: Mapping[str, Kind]
+) -> Callable[[Any, int], list[Any]]:
     """Rows of events of a version of a type."""
     places = {field[0]: place for place, field in enumerate(version.fields)}
-    kinds = {name: kind_of(words) for name, words, _ in version.fields}
+    kinds = {name: kinds.get(name) or kind_of(words) for name, words, _ in version.fields}
     fields = [
         kinds[name].decoded if name in names else msgspec.Raw for name, _, _ in version.fields
     ]
@@ -288,7 +301,7 @@ def _by_place(names: Sequence[str], version: TypeDecl) -> Callable[[Any, int], l
 
 
 def _named_rows(
-    fields: Sequence[FieldDecl], names: Sequence[str], kinds: dict[str, Kind]
+    fields: Sequence[FieldDecl], names: Sequence[str], kinds: Mapping[str, Kind]
 ) -> Callable[[Any], list[Any]]:
     """Rows of events of a type that came as JSON objects."""
     row = msgspec.defstruct(

@@ -27,7 +27,7 @@ from pyspark.sql.datasource import (
 
 from s4node import tokens
 from s4node.errors import ConfigError, S4Error, SinkError, UnknownStream
-from s4node.events.schema import TypeDecl, refusal_of
+from s4node.events.schema import TypeDecl
 from s4node.net.certificates.credentials import OPTIONS, Credentials
 from s4node.net.wire import frame as wire
 from s4node.spark.addresses import ADDRESS, CLUSTER, COORDINATION, addresses_of, problems_of
@@ -159,7 +159,7 @@ class Target:
             )
         for known in hello.types:
             refused = known.name == declared.name and (
-                refusal_of(known, declared) and refusal_of(declared, known)
+                known.refusal_of(declared) and declared.refusal_of(known)
             )
             if refused:
                 raise ConfigError(

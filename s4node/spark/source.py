@@ -28,7 +28,7 @@ from pyspark.sql.types import StructType
 
 from s4node.config import plugins
 from s4node.errors import ConfigError, StoreCorrupt
-from s4node.events.schema import GENERIC, EventType, TypeDecl, refusal_of
+from s4node.events.schema import GENERIC, EventType, TypeDecl
 from s4node.offsets.startpoint import Startpoint, Timestamp, Upcoming
 from s4node.offsets.system import Bounds, SystemStreamPartition
 from s4node.spark import columns, positions
@@ -102,6 +102,7 @@ class _Stream:
             for number, each in enumerate(described["partitions"])
         }
         self.name, self.read = self._chosen()
+        self.known = [*self.types, *self.read]  # also the class's own
 
     @classmethod
     def described(cls, wanted: Wanted) -> _Stream:
@@ -113,12 +114,12 @@ class _Stream:
         stream, kind = self.wanted.stream, self.wanted.type
         names = sorted({each.name for each in self.types} - {GENERIC})
         if ":" in kind:
-            own = EventType(plugins.found(kind, "option type", "event class", ON_SPARK)).declaration
+            own = EventType(plugins.found(kind, "option type", "event class", ON_SPARK))
             versions = [each for each in self.types if each.name == own.name]
-            bad = [why for each in versions if (why := refusal_of(own, each))]
+            bad = [why for each in versions if (why := own.refusal_of(each))]
             if bad:
                 raise ConfigError(f"stream {stream!r} cannot be read as {kind}: {bad[0]}")
-            return own.name, [own, *versions]
+            return own.name, [own.declaration, *versions]
         if not kind and len(names) > 1:
             raise ConfigError(
                 f"stream {stream!r} has events of the types {', '.join(names)}; say which to read "
@@ -209,7 +210,7 @@ class LogReader(Shipped, DataSourceReader):
         for each in (start, end):
             positions.check(wanted.stream, each, stream.bounds)
         return [
-            _Part(part, stream.name, stream.types)
+            _Part(part, stream.name, stream.known)
             for part in positions.ranges(start, end, stream.bounds)
         ]
 
@@ -254,7 +255,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
         stream = _Stream.described(self._wanted)
         first, last = self._checked(stream, start), self._checked(stream, end)
         return [
-            _Part(part, stream.name, stream.types)
+            _Part(part, stream.name, stream.known)
             for part in positions.ranges(first, last, stream.bounds)
         ]
 

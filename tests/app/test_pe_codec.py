@@ -103,6 +103,34 @@ def test_an_attribute_of_another_type_is_refused_by_name() -> None:
         ElementCodec(new, [OLD])
 
 
+@dataclass
+class Town(Place):
+    people: int = 0
+
+
+class Home(ProcessingElement):
+    place: Place | None = None
+    count: int = 0
+
+    def on_event(self, event: GenericEvent) -> None: ...
+
+
+class LaterHome(ProcessingElement):
+    place: Town | None = None
+    count: int | None = None
+
+    def on_event(self, event: GenericEvent) -> None: ...
+
+
+def test_an_attribute_whose_type_has_all_values_that_were_saved_is_read() -> None:
+    old, restored = ElementCodec(Home), instance(LaterHome)
+    data = old.encode(instance(Home, place=Place("Y", {1}), count=5))
+    ElementCodec(LaterHome, [old.fields]).restore(restored, data)
+    assert (restored.place, restored.count) == (Town("Y", {1}, 0), 5)
+    with pytest.raises(StateError, match=r"count is int, but was saved as int\|none"):
+        ElementCodec(Home, [ElementCodec(LaterHome).fields])
+
+
 def test_an_attribute_that_is_gone_is_refused_by_name() -> None:
     new = state_class("New", count=0)
 

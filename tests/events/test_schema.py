@@ -298,6 +298,7 @@ def version(name: str, *fields: tuple[Any, ...]) -> EventType:
 ONE = ("user", str)
 TWO = ("millis", int)
 TWO_DEFAULT = ("millis", int, 7)
+GROWTH = "a reader's type has to take all values of the writer's"
 THREE_DEFAULT = ("tag", str | None, None)
 
 
@@ -315,7 +316,7 @@ THREE_DEFAULT = ("tag", str | None, None)
         ((ONE, TWO_DEFAULT), (),
          "E: field user: str is missing and has no default here; give it one"),
         ((ONE, TWO), (ONE, ("millis", float)),
-         "E: field millis: float where this side has millis: int; fields may only be appended"),
+         "E: field millis: float where this side has millis: int; " + GROWTH),
         ((ONE, TWO), (ONE, ("ms", int)),
          "E: field ms: int where this side has millis: int; fields may only be appended"),
         ((ONE, TWO), (TWO, ONE),

@@ -246,9 +246,10 @@ class Reading:
         nodes = answer.headers.get(wire.NODES)
         if isinstance(nodes, (list, tuple)):
             self.nodes = tuple(node for node in nodes if isinstance(node, str))
+        key = answer.routing.partition(":")[2].split("+")
         for declared in answer.types:
             if declared.fingerprint not in self._readers:
-                kind = reader_of(declared, self._known, others=self._others)
+                kind = reader_of(declared, self._known, others=self._others, fixed=key)
                 self._readers[declared.fingerprint] = kind
         if not answer.partitions:  # a redirector: ask the nodes that it names
             return

@@ -64,11 +64,10 @@ class Deserializer:
     def accept(self, types: Sequence[TypeDecl]) -> str:
         """Learn a producer's versions of our types; return why they do not fit, or ""."""
         by_name = {kind.name: kind for kind in self._stream.types}
-        taken = {name: kind.declaration for name, kind in by_name.items()}
         if error := check_declared(self._stream.name, types):
             return error
         for declared in types:
-            reason = misfit(self._stream.name, taken, declared)
+            reason = misfit(self._stream.name, by_name, declared)
             if reason:
                 return reason
             ours = by_name[declared.name]
