@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install install-spark test test-long test-crashes test-spark test-measured test-fast torture cluster-test nexmark attacks fuzz lint types demo demo-live demo-trending bench docker-test clean
+.PHONY: help install install-spark test test-long test-slice test-crashes test-spark test-measured test-fast torture cluster-test nexmark attacks fuzz lint types demo demo-live demo-trending bench docker-test clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -23,42 +23,29 @@ install-spark: ## install Spark, a Java and the demo's data too
 JOBS ?= 3
 BESIDE := -n $(JOBS) --dist loadfile
 
-# what has a target of its own, for it takes long: processes that are killed, deploying, jobs of processes
-CRASHES := tests/test_failpoints.py tests/cli/test_job_commands.py tests/cli/test_running_apps.py \
-	tests/deploy/test_deploy.py tests/deploy/test_upgrade.py tests/deploy/test_savepoints.py \
-	tests/deploy/test_savepoint_parts.py tests/deploy/test_rollback.py tests/deploy/test_many_machines.py \
-	tests/deploy/test_state_kills.py \
-	tests/deploy/test_repartition.py tests/deploy/test_deployed_layout.py \
-	tests/monitoring/test_readiness.py tests/process/test_launch.py \
-	tests/example_apps/test_nexmark_at_length.py \
-	tests/log/test_log_damage.py \
-	tests/runtime/container/test_durable_crashes.py tests/runtime/container/test_moving.py \
-	tests/runtime/container/test_state_identity.py \
-	tests/runtime/inputs/test_input_crashes.py tests/runtime/inputs/test_startpoints.py \
-	tests/runtime/outputs/test_exchange.py tests/runtime/task/poison/test_error_crashes.py \
-	tests/runtime/task/poison/test_kills.py tests/runtime/task/poison/test_sending_again.py \
-	tests/state/test_damage.py tests/state/test_database.py \
-	tests/state/standby/test_standby_crashes.py tests/state/test_remote_task_crashes.py
-# what Spark runs, its clusters and drivers that are killed, and the demos of flights
+# Tests marked ``long`` are left to test-long: processes that are killed, moved and deployed, jobs of Spark, and
+# what measures, which has the machine for itself. One marked ``short``, too, stands for its kind in make test.
 SPARK := tests/spark tests/docs/test_spark_doc.py \
 	tests/example_apps/test_flights.py tests/example_apps/test_trending_demo.py
-# and what has the machine for itself, for it measures
 MEASURED := tests/process/test_prompt.py tests/bench/test_bench.py tests/test_torture.py tests/test_attacks.py \
 	tests/test_machines.py
 
 test: install-spark ## run all tests but those of test-long; JOBS=1 for one at a time
-	$(PYTHON_OF_VENV) -m pytest $(BESIDE) $(patsubst %,--ignore=%,$(CRASHES) $(SPARK) $(MEASURED)) $(ARGS)
+	$(PYTHON_OF_VENV) -m pytest $(BESIDE) -m "not long or short" $(ARGS)
 
 test-long: test-crashes test-spark test-measured ## run what takes longer; make -k goes on after a failure
 
 test-crashes: install-spark ## run the tests in which processes are killed, moved and deployed
-	$(PYTHON_OF_VENV) -m pytest $(BESIDE) $(CRASHES) $(ARGS)
+	$(PYTHON_OF_VENV) -m pytest $(BESIDE) -m long $(patsubst %,--ignore=%,$(SPARK) $(MEASURED)) $(ARGS)
 
 test-spark: install-spark ## run the tests that need Spark
 	$(PYTHON_OF_VENV) -m pytest $(SPARK) $(ARGS)
 
 test-measured: install-spark ## run every benchmark and the torture in short, with their checks
 	$(PYTHON_OF_VENV) -m pytest $(MEASURED) $(ARGS)
+
+test-slice: install-spark ## run three minutes of test-long; another part after each commit, or NUMBER=
+	$(PYTHON_OF_VENV) -m pytest -m long --slice $(or $(NUMBER),$(shell git rev-list --count HEAD)) $(ARGS)
 
 test-fast: install ## run the tests that need neither Spark nor much time
 	$(PYTHON_OF_VENV) -m pytest $(BESIDE) -m "not slow and not spark" $(ARGS)
@@ -77,10 +64,10 @@ nexmark: install-spark ## compare queries over EVENTS= events in two containers 
 attacks: install ## compare a healthy sender beside attackers with one beside honest peers; SECONDS= for each
 	PYTHONPATH=tests $(PYTHON_OF_VENV) -m attacks --seconds $(or $(SECONDS),20) $(ARGS)
 
-fuzz: install ## fuzz all that decodes; INPUTS= for each. Says SKIPPED where there is no atheris
+fuzz: install ## fuzz all that decodes; INPUTS= for each, or SECONDS= for all. Says SKIPPED without atheris
 	@$(PYTHON_OF_VENV) -c 'import atheris' 2>/dev/null || \
 		$(PYTHON_OF_VENV) -m pip install --quiet --only-binary :all: --group fuzz </dev/null || true
-	PYTHONPATH=tests $(PYTHON_OF_VENV) -m fuzz --inputs $(or $(INPUTS),20000) $(ARGS)
+	PYTHONPATH=tests $(PYTHON_OF_VENV) -m fuzz --inputs $(or $(INPUTS),20000) $(if $(SECONDS),--seconds $(SECONDS)) $(ARGS)
 
 lint: install ## check style and formatting
 	.venv/bin/ruff check .

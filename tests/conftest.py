@@ -9,11 +9,13 @@ import os
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import flaky
 import structlog
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
@@ -37,9 +39,17 @@ pytest.register_assert_rewrite(
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slice", type=int, help=f"run one of {Slice.PARTS} parts, the number modulo that")
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if config.option.slice is not None:
+        config.pluginmanager.register(Slice(config.option.slice % Slice.PARTS))
     if not hasattr(config, "workerinput"):  # the workers of a session report to it
         config.pluginmanager.register(Judge(config))
+        config.pluginmanager.register(flaky.Tally())
+    config.pluginmanager.register(flaky.Flaky(flaky.read(flaky.LIST.read_text()), ROOT))
     # whoever runs this may ignore what tests send to processes, as nohup does, and they inherit it
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is signal.SIG_IGN:
@@ -47,17 +57,43 @@ def pytest_configure(config: pytest.Config) -> None:
             signal.signal(number, default)
 
 
+class Slice:
+    """Runs one part of the selected tests, for three minutes at most."""
+
+    PARTS = 40
+    SECONDS = 180
+
+    def __init__(self, part: int) -> None:
+        self.part = part
+        self.ends = time.monotonic() + self.SECONDS
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        first, end = (len(items) * part // self.PARTS for part in (self.part, self.part + 1))
+        config.hook.pytest_deselected(items=items[:first] + items[end:])
+        items[:] = items[first:end]
+
+    def pytest_report_collectionfinish(self, items: list[pytest.Item]) -> list[str]:
+        names = [item.nodeid for item in items] or ["nothing"]
+        return [f"part {self.part} of {self.PARTS}: {names[0]} to {names[-1]}"]
+
+    def pytest_runtest_setup(self) -> None:
+        if time.monotonic() > self.ends:
+            pytest.skip(f"the {self.SECONDS} s of this part are over")
+
+
 class Judge:
     """Fails a session in which a test that the page names has failed, or was to run and has not."""
 
     def __init__(self, config: pytest.Config) -> None:
-        parts = ("keyword", "markexpr", "deselect", "lf", "stepwise", "ignore_glob")
+        parts = ("keyword", "markexpr", "deselect", "lf", "stepwise", "ignore", "ignore_glob")
         cut = any(config.getoption(name, None) for name in parts)
         by_name = config.args_source is pytest.Config.ArgsSource.ARGS
         self.outcomes = Outcomes(
             whole=not by_name and not cut,
             files=frozenset(map(_place, config.args)) if by_name and not cut else frozenset(),
-            left_out=frozenset(map(_place, config.option.ignore or ())),
         )
         self.failed: list[str] = []
         self.skipped: list[str] = []

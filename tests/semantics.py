@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePath
+from functools import cache
+from pathlib import Path
 
 PROMISES = ("kept", "stronger", "different", "not yet")
 
@@ -39,15 +41,10 @@ class Outcomes:
     """The whole suite was asked for: no path, no expression left anything out."""
     files: frozenset[str] = frozenset()
     """Files that were asked for whole."""
-    left_out: frozenset[str] = frozenset()
-    """Files and folders left out by name: they are asked for at another time, and judged then."""
 
     def judges(self, test: str) -> bool:
         """Whether the test should have run."""
-        file = PurePath(test.partition("::")[0])
-        left_out = any(file.is_relative_to(place) for place in self.left_out)
-        due = (self.whole and not left_out) or file.as_posix() in self.files
-        return due or test in self.selected
+        return self.whole or test.partition("::")[0] in self.files or test in self.selected
 
     def note(self, nodeid: str, outcome: str) -> None:
         """Take down how a test, or one set of its parameters, ended."""
@@ -109,6 +106,41 @@ def missing(guarantees: list[Guarantee], root: Path) -> list[str]:
             if test.partition("::")[2] not in known[path]:
                 found.append(f"{one.id}: {test} does not exist")
     return found
+
+
+def left_to_long_runs(guarantees: list[Guarantee], root: Path) -> list[str]:
+    """The guarantees of which make test runs no test."""
+    return [
+        one.id
+        for one in guarantees
+        if one.tests and not any(in_make_test(root, test) for test in one.tests)
+    ]
+
+
+def in_make_test(root: Path, test: str) -> bool:
+    """Return True if no mark leaves the test to make test-long."""
+    path, _, name = test.partition("::")
+    body: Sequence[ast.stmt] = _parsed(root / path).body
+    marks = [_marks(node.value) for node in body if _is_pytestmark(node)]
+    for part in name.split("::"):
+        node = next(node for node in body if getattr(node, "name", "") == part)
+        marks += map(_marks, node.decorator_list)
+        body = node.body
+    found = set().union(*marks)
+    return "long" not in found or "short" in found
+
+
+@cache
+def _parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
+def _is_pytestmark(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+
+
+def _marks(expression: ast.expr) -> set[str]:
+    return set(re.findall(r"pytest\.mark\.(\w+)", ast.unparse(expression)))
 
 
 def functions_in(file: Path) -> set[str]:

@@ -11,7 +11,7 @@ import pytest
 from attacks.compare import compare
 from attacks.rows import ROWS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 _SECONDS = 3
 _TRIES = 3

@@ -24,6 +24,8 @@ from s4node.errors import ConfigError
 from s4node.failpoints import POINTS, VARIABLE, point
 from s4node.systems.embedded_log import EmbeddedLog
 
+pytestmark = pytest.mark.long
+
 STEPS = [name for name in POINTS if name.startswith(("commit.", "claim."))]
 
 

@@ -15,6 +15,8 @@ from torture.exact import Order, order
 from torture.exact_run import STEPS, wrong, wrong_counts
 from torture.machines_run import SHORT
 
+pytestmark = pytest.mark.long
+
 SENT = {"call-1": 100}
 
 

@@ -15,7 +15,7 @@ from torture.repartition_run import torture_repartitions
 from torture.run import torture
 from torture.savepoint_run import torture_savepoints
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.mark.parametrize("seed", [1, 2])

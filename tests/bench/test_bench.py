@@ -14,6 +14,8 @@ import pytest
 from s4node.bench.command import BENCHMARKS
 from s4node.bench.workload import key_sequence, truth
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(BENCHMARKS))

@@ -29,6 +29,8 @@ from s4node.offsets.task_claims import TaskClaims
 from s4node.runtime.container.container import Container
 from s4node.state.job import replace
 
+pytestmark = pytest.mark.long
+
 
 async def test_the_commands_of_the_page_print_what_it_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -13,6 +13,8 @@ import pytest
 import trio
 from harness import ANY_PORT, NodeProcess, run_s4, s4_process, until_told
 
+pytestmark = pytest.mark.long
+
 
 async def test_status_top_and_apps_find_an_app_that_runs_by_itself(folder: Path) -> None:
     async with clicks(folder, "--partitions", "3") as process:

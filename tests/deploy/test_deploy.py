@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import AsyncIterator
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 # -- deploying ------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from s4node.state import epochs
 from s4node.state.browse import StateReader
 from s4node.state.task_state import TaskState
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 DURABLE = ("-p", "s4.stream.clicks.grade=durable")
 POINTS = ("repartition.moved", "repartition.decided", "repartition.claimed", "deploy.repartitioned")

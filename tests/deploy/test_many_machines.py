@@ -27,7 +27,7 @@ from zookeeper_server import (
 
 from s4node import Client, Event
 
-pytestmark = [pytest.mark.slow, pytest.mark.spark]  # whose jars have ZooKeeper
+pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.long]  # whose jars have ZooKeeper
 
 COUNTER = """\
 from s4node import App, Event, ProcessingElement

@@ -24,7 +24,7 @@ from s4node.state.remote_job import RemoteJob
 from s4node.state.remote_task import RemoteTask
 from s4node.state.task_state import TaskState
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 async def test_counts_stay_exact_over_four_six_and_three_partitions(it: Shop) -> None:

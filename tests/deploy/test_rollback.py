@@ -14,7 +14,7 @@ from s4node import Config
 from s4node.cluster.coordination.entries import AppId
 from s4node.deploy.deploy import registry_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 DURABLE = ("-p", "s4.stream.clicks.grade=durable")
 BACK = ("--outputs", "again", "--accept-loss")

@@ -16,7 +16,7 @@ from s4node.savepoints.folders import FolderSavepoints
 from s4node.savepoints.place import opened_task
 from s4node.state.browse import StateReader
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 BACK = ("--outputs", "again", "--accept-loss")
 

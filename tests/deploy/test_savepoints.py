@@ -23,7 +23,7 @@ from s4node.state.browse import StateReader
 from s4node.state.remote_job import RemoteJob
 from s4node.state.task_state import TaskState
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 async def test_a_savepoint_taken_amid_events_is_gone_back_to_and_its_outputs_come_again(

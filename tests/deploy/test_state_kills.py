@@ -14,7 +14,7 @@ from test_savepoints import Shop, counts
 from s4node import Client
 from s4node.failpoints import POINTS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 ROLLBACK = [
     "savepoint.manifest",

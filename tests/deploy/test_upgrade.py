@@ -12,7 +12,7 @@ from test_deploy import click, containers, deploy, node, printed, s4_of, status_
 
 from s4node import Client, Event
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 RENAMED = """\

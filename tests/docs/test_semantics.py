@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pytest
 from harness import ROOT, environment
-from semantics import Guarantee, Outcomes, missing, mistakes, read, unproven
+from semantics import (
+    Guarantee,
+    Outcomes,
+    in_make_test,
+    left_to_long_runs,
+    missing,
+    mistakes,
+    read,
+    unproven,
+)
 
 # -- the page -------------------------------------------------------------------------------------
 
@@ -27,6 +36,28 @@ def test_the_page_has_all_its_groups() -> None:
 
 def test_every_test_that_the_page_names_exists() -> None:
     assert missing(GUARANTEES, ROOT) == []
+
+
+def test_every_guarantee_keeps_a_test_that_make_test_runs() -> None:
+    assert left_to_long_runs(GUARANTEES, ROOT) == []
+
+
+@pytest.mark.parametrize(
+    ("marks", "function", "runs"),
+    [
+        ("", "", True),
+        ("pytestmark = pytest.mark.slow", "", True),
+        ("pytestmark = [pytest.mark.slow, pytest.mark.long]", "", False),
+        ("pytestmark = pytest.mark.long", "@pytest.mark.short", True),
+        ("", "@pytest.mark.long", False),
+    ],
+)
+def test_what_is_marked_long_is_left_out_unless_it_is_short_too(
+    tmp_path: Path, marks: str, function: str, runs: bool
+) -> None:
+    (tmp_path / "test_a.py").write_text(f"{marks}\n{function}\ndef test_b():\n    pass\n")
+
+    assert in_make_test(tmp_path, "test_a.py::test_b") is runs
 
 
 # -- the judge ------------------------------------------------------------------------------------
@@ -69,19 +100,6 @@ def test_a_selected_test_that_never_ran_is_no_proof_in_a_part_of_the_suite() -> 
     failed, _ = unproven([guarantee("tests/test_a.py::test_b")], outcomes)
 
     assert failed == ["loop-01: tests/test_a.py::test_b did not run"]
-
-
-@pytest.mark.parametrize("place", ["tests/spark/test_a.py", "tests/spark"])
-def test_what_was_left_out_by_name_is_judged_when_that_runs(place: str) -> None:
-    proof = guarantee("tests/spark/test_a.py::test_b")
-    other = guarantee("tests/spark_other/test_a.py::test_b")
-    outcomes = Outcomes(whole=True, left_out=frozenset({place}))
-    assert unproven([other], outcomes)[0] == [
-        "loop-01: tests/spark_other/test_a.py::test_b did not run"
-    ]
-    assert unproven([proof], outcomes) == ([], [])
-    outcomes.selected.add("tests/spark/test_a.py::test_b")
-    assert unproven([proof], outcomes)[0] == ["loop-01: tests/spark/test_a.py::test_b did not run"]
 
 
 @pytest.mark.parametrize(
@@ -161,29 +179,24 @@ TWO, FOUR, FIVE, SIX = (
 THREE = "loop-03: tests/test_z.py::test_three was skipped"
 
 
-@pytest.mark.parametrize("jobs", ["0", "2"])
 @pytest.mark.parametrize(
-    ("options", "told", "passes"),
+    ("jobs", "options", "told", "passes"),
     [
-        ([], [TWO, FIVE, THREE, FOUR, SIX], False),
-        (["-k", "one"], [], True),
-        (["--deselect", "tests/test_a.py::test_two", "-k", "not four"], [THREE], True),
-        (["tests/test_a.py", "tests/test_z.py::test_four"], [TWO, FOUR, SIX], False),
-        (["--ignore=tests/test_a.py", "--ignore=tests/test_gone.py"], [THREE, FOUR], False),
-        (
-            ["--deselect", "tests/test_a.py::test_two", "--deselect", "tests/test_z.py::test_four"],
-            [THREE],
-            True,
-        ),
-        (["-x", "tests/test_a.py"], [], False),
+        ("0", [], [TWO, FIVE, THREE, FOUR, SIX], False),
+        ("2", [], [TWO, FIVE, THREE, FOUR, SIX], False),
+        ("2", ["-k", "one"], [], True),
+        ("0", ["--deselect", "tests/test_a.py::test_two", "-k", "not four"], [THREE], True),
+        ("2", ["tests/test_a.py", "tests/test_z.py::test_four"], [TWO, FOUR, SIX], False),
+        ("0", ["--ignore=tests/test_a.py", "--ignore=tests/test_gone.py"], [THREE, FOUR], False),
+        ("0", ["-x", "tests/test_a.py"], [], False),
     ],
     ids=[
         "the whole suite",
+        "the whole suite in two workers",
         "an expression",
         "a part",
         "paths",
         "without files",
-        "without tests",
         "until one fails",
     ],
 )
@@ -193,7 +206,7 @@ def test_a_session_is_judged_by_what_ran(
     tests = tmp_path / "tests"
     tests.mkdir()
     (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\ntestpaths = ["tests"]\n')
-    for name in ("conftest.py", "input_systems.py", "semantics.py"):
+    for name in ("conftest.py", "flaky.py", "flaky.toml", "input_systems.py", "semantics.py"):
         shutil.copy(ROOT / "tests" / name, tests)
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "semantics.md").write_text(PROOFS)

@@ -19,7 +19,7 @@ from s4node.spark.connection import ask
 from s4node.spark.read_options import _KNOWN as READ
 from s4node.spark.sink import _OPTIONS as WRITTEN
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long]
 
 PAGE = (ROOT / "docs" / "spark.md").read_text()
 SINK = (ROOT / "docs" / "spark-sink.md").read_text()

@@ -23,7 +23,7 @@ from nexmark_database import INPUTS, SQL, events, in_database, results
 from apps.nexmark.app import LATENESS, Auction, Bid, Person
 from s4node import Client
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 EVENTS = int(os.environ.get("NEXMARK_EVENTS", "8000"))
 SECONDS = 60 + EVENTS / 1000

@@ -10,7 +10,7 @@ from harness import ROOT, environment
 
 pytest.importorskip("pyspark")
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long]
 
 
 def test_the_demo_ends_with_the_same_lists() -> None:

@@ -25,6 +25,7 @@ def main() -> int:
     """Fuzz one target after the other, each in a process of its own; returns the exit status."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--inputs", type=int, default=20_000)
+    parser.add_argument("--seconds", type=float, help="end after about so long, whatever --inputs says")
     parser.add_argument("--target", action="append", help="all, if not given")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", action="store_true")
@@ -36,10 +37,11 @@ def main() -> int:
         print(f"SKIPPED: fuzzing needs atheris, which is not there for this Python {version}")
         return 0
     if options.one:
-        _fuzz_one(options.one, options.inputs, options.seed, Path(options.found))
+        _fuzz_one(options, Path(options.found))
     from fuzz.targets import SLOW, TARGETS
 
-    for name in options.target or TARGETS:
+    names = options.target or list(TARGETS)
+    for name in names:
         inputs = max(1, options.inputs // _SLOW_PART if name in SLOW else options.inputs)
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
@@ -47,6 +49,8 @@ def main() -> int:
             found.mkdir()
             command = [sys.executable, "-m", "fuzz", "--one", name, "--inputs", str(inputs)]
             command += ["--seed", str(options.seed), "--found", str(found)]
+            if options.seconds:
+                command += ["--seconds", str(options.seconds / len(names))]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             seconds = time.monotonic() - began
             if done.returncode:
@@ -57,12 +61,14 @@ def main() -> int:
             new = [each.read_bytes() for each in sorted(found.iterdir())]
             if options.keep:
                 add(name, new)
-            print(f"{name}: {inputs} inputs in {seconds:.1f} s, {len(new)} of them new", flush=True)
+            most = "at most " if options.seconds else ""
+            print(f"{name}: {most}{inputs} inputs in {seconds:.1f} s, {len(new)} new", flush=True)
     return 0
 
 
-def _fuzz_one(name: str, inputs: int, seed: int, found: Path) -> None:
+def _fuzz_one(options: argparse.Namespace, found: Path) -> None:
     """Fuzz a target in this process, which ends."""
+    name = options.one
     import atheris
 
     with atheris.instrument_imports(include=["s4node"]):
@@ -71,7 +77,10 @@ def _fuzz_one(name: str, inputs: int, seed: int, found: Path) -> None:
     begun.mkdir()
     for number, data in enumerate(saved(name)):
         (begun / str(number)).write_bytes(data)
-    flags = [f"-runs={inputs}", f"-seed={seed}", f"-max_len={_LONGEST}", "-rss_limit_mb=0"]
+    flags = [f"-runs={options.inputs}", f"-seed={options.seed}", f"-max_len={_LONGEST}"]
+    flags += ["-rss_limit_mb=0"]
+    if options.seconds:
+        flags += [f"-max_total_time={max(1, round(options.seconds))}"]
     flags += [f"-artifact_prefix={found.parent}/stopped-", "-verbosity=0", "-timeout=10"]
     atheris.Setup([sys.argv[0], *flags, str(found), str(begun)], TARGETS[name])
     atheris.Fuzz()

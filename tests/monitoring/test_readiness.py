@@ -8,7 +8,7 @@ import pytest
 from harness import until_told
 from monitored import COUNTER, monitored
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 BROKEN = COUNTER.replace("lambda: 42)", "lambda: 42)\n        self.nothing()")
 DURABLE = ("-p", "s4.stream.clicks.grade=durable")

@@ -19,7 +19,7 @@ from s4node import Client, Event
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 async def test_partitions_are_shared_by_several_processes_behind_one_address(

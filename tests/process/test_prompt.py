@@ -9,6 +9,9 @@ from pathlib import Path
 
 import trio
 from harness import environment, node_process, s4
+import pytest
+
+pytestmark = pytest.mark.long
 
 
 async def test_a_node_that_is_idle_ends_within_a_second(tmp_path: Path) -> None:

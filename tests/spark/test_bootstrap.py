@@ -30,7 +30,7 @@ from s4node.state.database import Database
 from s4node.state.task_state import TaskState
 from tests.spark.replayed_app import Payment, Replayed
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long]
 
 TARGET = "tests.spark.replayed_app:Replayed"
 PES = ("Account", "Shop", "Both")

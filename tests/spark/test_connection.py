@@ -28,6 +28,8 @@ from s4node.spark.history import bootstrap
 from s4node.spark.sink import Sink, Staged, Target
 from s4node.spark.upload import Upload
 
+pytestmark = pytest.mark.long
+
 PATIENCE = 1.0
 ANSWERS = 8  # about progress, each after a quarter of the patience: more than the patience in all
 

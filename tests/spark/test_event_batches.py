@@ -29,6 +29,8 @@ from s4node.errors import EventError
 from s4node.events.schema import EventType
 from s4node.spark.history.event_batches import Columns, events_of, misfits, packed
 
+pytestmark = pytest.mark.long
+
 
 class Fee(Event):
     cents: int

@@ -19,6 +19,8 @@ from s4node.events.keys import Partitioner
 from s4node.events.schema import EventType
 from s4node.spark.event_rows import EventRows
 
+pytestmark = pytest.mark.long
+
 
 class Basket(Event):
     prices: list[int]

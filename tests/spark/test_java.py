@@ -16,7 +16,7 @@ import pytest
 from s4node.spark.java import java_home
 from tests.harness import environment
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 MODULE = "jdk.incubator.vector"
 

@@ -36,6 +36,8 @@ from s4node.spark.history.replay import AppSource, Encoding, Replay
 from s4node.spark.history.stage_rows import EVENT, REFUSED, STATE
 from s4node.spark.history.stages import stages
 
+pytestmark = pytest.mark.long
+
 
 class Visit(Event):
     user: str | None

@@ -19,7 +19,7 @@ from spark_nodes import ROOT, Node, running_node, to_the_end
 from s4node.spark.connection import ask
 from tests.spark.replayed_app import Payment
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long]
 
 TARGET = "tests.spark.totals_app:Totals"
 PAYMENTS = [Payment(f"a{n % 9}", 0, n) for n in range(600)]

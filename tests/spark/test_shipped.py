@@ -20,6 +20,8 @@ from s4node.spark.history.replay import AppSource, Encoding, Replay
 from s4node.spark.history.stages import Stage
 from s4node.spark.sink import BatchWriter, Sink, Target
 
+pytestmark = pytest.mark.long
+
 
 def test_a_writer_arrives_as_it_was_and_an_executor_without_the_package_says_so(
     tmp_path: Path,

@@ -16,6 +16,8 @@ from pyspark.errors import PySparkException
 from s4node.errors import S4Error
 from s4node.spark.short_errors import reasons_of_spark
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize(
     ("text", "told"),

@@ -29,7 +29,7 @@ from spark_rows import (
 from s4node.spark import register
 from tests.spark_sinks import Numbered, Staged
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long]
 
 TOTAL = 60_000
 

@@ -20,7 +20,7 @@ from spark_rows import Node, check_exact, node_in, until
 
 from s4node.failpoints import POINTS
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long]
 
 SECONDS = 300
 START_SECONDS = 150

@@ -13,7 +13,7 @@ from spark_nodes import Click, Node, running_node, to_the_end
 
 from s4node import Event
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long]
 
 CLICKS = [Click(f"user{n % 7}", n, None if n % 3 else f"page{n}") for n in range(1000)]
 

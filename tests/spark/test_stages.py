@@ -12,6 +12,8 @@ from s4node import App, Event, ProcessingElement, TaskApp, tumbling
 from s4node.app.plan.window_dispatch import take_times_of_sending
 from s4node.spark.history.stages import left_out, refused, stages
 
+pytestmark = pytest.mark.long
+
 
 class Note(Event):
     user: str

@@ -35,7 +35,7 @@ from s4node.state.job import saved_state
 from s4node.testing import AppTest
 from tests.spark.windowed_app import LATENESS, Answer, Reading, Windowed
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long]
 
 TARGET = "tests.spark.windowed_app:Windowed"
 INPUTS = ("readings", "sorted", "asked", "answers", "plain")

@@ -14,7 +14,7 @@ from saved_state import saved_instances, saved_positions
 
 from s4node.failpoints import POINTS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 STEPS = [name for name in POINTS if name.startswith("ship.")]

@@ -14,6 +14,8 @@ from harness import NodeProcess, children, until
 
 from s4node.failpoints import POINTS
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])

@@ -13,7 +13,7 @@ from s4node.cluster.coordination.entries import AppId
 from s4node.cluster.coordination.registry import Registry
 from s4node.cluster.tree.folder import FolderCoordination
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 async def test_tasks_move_to_containers_that_come_and_counts_stay_exact(tmp_path: Path) -> None:

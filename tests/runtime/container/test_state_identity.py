@@ -19,6 +19,8 @@ from s4node.cluster.coordination.entries import AppId
 from s4node.cluster.coordination.registry import Registry
 from s4node.cluster.tree.folder import FolderCoordination
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.slow
 async def test_a_task_whose_owner_dies_waits_for_a_node_that_has_its_state(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ import pytest
 from harness import s4_process, until
 from log_bench import append, bench
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("app", ["tasks", "elements"])
 async def test_a_killed_container_goes_on_at_its_last_commit_and_skips_nothing(

@@ -12,7 +12,7 @@ from harness import NodeProcess, children, run_s4, s4_process, until
 
 from s4node.failpoints import POINTS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 STEPS = [name for name in POINTS if name.startswith("standby.")]
 WITH = {"s4.state.standby": "1", "s4.state.checkpointInterval": "3000"}

@@ -27,6 +27,8 @@ from s4node.state.browse import StateReader
 from s4node.state.task_state import TaskState
 from s4node.systems.embedded_log import EmbeddedLog
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("app", ["elements", "async elements", "tasks"])
 async def test_an_event_that_kills_the_process_three_times_is_skipped(

@@ -14,6 +14,8 @@ import trio
 from harness import s4_process, until
 from test_error_crashes import Bench, Click, bench
 
+pytestmark = pytest.mark.long
+
 
 async def test_kills_from_outside_during_a_slow_event_blame_no_event(it: Kills) -> None:
     await it.append([Click("joe", number, "waits" if number == 3 else "") for number in range(9)])

@@ -15,6 +15,9 @@ from s4node.events.keys import crc32m
 from s4node.state import epochs
 from s4node.state.browse import StateReader
 from s4node.state.task_state import TaskState
+import pytest
+
+pytestmark = pytest.mark.long
 
 
 async def test_an_event_is_sent_again_once_even_when_its_producer_is_long_forgotten(
