@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
 import flaky
+import pytest
 import structlog
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
@@ -40,7 +40,9 @@ pytest.register_assert_rewrite(
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--slice", type=int, help=f"run one of {Slice.PARTS} parts, the number modulo that")
+    parser.addoption(
+        "--slice", type=int, help=f"run one of {Slice.PARTS} parts, the number modulo that"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

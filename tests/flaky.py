@@ -1,15 +1,15 @@
 """Tries a test that failed again, and lets a known flaky test pass if that was chance.
 
 Rules
-- A test that has failed is run three times more, at once and in its place, so that the other workers
-  go on and the load is that under which it failed.
-- It passes if all three pass and ``flaky.toml`` has it. The session then names it, with the output of
-  its first failure. More than two such tests fail the session.
-- A test that passes three times and is not in the list has failed, and its report has the lines to add.
-  An entry holds for fourteen days: by then the race is found.
-- Nothing is tried again of what decides without chance, or has more to say than its outcome: a
-  property, a seeded test, a test of pure code (plain functions that start no process), a test that
-  the change has touched, one that leaves a process behind, and a worker that died or hangs.
+- A test that has failed is run three times more, at once and in its place, so that the other
+  workers go on and the load is that under which it failed.
+- It passes if all three pass and ``flaky.toml`` has it. The session then names it, with the output
+  of its first failure. More than two such tests fail the session.
+- A test that passes three times and is not in the list has failed, and its report has the lines
+  to add. An entry holds for fourteen days: by then the race is found.
+- No second try is given to what does not fail by chance: a property, a seeded test, a test of pure
+  code (a plain function that starts no process), and a test that the change has touched. Nor to
+  a test that leaves a process behind, and to a worker that died or hangs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ def read(text: str) -> dict[str, Known]:
     """The list by the name of a test; raises ValueError if an entry is not whole."""
     entries = {}
     for entry in tomllib.loads(text).get("test", []):
-        if set(entry) != {"name", "failure", "seen"} or not isinstance(entry["seen"], datetime.date):
+        if set(entry) != {"name", "failure", "seen"} or not isinstance(
+            entry["seen"], datetime.date
+        ):
             raise ValueError(f"an entry has a name, a failure and a date, not {entry}")
         entries[entry["name"]] = Known(entry["failure"], entry["seen"])
     return entries
@@ -134,12 +136,20 @@ class Flaky:
         return ""
 
     def _touched(self, function: Any) -> bool:
-        """Return True if what is not in ``origin/main`` yet, or was committed in a day, touches it."""
+        """Return True if the change, or without one the last day, touches the function."""
         lines, first = inspect.getsourcelines(function)
         body = range(first, first + len(lines))
         base = base_of(self._root)
-        diff = _git(self._root, "diff", "--unified=0", base, "--", str(inspect.getsourcefile(function))) if base else ""
-        return any(part.start < body.stop and body.start < part.stop for part in changed_lines(diff))
+        diff = (
+            _git(
+                self._root, "diff", "--unified=0", base, "--", str(inspect.getsourcefile(function))
+            )
+            if base
+            else ""
+        )
+        return any(
+            part.start < body.stop and body.start < part.stop for part in changed_lines(diff)
+        )
 
 
 def base_of(root: Path) -> str:
@@ -171,14 +181,16 @@ class Tally:
             terminalreporter.section(f"FLAKY: {name}")
             terminalreporter.write_line(text)
         if len(self.failures) > MOST:
-            terminalreporter.write_line(f"{len(self.failures)} flaky tests, more than {MOST}: failed")
+            terminalreporter.write_line(
+                f"{len(self.failures)} flaky tests, more than {MOST}: failed"
+            )
         for name in self.failures:
             terminalreporter.write_line(f"FLAKY: {name}")
 
 
 def _again(item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
     """Run a test once more, with fixtures of its own made anew."""
-    item._initrequest()  # type: ignore[attr-defined]  # noqa: SLF001 - as pytest-rerunfailures does
+    item._initrequest()  # type: ignore[attr-defined]
     return runtestprotocol(item, nextitem=nextitem, log=False)
 
 

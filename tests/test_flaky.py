@@ -89,18 +89,26 @@ def test_an_entry_holds_for_fourteen_days(pytester: pytest.Pytester) -> None:
     [
         ("def test_it():\n    assert False", "a test of pure code repeats itself"),
         (
-            "import pytest\n@pytest.mark.parametrize('seed', [1])\n"
-            "async def test_it(seed):\n    assert False",
+            (
+                "import pytest\n@pytest.mark.parametrize('seed', [1])\n"
+                "async def test_it(seed):\n    assert False"
+            ),
             "a seeded test repeats itself",
         ),
         (
-            "from hypothesis import given\nfrom hypothesis.strategies import integers\n"
-            "@given(integers())\ndef test_it(n):\n    assert False",
+            (
+                "from hypothesis import given\nfrom hypothesis.strategies import integers\n"
+                "@given(integers())\ndef test_it(n):\n    assert False"
+            ),
             "a property fails for its input, not by chance",
         ),
         (
-            "import os, pytest\n@pytest.mark.slow\n"
-            "def test_it():\n    os.spawnlp(os.P_NOWAIT, 'sleep', 'sleep', '3')\n    assert False",
+            (
+                "import os, pytest\n@pytest.mark.slow\n"
+                "def test_it():\n"
+                "    os.spawnlp(os.P_NOWAIT, 'sleep', 'sleep', '3')\n"
+                "    assert False"
+            ),
             "it has left processes: *",
         ),
     ],

@@ -688,6 +688,7 @@ async def test_ctrl_c_while_a_deployment_waits_ends_it_quietly(tmp_path: Path) -
         assert "Traceback" not in deploy.errors
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "command",
     [
@@ -762,6 +763,7 @@ async def test_a_name_that_is_no_utf_8_is_refused(folder: Path, command: tuple[s
     assert done.returncode == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "command",
     [

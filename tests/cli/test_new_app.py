@@ -67,6 +67,7 @@ async def test_an_app_whose_log_lacks_its_output_stream_says_how_to_create_it(
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.long
 async def test_a_new_app_s_files_are_well_kept(tmp_path: Path) -> None:
     await run_s4("new-app", "x2", "--folder", "deep/inside", cwd=tmp_path)
     folder = tmp_path / "deep" / "inside"

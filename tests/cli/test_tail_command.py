@@ -45,6 +45,7 @@ async def test_tail_prints_what_an_app_puts_on_a_stream_from_when_it_says_so(
         assert [event["n"] for event in found] == [1, 2, 3]  # nothing is missing
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", [("tail", "totals"), ("log", "tail", "kept")])
 async def test_tail_ends_when_its_reader_goes_though_nothing_comes(
     tmp_path: Path, command: tuple[str, ...]
@@ -80,6 +81,7 @@ async def test_tail_ends_when_its_reader_goes_though_nothing_comes(
             await tailing.wait()
 
 
+@pytest.mark.long
 async def test_tail_tells_of_a_lost_connection_and_of_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "sums.py").write_text(TOTALS)
     address = f"tcp://127.0.0.1:{free_port()}"

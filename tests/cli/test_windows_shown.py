@@ -35,6 +35,7 @@ app.create_input_stream("clicks", clicks, key="user", types=Click, time="at")
 """
 
 
+@pytest.mark.long
 async def test_when_all_who_sent_are_gone_windows_and_watermarks_are_shown(tmp_path: Path) -> None:
     (tmp_path / "windows.py").write_text(WINDOWS)
     state = f"s4.state.folder={tmp_path / 'state'}"

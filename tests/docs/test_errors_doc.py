@@ -6,6 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
 from harness import ROOT, run_s4, s4_process
 from log_bench import separate_log
 
@@ -13,6 +14,7 @@ from s4node import Event
 from s4node.config.settings import KEYS
 
 
+@pytest.mark.long
 async def test_the_commands_of_the_page_print_what_it_says(tmp_path: Path) -> None:
     async with separate_log(tmp_path) as log:
         await log.create("clicks", 2)

@@ -17,6 +17,7 @@ from pages import matches
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.long
 async def test_every_command_of_the_page_prints_what_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from pages import matches
 PAGE = (ROOT / "docs" / "log.md").read_text()
 
 
+@pytest.mark.long
 async def test_every_command_of_the_page_prints_what_it_says(tmp_path: Path) -> None:
     (_, start, ready), *others = commands()
     start = start.replace("/var/lib/s4/log", str(tmp_path / "log"))

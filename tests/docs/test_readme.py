@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import pytest
 from harness import ROOT
 
 from s4node.config.settings import KEYS
@@ -117,6 +118,7 @@ def test_lines_from_a_plain_socket_are_greeted() -> None:
     assert greeted == {"Hello joe!\n", "Hello ann!\n", "Hello bob!\n"}
 
 
+@pytest.mark.long
 def test_several_nodes_as_the_page_starts_them(tmp_path: Path) -> None:
     blocks = "".join(re.findall(r"```console\n(.*?)```", CLUSTER, re.DOTALL))
     commands = [line.removeprefix("$ ").partition("  #")[0] for line in blocks.splitlines()]

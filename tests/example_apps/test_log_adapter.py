@@ -16,6 +16,7 @@ from s4node.spark.connection import ask
 ROWS = [Row("UA", f"N{n}", "JFK", f"D{n % 5}", n, None if n % 9 == 0 else n, n) for n in range(300)]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_an_adapter_makes_other_events_of_a_stream_each_once_though_it_is_killed(
     tmp_path: Path,

@@ -231,6 +231,7 @@ async def test_clicks_are_enriched_many_at_a_time_with_each_user_in_order() -> N
 # -- on the log, as processes ---------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_repartition_runs_as_a_process_from_the_log_to_the_log(tmp_path: Path) -> None:
     async def s4(*arguments: str, stdin: str = "") -> str:
@@ -274,6 +275,7 @@ async def test_repartition_runs_as_a_process_from_the_log_to_the_log(tmp_path: P
     assert described
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_join_runs_as_a_process_on_streams_of_the_log(tmp_path: Path) -> None:
     folder = ("-p", f"s4.log.folder={tmp_path / 'log'}", "--folder", str(tmp_path / "tree"))

@@ -25,7 +25,9 @@ def main() -> int:
     """Fuzz one target after the other, each in a process of its own; returns the exit status."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--inputs", type=int, default=20_000)
-    parser.add_argument("--seconds", type=float, help="end after about so long, whatever --inputs says")
+    parser.add_argument(
+        "--seconds", type=float, help="end after about so long, whatever --inputs says"
+    )
     parser.add_argument("--target", action="append", help="all, if not given")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", action="store_true")

@@ -288,6 +288,7 @@ async def test_a_manifest_that_does_not_fit_the_files_is_refused(tmp_path: Path)
 # --- processes that die, disks that are full -----------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_nothing_acknowledged_is_lost_and_nothing_is_doubled_by_processes_that_are_killed(
     tmp_path: Path,

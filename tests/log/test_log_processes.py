@@ -30,6 +30,7 @@ from s4node.offsets.startpoint import Oldest, Specific
 from s4node.offsets.system import SystemStreamPartition
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("routed", [True, False])
 async def test_acknowledged_events_are_there_once_after_the_log_s_node_is_killed(
     tmp_path: Path, routed: bool
@@ -118,6 +119,7 @@ trio.run(main, sys.argv[1])
 """
 
 
+@pytest.mark.long
 async def test_producers_and_readers_may_be_killed_at_any_time(tmp_path: Path) -> None:
     async with log_node(tmp_path, deadline=60) as node, log_at(node.address) as log:
         await log.create("clicks")
@@ -153,6 +155,7 @@ async def test_producers_and_readers_may_be_killed_at_any_time(tmp_path: Path) -
             assert [click.n for click in found[first:end]] == list(range(end - first))
 
 
+@pytest.mark.long
 async def test_an_orderly_stop_has_on_disk_what_was_acknowledged(tmp_path: Path) -> None:
     port = free_port()
     address = f"tcp://127.0.0.1:{port}"
@@ -196,6 +199,7 @@ def little_room() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
 
 
+@pytest.mark.long
 async def test_producers_wait_for_a_full_disk_and_then_go_on(tmp_path: Path) -> None:
     port = free_port()
     address = f"tcp://127.0.0.1:{port}"

@@ -72,6 +72,7 @@ async def test_a_program_without_an_id_of_its_own_is_known_while_it_is_connected
                 await trio.sleep(0.01)
 
 
+@pytest.mark.long
 async def test_a_step_of_the_clock_makes_the_log_forget_nobody(tmp_path: Path) -> None:
     step = [0.0]
     with clocks.replaced(clocks.steady, lambda: time.time() + step[0]):

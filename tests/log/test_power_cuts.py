@@ -68,6 +68,7 @@ class Click(Event):
     number: int
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_after_a_power_cut_of_the_log_a_job_reads_all_new_events_and_tells_what_is_lost(
     tmp_path: Path,
@@ -140,6 +141,7 @@ async def test_a_producer_is_told_what_the_log_has_lost_of_what_it_acknowledged(
     assert [(line["stream"], line["events"]) for line in told] == [("clicks", {0: 1000})]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_a_reader_that_reconnects_beyond_the_end_of_its_epoch_is_told(tmp_path: Path) -> None:
     (tmp_path / "keeper.py").write_text(KEEPER)

@@ -332,6 +332,7 @@ async def test_a_reporter_that_cannot_start_gets_no_reports() -> None:
     assert made.failures == {"reporter 0": 1, "reporter 1": 0}
 
 
+@pytest.mark.long
 async def test_a_reporter_that_hangs_holds_up_neither_the_others_nor_the_end() -> None:
     stuck, good = own("hang in report"), own()
     began = time.monotonic()

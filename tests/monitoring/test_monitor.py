@@ -57,6 +57,7 @@ async def test_a_node_is_ready_once_its_apps_run_and_counts_what_they_do(tmp_pat
         assert told["apps"] == cluster["apps"]
 
 
+@pytest.mark.long
 async def test_a_node_whose_app_does_not_run_says_so(tmp_path: Path) -> None:
     async with monitored(tmp_path) as node:
         assert (await node.deploy())[0] == 0

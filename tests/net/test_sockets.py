@@ -751,6 +751,7 @@ async def test_a_flood_beyond_the_credit_is_dropped_and_answered_and_others_go_o
             may_end.set()
 
 
+@pytest.mark.long
 async def test_a_peer_that_asks_without_end_and_never_reads_costs_a_bounded_number_of_answers(
     node: Node,
 ) -> None:

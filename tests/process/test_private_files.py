@@ -6,6 +6,7 @@ import os
 import stat
 from pathlib import Path
 
+import pytest
 from harness import ANY_PORT, run_s4, running, s4_process
 from log_nodes import log_at
 from shared_apps import Click, Count, OnePE
@@ -23,6 +24,7 @@ app.create_input_stream("names", app.create_pe(Count), key="name")
 """
 
 
+@pytest.mark.long
 async def test_coordination_log_and_state_are_for_their_own_user_only(tmp_path: Path) -> None:
     (tmp_path / "count.py").write_text(COUNT)
     folders = [tmp_path / name for name in ("tree", "log", "state", "certs")]

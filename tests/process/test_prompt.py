@@ -7,9 +7,9 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
 import trio
 from harness import environment, node_process, s4
-import pytest
 
 pytestmark = pytest.mark.long
 

@@ -98,6 +98,7 @@ async def test_closed_and_unwritable_output_counts_as_no_output(
     assert (status, told.count("\n")) == (1, 1)
 
 
+@pytest.mark.long
 async def test_looking_with_the_output_closed_ends_at_once(folder: Path) -> None:
     where = ("--folder", "shared")
     async with s4_process("node", "shop", *where, *LISTEN, cwd=folder), log_node(folder) as to:

@@ -55,6 +55,7 @@ async def test_a_damaged_log_of_commits_loses_commits_but_no_event(
         assert told == (damage == "wrong bit")
 
 
+@pytest.mark.long
 async def test_a_damaged_table_is_reported_and_a_new_start_is_sound(tmp_path: Path) -> None:
     async with flowing(tmp_path) as (it, flow):
         arguments = [*counting(it), *KEEPING, "-p", "s4.state.checkpoints=99"]
@@ -93,6 +94,7 @@ async def test_a_damaged_table_is_reported_and_a_new_start_is_sound(tmp_path: Pa
         assert "a state folder is damaged; resuming from the one before it" in told
 
 
+@pytest.mark.long
 async def test_a_full_disk_holds_commits_up_and_nothing_else(tmp_path: Path) -> None:
     """The limit of a file's size stands for the disk."""
 
@@ -119,6 +121,7 @@ async def test_a_full_disk_holds_commits_up_and_nothing_else(tmp_path: Path) -> 
         await all_is_counted(it, flow, process)
 
 
+@pytest.mark.long
 async def test_a_file_system_without_room_ends_no_process_and_is_waited_for(
     tmp_path: Path, small_disk: Path
 ) -> None:
@@ -203,6 +206,7 @@ async def test_a_full_disk_under_a_durable_stream_holds_its_producers_up_and_not
     lives.check({"one": count})
 
 
+@pytest.mark.long
 async def test_of_two_processes_on_one_folder_the_second_has_it(tmp_path: Path) -> None:
     async with (
         flowing(tmp_path) as (it, flow),
@@ -216,6 +220,7 @@ async def test_of_two_processes_on_one_folder_the_second_has_it(tmp_path: Path) 
             await all_is_counted(it, flow, second)
 
 
+@pytest.mark.long
 async def test_an_owner_that_slept_past_its_session_counts_nothing_twice(tmp_path: Path) -> None:
     async with flowing(tmp_path) as (it, flow):
         arguments = [
@@ -274,6 +279,7 @@ app = Clicks("counting")
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("damage", ["the newest", "its folder is gone"])
 async def test_a_task_whose_events_others_have_is_not_set_back_alone(
     tmp_path: Path, damage: str

@@ -99,6 +99,7 @@ def test_a_small_commit_does_not_wait_for_a_large_one_of_another_task(
         each.close()
 
 
+@pytest.mark.long
 def test_on_a_full_disk_a_commit_of_many_rows_is_whole_or_nothing(tmp_path: Path) -> None:
     sizes = ("600000", "1900000", "20000")  # bytes of a file; the log of commits is the largest
     told = subprocess.run(

@@ -14,6 +14,7 @@ from s4node import Client, Event
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", ["disk.synced", "commit.write"], ids=["all", "the last"])
 async def test_acknowledged_commits_that_a_power_cut_takes_are_told_were_it_only_one(
     tmp_path: Path, point: str

@@ -796,6 +796,7 @@ def counted(app: Path) -> Counter[str]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("app", ["own keys", "strays", "hops"])
 async def test_counts_after_kills_at_any_moment(tmp_path: Path, app: str) -> None:
     """Exact, also where events lead from task to task."""

@@ -180,6 +180,7 @@ class Crashes(RuleBasedStateMachine):
             self.life.state.close()
 
 
+@pytest.mark.long
 def test_after_any_crash_there_is_the_last_commit(tmp_path: Path) -> None:
     run_state_machine_as_test(
         type("Machine", (Crashes,), {"folder": tmp_path}),

@@ -13,6 +13,7 @@ from s4node import App, Event, ProcessingElement, Stream
 from s4node.errors import S4Error
 
 
+@pytest.mark.long
 def test_a_cluster_counts_exactly_through_a_cut_and_a_failover(folder: Path) -> None:
     """In turns of a bare loop, which take 3 to 6 ms each, as machines are not equally fast."""
 

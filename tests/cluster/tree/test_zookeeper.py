@@ -41,6 +41,7 @@ def url(server: ZooKeeperServer, tmp_path: Path) -> str:
     return server.url(f"tests/{tmp_path.name}")
 
 
+@pytest.mark.long
 class TestZooKeeper(CoordinationConformance):
     """The kit's claims, by ZooKeeper."""
 
@@ -234,6 +235,7 @@ async def test_a_session_that_has_expired_is_over_and_no_other_begins(url: str) 
         assert await watcher.children("/") == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_while_zookeeper_is_away_longer_than_the_timeout_sessions_stay_and_calls_wait(
     tmp_path: Path,

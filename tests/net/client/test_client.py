@@ -334,6 +334,7 @@ def test_a_client_in_asyncio_says_what_to_use_there() -> None:
 # -- what cannot be sent --------------------------------------------------------------------------
 
 
+@pytest.mark.long
 async def test_an_absent_node_is_reported_in_time_with_its_address() -> None:
     address = f"tcp://127.0.0.1:{free_port()}"
     began = trio.current_time()

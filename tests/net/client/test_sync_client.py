@@ -237,6 +237,7 @@ async def test_the_sync_client_is_told_in_time_that_there_is_no_node() -> None:
         await in_thread(work)
 
 
+@pytest.mark.long
 async def test_the_sync_client_is_left_in_time_when_its_node_has_gone() -> None:
     address = f"tcp://127.0.0.1:{free_port()}"
     opened, gone = threading.Event(), threading.Event()

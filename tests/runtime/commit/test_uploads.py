@@ -20,6 +20,7 @@ from s4node.systems.memory import MemorySystem
 PARTITIONS = 12
 
 
+@pytest.mark.long
 async def test_commits_do_not_wait_for_the_uploads_of_many_checkpoints(
     tmp_path: Path,
     system: MemorySystem,

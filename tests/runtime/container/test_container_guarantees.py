@@ -527,6 +527,7 @@ async def test_events_get_their_turn_between_windows_that_take_all_the_time(
         await until(lambda: ("window", "Partition 3") in story.steps[before:])
 
 
+@pytest.mark.long
 @LINGERING
 async def test_windows_that_take_all_the_time_do_not_keep_members_from_stopping(
     make: Callable[[Story], Any],

@@ -391,6 +391,7 @@ async def test_a_consumer_that_comes_back_while_an_app_drains_gets_what_was_put_
             await until(lambda: len(seen) == 5)
 
 
+@pytest.mark.long
 async def test_peers_that_say_nothing_keep_a_stopping_node_for_a_second_at_most() -> None:
     seen: list[int] = []
     async with running(noting(seen)) as node:

@@ -296,6 +296,7 @@ async def test_an_executor_that_drops_events_is_refused_on_a_durable_stream(
                 pass
 
 
+@pytest.mark.long
 async def test_throttling_a_durable_stream_delays_and_drops_nothing(
     settings: dict[str, str],
 ) -> None:

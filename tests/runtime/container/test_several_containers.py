@@ -509,6 +509,7 @@ class SlowSplit(ProcessingElement):
             self.words.put(Word(word))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("texts", [False, True])
 async def test_nodes_that_stop_together_process_what_they_send_each_other(
     tmp_path: Path, texts: bool

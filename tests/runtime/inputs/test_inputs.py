@@ -494,6 +494,7 @@ async def test_a_commit_waits_for_no_other_task(
     assert len(app.seen) == 10
 
 
+@pytest.mark.long
 async def test_an_input_is_read_no_faster_than_its_stream_is_throttled(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:

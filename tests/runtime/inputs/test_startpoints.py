@@ -531,6 +531,7 @@ async def test_a_startpoint_that_was_consumed_on_one_node_has_no_part_in_a_take_
     ]
 
 
+@pytest.mark.long
 async def test_an_import_is_refused_on_one_node_while_the_job_runs_on_another(
     tmp_path: Path,
 ) -> None:
@@ -559,6 +560,7 @@ async def test_an_import_is_refused_on_one_node_while_the_job_runs_on_another(
         assert taken.returncode == 0, taken.stderr
 
 
+@pytest.mark.long
 async def test_commands_see_a_job_whose_containers_one_command_has_started(tmp_path: Path) -> None:
     """They have another state folder, and know its URL only."""
     async with bench(tmp_path) as it:
@@ -622,6 +624,7 @@ app = TaskApp("tasks", Write, inputs=["log.clicks"])
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("step", "before", "after"),
     [
@@ -675,6 +678,7 @@ async def test_a_job_that_is_killed_at_any_step_goes_back_once_and_skips_nothing
         assert done.stdout == "[]\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wanted", [["--upcoming"], ["--timestamp", "2100-01-01T00:00:00Z"]])
 async def test_a_startpoint_means_one_offset_although_its_task_is_killed_before_a_commit(
     tmp_path: Path, wanted: list[str]
@@ -717,6 +721,7 @@ app = TaskApp("tasks", Write, inputs=["log.clicks"])
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("said", ["by the task", "by a reset"])
 async def test_starting_offsets_of_tasks_and_resets_apply_to_starts_and_not_to_takeovers(
     tmp_path: Path, said: str
@@ -748,6 +753,7 @@ async def test_starting_offsets_of_tasks_and_resets_apply_to_starts_and_not_to_t
         assert await life(600, 200) == [(p, n) for p in range(4) for n in range(200)]
 
 
+@pytest.mark.long
 async def test_a_job_of_several_containers_goes_back_at_its_start_and_not_when_one_is_replaced(
     tmp_path: Path,
 ) -> None:

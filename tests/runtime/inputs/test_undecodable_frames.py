@@ -22,6 +22,7 @@ from s4node.net.wire import frame as wire
 KEYED = "crc32m:user"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("alike", "routing", "partitions"),
     [(True, KEYED, 1), (False, KEYED, 1), (True, "", 4)],
@@ -41,6 +42,7 @@ async def test_a_frame_of_undecodable_events_takes_linear_time_and_holds_up_nobo
     assert large.slowest < large.seconds / 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("grade", ["fast", "durable"])
 @pytest.mark.parametrize("encoding", [wire.MSGPACK, wire.JSON], ids=["msgpack", "json"])
 async def test_a_frame_of_events_without_a_key_holds_up_nobody(

@@ -27,6 +27,7 @@ from s4node.state.rows import OUTBOX
 from s4node.state.task_state import TaskState
 
 
+@pytest.mark.long
 async def test_an_app_that_is_removed_and_comes_again_with_its_state_counts_all_from_then_on(
     cluster: Cluster,
 ) -> None:
@@ -43,6 +44,7 @@ async def test_an_app_that_is_removed_and_comes_again_with_its_state_counts_all_
             await cluster.come(*USERS)
 
 
+@pytest.mark.long
 async def test_a_task_that_is_rolled_back_keeps_nothing_for_an_app_that_has_left(
     cluster: Cluster,
 ) -> None:
@@ -74,6 +76,7 @@ async def test_what_was_sent_to_an_app_that_has_left_is_remembered(cluster: Clus
         assert cluster.remembered() == cluster.sent.total()
 
 
+@pytest.mark.long
 async def test_a_task_that_is_rolled_back_keeps_nothing_of_a_former_channel(
     cluster: Cluster,
 ) -> None:
@@ -91,6 +94,7 @@ async def test_a_task_that_is_rolled_back_keeps_nothing_of_a_former_channel(
             await cluster.come(*USERS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("partitions", [1, 5])
 async def test_an_app_that_begins_anew_with_other_partitions_gets_later_events(
     cluster: Cluster, partitions: int
@@ -111,6 +115,7 @@ async def test_an_app_that_begins_anew_with_other_partitions_gets_later_events(
                 await cluster.come(*USERS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("partitions", [1, 5])
 async def test_events_for_an_app_that_begins_anew_with_other_partitions_count_once(
     cluster: Cluster, partitions: int

@@ -25,6 +25,7 @@ from s4node.state.task_state import TaskState
 from s4node.systems.embedded_log import EmbeddedLog
 
 
+@pytest.mark.long
 async def test_a_container_that_is_killed_again_and_again_counts_all_once(tmp_path: Path) -> None:
     chance = random.Random(5)
     async with bench(tmp_path) as it:
@@ -39,6 +40,7 @@ async def test_a_container_that_is_killed_again_and_again_counts_all_once(tmp_pa
         await it.check()
 
 
+@pytest.mark.long
 async def test_an_app_that_is_down_for_longer_than_a_log_knows_programs_writes_all_once(
     tmp_path: Path,
 ) -> None:
@@ -59,6 +61,7 @@ async def test_an_app_that_is_down_for_longer_than_a_log_knows_programs_writes_a
         await it.check()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("nodes", [2, 3])
 async def test_members_that_are_killed_again_and_again_count_all_once(
     tmp_path: Path, nodes: int
@@ -116,6 +119,7 @@ async def test_a_container_that_dies_at_a_step_of_its_outbox_counts_all_once(
         await it.check()
 
 
+@pytest.mark.long
 async def test_events_in_a_full_cycle_count_once_after_kills(
     tmp_path: Path,
 ) -> None:

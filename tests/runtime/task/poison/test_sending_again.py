@@ -6,6 +6,7 @@ import json
 import signal
 from pathlib import Path
 
+import pytest
 import trio
 from harness import run_s4, s4_process
 from log_bench import separate_log
@@ -15,7 +16,6 @@ from s4node.events.keys import crc32m
 from s4node.state import epochs
 from s4node.state.browse import StateReader
 from s4node.state.task_state import TaskState
-import pytest
 
 pytestmark = pytest.mark.long
 

@@ -122,6 +122,7 @@ async def test_a_timer_that_keeps_making_state_unsaveable_stops_the_app(
     assert container.statistics().replay.left_out == {}
 
 
+@pytest.mark.long
 async def test_many_unsaveable_keys_with_a_small_cache_hold_nobody_up(
     system: MemorySystem, settings: dict[str, str]
 ) -> None:
