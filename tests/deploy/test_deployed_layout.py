@@ -58,6 +58,7 @@ async def test_a_deployed_app_gets_other_partitions_while_a_program_sends(
         assert counts(folder) == sent
 
 
+@pytest.mark.short
 async def test_a_deployed_app_that_cannot_have_other_partitions_goes_on_as_it_was(
     folder: Path,
 ) -> None:

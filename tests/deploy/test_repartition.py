@@ -281,6 +281,7 @@ async def test_events_between_tasks_and_for_a_consumer_that_is_away_are_named(it
     assert it.counts() == counts(f=260, g=100)
 
 
+@pytest.mark.short
 async def test_a_singleton_is_named(it: Shop) -> None:
     single = "spread = app.create_pe(Spread)\nspread.set_singleton(True)\napp.create_input"
     (it.folder / "single.py").write_text(
@@ -311,6 +312,7 @@ async def test_a_store_with_a_key_of_another_task_is_named(it: Shop) -> None:
     assert "has a row in store counts whose key is of another task" in refused.errors
 
 
+@pytest.mark.short
 async def test_a_full_disk_leaves_the_app_as_it_was(it: Shop, small_disk: Path) -> None:
     it.state = small_disk / "state"
     async with it.app("counter.py", 4), Client(it.address, producer="p") as client:

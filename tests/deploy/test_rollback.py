@@ -20,6 +20,7 @@ DURABLE = ("-p", "s4.stream.clicks.grade=durable")
 BACK = ("--outputs", "again", "--accept-loss")
 
 
+@pytest.mark.short
 async def test_a_rollback_goes_back_to_the_former_version_and_to_its_state(folder: Path) -> None:
     async with node(folder, "one", s4_state_folder=str(folder / "state")) as one:
         await deploy(folder, write_app(folder, "counter", "v1"), *DURABLE, "--version", "v1")
@@ -74,6 +75,7 @@ async def test_an_app_is_deployed_from_a_savepoint_and_one_that_it_cannot_read_i
         await until(lambda: printed(one) == ["v1 ann 1", "v1 ann 2", "v1 ann 3", "v1 ann 3"])
 
 
+@pytest.mark.short
 async def test_a_version_that_does_not_start_leaves_the_old_one_with_its_state(
     folder: Path,
 ) -> None:

@@ -37,6 +37,7 @@ async def test_stores_positions_and_dead_letters_of_tasks_go_back_with_it(it: Wo
         await it.until_dead(2)
 
 
+@pytest.mark.short
 async def test_startpoints_that_waited_wait_again_and_later_ones_are_gone(it: Words) -> None:
     async with it.running() as app:
         await it.append(app, "a", "a")

@@ -266,6 +266,7 @@ async def test_a_job_that_is_half_restored_does_not_start_until_it_is_restored(i
         assert it.counts("counter") == counts(range(800))
 
 
+@pytest.mark.short
 async def test_an_app_that_is_reset_begins_from_empty_state_and_the_same_programs_go_on(
     it: Shop,
 ) -> None:

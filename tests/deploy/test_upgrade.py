@@ -49,6 +49,7 @@ async def test_an_upgrade_does_not_wait_for_full_queues(folder: Path, grade: str
     assert len({line.split()[1] for line in printed(one)}) == events
 
 
+@pytest.mark.short
 @pytest.mark.parametrize(
     ("change", "told"),
     [

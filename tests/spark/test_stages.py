@@ -142,6 +142,7 @@ def two_types(made: App) -> None:
     )
 
 
+@pytest.mark.short
 @pytest.mark.parametrize(
     ("made", "tasks", "told"),
     [

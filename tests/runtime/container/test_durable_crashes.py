@@ -47,6 +47,7 @@ async def test_events_count_once_when_the_node_and_its_producers_are_killed_at_r
     lives.check(sent)
 
 
+@pytest.mark.short
 @pytest.mark.slow
 @pytest.mark.parametrize("paused", [False, True])
 async def test_events_count_once_when_containers_of_several_are_killed_and_taken_over(

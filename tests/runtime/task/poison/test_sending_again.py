@@ -20,6 +20,7 @@ from s4node.state.task_state import TaskState
 pytestmark = pytest.mark.long
 
 
+@pytest.mark.short
 async def test_an_event_is_sent_again_once_even_when_its_producer_is_long_forgotten(
     tmp_path: Path,
 ) -> None:
