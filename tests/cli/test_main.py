@@ -189,7 +189,7 @@ async def test_a_second_interrupt_ends_a_node_at_once_whatever_it_does(
 
 async def test_a_further_sigterm_lets_what_drains_come_to_its_end(folder: Path) -> None:
     """Some tools send it to the process and to its group."""
-    (folder / "slow.py").write_text(STUCK.format(kind="async def", wait="await trio.sleep(1)"))
+    (folder / "slow.py").write_text(STUCK.format(kind="async def", wait="await trio.sleep(0.5)"))
     async with node_process("slow.py", cwd=folder) as node, Client(node.address) as client:
         clicks = await client.stream("clicks")
         await clicks.send(Click("ann", 1))

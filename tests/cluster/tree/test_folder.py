@@ -261,6 +261,7 @@ async def test_a_folder_that_is_deleted_while_it_cannot_be_come_to_ends_the_sess
             await session.lost.wait()
 
 
+@pytest.mark.long
 async def test_sessions_on_a_disk_that_took_no_sign_of_life_do_not_end_each_other(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,6 +284,7 @@ async def test_sessions_on_a_disk_that_took_no_sign_of_life_do_not_end_each_othe
     assert events_of(logs) == ["cannot send heartbeats"] * 2
 
 
+@pytest.mark.long
 async def test_who_seldom_gives_a_sign_of_life_tries_before_it_judges_those_who_often_do(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -364,6 +366,7 @@ async def test_two_that_notice_a_death_at_once_do_it_once(folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 async def test_processes_that_were_all_stopped_together_lose_nothing(folder: Path) -> None:
     """As when a machine's containers are paused: nobody was there to count the silence."""
     async with (
@@ -383,6 +386,7 @@ async def test_processes_that_were_all_stopped_together_lose_nothing(folder: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.long
 async def test_a_loop_that_is_blocked_for_too_long_loses_its_session(folder: Path) -> None:
     async with FolderCoordination(folder, session_timeout=0.5).session("one") as session:
         await session.create("/nodes/one", ephemeral=True)

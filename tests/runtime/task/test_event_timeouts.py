@@ -192,7 +192,7 @@ class Stubborn(Hangs):
                 await trio.sleep_forever()
             finally:
                 with trio.CancelScope(shield=True):
-                    await trio.sleep(1)
+                    await trio.sleep(0.1)
                 raise ValueError("which nobody hears")
 
 
