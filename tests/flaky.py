@@ -111,7 +111,8 @@ class Flaky:
         if known is not None:
             advice = f"it has been listed since {known.seen}, which is more than {DAYS} days"
         else:
-            last = failure.longreprtext.strip().splitlines()[-1]
+            lines = [line.strip(" |+-") for line in failure.longreprtext.splitlines()]
+            last = [line for line in lines if line][-1]
             advice = (
                 f"it passed {TRIES} times since; if this change did not cause it, add to "
                 f"tests/{LIST.name}:\n\n[[test]]\nname = {_quoted(item.nodeid)}\n"
