@@ -21,7 +21,7 @@ install-spark: ## install Spark, a Java and the demo's data too
 
 # so many tests run side by side: most of them wait for sockets, processes or a disk now and then
 JOBS ?= 3
-BESIDE := -n $(JOBS) --dist loadfile
+BESIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder # tests/conftest.py has the order
 
 # Tests marked ``long`` are left to test-long: processes that are killed, moved and deployed, jobs of Spark, and
 # what measures, which has the machine for itself. One marked ``short``, too, stands for its kind in make test.
