@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from s4node.failpoints import passing
+from s4node.forks import LockFile
 
 
 def sync(*paths: Path) -> None:
@@ -104,22 +105,20 @@ def temporary_folder(parent: Path, prefix: str = ".look-") -> Iterator[Path]:
 def locked(folder: Path) -> Iterator[bool]:
     """Lock a folder for the block; gives False if another process has it, or it is gone."""
     try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        file = LockFile(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
         yield False
         return
-    try:
-        yield _lock(fd)
-    finally:
-        os.close(fd)
+    with file:
+        yield _lock(file)
 
 
-def _lock(fd: int) -> bool:
+def _lock(file: LockFile) -> bool:
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    return os.fstat(fd).st_nlink > 0
+    return os.fstat(file.fileno()).st_nlink > 0
 
 
 def _fill(path: Path, data: bytes) -> None:

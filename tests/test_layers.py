@@ -23,7 +23,7 @@ APPS = ROOT / "apps"
 
 # From the ground up. A room may import from those before it in this list, and from itself.
 ROOMS = [
-    "version", "errors", "clocks", "threads", "tokens", "config", "log_throttle", "logger",
+    "version", "errors", "clocks", "threads", "tokens", "forks", "config", "log_throttle", "logger",
     "failpoints", "disk", "sqlite",
     "metrics",
     "events", "exit_record", "store_spec", "app", "app.plan", "pes", "packaged", "stages",

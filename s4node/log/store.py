@@ -33,6 +33,7 @@ from s4node.config.settings import (
     LOG_SYNC,
 )
 from s4node.errors import LimitReached, StoreError
+from s4node.forks import LockFile
 from s4node.log.partition.partition_database import FORMAT
 from s4node.log.partition.retention import Keep
 from s4node.log.stream_folder import (
@@ -193,26 +194,27 @@ async def open_log(
         finally:
             await log.aclose()
     finally:
-        os.close(lock)
+        lock.close()
 
 
-def _lock(folder: Path) -> int:
-    """Lock the folder; closing the returned file descriptor releases the lock."""
+def _lock(folder: Path) -> LockFile:
+    """Lock the folder; closing the returned file releases the lock."""
     with os_errors_as_ours(folder):
         disk.make_folders(folder)
-        fd = disk.private(str(folder / "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        file = LockFile(folder / "lock")
+        number = file.fileno()
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(number, 0)
+            os.pwrite(number, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
         except BlockingIOError:
-            holder = os.pread(fd, 200, 0).decode(errors="replace").strip()
-            os.close(fd)
+            holder = os.pread(number, 200, 0).decode(errors="replace").strip()
+            file.close()
             raise StoreError(
                 f"the log in {folder} is in use by {holder or 'another process'}; stop that "
                 f"process, or set s4.log.folder to another folder"
             ) from None
         except OSError:
-            os.close(fd)
+            file.close()
             raise
-    return fd
+    return file

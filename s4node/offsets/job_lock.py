@@ -23,6 +23,7 @@ from pathlib import Path
 
 from s4node import disk, tokens
 from s4node.errors import JobRuns, ProgressUnwritten
+from s4node.forks import LockFile
 
 _RUNNING = ".running"
 _GATE = ".gate"
@@ -35,35 +36,36 @@ class JobLock:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._gate = ExitStack()
-        self._fd: int | None = None
+        self._file: LockFile | None = None
         self._first = False
 
     def hold(self) -> bool:
         """Wait for the gate, and hold it until :meth:`enter`. Blocks. Returns True if no other
         container is there, so that this is a start of the job."""
         self._gate.enter_context(_locked(self._folder / _GATE))
-        self._fd = _opened(self._folder / _RUNNING)
-        self._first = _alone(self._fd)
+        self._file = _opened(self._folder / _RUNNING)
+        self._first = _alone(self._file)
         return self._first
 
     def enter(self) -> str:
         """Enter the job and release the gate; waits for the gate if it is not held. Blocks. Returns
         the name of the job's start."""
-        if self._fd is None:
+        if self._file is None:
             self.hold()
-        assert self._fd is not None
+        assert self._file is not None
+        number = self._file.fileno()
         if self._first:
-            os.pwrite(self._fd, tokens.fresh(_NAME_BYTES).encode(), 0)
-        fcntl.flock(self._fd, fcntl.LOCK_SH)
+            os.pwrite(number, tokens.fresh(_NAME_BYTES).encode(), 0)
+        fcntl.flock(number, fcntl.LOCK_SH)
         self._gate.close()
-        return os.pread(self._fd, 2 * _NAME_BYTES, 0).decode()
+        return os.pread(number, 2 * _NAME_BYTES, 0).decode()
 
     def leave(self) -> None:
         """Leave the job; a second time does nothing."""
         self._gate.close()
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 def runs(folder: Path) -> bool:
@@ -81,8 +83,8 @@ def stopped(folder: Path) -> Iterator[None]:
     if not (folder / _GATE).exists():  # the job never ran: create no file
         yield
         return
-    with _locked(folder / _GATE), _closing(_opened(folder / _RUNNING)) as fd:
-        if not _alone(fd):
+    with _locked(folder / _GATE), _opened(folder / _RUNNING) as file:
+        if not _alone(file):
             raise JobRuns(f"the job in {folder} is running; stop all of its containers first")
         yield
 
@@ -92,9 +94,9 @@ def gate(folder: Path) -> AbstractContextManager[None]:
     return _locked(folder / _GATE)
 
 
-def _alone(fd: int) -> bool:
+def _alone(file: LockFile) -> bool:
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
@@ -102,23 +104,15 @@ def _alone(fd: int) -> bool:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    with _closing(_opened(path)) as fd:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+    with _opened(path) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-@contextmanager
-def _closing(fd: int) -> Iterator[int]:
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def _opened(path: Path) -> int:
+def _opened(path: Path) -> LockFile:
     try:
         disk.make_folder(path.parent)
-        return disk.private(str(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        return LockFile(path)
     except OSError as error:
         raise ProgressUnwritten(
             f"progress cannot be saved in {path.parent} ({error}); fix its permissions, or set "

@@ -41,6 +41,7 @@ from s4node.deploy import pack
 from s4node.deploy.load_app import load_app
 from s4node.deploy.tracebacks import cause_trace, others_trace
 from s4node.errors import ConfigError, EventsLost, GraphError, S4Error, described, leaves
+from s4node.forks import closed_in_forks
 from s4node.metrics.snapshot import MetricsSnapshot, numbers_of
 from s4node.metrics.statistics import ContainerStatistics
 from s4node.net.ingress import node_totals
@@ -62,7 +63,7 @@ class Line:
         end.setblocking(False)
         end.set_inheritable(False)
         self.go = trio.Event()
-        self._socket = end
+        self._socket = closed_in_forks(end)
         self._lines = supervisor_protocol.Lines()
         self._queue: list[bytes] = []
         self._unsent = b""

@@ -333,6 +333,49 @@ def processes_in(folder: Path) -> list[str]:
 # -- set-up ---------------------------------------------------------------------------------------
 
 
+async def test_a_killed_app_starts_again_in_its_place_while_a_process_that_it_forked_lives(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "forking.py").write_text(FORKING)
+    settings = {
+        "s4.log.folder": "log",
+        "s4.state.folder": "state",
+        "s4.stream.clicks.grade": "durable",
+    }
+    options = [text for key, value in settings.items() for text in ("-p", f"{key}={value}")]
+    command = ("run", "forking.py", "--listen", f"tcp://127.0.0.1:{free_port()}", *options)
+    async with s4_process(*command, cwd=tmp_path) as first:
+        await click(first.address, "joe")
+        await until(lambda: first.stdout)
+        child = int(first.stdout[0].removeprefix("forked "))
+    try:
+        async with s4_process(*command, cwd=tmp_path) as second:
+            await click(second.address, "joe")
+            await until(lambda: second.stdout == ["joe 2"])
+        os.kill(child, 0)
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+FORKING = """\
+import os, time
+from s4node import App, Event, ProcessingElement
+class Click(Event):
+    user: str
+class Count(ProcessingElement):
+    clicks: int = 0
+    def on_event(self, click: Click):
+        self.clicks += 1
+        if self.clicks > 1:
+            print(self.key, self.clicks, flush=True)
+        elif child := os.fork():
+            print("forked", child, flush=True)
+        else:
+            time.sleep(3600)
+app = App("forking")
+app.create_input_stream("clicks", app.create_pe(Count), key="user")
+"""
+
 COUNTER = """\
 import os
 from s4node import App, Event, ProcessingElement
@@ -382,6 +425,13 @@ async def click_all(address: str) -> None:
     async with Client(address) as client:
         clicks = await client.stream("clicks")
         await clicks.send_many(map(Click, USERS))
+        assert await clicks.flush() == []
+
+
+async def click(address: str, user: str) -> None:
+    async with Client(address) as client:
+        clicks = await client.stream("clicks")
+        await clicks.send(Click(user))
         assert await clicks.flush() == []
 
 

@@ -15,10 +15,11 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from s4node.cluster.tree.folder import has_sessions
+from s4node.forks import LockFile
 
 _LOCK = "owner.lock"
 
@@ -27,44 +28,36 @@ _LOCK = "owner.lock"
 def locked(folder: Path) -> Iterator[None]:
     """Lock a folder that nobody else uses yet, during the block."""
     new = folder / f"{_LOCK}.new"
-    descriptor = os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with LockFile(new, os.O_CREAT | os.O_EXCL | os.O_RDWR) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         new.rename(folder / _LOCK)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def abandoned(folders: Iterable[Path]) -> Iterator[Path]:
     """The folders whose processes have died; each is locked while it is given."""
     for folder in folders:
         try:
-            descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            file = LockFile(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
         except OSError:
             continue
-        try:
-            if os.fstat(descriptor).st_uid == os.getuid():
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with file, suppress(BlockingIOError):
+            if os.fstat(file.fileno()).st_uid == os.getuid():
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 yield folder
-        except BlockingIOError:
-            pass
-        finally:
-            os.close(descriptor)
 
 
 def lives(folder: Path) -> bool:
     """Return True if the process that owns the folder lives."""
     try:
-        descriptor = os.open(folder / _LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        file = LockFile(folder / _LOCK, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
         return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
     return False
 
 

@@ -7,6 +7,7 @@ Rules
   which stops its containers in order.
 - Leaving :func:`supervising` leaves no process behind: those that still run are killed and awaited.
   If the supervisor itself is killed, its connections end, and containers then drain and end.
+- When a process has ended, what the app has started and is left in its group is killed.
 - Every end of a process that nobody asked for is logged once, with its reason.
 - A process has a session of its cluster. The supervisor ends it as soon as the process has ended,
   so that others need not wait for its timeout.
@@ -199,7 +200,7 @@ class ContainerProcess:
                     nursery.start_soon(self._drive, nursery)
                     nursery.start_soon(self._listen, line, heard_all)
                     await self._say(self.begin)
-                    await process.wait()
+                    await _wait_gone(process)
                     exit_record.write(record, self._end_of(process.returncode))
                     await self._leave_cluster()
                     with trio.move_on_after(_READ_ON_SECONDS):
@@ -208,7 +209,7 @@ class ContainerProcess:
             finally:
                 with trio.CancelScope(shield=True):
                     process.kill()
-                    await process.wait()
+                    await _wait_gone(process)
                 self._line = self._process = None
                 self.address = ""
                 self.is_settled = False
@@ -435,6 +436,13 @@ def status_of(
     found = [(each.status(), each.statistics) for each in processes]
     statistics = [each for _, each in found if each is not None]
     return NodeStatus(name, cluster, os.getpid(), address, [each for each, _ in found], statistics)
+
+
+async def _wait_gone(process: trio.Process) -> None:
+    """Wait until a process has ended, and end what it leaves behind in its group."""
+    await process.wait()
+    with suppress(OSError):  # nothing is left
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _ending(status: int | None) -> str:

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
 import stat
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
@@ -49,6 +48,7 @@ from s4node.cluster.tree.tree_database import (
 from s4node.config.paths import full_path
 from s4node.config.settings import COORDINATION_FOLDER
 from s4node.errors import CoordinationError, SessionLost
+from s4node.forks import LockFile
 from s4node.logger import get_logger
 
 log = get_logger("s4node.cluster")
@@ -368,27 +368,23 @@ def _open_session(folder: Path, row: SessionRow) -> FolderSession:
             f"(chmod o-w), or set s4.coordination.folder to another folder"
         )
     (folder / _SESSIONS).mkdir(mode=0o700, exist_ok=True)
-    with ExitStack() as undo:
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with LockFile(folder / "lock") as lock, ExitStack() as undo:
         try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as busy:
-                raise TreeBusy(str(busy)) from busy
-            path = folder / "tree.sqlite"
-            tree = Tree(path)
-            undo.callback(tree.close)
-            watch = tree.watch()
-            undo.callback(watch.close)
-            _end_dead_sessions(tree, folder)
-            file = SessionFile(_session_path(folder, row.id))
-            undo.callback(file.close)
-            tree.open_session(row)
-            session = FolderSession(folder, row, tree, watch, file)
-            undo.pop_all()
-            return session
-        finally:
-            os.close(lock)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as busy:
+            raise TreeBusy(str(busy)) from busy
+        path = folder / "tree.sqlite"
+        tree = Tree(path)
+        undo.callback(tree.close)
+        watch = tree.watch()
+        undo.callback(watch.close)
+        _end_dead_sessions(tree, folder)
+        file = SessionFile(_session_path(folder, row.id))
+        undo.callback(file.close)
+        tree.open_session(row)
+        session = FolderSession(folder, row, tree, watch, file)
+        undo.pop_all()
+        return session
 
 
 def _end_dead_sessions(tree: Tree, folder: Path) -> None:

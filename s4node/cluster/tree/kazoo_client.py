@@ -31,6 +31,7 @@ from kazoo.security import CREATOR_ALL_ACL
 
 from s4node.config import properties
 from s4node.errors import ConfigError
+from s4node.forks import closed_in_forks
 
 _MOST_RETRY_SECONDS = 0.5
 
@@ -154,6 +155,8 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
 
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
         answer = super()._invoke(timeout, request, xid)
+        if isinstance(request, Connect):
+            closed_in_forks(self._socket)
         if isinstance(request, Connect) and answer[0].time_out > 0:
             granted = answer[0]
             self.client.listener.granted(

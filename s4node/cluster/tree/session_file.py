@@ -8,8 +8,6 @@ Rules
   clock, so setting the clock does no harm.
 - A file is created and locked, under the folder's lock, before its session is known. So an unlocked
   file always means a dead session.
-- A child of ``os.fork`` without ``exec`` inherits the lock: it keeps a dead session alive until the
-  heartbeats are missed.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ import os
 from pathlib import Path
 
 from s4node import clocks
+from s4node.forks import LockFile
 
 
 class SessionFile:
@@ -26,24 +25,22 @@ class SessionFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.write(self._fd, f"{os.getpid()}\n".encode())
+        self._file = LockFile(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.write(self._file.fileno(), f"{os.getpid()}\n".encode())
 
     def beat(self) -> None:
         """Send a heartbeat; raises OSError if the disk fails."""
         now = int(clocks.wall() * 1e9)
-        os.utime(self._fd, ns=(now, now))
+        os.utime(self._file.fileno(), ns=(now, now))
 
     def removed(self) -> bool:
         """Return True if the file was deleted; works through the open file, whatever its folder."""
-        return os.fstat(self._fd).st_nlink == 0
+        return os.fstat(self._file.fileno()).st_nlink == 0
 
     def close(self) -> None:
         """Release the lock: the session is dead to the others. May be called twice."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._file.close()
 
 
 class SeenFile:

@@ -14,6 +14,7 @@ from contextlib import suppress
 import trio
 
 from s4node.errors import StageBroken
+from s4node.forks import closed_in_forks
 from s4node.net.certificates.credentials import Credentials
 from s4node.net.transport.sp_messages import HANDSHAKE, framed
 from s4node.net.transport.sp_socket import SpSocket
@@ -42,7 +43,7 @@ class Accepting:
             raw.close()
             return None
         peer = stdlib.socket(raw.family, raw.type, raw.proto, fileno=raw.detach())
-        return Accepted(peer, name, self._buffer, self._credentials)
+        return Accepted(closed_in_forks(peer), name, self._buffer, self._credentials)
 
     def close(self) -> None:
         """Stop listening."""
@@ -53,7 +54,7 @@ async def listen_tcp(host: str, port: int, credentials: Credentials | None) -> l
     """Listen on all addresses of a host; raises OSError."""
     listeners = await trio.open_tcp_listeners(port, host=host)
     for each in listeners:  # a window can be this large only if it is before a peer connects
-        each.socket.setsockopt(stdlib.SOL_SOCKET, stdlib.SO_RCVBUF, _KERNEL_BYTES)
+        closed_in_forks(each.socket).setsockopt(stdlib.SOL_SOCKET, stdlib.SO_RCVBUF, _KERNEL_BYTES)
     return [Accepting(each, credentials) for each in listeners]
 
 

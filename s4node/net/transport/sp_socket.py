@@ -28,6 +28,7 @@ from termios import FIONREAD
 import trio
 
 from s4node.errors import RemoteFrameError, StageBroken
+from s4node.forks import closed_in_forks
 from s4node.net.certificates.credentials import Credentials, tls_problem
 from s4node.net.certificates.identity import Holder
 from s4node.net.transport.sp_messages import HANDSHAKE, SpMessages, framed
@@ -72,7 +73,7 @@ class SpSocket:
         raw.setsockopt(stdlib.SOL_SOCKET, stdlib.SO_KEEPALIVE, 1)
         for option, value in _KEEPALIVE:
             raw.setsockopt(stdlib.IPPROTO_TCP, option, value)
-        self._raw = raw
+        self._raw = closed_in_forks(raw)
         self._tls = raw if isinstance(raw, ssl.SSLSocket) else None
         self._credentials = credentials
         self._shaking = True

@@ -326,6 +326,22 @@ async def test_an_interrupted_supervisor_leaves_nobody(folder: Path) -> None:
         assert not any(map(alive, pids))
 
 
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+async def test_what_a_container_has_started_ends_with_it(folder: Path, how: str) -> None:
+    file = folder / "started.txt"
+    async with supervised() as supervisor:
+        process = supervisor.start(begin(folder / "parent.py", s4_app_file=str(file)))
+        await process.wait_ready()
+        child = int(file.read_text())
+        assert alive(child)
+        if how == "killed":
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGKILL)
+            await until(lambda: not alive(child))
+        await process.stop()
+        assert not alive(child)
+
+
 # -- set-up ---------------------------------------------------------------------------------------
 
 
@@ -356,6 +372,19 @@ class Many(App):
             self.create_input_stream(f"names{n}", self.create_pe(Hello), key="name")
 """
 
+PARENT = """\
+import subprocess
+from pathlib import Path
+from s4node import App, ProcessingElement
+class Hello(ProcessingElement):
+    def on_event(self, event): pass
+class Parent(App):
+    def on_init(self):
+        self.create_input_stream("names", self.create_pe(Hello), key="name")
+        child = subprocess.Popen(["sleep", "3600"])
+        Path(self.parameters["file"]).write_text(str(child.pid))
+"""
+
 STUCK = """\
 import time
 from s4node import App, ProcessingElement
@@ -370,7 +399,7 @@ LIMITS = Limits(start=20, pulse=10, drain=20, pause=0.05, longest_pause=0.4)
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    texts = {"hello": HELLO, "slow_end": SLOW_END, "many": MANY, "stuck": STUCK}
+    texts = {"hello": HELLO, "slow_end": SLOW_END, "many": MANY, "stuck": STUCK, "parent": PARENT}
     for name, text in texts.items():
         (tmp_path / f"{name}.py").write_text(text)
     return tmp_path
