@@ -3,8 +3,10 @@
 Rules
 - A timer has a key and a name; set again, it is replaced. It fires once, by the time of events or
   by the clock, also on an instance that is not in memory.
-- Timers fire in the order of their times. One that is set while others fire waits for the next
-  round, so a handler that sets a timer in the past stops nobody.
+- Timers fire in the order of their times, also those that are set while others fire. One that is
+  set for a time no later than that which fires now waits for the next round, so a handler that sets
+  a timer in the past stops nobody.
+- Before an event in the order of time, the earlier timers of its key fire; see ``take_before``.
 - An instance that is removed has no timers.
 - Entries of replaced and cancelled timers are dropped when there are more of them than of others.
 """
@@ -147,6 +149,11 @@ class PeTimers:
         return heap[0][0] if heap else math.inf
 
     @property
+    def first(self) -> list[Any]:
+        """The timers by the time of events; the first entry begins with the earliest time."""
+        return self._heaps[False]
+
+    @property
     def is_due(self) -> bool:
         """True if a timer is due by the watermark."""
         return self.next_at(by_wall=False) <= self.watermark
@@ -158,21 +165,46 @@ class PeTimers:
             self.keeper.set_timer(key, timer.name, timer.time, by_wall=timer.by_wall)
 
     def take_due(self) -> Iterator[tuple[Any, Timer]]:
-        """Take the timers that are due now, with their keys."""
+        """Take the timers that are due now, with their keys.
+
+        At the end of the inputs these are the timers until the last one that is set now.
+        """
         last = self._number
         for by_wall, now in ((False, self.watermark), (True, self.now())):
-            heap, later = self._heaps[by_wall], []
+            heap, later, fired = self._heaps[by_wall], [], NEVER
+            if now == math.inf:  # a timer that sets itself anew would have no end
+                now = max((entry[0] for entry in heap), default=NEVER)
             while self.next_at(by_wall=by_wall) <= now:
                 entry = heappop(heap)
-                if entry[1] > last:
+                time, number, key, name = entry
+                if number > last and time <= fired:
                     later.append(entry)
                     continue
-                _, _, key, name = entry
+                fired = max(fired, time)
                 timer = self._timers[key][name]
                 self.cancel(key, name)
                 yield key, timer
             for entry in later:
                 heappush(heap, entry)
+
+    def take_before(self, key: Any, time: float) -> Iterator[tuple[Any, Timer]]:
+        """Take the timers of a key, by the time of events, that are due before ``time``.
+
+        One that is set again for its own time waits for the next round.
+        """
+        taken = set[tuple[str, float]]()
+        while self.next_at(by_wall=False) < time:
+            due = [
+                (each.time, each.number, each)
+                for each in self._timers.get(key, {}).values()
+                if each.time < time and not each.by_wall and (each.name, each.time) not in taken
+            ]
+            if not due:
+                return
+            _, _, timer = min(due)
+            taken.add((timer.name, timer.time))
+            self.cancel(key, timer.name)
+            yield key, timer
 
     def _put(self, key: Any, timer: Timer) -> None:
         names = self._timers.setdefault(key, {})

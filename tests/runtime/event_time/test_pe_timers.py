@@ -144,6 +144,80 @@ def test_timers_fire_in_the_order_of_their_times() -> None:
     assert timers.next_at(by_wall=False) == 9
 
 
+class Step(Event):
+    user: str
+    at: float
+
+
+class Chain(ProcessingElement):
+    """Ticks every ten seconds until 50, and ends at 55."""
+
+    told: OutputStream
+
+    def on_event(self, step: Step) -> None:
+        if step.at == 1:
+            self.at(10.0, "10")
+            self.at(55.0, "end")
+
+    def on_timer(self, name: str) -> None:
+        self.told.put(GenericEvent(user=self.key, name=name, items=0))
+        if name != "end" and int(name) < 50:
+            self.at(float(name) + 10, str(int(name) + 10))
+
+
+class Chained(App):
+    def on_init(self) -> None:
+        chain = self.create_pe(Chain)
+        chain.told = self.create_output_stream("told", types=GenericEvent)
+        self.create_input_stream("steps", chain, key="user", time="at")
+
+
+@pytest.mark.parametrize("marks", [[70], [30, 70], [10, 20, 30, 40, 50, 60, 70]])
+def test_timers_that_timers_set_fire_in_the_order_of_times_in_however_many_steps(
+    marks: list[int],
+) -> None:
+    with AppTest(Chained) as test:
+        test.send("steps", Step("joe", 1.0))
+        for mark in marks:
+            test.send("steps", Step("ann", float(mark)))
+        names = [name for _, name, _ in told(test)]
+        assert names == ["10", "20", "30", "40", "50", "end"]
+
+
+def test_timers_that_timers_set_by_the_clock_fire_in_order_after_a_stop() -> None:
+    now = [0.0]
+    timers = PeTimers("Chain", lambda: now[0], event_time=False)
+    timers.set_timer("joe", "10", 10.0, by_wall=True)
+    timers.set_timer("joe", "end", 55.0, by_wall=True)
+    now[0] = 70.0
+    fired = []
+    for key, timer in timers.take_due():
+        fired.append(timer.name)
+        if timer.time < 50:
+            timers.set_timer(key, str(timer.time + 10), timer.time + 10, by_wall=True)
+    assert fired == ["10", "20.0", "30.0", "40.0", "50.0", "end"]
+
+
+def test_a_timer_that_sets_itself_anew_has_an_end_at_the_end_of_the_inputs() -> None:
+    class Forever(Chain):
+        def on_timer(self, name: str) -> None:
+            self.told.put(GenericEvent(user=self.key, name=name, items=0))
+            if name != "end":
+                self.at(float(name) + 10, str(int(name) + 10))
+
+    class Ending(App):
+        def on_init(self) -> None:
+            chain = self.create_pe(Forever)
+            chain.told = self.create_output_stream("told", types=GenericEvent)
+            self.create_input_stream("steps", chain, key="user", time="at", system="log")
+
+    with AppTest(Ending) as test:
+        test.send("steps", Step("joe", 1.0))
+        test.end_input("steps")
+        test.advance(seconds=2)
+        assert [name for _, name, _ in told(test)] == ["10", "20", "30", "40", "50", "end"]
+
+
 def test_a_timer_that_is_set_again_and_again_takes_the_place_of_one() -> None:
     timers = PeTimers("Idle", lambda: 0.0, event_time=True)
     timers.set_timer("early", "", 1.0, by_wall=False)
