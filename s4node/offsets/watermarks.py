@@ -100,12 +100,15 @@ class Watermarks:
         times = [s.time for name, s in self._sources.items() if not s.idle and name not in others]
         return min(times, default=None)
 
-    def slowest(self, ended: Collection[str] = ()) -> float:
-        """The lowest watermark of the active sources with news; infinity if there is none."""
+    def slowest(self, ended: Collection[str] = (), unread: Collection[str] = ()) -> float:
+        """The lowest watermark of the active sources with news; infinity if there is none.
+
+        A source with events that are ``unread`` counts without news, too.
+        """
         times = [
             each.time
             for name, each in self._sources.items()
-            if each.news and not each.idle and name not in ended
+            if (each.news or name in unread) and not each.idle and name not in ended
         ]
         return min(times, default=math.inf) - self.lateness
 

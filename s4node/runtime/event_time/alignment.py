@@ -5,7 +5,8 @@ Rules
   read meanwhile, so a log that is read fast opens no windows without end.
 - The sources of all inputs count whose events meet those of the input at a PE with windows or
   timers, be it some hops later.
-- A source that is idle or has ended holds nobody, nor does one without news since the start.
+- A source that is idle or has ended holds nobody, nor does one without news since the start, unless
+  events of it are there to be read: then nothing is read before the first of them.
 - The slowest source is never ahead, so one always goes on.
 """
 
@@ -51,15 +52,18 @@ class Alignment:
                 self._drift[name] = time.drift
                 self._partners[name] = sorted(partners)
 
-    def must_wait(self, stream: str, source: str, ended: Collection[str]) -> bool:
-        """Return True if a source of an input is too far ahead; ``ended`` are sources, too."""
+    def must_wait(
+        self, stream: str, source: str, ended: Collection[str], unread: Collection[str]
+    ) -> bool:
+        """Return True if a source of an input is too far ahead; the others are sources, too."""
         self.waiting.discard(source)
         if stream not in self._partners:
             return False
         own = self._watermarks[stream]
         time = own.times([source]).get(source, NEVER) - own.lateness
-        slowest = min(self._watermarks[each].slowest(ended) for each in self._partners[stream])
-        if time <= slowest + self._drift[stream]:
+        partners = [self._watermarks[each] for each in self._partners[stream]]
+        slowest = min(each.slowest(ended, unread) for each in partners)
+        if time <= slowest or time - slowest <= self._drift[stream]:
             return False
         self.waiting.add(source)
         return True

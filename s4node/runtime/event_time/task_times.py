@@ -233,7 +233,8 @@ class TaskTimes:
     def runs_ahead(self, stream: str, source: str, ended: Collection[str]) -> bool:
         """Return True if an input has to wait for others; ``ended`` are inputs, too."""
         tasks = (each.reports for each in self._streams.values())  # which wait for nobody
-        return self._alignment.must_wait(stream, source, {*ended}.union(*tasks))
+        unread = {str(q) for q in self.queues if not isinstance(q, str) and self._waits(q)}
+        return self._alignment.must_wait(stream, source, {*ended}.union(*tasks), unread)
 
     def finish_inputs(self) -> None:
         """Nothing more comes: the windows of the next hop end, and its timers are due.

@@ -19,13 +19,15 @@ from s4node.testing.app_test import AppTest
 class Both(App):
     """Windows of a minute over two logs."""
 
+    slow = "log"
+
     def on_init(self) -> None:
         candle = self.create_pe(Candle)
         candle.bars = self.create_output_stream("bars", types=Bar)
         candle.set_window(tumbling(60))
-        for name in ("fast", "slow"):
+        for name, system in (("fast", "log"), ("slow", self.slow)):
             self.create_input_stream(
-                name, candle, key="symbol", time="at", idle=30, system="log", types=Trade
+                name, candle, key="symbol", time="at", idle=30, system=system, types=Trade
             )
 
 
@@ -110,6 +112,24 @@ def test_a_source_that_is_idle_has_ended_or_not_begun_holds_no_other(reason: str
             assert processed(test) < len(EVENTS) // 2
             test.advance(seconds=3)
         assert processed(test) >= len(EVENTS)
+
+
+def test_an_input_whose_first_events_wait_to_be_read_holds_the_others() -> None:
+    class TwoLogs(Both):
+        slow = "slow-log"
+
+    with AppTest(TwoLogs, settings=SETTINGS) as test:
+        slow = test._runtime.world.inputs.system("slow-log")
+        test._runtime.world.call(slow.go_away)
+        test.send("slow", *a(61, 62, 63))
+        test.send("fast", *EVENTS)
+        assert open_windows(test) <= MOST
+        test._runtime.world.call(slow.come_back)
+        for name in ("slow", "fast"):
+            test.end_input(name)
+        test.advance(seconds=2)
+        assert sum(n for _, _, n, _ in bars(test)) == 3 + len(EVENTS)
+        assert test.late(Candle) == 0
 
 
 def test_an_input_that_waits_is_not_idle_and_loses_no_event() -> None:
