@@ -262,11 +262,17 @@ class App:
             )
         if broadcast:
             raise GraphError(f"stream {name!r} has order='time' and broadcast; choose one")
-        for _, known in self.prototypes.values():
-            if isinstance(known, InOrder) and known.out.targets == tuple(p._prototype for p in pes):
-                stream = self._add(kind, name, [known], key, types or _types_of(pes), False, time)
-                join(known.out, self.streams[known.out.in_order_of[0]], stream)
-                return stream
+        targets = [pe._prototype for pe in pes]
+        elements = [element for _, element in self.prototypes.values()]
+        met = [e for e in elements if isinstance(e, InOrder) and {*e.out.targets} & {*targets}]
+        if met:
+            held, *others = met
+            stream = self._add(kind, name, [held], key, types or _types_of(pes), False, time)
+            join(held.out, stream, targets)
+            for other in others:  # the new stream connects them
+                join(held.out, other.out, other.out.targets)
+                self._put_in_place_of(other, held)
+            return stream
         told = time_in_order(time)
         inner = self._add(Stream, f"{name}{BY_TIME}", pes, key, types, broadcast, told)
         inner.in_order_of = (name,)
@@ -275,6 +281,14 @@ class App:
         held.set_window(tumbling(told.lateness), late=inner)
         held.set_singleton(key is None)
         return self._add(kind, name, [held], key, types or _types_of(pes), broadcast, time)
+
+    def _put_in_place_of(self, gone: InOrder, held: InOrder) -> None:
+        """Have the streams in the order of one PE lead to another one."""
+        for name in gone.out.in_order_of:
+            self.streams[name].targets = (held._prototype,)
+        del self.prototypes[gone._prototype.name], self.streams[gone.out.name]
+        for index, stream in enumerate(self.streams.values()):
+            stream._index = index
 
     def _time(self, stream: str, field: str, lateness: float, idle: float) -> StreamTime:
         """What a stream tells of the time of its events."""

@@ -5,7 +5,9 @@ Rules
   the author's PEs. What it holds back is the state of windows, one for each key and short span. So
   held-back events are rows of each commit; positions and producers' numbers pass them; they take no
   credit and no place in a stage.
-- Streams with ``order="time"`` that lead to the same PEs have one order.
+- Streams with ``order="time"`` that have a PE in common have one order. Each PE gets the types of
+  the streams that lead to it.
+- What it holds back for a singleton is in one order for all keys.
 - A span is handed on once the watermark has passed it: sorted by time, events of one time by their
   bytes. So the order of a key's events does not depend on the order in which they have come.
 - An event that comes after its span was handed on is late. It is handed on at once, out of order,
@@ -16,12 +18,12 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.prototype import Prototype
-from s4node.app.stream import Stream, StreamTime
+from s4node.app.stream import Stream, StreamTime, Target
 from s4node.errors import GraphError, HeldBackBeyond
 from s4node.events.event_time import TimeRule
 from s4node.events.routing import KeyRule, is_generic
@@ -97,37 +99,57 @@ def held_back(windows: Any) -> int:
 def complete(prototype: Prototype, inner: Stream) -> None:
     """Give the prototype of an InOrder what it needs to know of its inner stream."""
     assert inner.time is not None
+    prototype.singleton |= any(target.singleton for target in inner.targets)
     cls: Any = prototype.cls
     cls.kinds = {kind.cls: kind for kind in inner.types}
     cls.names = {kind.name: kind for kind in inner.types}
     cls.time_of = staticmethod(TimeRule(inner.name, inner.time.field, inner.types).find)
 
 
-def join(inner: Stream, first: Stream, other: Stream) -> None:
-    """Have an inner stream carry the events of another stream, too, in one order.
+def join(inner: Stream, other: Stream, targets: Sequence[Target]) -> None:
+    """Have an inner stream carry the events of ``other`` to ``targets``, too, in one order.
 
     Raises GraphError if they have no common order.
     """
     assert inner.time is not None
     assert other.time is not None
-    both = f"streams {first.name!r} and {other.name!r} lead to the same PEs with order='time'"
+    names = other.in_order_of or (other.name,)
+    both = (
+        f"streams {inner.in_order_of[0]!r} and {names[0]!r} lead to the same PEs with order='time'"
+    )
     if inner.time.field != other.time.field:
         raise GraphError(
             f"{both}, so their time has to be in a field of the same name, not "
             f"{inner.time.field!r} and {other.time.field!r}"
         )
-    if (first.key is None) is not (other.key is None):
+    if (inner.key is None) is not (other.key is None):
         raise GraphError(f"{both}, so both need a key, or neither")
-    shared = {kind.cls for kind in inner.types} & {kind.cls for kind in other.types}
-    if shared and other.key != first.key:
-        names = ", ".join(sorted(cls.__name__ for cls in shared))
-        raise GraphError(f"{both} and carry {names} under different keys; give each its types=")
+    mine, others = _keys(inner), _keys(other)
+    shared = sorted(cls.__name__ for cls in mine.keys() & others.keys())
+    if any(mine[cls] != others[cls] for cls in mine.keys() & others.keys()):
+        raise GraphError(
+            f"{both} and carry {', '.join(shared)} under different keys; give each its types="
+        )
+    if shared and set(inner.targets) != set(targets):
+        raise GraphError(
+            f"{both} and carry {', '.join(shared)}, but not to all of the same PEs; have both lead "
+            f"to the same PEs, or give each its types="
+        )
+    takes = {each.name: inner.taken_by(each) for each in inner.targets}
+    for each in targets:
+        takes[each.name] = takes.get(each.name, frozenset()) | other.taken_by(each)
     if other.key is not None:
-        if not isinstance(inner.key, KeyByType):
-            inner.key = KeyByType({kind.cls: inner.key for kind in inner.types})
-        inner.key.keys |= {kind.cls: other.key for kind in other.types}
+        inner.key = KeyByType({**mine, **others})
+    inner.targets = tuple(dict.fromkeys((*inner.targets, *targets)))
     inner.take_types_of(other)
-    inner.in_order_of += (other.name,)
+    inner.takes = takes
+    inner.in_order_of += names
+
+
+def _keys(stream: Stream) -> dict[type, Any]:
+    """The key of each type of a stream."""
+    key = stream.key
+    return key.keys if isinstance(key, KeyByType) else {kind.cls: key for kind in stream.types}
 
 
 class KeyByType:

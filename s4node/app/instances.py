@@ -53,6 +53,7 @@ class Instances(dict[Any, PE]):
         "_async_create",
         "_async_remove",
         "_crowding",
+        "before",
         "fetch",
         "gone",
         "keeper",
@@ -70,6 +71,8 @@ class Instances(dict[Any, PE]):
         self.gone: Callable[[Any], None] | None = None
         self.keeper: Keeper | None = None
         self.timers: PeTimers | None = None
+        # makes the calls of a key that are due before its event at a time, for streams in order
+        self.before: Callable[[Any, float], Any] | None = None
         self.fetch: Callable[[], None] | None = None  # loads the saved instances of coming events
         self._crowding = KeyCrowding()
         self._async_create = inspect.iscoroutinefunction(prototype.on_create)

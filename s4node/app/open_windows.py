@@ -163,6 +163,11 @@ class TableWindows(WindowInstances):
             dropped._until = math.inf
 
     @property
+    def first(self) -> list[Any]:
+        """The ends of windows; the first entry begins with the earliest one."""
+        return self._ends
+
+    @property
     def next_end(self) -> float:
         """The watermark at which something is due."""
         if self._again:
@@ -201,13 +206,7 @@ class TableWindows(WindowInstances):
             (end, key), start = next(iter(self._again.items()))
             if end > watermark:
                 break
-            first = self._kind.start_of(end) if self._kind.is_hopping else start
-            panes = [
-                table[key]
-                for _, table in sorted(self.tables.items())
-                if first <= table.span[0] and table.span[1] <= end and key in table
-            ]
-            yield self._call(key, end, panes, again=True)
+            yield self._call(key, end, self._panes(key, start, end), again=True)
         while self._over and self._over[0][0] <= watermark:
             _, start = heappop(self._over)
             instances = [*self.tables[start].values()]
@@ -216,8 +215,27 @@ class TableWindows(WindowInstances):
                 yield None
             del self.tables[start]
 
+    def _panes(self, key: Any, start: float, end: float) -> list[PE]:
+        """The instances of a key in the window that ends at ``end``; one begins at ``start``."""
+        first = self._kind.start_of(end) if self._kind.is_hopping else start
+        return [
+            table[key]
+            for _, table in sorted(self.tables.items())
+            if first <= table.span[0] and table.span[1] <= end and key in table
+        ]
+
+    def _ended_before(self, key: Any, time: float) -> Iterator[tuple[float, Due | None]]:
+        ends = {
+            end: start
+            for start, table in self.tables.items()
+            if table.span[1] < time and key in table
+            for end in self._kind.ends_of(table.span)
+            if max(table[key]._until, self.called_before) < end < time
+        }
+        for end, start in sorted(ends.items()):
+            yield end, self._call(key, end, self._panes(key, start, end))
+
     def _call(self, key: Any, end: float, panes: list[PE], *, again: bool = False) -> Due | None:
-        """The call for a key in the window that ends at ``end``, if it was not made."""
         if self._again:
             self._again.pop((end, key), None)
         if len(panes) > 1:
@@ -354,6 +372,11 @@ class SessionWindows(WindowInstances):
             self._forget(instance)
 
     @property
+    def first(self) -> list[Any]:
+        """The ends of sessions as they were; the first entry begins with the earliest one."""
+        return self._ends
+
+    @property
     def next_end(self) -> float:
         """The watermark at which something is due."""
         if self._again:
@@ -378,6 +401,13 @@ class SessionWindows(WindowInstances):
         for instance in self._passed(self._over, watermark, self._grace):
             self.remove(instance)
             yield None
+
+    def _ended_before(self, key: Any, time: float) -> Iterator[tuple[float, Due | None]]:
+        for instance in [*self._by_key.get(key, ())]:
+            end = instance._span[1]
+            if instance._until < end < time:
+                self.touch(instance)
+                yield end, self._call(instance, end)
 
     def _call(self, instance: PE, end: float) -> Due:
         return Due(instance, lambda: self._fired(instance, end))

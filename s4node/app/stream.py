@@ -115,6 +115,8 @@ class Stream:
         self.parallelism = 1
         self.in_order_of: tuple[str, ...] = ()
         """The streams whose events this one has, in the order of their times."""
+        self.takes: dict[str, frozenset[type]] = {}
+        """The types that a PE gets of this stream, by its name, if it does not get all."""
         self._index = index
         named = types or dict.fromkeys(t for p in self.targets for t in p.event_types())
         self._declared = tuple(named) or self._default_types()
@@ -137,6 +139,10 @@ class Stream:
     @property
     def types(self) -> tuple[EventType, ...]:
         return tuple(self._types.values())
+
+    def taken_by(self, target: Target) -> frozenset[type]:
+        """The types that a PE gets of this stream."""
+        return self.takes.get(target.name) or frozenset(self._types)
 
     def take_types_of(self, other: Stream) -> None:
         """Carry the types of another stream, too."""

@@ -189,6 +189,24 @@ class WindowInstances(Instances):
         """
         return iter(())
 
+    def calls_before(self, key: Any, time: float) -> Iterator[Due]:
+        """The calls of a key for windows that end before ``time``, although others go on.
+
+        For its window, the watermark is at its end during a call.
+        """
+        watermark = self.watermark
+        try:
+            for end, due in self._ended_before(key, time):
+                if due is not None:
+                    self.watermark = max(watermark, end)
+                    yield due
+        finally:
+            self.watermark = watermark
+
+    def _ended_before(self, key: Any, time: float) -> Iterator[tuple[float, Due | None]]:
+        """The ends of a key's windows before ``time``, each with its call if it was not made."""
+        raise NotImplementedError
+
     @property
     def next_end(self) -> float:
         """The watermark at which something is due."""

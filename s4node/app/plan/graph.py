@@ -23,6 +23,7 @@ from s4node.app.app import App
 from s4node.app.instances import BoundedInstances, Instances
 from s4node.app.pe_codec import ElementCodec, check_defaults
 from s4node.app.plan.window_dispatch import (
+    before_lines,
     make_windows,
     only_handler,
     time_problems,
@@ -337,7 +338,9 @@ def compile_plan(
     Instances of the prototypes in ``savers`` are touched before their events.
     """
     rule = rule_of(stream)
-    is_async = any(target.is_async for target in stream.targets)
+    is_async = any(
+        target.is_async or _before_is_async(instances[target.name]) for target in stream.targets
+    )
     bindings: dict[str, Any] = {"_isawaitable": inspect.isawaitable}
     body: list[str] = []
     fetched: list[str] = []
@@ -350,9 +353,15 @@ def compile_plan(
         if isinstance(made, WindowInstances):
             begin, lines = window_lines(stream, number, made, bindings, touches=touches)
             fetched += begin
-            body += lines
         else:
-            body += _target_lines(stream, number, made, fires, bindings, touches=touches)
+            lines = _target_lines(stream, number, made, fires, bindings, touches=touches)
+        if stream.in_order_of and made.before is not None:
+            lines = before_lines(stream, number, made, bindings) + lines
+        takes = stream.taken_by(target)
+        if len(takes) < len(stream.types):
+            bindings[f"_c{number}"] = takes
+            lines = [f"if e.__class__ in _c{number}:", *(f"    {line}" for line in lines)]
+        body += lines
         if touches:
             bindings[f"_k{number}"] = savers[target.name]
             bindings[f"_u{number}"] = savers[target.name].touch_one
@@ -361,6 +370,29 @@ def compile_plan(
     bindings[_KEY_LINE] = len(head) + 1
     lines = head + [f"        {line}" for line in body]
     return Plan(compiled("run", lines, bindings), is_async, "\n".join(lines))
+
+
+def goes_by_order(app: App, home: Instances) -> bool:
+    """Return True if calls of a PE come before the later events of their key, one by one.
+
+    So it is for timers, and for windows that share state of the key, if nothing but one stream in
+    order has the times of the PE.
+    """
+    target = home.prototype
+    timed = [s for s in app.streams.values() if s.time is not None and target in s.targets]
+    if len(timed) != 1 or not timed[0].in_order_of:
+        return False
+    if timed[0].key is None and not target.singleton:  # events are for all instances
+        return False
+    options = target.windows
+    if options is None:
+        return home.timers is not None
+    return target.own is not None and not options.on_wall_clock and not options.kind.events
+
+
+def _before_is_async(home: Instances) -> bool:
+    """Return True if calls that come before an event are awaited."""
+    return home.before is not None and inspect.iscoroutinefunction(home.prototype.on_timer)
 
 
 def _target_lines(
@@ -376,7 +408,7 @@ def _target_lines(
     target = home.prototype
     instances, handler = f"_i{number}", f"_h{number}"
     bindings[instances] = home
-    direct = only_handler(stream, target.on_event)
+    direct = only_handler(stream, target)
     if direct is not None:
         bindings[handler] = direct
         call = f"{handler}({{i}}, e)"

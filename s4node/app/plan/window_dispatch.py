@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 
 from s4node.app.app import App, no_time
-from s4node.app.handlers import HandlerTable
 from s4node.app.in_order import InOrder
+from s4node.app.instances import Instances
 from s4node.app.open_windows import CountWindows, SessionWindows, TableWindows
 from s4node.app.prototype import Prototype, WindowOptions
 from s4node.app.stream import InputStream, Stream
@@ -66,12 +66,11 @@ def window_problems(app: App, prototype: Prototype) -> Iterable[str]:
                 f"the stream a key or call set_singleton() on the PE"
             )
         if options.late is not None and options.late._declared:
-            taken = options.late._declared
-            for kind in stream.types:
-                if kind.cls not in taken:
+            for cls in stream.taken_by(prototype):
+                if cls not in options.late._declared:
                     yield (
                         f"{where}: late events of {stream.name!r} go to {options.late.name!r}, "
-                        f"which does not take {kind.name}; add it to its types"
+                        f"which does not take {cls.__name__}; add it to its types"
                     )
 
 
@@ -128,7 +127,7 @@ def window_lines(
     target = home.prototype
     options, begin = target.windows, list[str]()
     assert options is not None
-    direct = only_handler(stream, target.on_event)
+    direct = only_handler(stream, target)
     bindings[f"_h{number}"] = target.on_event if direct is None else direct
     handler = f"_h{number}" if direct is not None else f"_h{number}[e.__class__]"
     call = [f"{handler}(i, e)"]
@@ -197,9 +196,27 @@ def window_lines(
     return begin, lines
 
 
-def only_handler(stream: Stream, table: HandlerTable) -> Any:
-    """The one handler that takes every event of the stream, or None if they differ."""
-    found = {table.find(kind.cls) for kind in stream.types}
+def before_lines(
+    stream: Stream, number: int, home: Instances, bindings: dict[str, Any]
+) -> list[str]:
+    """Source of the calls of a key that are due before its event in a stream in order."""
+    rule, target = time_rule(stream), home.prototype
+    assert rule is not None
+    bindings |= rule.bindings
+    due: Any = home.timers if target.windows is None else home
+    bindings |= {f"_q{number}": due.first, f"_p{number}": home.before}
+    hook = target.on_timer if target.windows is None else target.on_window
+    awaits = "await " if inspect.iscoroutinefunction(hook) else ""
+    key = "None" if target.singleton else "k"
+    return [
+        f"t = {rule.expression('e')}",
+        f"if _q{number} and t > _q{number}[0][0]: {awaits}_p{number}({key}, t)",
+    ]
+
+
+def only_handler(stream: Stream, target: Prototype) -> Any:
+    """The one handler of a PE for all its events of the stream, or None if they differ."""
+    found = {target.on_event.find(cls) for cls in stream.taken_by(target)}
     return found.pop() if len(found) == 1 else None
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -83,6 +84,9 @@ class PeProcessor(Processor):
             if prototype.on_timer is not None:
                 timed = any(prototype in s.targets and s.time for s in app.streams.values())
                 self.instances[name].timers = PeTimers(name, wall, event_time=timed)
+        for name, each in self.instances.items():
+            if graph.goes_by_order(app, each):
+                each.before = partial(self._call_before, name)
         self.times = TaskTimes(app, self.instances, wall, clock)
         fed = [s for s in app.streams.values() if not isinstance(s, OutputStream)]
         self._plans = {s.name: graph.compile_plan(s, self.instances, self.triggers) for s in fed}
@@ -248,6 +252,8 @@ class PeProcessor(Processor):
 
     def failed(self, batch: EventBatch, error: BaseException, index: int) -> None:
         """Refuse the event if its key was not found, or raise the error that stops the app."""
+        if isinstance(error, ProcessingError):  # of a call before the event
+            raise error
         event, position = batch.events[index], batch.position(index)
         if graph.is_key_failure(error):
             if batch.receipt is None:
@@ -380,21 +386,10 @@ class PeProcessor(Processor):
             return True
         if ends and not calls.under_way:
             self.times.finish_inputs()
-        waits = self._timer_mode is Mode.AWAIT
         token = begin_put(self.put)
         calls.begin_step()
         try:
-            for call in calls.take(limit):
-                try:
-                    result = call.hook(call.instance)
-                    if waits and inspect.isawaitable(result):
-                        await result
-                except BaseException as error:
-                    if is_signal(error):
-                        raise
-                    raise self._call_failed(call, error) from error
-                if call.done is not None:
-                    call.done()
+            await self._make(calls.take(limit))
             if not calls.under_way:
                 await self.tidy()
         finally:
@@ -404,6 +399,37 @@ class PeProcessor(Processor):
             end_put(token)
         over = not calls.under_way
         return over and (not ends or self.times.inputs_finished())
+
+    async def _make(self, calls: Iterable[Call]) -> None:
+        """Make calls, one after the other."""
+        waits = self._timer_mode is Mode.AWAIT
+        for call in calls:
+            try:
+                result = call.hook(call.instance)
+                if waits and inspect.isawaitable(result):
+                    await result
+            except BaseException as error:
+                if is_signal(error):
+                    raise
+                raise self._call_failed(call, error) from error
+            if call.done is not None:
+                call.done()
+
+    def _call_before(self, name: str, key: Any, time: float) -> Any:
+        """Make the calls of a key that are due before its event at ``time``, or return them."""
+        made = self._make_before(self._calls.before(name, key, time))
+        prototype = self.instances[name].prototype
+        if inspect.iscoroutinefunction(prototype.on_timer or prototype.on_window):
+            return made
+        with suppress(StopIteration):  # it awaits nothing
+            made.send(None)
+        return None
+
+    async def _make_before(self, calls: Iterable[Call]) -> None:
+        of_event = handled.get()
+        handled.set(None)
+        await self._make(calls)
+        handled.set(of_event)
 
     def left_out_calls(self) -> Iterable[LeftOutCall]:
         return self._calls.left_out()

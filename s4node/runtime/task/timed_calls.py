@@ -5,6 +5,8 @@ Rules
   timers. ``on_time`` follows.
 - A round is made in parts; events go on in between, for its first second while windows and timers
   are called: then they wait. A window or timer is done right after its call.
+- Before an event of a stream with ``order="time"``, the calls of its key that are due before it are
+  made, whatever the watermark is; see ``before``.
 - A call that has failed before is left out: its window or timer is done, and kept for the next
   start if the failure says so.
 """
@@ -20,8 +22,8 @@ from typing import Any, NamedTuple
 
 from s4node.app.app import App
 from s4node.app.instances import Instances
-from s4node.app.pe_timers import PeTimers, Timer
-from s4node.app.window_instances import FailedWindows, WindowInstances
+from s4node.app.pe_timers import Timer
+from s4node.app.window_instances import Due, FailedWindows, WindowInstances
 from s4node.runtime.event_time.task_times import TaskTimes
 from s4node.runtime.task.poison.failed_hooks import FailedHooks, HookCall, LeftOutCall
 
@@ -132,6 +134,19 @@ class TimedCalls:
             if call is not None:
                 yield call
 
+    def before(self, name: str, key: Any, time: float) -> Iterator[Call]:
+        """The calls of a key that are due before its event at ``time``.
+
+        The event is the next one of a slice whose instances are loaded when one is missed.
+        """
+        instances = self._instances[name]
+        if isinstance(instances, WindowInstances):
+            calls = self._ended(instances, instances.calls_before(key, time))
+            yield from (each for each in calls if each is not None)
+        elif instances.timers is not None:
+            due = instances.timers.take_before(key, time)
+            yield from self._fired(name, due, loaded=True)
+
     def left_out(self) -> list[LeftOutCall]:
         """Take the calls that were left out."""
         found, self._left_out = self._left_out, []
@@ -154,10 +169,11 @@ class TimedCalls:
             self._ending_since = now
             self._times.step()
             for windows in self._times.windows():
-                yield from self._ended(windows)
+                yield from self._failed_before(windows)
+                yield from self._ended(windows, chain(windows.early_calls(), windows.calls()))
             for name, instances in self._instances.items():
                 if instances.timers is not None:
-                    yield from self._fired(name, instances, instances.timers)
+                    yield from self._fired(name, instances.timers.take_due())
             self._times.windows_ended()
             self._ending_since = math.inf
         for each in self.intervals:
@@ -177,17 +193,24 @@ class TimedCalls:
         if self._spent - before >= each.interval:
             self._slow.setdefault(each.instances.prototype.cls.__name__, False)
 
-    def _ended(self, windows: WindowInstances) -> Iterator[Call | None]:
-        """The calls of ``on_window`` of one PE; None after other work."""
-        on_window, failed = windows.prototype.on_window, windows.failed
+    def _failed_before(self, windows: WindowInstances) -> Iterator[Call]:
+        """The calls of ``on_window`` of one PE that failed in an earlier run."""
+        on_window = windows.prototype.on_window
         assert on_window is not None
-        for instance, done in failed.calls():
+        for instance, done in windows.failed.calls():
             call = Call("on_window", on_window, instance, done)
             if not self._has_failed(call):
                 yield call
             elif not self._keeps(call):
                 done()
-        for due in chain(windows.early_calls(), windows.calls()):
+
+    def _ended(
+        self, windows: WindowInstances, found: Iterable[Due | None]
+    ) -> Iterator[Call | None]:
+        """The calls of ``on_window`` of one PE that were ``found``; None after other work."""
+        on_window, failed = windows.prototype.on_window, windows.failed
+        assert on_window is not None
+        for due in found:
             if due is None:
                 yield None
                 continue
@@ -201,13 +224,24 @@ class TimedCalls:
                 failed.add(instance)
             done()
 
-    def _fired(self, name: str, instances: Instances, timers: PeTimers) -> Iterator[Call]:
-        """The calls of ``on_timer`` of one PE, also on instances that are not in memory."""
-        on_timer = instances.prototype.on_timer
+    def _fired(
+        self, name: str, taken: Iterable[tuple[Any, Timer]], *, loaded: bool = False
+    ) -> Iterator[Call]:
+        """The calls of ``on_timer`` of one PE, also on instances that are not in memory.
+
+        ``loaded``: the next event of the slice that is under way is of the same key.
+        """
+        instances = self._instances[name]
+        on_timer, timers = instances.prototype.on_timer, instances.timers
         assert on_timer is not None
-        for key, timer in timers.take_due():
-            if self.have is not None:
+        assert timers is not None
+        for key, timer in taken:
+            if not loaded and self.have is not None:
                 self.have(name, [key])
+            elif loaded and instances.keeper is not None:
+                if key not in instances and instances.fetch is not None:
+                    instances.fetch()
+                instances.keeper.touch((key,))
             instance = dict.get(instances, key)
             if instance is None:
                 continue

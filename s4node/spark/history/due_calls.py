@@ -2,7 +2,8 @@
 
 Rules
 - When an event comes, all earlier ones have come. So a window or timer is due once an event comes
-  that is later by more than the lateness; and no event is late.
+  that is later by more than the lateness, or just later in a stream with ``order="time"``; and no
+  event is late.
 - Between two events only calls are made that may meet the state of the key: ``on_timer``, and
   ``on_window`` of classes with ``OfKey``. Other windows end after a batch: a later event does not
   change them.
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 from s4node.app.app import App
 from s4node.app.instances import Instances
 from s4node.app.pe_timers import PeTimers
+from s4node.app.plan import graph
 from s4node.app.stream import Stream
 from s4node.app.window_instances import WindowInstances
 from s4node.spark.history.stages import goes_by_time
@@ -129,6 +131,8 @@ def calls_of(app: App, instances: Mapping[str, Instances], until: Mapping[str, f
         if goes_by_time(app, each.prototype):
             times = [s.time for s in app.streams.values() if each.prototype in s.targets]
             lateness = max((time.lateness for time in times if time is not None), default=0.0)
+            if graph.goes_by_order(app, each):
+                lateness = 0.0
             timed[name] = _Timed(each, lateness, until.get(name, NEVER))
     return DueCalls(timed)
 

@@ -110,6 +110,8 @@ class _Run:
             prototype.cache_size, prototype.cache_idle = 0, 0.0  # nothing leaves
         self._pes = PeProcessor(app, 0, _no_time, wall=lambda: replay.now)
         self._instances = {name: self._pes.instances[name] for name in replay.stage.pes}
+        for instances in self._instances.values():
+            instances.before = None  # calls come between the events of all keys
         self._due = calls_of(app, self._instances, replay.until)
         self._streams = {name: self._part(app.streams[name]) for name in replay.stage.streams}
         self._plans = {

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from s4node.app.app import App
-from s4node.app.processing_element import ProcessingElement
+from s4node.app.processing_element import OfKey, ProcessingElement
 from s4node.app.stream import OutputStream
-from s4node.app.windows import tumbling
+from s4node.app.windows import WindowKind, day, hopping, session, tumbling
 from s4node.errors import ConfigError, GraphError, ProcessingError, StateError
 from s4node.events.event import Event, GenericEvent
 from s4node.runtime.container.metrics import _task
@@ -264,6 +264,209 @@ def test_handlers_side_by_side_are_refused() -> None:
         pass
 
 
+# --- timers and windows in the order of events ---------------------------------------------------
+
+
+class Once(ProcessingElement):
+    """Lets the first trade of an hour pass, as in docs/joins.md."""
+
+    seen: OutputStream
+    passed: bool = False
+
+    def on_event(self, trade: Trade) -> None:
+        if not self.passed:
+            self.passed = True
+            self.at(trade.at + 3600)
+            self.seen.put(Seen(str(self.key), trade.price, trade.at))
+
+    def on_timer(self, _name: str) -> None:
+        self.remove()
+
+
+class Later(ProcessingElement):
+    """Has timers at, before and after the time of its event, one of which sets another one."""
+
+    seen: OutputStream
+    fired: int = 0
+
+    def on_event(self, trade: Trade) -> None:
+        self.seen.put(Seen(str(self.key), float(self.fired), trade.at))
+        for seconds in (-1, 0, 2, 3):
+            self.at(trade.at + seconds, f"{trade.at} {seconds}")
+
+    def on_timer(self, name: str) -> None:
+        self.fired += 1
+        if name.endswith(" 2"):
+            self.at(float(name.split()[0]) + 2.5, f"{name} 1/2")
+
+
+class AwaitsTimers(Later):
+    async def on_timer(self, name: str) -> None:  # type: ignore[override]
+        super().on_timer(name)
+
+
+class Ended(ProcessingElement):
+    """Counts how many windows of its key have ended before each event."""
+
+    seen: OutputStream
+    n: int = 0
+    ended: OfKey[int] = 0
+
+    def on_event(self, trade: Trade) -> None:
+        self.n += 1
+        self.seen.put(Seen(str(self.key), float(self.ended), trade.at))
+
+    def on_window(self) -> None:
+        assert self.window.final
+        self.ended += self.n
+        self.seen.put(Seen(str(self.key), -float(self.ended), self.window.end))
+
+    def merge(self, later: Ended) -> None:
+        self.n += later.n
+
+
+class AwaitsWindows(Ended):
+    async def on_window(self) -> None:  # type: ignore[override]
+        super().on_window()
+
+
+def in_order(cls: type[ProcessingElement], kind: WindowKind | None = None) -> type[App]:
+    class InOrderApp(App):
+        def on_init(self) -> None:
+            pe: Any = self.create_pe(cls)
+            pe.seen = self.create_output_stream("seen", types=Seen)
+            if kind is not None:
+                pe.set_window(kind)
+            self.create_output_stream("dead", types=GenericEvent)
+            self.create_input_stream(
+                "trades", pe, key="symbol", types=Trade, time="at", lateness=5, order="time"
+            )
+
+    return InOrderApp
+
+
+IN_ORDER: list[tuple[type[ProcessingElement], WindowKind | None]] = [
+    (Once, None),
+    (Later, None),
+    (AwaitsTimers, None),
+    (Ended, tumbling(10)),
+    (Ended, tumbling(0.1)),
+    (Ended, hopping(30, every=10)),
+    (Ended, hopping(25, every=10)),
+    (Ended, session(gap=4)),
+    (Ended, day("Europe/Berlin")),
+    (AwaitsWindows, tumbling(10)),
+]
+
+
+@pytest.mark.parametrize(("cls", "kind"), IN_ORDER)
+def test_calls_that_are_due_before_an_event_come_before_it_live_and_in_a_replay(
+    cls: type[ProcessingElement], kind: WindowKind | None
+) -> None:
+    app = in_order(cls, kind)
+    chance = random.Random(5)
+    events = [Trade(chance.choice("abc"), float(n), 100 + n * 1.25) for n in range(120)]
+    events += [Trade("a", 120.0, 9000.0), Trade("b", 121.0, 20000.0), Trade("c", 122.0, 20000.0)]
+    found = []
+    for live in (True, False):
+        with AppTest(app) as test:
+            if live:
+                for event in events:
+                    test.send("trades", event)
+                    test.advance(seconds=0.3)
+            else:
+                test.send("trades", *events)
+            test.advance_watermark("trades", 200_000.0)
+            test.advance(seconds=1)
+            seen = test.output("seen")
+            found.append({key: [row for row in seen if row.symbol == key] for key in "abc"})
+    assert all(found[0].values())
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("cls", [Once, Later])
+def test_rows_with_timers_are_the_same_for_every_order_number_of_partitions_and_kill(
+    cls: type[ProcessingElement],
+) -> None:
+    events = [Trade(f"k{n % 7}", float(n), 100.0 + n * 37.0) for n in range(300)]
+    rows_in_any_order(in_order(cls), "trades", events, output="seen", until=40_000, runs=4)
+
+
+def test_an_event_at_the_time_of_a_timer_or_at_the_end_of_a_window_comes_first() -> None:
+    for cls, kind in ((Once, None), (Ended, tumbling(3600, offset=100))):
+        with AppTest(in_order(cls, kind)) as test:
+            test.send("trades", Trade("a", 1, 100.0), Trade("a", 2, 3700.0), Trade("a", 3, 3700.5))
+            test.advance_watermark("trades", 3706.0)
+            passed = [row.price for row in test.output("seen") if row.at != 3700.0]
+            assert passed == ([1, 3] if cls is Once else [0, 1])
+
+
+def test_a_timer_comes_before_an_event_of_a_key_whose_instance_is_only_on_disk() -> None:
+    class Small(in_order(Once)):  # type: ignore[misc]
+        def on_init(self) -> None:
+            super().on_init()
+            self.prototypes["Once"][1].set_pe_cache(max_size=1)
+
+    first = [Trade(key, 1.0, 100.0 + n) for n, key in enumerate("abcd")]
+    again = [Trade(key, 2.0, 3500.0 + n) for n, key in enumerate("abcd")]
+    later = [Trade(key, 3.0, 4000.0 + n) for n, key in enumerate("abcd")]
+    with AppTest(Small) as test:
+        test.send("trades", *first)
+        test.advance_watermark("trades", 200.0)
+        test.advance(seconds=2)
+        test.crash()
+        test.send("trades", *again, *later)
+        test.advance_watermark("trades", 5000.0)
+        test.advance(seconds=2)
+        assert sorted((e.symbol, e.price) for e in test.output("seen") if e.price != 1) == [
+            (key, 3.0) for key in "abcd"
+        ]
+
+
+@pytest.mark.parametrize("on_error", ["skip", "dead-letter"])
+def test_a_timer_that_raises_before_an_event_is_left_out_and_the_event_goes_on(
+    on_error: str,
+) -> None:
+    class Fails(Once):
+        def on_timer(self, name: str) -> None:
+            if self.key == "a":
+                raise ValueError("beast")
+            super().on_timer(name)
+
+    settings = {"s4.stream.trades.onError": on_error, "task.dead.letter.stream": "dead"}
+    with AppTest(in_order(Fails), settings=settings) as test:
+        test.send("trades", *(Trade(key, 1.0, at) for at in (100.0, 5000.0) for key in "ab"))
+        test.advance_watermark("trades", 6000.0)
+        test.advance(seconds=3)
+        assert {(e.symbol, e.at) for e in test.output("seen")} == {
+            ("a", 100.0), ("b", 100.0), ("b", 5000.0)
+        }  # fmt: skip
+        letters = {(e["hook"], e["key"], e["of"]) for e in test.output("dead")}
+        dead = {("on_timer", "'a'", "timer '' at 3700")}
+        assert letters == (dead if on_error == "dead-letter" else set())
+
+
+def test_a_singleton_gets_the_events_of_all_keys_in_one_order_with_its_timers() -> None:
+    class One(Later):
+        pass
+
+    class Alone(in_order(One)):  # type: ignore[misc]
+        def on_init(self) -> None:
+            super().on_init()
+            self.prototypes["One"][1].set_singleton()
+
+    events = [Trade("abc"[n % 3], float(n), 100 + n * 0.07) for n in range(200)]
+    found = []
+    for part in (1, 7, 200):
+        with AppTest(Alone) as test:
+            for at in range(0, 200, part):
+                test.send("trades", *events[at : at + part])
+            test.advance_watermark("trades", 1000.0)
+            found.append([(e.at, e.price) for e in test.output("seen")])
+    assert found[0] == found[1] == found[2]
+    assert [at for at, _ in found[0]] == [e.at for e in events]
+
+
 # --- several streams in one order ----------------------------------------------------------------
 
 
@@ -283,6 +486,11 @@ class Order(Event):
 class Priced(Event):
     id: int
     amount: float
+
+
+class Other(Event):
+    currency: str
+    at: float
 
 
 class AsOf(ProcessingElement):
@@ -335,6 +543,77 @@ def test_streams_that_lead_to_the_same_pe_have_one_order(partitions: int) -> Non
             found = {(each.id, each.amount) for each in test.output("priced")}
             assert sorted(found) == expected
             assert test.late("rates-in-order") == 0
+
+
+class Counts(ProcessingElement):
+    """Counts the orders of its key, in windows: rates are nothing to it."""
+
+    counts: OutputStream
+    n: int = 0
+
+    def on_event(self, _order: Order) -> None:
+        self.n += 1
+
+    def on_window(self) -> None:
+        self.counts.put(Priced(self.n, self.window.start))
+
+
+class Partly(App):
+    """Streams that have only some of their PEs in common; the last one connects them."""
+
+    lead: tuple[tuple[str, type, str], ...] = (
+        ("orders", Order, "AsOf Counts"), ("rates", Rate, "AsOf"),
+    )  # fmt: skip
+
+    def on_init(self) -> None:
+        as_of, counts, quotes = (self.create_pe(cls) for cls in (AsOf, Counts, Sees))
+        as_of.priced = self.create_output_stream("priced", types=Priced)
+        counts.counts = self.create_output_stream("counts", types=Priced)
+        quotes.seen = self.create_output_stream("seen", types=Seen)
+        counts.set_window(tumbling(10))
+        pes = {"AsOf": as_of, "Counts": counts, "Sees": quotes}
+        for name, kind, to in self.lead:
+            self.create_input_stream(
+                name, *(pes[each] for each in to.split()), key="currency", types=kind, time="at",
+                lateness=5, order="time", system="log",
+            )  # fmt: skip
+
+
+class Connected(Partly):
+    lead = ("rates", Rate, "AsOf"), ("others", Other, "Sees"), ("orders", Order, "AsOf Counts Sees")
+
+
+@pytest.mark.parametrize("app", [Partly, Connected])
+@pytest.mark.parametrize("first", ["orders", "rates"])
+def test_logs_that_lead_to_some_of_the_same_pes_have_one_order_whichever_is_read_first(
+    app: type[App], first: str
+) -> None:
+    rates = [Rate("EUX"[n % 3], float(n + 1), 100.0 + n) for n in range(60)]
+    orders = [Order(n, "EUX"[n // 3 % 3], 1.0, 100.5 + n * 0.31) for n in range(190)]
+    expected = []
+    for order in orders:
+        before = [each for each in rates if each.currency == order.currency and each.at < order.at]
+        expected.append((order.id, before[-1].rate if before else 0.0))
+    logs: dict[str, list[Any]] = {"rates": rates, "orders": orders}
+    with AppTest(app) as test:
+        for name in sorted(logs, key=lambda name: name != first):
+            test.send(name, *logs[name])
+        for name in test.app.streams.keys() & {"rates", "orders", "others"}:
+            test.end_input(name)
+        test.advance(seconds=2)
+        assert sorted((each.id, each.amount) for each in test.output("priced")) == expected
+        assert sum(each.id for each in test.output("counts")) == len(orders)
+        assert [name for name in test.app.streams if name.endswith("-by-time")] == [
+            f"{'orders' if app is Partly else 'rates'}-by-time"
+        ]
+
+
+def test_one_type_on_streams_in_one_order_that_lead_to_other_pes_is_a_mistake() -> None:
+    class Wrong(Partly):
+        lead = ("rates", Rate, "AsOf"), ("more-rates", Rate, "AsOf Sees")
+
+    with pytest.raises(GraphError, match="carry Rate, but not to all of the same PEs"):
+        AppTest(Wrong).__enter__()
 
 
 @pytest.mark.parametrize(
