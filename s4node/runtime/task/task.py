@@ -347,8 +347,9 @@ class Task:
                 batch = self.backlog.at_hand
                 assert batch is not None
                 isolation.events_ended(batch, result)
-                for left in self.processor.left_out_calls():  # calls before these events
-                    isolation.call_left_out(left)
+                if isolation.failed_hooks.calls:  # some may have been due before these events
+                    for left in self.processor.left_out_calls():
+                        isolation.call_left_out(left)
                 if isolation.pulls(result):
                     self.want_commit()
             self._processed += result
