@@ -688,8 +688,9 @@ LOG_QUOTA_BYTES = Setting(
 )
 LOG_MAX_PARTITIONS = Setting(
     _LOG, "s4.log.maxPartitions", "512", kinds.whole(1),
-    "The most partitions of all streams of the log together. Each takes three file descriptors and "
-    "about 200 KB of memory, and any peer may create streams.",
+    "The most partitions of all streams of the log together; the spools of sinks may have as many "
+    "again. Each takes three file descriptors and about 200 KB of memory, and any peer may create "
+    "streams.",
     belongs_to="node",
 )
 LOG_TYPE_BYTES = Setting(

@@ -17,11 +17,8 @@ from s4node.errors import StoreError, UnknownStream
 from s4node.events.keys import hasher_named
 from s4node.events.routing import KeyRule
 from s4node.log.hosted import HostedStream
-from s4node.log.store import LogStore
+from s4node.log.store import SPOOL, LogStore
 from s4node.log.streams import LogStream
-
-SPOOL = "_sink."
-"""How the names of spools begin."""
 
 WhoHas = Callable[[str], str]
 """Says in words who else serves a stream of this name at this address; empty if nobody does."""

@@ -18,10 +18,11 @@ import trio
 from s4node.errors import LimitReached, S4Error, StartpointError, StoreError, UnknownStream
 from s4node.events.schema import TypeDecl
 from s4node.log.hosted import describe
-from s4node.log.hosted_streams import SPOOL, HostedStreams
+from s4node.log.hosted_streams import HostedStreams
 from s4node.log.partition.ledger import Incoming, unfit
 from s4node.log.sink.decision import Attempt
 from s4node.log.sinks import Sinks
+from s4node.log.store import SPOOL
 from s4node.log.streams import LogPartition, answered
 from s4node.logger import get_logger
 from s4node.net.ingress.connection import Connection
@@ -232,14 +233,20 @@ class Questions:
             _whole(arguments["batch"]),
             attempts,
             last=bool(arguments.get("last")),
+            commit=str(arguments.get("commit", "")),
+            first=_whole(arguments.get("first", 0)),
+            total=_maybe_whole(arguments.get("total")),
         )
 
     async def _carried(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        return self._sinks.carried(str(arguments["sink"]))
+        return self._sinks.carried(str(arguments["sink"]), str(arguments["stream"]))
 
     async def _abort(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         over = bool(arguments.get("over"))
-        return await self._sinks.abort(str(arguments["sink"]), over=over)
+        return await self._sinks.abort(str(arguments["sink"]), str(arguments["stream"]), over=over)
+
+    async def _end_sink(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        return await self._sinks.end_write(str(arguments["sink"]), str(arguments["stream"]))
 
     async def _list_sinks(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"sinks": self._sinks.list()}
@@ -261,6 +268,7 @@ _QUESTIONS: dict[str, Callable[[Questions, Mapping[str, Any]], Any]] = {
     "sink.publish": Questions._publish,
     "sink.carried": Questions._carried,
     "sink.abort": Questions._abort,
+    "sink.end": Questions._end_sink,
     "sink.list": Questions._list_sinks,
     "sink.forget": Questions._forget_sink,
 }

@@ -1,10 +1,13 @@
 """The sinks of a log: stages their attempts, and publishes what a decision names.
 
 Rules
+- A sink is a writer and its stream: if a copy of a query writes to another stream, the batches of
+  one stream say nothing about the other.
 - A sink has a spool: a stream of its own with the partitions and the key of its target. Producers
   append to it as to any stream; lists of streams do not have it.
 - ``publish`` counts, decides (:mod:`s4node.log.sink.decision`), carries, and then answers. At a
   start, every batch that is decided and not carried to its end is carried on.
+- The attempts of a batch may be too many for one question, so they are named in parts.
 - A batch is carried partition by partition, in pieces: while one is on its way to disk, others who
   append wait for that piece at most.
 - After a batch, the decided part of the spool is deleted; the spool of a sink that ends is dropped.
@@ -16,12 +19,12 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
 import trio
@@ -30,12 +33,13 @@ from s4node import clocks, threads
 from s4node.errors import LimitReached, S4Error, SinkError
 from s4node.failpoints import passing
 from s4node.log.hosted import HostedStream
-from s4node.log.hosted_streams import SPOOL, HostedStreams
+from s4node.log.hosted_streams import HostedStreams
 from s4node.log.partition.ledger import Appended
 from s4node.log.partition.partition_rows import StagedRow
 from s4node.log.partition.retention import RESERVE_BYTES
-from s4node.log.sink.decision import Attempt, Carrying, Sink, decide, is_done, tally
+from s4node.log.sink.decision import Attempt, Carrying, NamedAttempts, Sink, decide, is_done, tally
 from s4node.log.sink.sink_file import SinkFile
+from s4node.log.store import SPOOL
 from s4node.logger import get_logger
 from s4node.net.wire import frame as wire
 
@@ -45,13 +49,15 @@ PIECE_BYTES = 512 << 10
 """The approximate bytes of a piece; two may be on their way to disk."""
 
 MAX_SINKS = 10_000
-"""The most sinks of a log."""
+"""The most writers that a log knows."""
 
 _MAX_OVER = 1000
 """The sinks that are over and are remembered for attempts that begin later."""
 
 PRODUCER = "sink:"
 """How the names of sinks as producers of their targets begin."""
+
+_Key: TypeAlias = tuple[str, str]  # the id of a sink, and its stream
 
 
 class Sinks:
@@ -68,22 +74,32 @@ class Sinks:
         self._file = file
         self._nursery = nursery
         self._expiry = expiry
-        self._sinks = {sink.id: sink for sink in file.sinks()}
-        self._turns: WeakValueDictionary[str, trio.Lock] = WeakValueDictionary()
+        self._by_id: dict[str, dict[str, Sink]] = {}  # of each writer, the sinks by stream
+        for sink in file.sinks():
+            self._by_id.setdefault(sink.id, {})[sink.stream] = sink
+        self._turns: WeakValueDictionary[_Key, trio.Lock] = WeakValueDictionary()
+        self._named: dict[_Key, NamedAttempts] = {}
         self._last_use: dict[str, float] = {}  # of spools
         self._aborted: set[str] = set()  # spools to drop once nobody is connected
         self._dropping: set[str] = set()
-        self._over: dict[str, None] = {}  # in the order in which they ended
+        self._over: dict[_Key, None] = {}  # in the order in which they ended
 
-    def _turn(self, id_: str) -> trio.Lock:
+    @property
+    def _sinks(self) -> Iterator[Sink]:
+        return (sink for sinks in self._by_id.values() for sink in sinks.values())
+
+    def _find(self, id_: str, stream: str) -> Sink | None:
+        return self._by_id.get(id_, {}).get(stream)
+
+    def _turn(self, id_: str, stream: str) -> trio.Lock:
         """The lock of a sink; it lives as long as somebody uses it."""
-        return self._turns.setdefault(id_, trio.Lock())
+        return self._turns.setdefault((id_, stream), trio.Lock())
 
     def _check_new(self, id_: str) -> None:
         """Raise SinkError if there cannot be a sink of this id."""
         if problem := wire.too_long(id_):
             raise SinkError(f"a sink has the name of its producer, but {problem}")
-        if id_ not in self._sinks and len(self._sinks) >= MAX_SINKS:
+        if id_ not in self._by_id and len(self._by_id) >= MAX_SINKS:
             raise SinkError(
                 f"the log has {MAX_SINKS} sinks, and cannot have more; forget those that are over: "
                 f"s4 sink forget"
@@ -91,10 +107,10 @@ class Sinks:
 
     async def roll_forward(self) -> None:
         """Carry on what was decided before the start."""
-        for sink in list(self._sinks.values()):
+        for sink in list(self._sinks):
             if sink.open is not None:
                 try:
-                    async with self._turn(sink.id):
+                    async with self._turn(sink.id, sink.stream):
                         await self._carry(sink, last=False)
                 except S4Error as error:
                     log.error(
@@ -114,22 +130,25 @@ class Sinks:
         if stream.startswith(SPOOL) or not id_:
             raise SinkError(f"a sink has an id and a stream, not {id_!r} and {stream!r}; give both")
         self._check_new(id_)
-        name = spool_of(id_)
-        async with self._turn(id_):
-            if id_ in self._over:
-                raise SinkError(f"the write {id_} was aborted; an attempt of it stages nothing")
-            sink = self._sinks.get(id_)
-            if last and sink is not None and sink.batch >= 0 and sink.stream != stream:
+        name = spool_of(id_, stream)
+        async with self._turn(id_, stream):
+            if (id_, stream) in self._over:
+                raise SinkError(f"the write {id_} is over; an attempt of it stages nothing")
+            other = next((s for s in self._by_id.get(id_, {}).values() if s.stream != stream), None)
+            if last and other is not None and other.batch >= 0:
                 raise SinkError(
-                    f"{id_} is written to stream {sink.stream!r} already, and a name counts once "
+                    f"{id_} is written to stream {other.stream!r} already, and a name counts once "
                     f"for all streams; choose another name for {stream!r}"
                 )
-            spool_there = self._streams.by_name.get(name)
-            outdated = spool_there is not None and not is_spool_of(spool_there, target)
-            if sink is None or ((sink.stream != stream or outdated) and sink.open is None):
-                await self._drop(name)
-                sink = Sink(id_, stream) if sink is None else sink._replace(stream=stream)
+            sink = self._find(id_, stream)
+            if sink is None:
+                sink = Sink(id_, stream)
                 await self._put(sink)
+            there = self._streams.by_name.get(name)
+            if there is not None and sink.open is None:
+                shape = (there.routing, len(there.partitions))
+                if shape != (target.routing, len(target.partitions)):  # of a former target
+                    await self._drop(name)
             spool = await self._streams.create_spool(name, target)
             self._aborted.discard(name)
             self._last_use[name] = trio.current_time()
@@ -142,13 +161,26 @@ class Sinks:
         }
 
     async def publish(
-        self, id_: str, stream: str, batch: int, attempts: Sequence[Attempt], *, last: bool
+        self,
+        id_: str,
+        stream: str,
+        batch: int,
+        attempts: Sequence[Attempt],
+        *,
+        last: bool,
+        commit: str = "",
+        first: int = 0,
+        total: int | None = None,
     ) -> dict[str, Any]:
-        """Make a batch visible; ``last`` if the sink ends with it. Answered once it is visible."""
+        """Make a batch visible; ``last`` if the sink ends with it. Answered once it is visible.
+
+        If the batch has a ``total`` of more attempts, these are those from number ``first`` on, as
+        ``commit`` names them. The answer is then how many of them are ``known``: go on there.
+        """
         began = trio.current_time()
         self._check_new(id_)
-        async with self._turn(id_):
-            sink = self._sinks.get(id_) or Sink(id_, stream)
+        async with self._turn(id_, stream):
+            sink = self._find(id_, stream) or Sink(id_, stream)
             if sink.open is not None:
                 sink = await self._carry(sink, last=False)
             if is_done(sink, batch):
@@ -165,16 +197,17 @@ class Sinks:
                 if last:
                     await self._end(sink)
                 return {"published": False, "events": sink.events if batch == sink.batch else 0}
-            if sink.stream != stream:
-                raise SinkError(
-                    f"sink {id_!r} has staged for stream {sink.stream!r}, not {stream!r}; write "
-                    f"the batch again"
-                )
+            if total is not None:
+                named = self._named.setdefault((id_, stream), NamedAttempts())
+                attempts = named.add(commit, first, attempts)
+                if len(attempts) < total:
+                    return {"known": len(attempts)}
             decided = await self._decided(sink, batch, attempts)
             passing("sink.staged")
             await self._put(decided)
             passing("sink.decided")
             await self._carry(decided, last=last)
+            self._named.pop((id_, stream), None)
             passing("sink.answer")
         seconds = trio.current_time() - began
         self.batches += 1
@@ -189,24 +222,23 @@ class Sinks:
         )
         return {"published": True, "events": decided.events}
 
-    def carried(self, id_: str) -> dict[str, Any]:
-        """How far the sink has carried its batches, as a number that grows."""
-        sink = self._sinks.get(id_)
-        target = None if sink is None else self._streams.by_name.get(sink.stream)
+    def carried(self, id_: str, stream: str) -> dict[str, Any]:
+        """How far the sink has carried its batches, as a number that grows, and why it waits."""
+        target = self._streams.by_name.get(stream)
         rows = [
             each.producers.get(PRODUCER + id_) for each in (target.partitions if target else ())
         ]
-        return {"carried": sum(row.number for row in rows if row is not None)}
+        carried = sum(row.number for row in rows if row is not None)
+        return {"carried": carried, "trouble": self._streams.store.writer.trouble}
 
-    async def abort(self, id_: str, *, over: bool) -> dict[str, Any]:
+    async def abort(self, id_: str, stream: str, *, over: bool) -> dict[str, Any]:
         """Drop what is staged, as soon as nobody appends to it; a decided batch stays. ``over`` if
         nobody will use the sink again."""
-        async with self._turn(id_):
+        async with self._turn(id_, stream):
             if over:
-                self._over[id_] = None
-                if len(self._over) > _MAX_OVER:
-                    del self._over[next(iter(self._over))]
-            sink, name = self._sinks.get(id_), spool_of(id_)
+                self._note_over(id_, stream)
+            self._named.pop((id_, stream), None)
+            sink, name = self._find(id_, stream), spool_of(id_, stream)
             if sink is None or sink.open is not None:
                 return {}
             if self._is_used(name):
@@ -214,19 +246,36 @@ class Sinks:
             else:
                 await self._drop(name)
             if sink.batch < 0:
-                await self._remove(id_)
+                await self._remove(sink)
+        return {}
+
+    async def end_write(self, id_: str, stream: str) -> dict[str, Any]:
+        """Forget a sink that has learned that its last batch is published; an attempt that begins
+        later is refused."""
+        async with self._turn(id_, stream):
+            self._note_over(id_, stream)
+            sink = self._find(id_, stream)
+            if sink is not None and sink.open is None:
+                await self._end(sink)
+                await self._remove(sink)
         return {}
 
     async def forget(self, id_: str) -> dict[str, Any]:
-        """Forget a sink, with what it has staged: its next batch is published, whatever its
-        number."""
-        async with self._turn(id_):
-            sink = self._sinks.get(id_)
-            if sink is None:
-                raise SinkError(f"the log knows no sink {id_!r}; s4 sink list shows them")
-            await self._end(sink)
-            await self._remove(id_)
-        return {"batch": sink.batch, "open": sink.open is not None}
+        """Forget the sinks of a writer, with what they have staged: the next batch is published,
+        whatever its number."""
+        sinks = list(self._by_id.get(id_, {}).values())
+        if not sinks:
+            raise SinkError(f"the log knows no sink {id_!r}; s4 sink list shows them")
+        for sink in sinks:
+            async with self._turn(id_, sink.stream):
+                found = self._find(id_, sink.stream)
+                if found is not None:
+                    await self._end(found)
+                    await self._remove(found)
+        return {
+            "batch": max(sink.batch for sink in sinks),
+            "open": any(sink.open is not None for sink in sinks),
+        }
 
     def list(self) -> list[dict[str, Any]]:
         """All sinks as plain values."""
@@ -239,19 +288,19 @@ class Sinks:
                 "total": sink.total,
                 "decided_ms": sink.decided_ms,
                 "open": sink.open is not None,
-                "staged_bytes": self._staged_bytes(spool_of(sink.id)),
+                "staged_bytes": self._staged_bytes(spool_of(*sink[:2])),
             }
-            for _, sink in sorted(self._sinks.items())
+            for sink in sorted(self._sinks, key=lambda sink: sink[:2])
         ]
 
     def writing_to(self, stream: str) -> str:
         """A sink with a decided batch that is still being carried into the stream, or empty."""
-        open_ = (sink for sink in self._sinks.values() if sink.open is not None)
+        open_ = (sink for sink in self._sinks if sink.open is not None)
         return next((sink.id for sink in open_ if sink.stream == stream), "")
 
     def tick(self, now: float) -> None:
         """Drop spools that were aborted, or that nobody has used for long."""
-        busy = {spool_of(sink.id) for sink in self._sinks.values() if sink.open is not None}
+        busy = {spool_of(*sink[:2]) for sink in self._sinks if sink.open is not None}
         for name in self._streams.by_name.keys() - busy - self._dropping:
             if name.startswith(SPOOL) and self._is_due(name, now):
                 self._dropping.add(name)
@@ -262,7 +311,7 @@ class Sinks:
     async def _decided(self, sink: Sink, batch: int, attempts: Sequence[Attempt]) -> Sink:
         """The sink's row with the decision; raises SinkError if the batch cannot be published."""
         target = self._streams.find(sink.stream)
-        spool = self._streams.by_name.get(spool_of(sink.id))
+        spool = self._streams.by_name.get(spool_of(*sink[:2]))
         names = {attempt.producer for attempt in attempts}
         numbers = sorted({each for attempt in attempts for each in attempt.counts})
         staged: dict[int, dict[str, int]] = {}
@@ -307,7 +356,7 @@ class Sinks:
         decision = sink.open
         assert decision is not None
         target = self._streams.find(sink.stream)
-        spool = self._streams.by_name.get(spool_of(sink.id))
+        spool = self._streams.by_name.get(spool_of(*sink[:2]))
         decided: dict[int, int] = {}
         if spool is not None:
             for source in spool.partitions:
@@ -333,15 +382,23 @@ class Sinks:
 
     async def _put(self, sink: Sink) -> None:
         await threads.run_sync(self._file.put, sink)
-        self._sinks[sink.id] = sink
+        self._by_id.setdefault(sink.id, {})[sink.stream] = sink
 
-    async def _remove(self, id_: str) -> None:
-        await threads.run_sync(self._file.remove, id_)
-        del self._sinks[id_]
+    async def _remove(self, sink: Sink) -> None:
+        await threads.run_sync(self._file.remove, sink)
+        self._named.pop(sink[:2], None)
+        del self._by_id[sink.id][sink.stream]
+        if not self._by_id[sink.id]:
+            del self._by_id[sink.id]
+
+    def _note_over(self, id_: str, stream: str) -> None:
+        self._over[id_, stream] = None
+        if len(self._over) > _MAX_OVER:
+            del self._over[next(iter(self._over))]
 
     async def _end(self, sink: Sink) -> None:
         """Drop the spool of a sink, and have its target forget the sink's numbers."""
-        await self._drop(spool_of(sink.id))
+        await self._drop(spool_of(*sink[:2]))
         target = self._streams.by_name.get(sink.stream)
         if target is not None:
             target.admission.forget_known(PRODUCER + sink.id, lambda _: None)
@@ -360,16 +417,16 @@ class Sinks:
         return spool in self._aborted or now - self._last_use.setdefault(spool, now) > self._expiry
 
     async def _drop_unused(self, spool: str, now: float) -> None:
-        id_ = next((each for each in self._sinks if spool_of(each) == spool), "")
+        id_, stream = next((s[:2] for s in self._sinks if spool_of(*s[:2]) == spool), ("", ""))
         try:
-            async with self._turn(id_):
+            async with self._turn(id_, stream):
                 if not self._is_due(spool, now):  # an attempt was staged meanwhile
                     return
                 size = self._staged_bytes(spool)
                 await self._drop(spool)
-                sink = self._sinks.get(id_)
+                sink = self._find(id_, stream)
                 if sink is not None and sink.batch < 0:
-                    await self._remove(id_)
+                    await self._remove(sink)
         except S4Error as error:
             log.error("a spool cannot be dropped", sink=id_, reason=str(error))
             return
@@ -389,14 +446,10 @@ class Sinks:
         return sum(each.standing.size for each in hosted.partitions) if hosted is not None else 0
 
 
-def is_spool_of(spool: HostedStream, target: HostedStream) -> bool:
-    """Return True if what is in the spool fits the partitions and the key of the target."""
-    return len(spool.partitions) == len(target.partitions) and spool.routing == target.routing
-
-
-def spool_of(sink: str) -> str:
+def spool_of(id_: str, stream: str) -> str:
     """The name of a sink's spool."""
-    return f"{SPOOL}{sha256(sink.encode(errors='surrogatepass')).hexdigest()[:24]}"
+    both = f"{stream}/{id_}".encode(errors="surrogatepass")  # no name of a stream has a slash
+    return f"{SPOOL}{sha256(both).hexdigest()[:24]}"
 
 
 async def _carry_partition(

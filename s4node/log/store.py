@@ -49,6 +49,9 @@ from s4node.log.stream_folder import (
 from s4node.log.streams import Files, LogStream
 from s4node.log.writer import LogWriter
 
+SPOOL = "_sink."
+"""How the names of spools begin: streams that sinks have for what they stage."""
+
 READING_THREADS = 4
 """The threads that read frames; separate, because handlers may occupy all others."""
 
@@ -141,13 +144,21 @@ class LogStore:
             await threads.run_sync(drop_stream, self.settings.folder, name)
 
     def _check_quota(self, wanted: StreamSettings) -> None:
-        most = self.settings.max_partitions
-        partitions = sum(len(stream.partitions) for stream in self.streams.values())
+        most, spool = self.settings.max_partitions, wanted.name.startswith(SPOOL)
+        partitions = sum(
+            len(stream.partitions)
+            for stream in self.streams.values()
+            if stream.name.startswith(SPOOL) == spool
+        )
         if partitions + wanted.partitions > most:
+            what = f"stream {wanted.name!r}"
+            fix = "delete a stream, or raise the limit"
+            if spool:
+                what = "the spool of a sink"
+                fix = "wait for other sinks, forget those that are over (s4 sink), or raise it"
             raise LimitReached(
-                f"stream {wanted.name!r} with {wanted.partitions} partitions would be beyond "
-                f"s4.log.maxPartitions ({most}), of which {partitions} are used; delete a stream, "
-                f"or raise the limit"
+                f"{what} with {wanted.partitions} partitions would be beyond "
+                f"s4.log.maxPartitions ({most}), of which {partitions} are used; {fix}"
             )
         quota = self.settings.quota_bytes
         used = sum(p.standing.disk for stream in self.streams.values() for p in stream.partitions)

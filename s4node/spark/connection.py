@@ -41,6 +41,10 @@ class NoAnswerError(ConnectionRefused):
         self.fact = fact
 
 
+class WaitingError(TimeoutError):
+    """A node does what it was asked for, and cannot go on at the moment; the text says why."""
+
+
 class Connection:
     """A connection to the node at ``address``; ``patience`` bounds every call, in seconds, and
     ``opening`` how long it takes to connect.
@@ -109,18 +113,22 @@ class Connection:
         """The answer of the node's log; raises the error in the answer.
 
         ``meanwhile`` is a question about the progress of the first one, and is asked until that is
-        answered. Whenever its answer changes, the patience begins anew.
+        answered. Whenever what it has ``carried`` changes, the patience begins anew; its
+        ``trouble`` is why the node waits. Raises WaitingError if that is known in the end.
         """
         wanted, asked = self._ask(question, arguments), 0
         until, pause = time.monotonic() + self._patience, self._patience / 4
         ask_at = time.monotonic() + pause
-        progress: Mapping[str, Any] | None = None
+        carried: int | None = None
+        trouble = ""
         while (left := until - time.monotonic()) > 0:
             if meanwhile and not asked:
                 left = min(left, max(0.0, ask_at - time.monotonic()))
             for header in self.arrived(left):
                 if isinstance(header, wire.Drain):
                     raise ConnectionError(f"the node at {self.address} is stopping")
+                if isinstance(header, wire.Verdict) and header.error:
+                    raise SinkError(f"{self.address} refuses {question!r}: {header.error}")
                 if not isinstance(header, wire.Answer):
                     continue
                 if header.id == wanted:
@@ -128,14 +136,18 @@ class Connection:
                         raise _fault(header)
                     return header.values
                 if header.id == asked:
-                    asked = 0
-                    if progress is not None and header.values != progress:
+                    asked, before = 0, carried
+                    carried, trouble = header.values["carried"], header.values.get("trouble", "")
+                    if before is not None and carried != before:
                         self.progressed = time.monotonic()
                         until = self.progressed + self._patience
-                    progress = header.values
             if meanwhile and not asked and time.monotonic() >= ask_at:
                 asked, ask_at = self._ask(*meanwhile), time.monotonic() + pause
-        raise TimeoutError(f"the node at {self.address} does not answer")
+        raise (
+            WaitingError(trouble)
+            if trouble
+            else TimeoutError(f"the node at {self.address} does not answer")
+        )
 
     def _ask(self, question: str, arguments: Mapping[str, Any]) -> int:
         self._asked += 1
@@ -207,8 +219,12 @@ def ask(
         except OSError as error:
             until = max(until, connection.progressed + patience)
             if time.monotonic() > until:
+                where = f"the log at {connection.address}"
+                waits = isinstance(error, WaitingError)
                 raise NoAnswerError(
-                    f"the log does not answer {question!r} ({error})",
+                    f"{where} waits since {round(patience, 1):g} s: {error}"
+                    if waits
+                    else f"{where} does not answer {question!r} ({error})",
                     "look at the node's log, or raise option patience",
                 ) from error
         finally:

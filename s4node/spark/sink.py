@@ -5,7 +5,8 @@ Rules
   Spark's commit names the attempts that count, and the node publishes these
   (``s4node.log.sink.decision``). So attempts may run again, with the same rows or with others.
 - The id of a sink is Spark's id of the query, the name in option ``job``, or a new one for each
-  batch write. A batch is published only once, ever.
+  batch write. A batch is published in a stream only once, ever. The node forgets a batch write that
+  has learned that it is published, for nobody can ask for it again.
 - Rows for an app's own stream are sent at once, and sent again if a task runs again. The user has
   to accept that in option ``delivery``.
 """
@@ -52,6 +53,7 @@ _OPTIONS = (
     *("path", "checkpointlocation"),  # Spark's own
 )
 _ABORT_SECONDS = 5.0
+_PART_BYTES = 64 << 10  # of the attempts that one question names
 _GC_THRESHOLD = 100_000
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 
@@ -237,17 +239,27 @@ class Sink:
         named = [message for message in messages if isinstance(message, Staged)]
         if not named or named[0].batch < 0:  # nothing to publish, or sent without staging
             return
-        sink, batch = named[0].sink, named[0].batch
+        sink, batch, stream = named[0].sink, named[0].batch, self._target.stream
+        attempts = [(each.producer, each.counts) for each in named if each.counts]
+        commit, known = tokens.fresh(10), 0
         try:
-            found = self._target.question(
-                "sink.publish",
-                meanwhile=("sink.carried", {"sink": sink}),  # a large batch takes long
-                sink=sink,
-                stream=self._target.stream,
-                batch=batch,
-                attempts=[(each.producer, each.counts) for each in named],
-                last=last,
-            )
+            while True:
+                found = self._target.question(
+                    "sink.publish",
+                    # a large batch takes long
+                    meanwhile=("sink.carried", {"sink": sink, "stream": stream}),
+                    sink=sink,
+                    stream=stream,
+                    batch=batch,
+                    attempts=_part(attempts, known),
+                    last=last,
+                    commit=commit,
+                    first=known,
+                    total=len(attempts),
+                )
+                if "known" not in found:
+                    break
+                known = found["known"]
         except NoAnswerError as error:
             raise SinkError(
                 f"{error}. The node may have decided batch {batch} before, and then publishes it "
@@ -270,27 +282,43 @@ class Sink:
         *,
         over: bool = False,
     ) -> None:
-        """Have the node drop what was staged; ``over`` if the sink is not used again.
-
-        Failures are only logged: an error here would hide why the write has failed, and the node
-        drops unpublished attempts by itself.
-        """
+        """Have the node drop what was staged; ``over`` if the sink is not used again."""
         for message in messages:
             if isinstance(message, Staged) and message.batch >= 0:
                 sink = message.sink
+        if sink:
+            self._tell("sink.abort", sink, over=over)
+
+    def end_write(self, sink: str) -> None:
+        """Have the node forget a sink whose only batch is published."""
+        self._tell("sink.end", sink)
+
+    def _tell(self, question: str, sink: str, **arguments: Any) -> None:
+        """Ask for what may also be left undone: an error here would hide how the write has ended,
+        and the node drops unpublished attempts by itself."""
         target = self._target
         try:
-            if sink:
-                ask(
-                    target.addresses,
-                    min(target.patience, _ABORT_SECONDS),
-                    "sink.abort",
-                    credentials=target.credentials,
-                    sink=sink,
-                    over=over,
-                )
+            ask(
+                target.addresses,
+                min(target.patience, _ABORT_SECONDS),
+                question,
+                credentials=target.credentials,
+                sink=sink,
+                stream=target.stream,
+                **arguments,
+            )
         except S4Error as error:
-            log.warning("what sink %s has staged is not dropped yet: %s", sink, error)
+            log.warning("what the node keeps of sink %s is not dropped yet: %s", sink, error)
+
+
+def _part(attempts: Sequence[tuple[str, Mapping[int, int]]], first: int) -> Sequence[Any]:
+    """As many attempts from ``first`` on as one question names."""
+    size, end = 0, first
+    while end < len(attempts) and (size < _PART_BYTES or end == first):
+        producer, counts = attempts[end]
+        size += len(producer) + 8 * len(counts) + 8
+        end += 1
+    return attempts[first:end]
 
 
 class _Attempts(Shipped):
@@ -324,6 +352,8 @@ class BatchWriter(_Attempts, DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         with short_errors():
             self._sink.publish(messages, last=self._last)
+        if self._batch >= 0 and not self._has_name:
+            self._sink.end_write(self._id)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         staged = self._batch >= 0

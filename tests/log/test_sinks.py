@@ -16,7 +16,7 @@ from log_nodes import log_at, log_node
 from spark_rows import PATIENCE, Node, Row, check_exact, node_in, send_numbered, until
 
 from s4node import SyncClient
-from s4node.errors import SinkError, StoreError
+from s4node.errors import LimitReached, SinkError, StoreError
 from s4node.events.keys import Partitioner
 from s4node.events.schema import EventType
 from s4node.failpoints import POINTS
@@ -50,14 +50,35 @@ class Attempt:
         return self.name, self.upload.finish()
 
 
-def stage(node: Node, sink: str, name: str, first: int, count: int, width: int = 1) -> Any:
-    return Attempt(node, sink, name).send(first, count, width).finish()
+def stage(
+    node: Node,
+    sink: str,
+    name: str,
+    first: int,
+    count: int,
+    width: int = 1,
+    stream: str = "clicks",
+) -> Any:
+    return Attempt(node, sink, name, stream).send(first, count, width).finish()
 
 
-def publish(node: Node, sink: str, batch: int, *attempts: Any, last: bool = False) -> Any:
+def publish(
+    node: Node, sink: str, batch: int, *attempts: Any, stream: str = "clicks", **more: Any
+) -> Any:
     return node.ask(
-        "sink.publish", sink=sink, stream="clicks", batch=batch, attempts=attempts, last=last
+        "sink.publish", sink=sink, stream=stream, batch=batch, attempts=attempts, **more
     )
+
+
+def commit(node: Node, attempts: Any, patience: float = PATIENCE) -> None:
+    """Publish as Spark's driver does."""
+    from pyspark.sql.types import StructType
+
+    from s4node.spark.sink import Sink, Staged, Target
+
+    target = Target((node.address,), "clicks", "tests.spark_rows:Row", patience=patience)
+    messages = [Staged("q", 0, *each) for each in attempts]
+    Sink(target, StructType()).publish(messages, last=False)
 
 
 @pytest.fixture
@@ -67,8 +88,8 @@ def node(tmp_path: Path) -> Iterator[Node]:
         yield node
 
 
-def numbers(node: Node) -> list[int]:
-    return sorted(row.n for row in node.rows("clicks"))
+def numbers(node: Node, stream: str = "clicks") -> list[int]:
+    return sorted(row.n for row in node.rows(stream))
 
 
 def test_nothing_is_visible_before_the_decision_and_only_what_it_names_after_it(
@@ -100,6 +121,91 @@ def test_two_sinks_of_one_stream_do_not_touch_each_other_s_rows(node: Node) -> N
     publish(node, "b", 0, stage(node, "b", "0/0", 300, 300), last=True)
     publish(node, "a", 0, mine)
     assert numbers(node) == list(range(600))
+
+
+def test_batches_of_one_query_are_counted_by_stream_when_it_goes_on_with_a_copy_of_its_checkpoint(
+    node: Node,
+) -> None:
+    node.create("trial")
+
+    def write(stream: str, batch: int) -> None:
+        attempt = stage(node, "query/q", f"{batch}/0", batch * 10, 10, stream=stream)
+        assert publish(node, "query/q", batch, attempt, stream=stream)["published"]
+
+    for stream, batch in [("clicks", 0), ("clicks", 1), ("trial", 1), ("trial", 2), ("clicks", 2)]:
+        write(stream, batch)
+    one = stage(node, "query/q", "3/0", 30, 10)
+    other = stage(node, "query/q", "3/0", 30, 10, stream="trial")
+    assert publish(node, "query/q", 3, one)["published"]
+    assert publish(node, "query/q", 3, other, stream="trial")["published"]
+    node.stop()
+    node.start()
+    assert publish(node, "query/q", 3, one) == {"published": False, "events": 10}
+    write("clicks", 4)
+    assert numbers(node) == list(range(50))
+    assert numbers(node, "trial") == list(range(10, 40))
+    listed = [(each["stream"], each["batch"]) for each in node.ask("sink.list")["sinks"]]
+    assert listed == [("clicks", 4), ("trial", 3)]
+    node.ask("sink.forget", sink="query/q")
+    assert node.ask("sink.list")["sinks"] == []
+
+
+def test_attempts_are_named_in_parts_and_from_the_first_on_if_the_node_was_started_again(
+    node: Node,
+) -> None:
+    one, two = stage(node, "q", "0/0", 0, 10), stage(node, "q", "1/0", 10, 10)
+    former = stage(node, "q", "0/1", 500, 10)
+    assert publish(node, "q", 0, former, commit="former", total=2) == {"known": 1}
+    assert publish(node, "q", 0, one, commit="this", total=2) == {"known": 1}
+    assert publish(node, "q", 0, one, commit="this", total=2) == {"known": 1}  # asked again
+    node.stop()
+    node.start()
+    assert publish(node, "q", 0, two, commit="this", first=1, total=2) == {"known": 0}
+    assert publish(node, "q", 0, one, commit="this", total=2) == {"known": 1}
+    for published in (True, False):
+        answer = publish(node, "q", 0, two, commit="this", first=1, total=2)
+        assert answer == {"published": published, "events": 20}
+    assert numbers(node) == list(range(20))
+
+
+@pytest.mark.spark
+def test_a_commit_of_so_many_tasks_that_they_do_not_fit_a_frame_is_published(
+    node: Node,
+) -> None:
+    attempts = [stage(node, "q", "0/0", 0, 10)]
+    attempts += [(f"q/0/{task}/0-{'x' * 100}", {0: 0, 1: 0}) for task in range(12_000)]
+    commit(node, attempts)
+    assert numbers(node) == list(range(10))
+
+
+def test_a_question_that_does_not_fit_a_frame_says_so(node: Node) -> None:
+    with pytest.raises(SinkError, match=r"refuses 'sink.publish': a frame of .* is over the"):
+        publish(node, "q", 0, ("x" * (2 << 20), {0: 1}))
+
+
+def test_a_write_that_has_learned_that_it_is_published_is_forgotten_and_its_late_attempts_refused(
+    node: Node,
+) -> None:
+    publish(node, "write/w", 0, stage(node, "write/w", "0/0", 0, 100), last=True)
+    for _ in range(2):
+        assert node.ask("sink.end", sink="write/w", stream="clicks") == {}
+    assert node.ask("sink.list")["sinks"] == []
+    with pytest.raises(SinkError, match="the write write/w is over"):
+        stage(node, "write/w", "1/0", 100, 100)
+    assert node.staged == []
+
+
+def test_spools_take_no_room_from_the_partitions_of_streams(tmp_path: Path) -> None:
+    with node_in(tmp_path, **{"s4.log.maxPartitions": "4"}) as node:
+        node.create("clicks")
+        publish(node, "q", 0, stage(node, "q", "0/0", 0, 100))
+        with pytest.raises(
+            LimitReached, match=r"the spool of a sink .* forget those that are over"
+        ):
+            stage(node, "r", "0/0", 0, 100)
+        node.ask("drop", stream="clicks")
+        node.create("views")
+        assert len(node.staged) == 1
 
 
 @pytest.mark.slow
@@ -136,7 +242,7 @@ def test_a_node_that_is_killed_at_any_step_publishes_the_batch_once(
 def test_an_aborted_batch_is_dropped_as_soon_as_no_attempt_is_under_way(node: Node) -> None:
     stage(node, "q", "0/0", 0, 300)
     slow = Attempt(node, "q", "1/0").send(300, 300)
-    node.ask("sink.abort", sink="q")
+    node.ask("sink.abort", sink="q", stream="clicks")
     assert len(node.staged) == 1
     slow.send(600, 300)
     late = slow.finish()
@@ -149,10 +255,10 @@ def test_an_aborted_batch_is_dropped_as_soon_as_no_attempt_is_under_way(node: No
 
 def test_an_attempt_that_begins_after_the_end_of_its_write_is_refused(node: Node) -> None:
     stage(node, "w", "0/0", 0, 300)
-    node.ask("sink.abort", sink="w", over=True)
+    node.ask("sink.abort", sink="w", stream="clicks", over=True)
     until(lambda: not node.staged, "the spool is dropped")
 
-    with pytest.raises(SinkError, match="the write w was aborted"):
+    with pytest.raises(SinkError, match="the write w is over"):
         stage(node, "w", "1/0", 300, 300)
 
     assert node.staged == []
@@ -193,7 +299,7 @@ def test_a_batch_beyond_the_quota_is_refused_before_it_is_decided(tmp_path: Path
         assert node.count("clicks") == 0
         (sink,) = node.ask("sink.list")["sinks"]
         assert (sink["batch"], sink["open"]) == (-1, False)
-        node.ask("sink.abort", sink="q")
+        node.ask("sink.abort", sink="q", stream="clicks")
         assert publish(node, "q", 0, stage(node, "q", "0/1", 0, 300))["events"] == 300
 
 
@@ -223,11 +329,29 @@ def test_a_spool_on_a_full_disk_is_waited_for_and_then_told(tmp_path: Path) -> N
         with pytest.raises(SinkError, match="has taken nothing for 2 s: the disk is full"):
             fill(node, spool)
         assert node.count("clicks") == 0
-        node.ask("sink.abort", sink="q")
+        node.ask("sink.abort", sink="q", stream="clicks")
         until(lambda: not node.staged, "the aborted rows make room")
         assert publish(node, "q", 0, stage(node, "q", "0/1", 0, 300))["events"] == 300
         assert numbers(node) == list(range(300))
     finally:
+        node.stop()
+
+
+@pytest.mark.spark
+def test_a_batch_for_which_the_disk_has_no_room_while_it_is_published_says_so(
+    tmp_path: Path,
+) -> None:
+    node = Node(tmp_path)
+    node.start(limits=no_large_files)
+    try:
+        node.create("clicks", 1)
+        many = [stage(node, "q", f"{n}/0", n * 10, 10, 4000) for n in range(20)]
+        with suppress(SinkError):
+            fill(node, "clicks")
+        with pytest.raises(SinkError, match=r"waits since 2 s: the disk is full .* sink list"):
+            commit(node, many, 2.0)
+    finally:
+        node.kill()
         node.stop()
 
 
@@ -354,9 +478,10 @@ def test_a_job_of_a_name_is_refused_for_another_stream(node: Node) -> None:
 
 
 def test_how_far_a_batch_is_carried_is_told(node: Node) -> None:
-    assert node.ask("sink.carried", sink="q") == {"carried": 0}
+    q = {"sink": "q", "stream": "clicks"}
+    assert node.ask("sink.carried", **q) == {"carried": 0, "trouble": ""}
     publish(node, "q", 0, stage(node, "q", "0/0", 0, 100))
-    assert node.ask("sink.carried", sink="q") == {"carried": 100}
+    assert node.ask("sink.carried", **q) == {"carried": 100, "trouble": ""}
 
 
 def test_a_batch_before_the_last_one_is_not_published_and_the_node_warns(node: Node) -> None:

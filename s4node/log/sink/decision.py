@@ -28,6 +28,25 @@ class Attempt(msgspec.Struct, array_like=True, frozen=True):
     counts: dict[int, int]
 
 
+class NamedAttempts:
+    """The attempts of a batch that a commit names in parts."""
+
+    def __init__(self) -> None:
+        self._commit = ""
+        self._attempts: list[Attempt] = []
+
+    def add(self, commit: str, first: int, part: Sequence[Attempt]) -> Sequence[Attempt]:
+        """All attempts that ``commit`` has named so far, with a part from number ``first`` on.
+
+        A part that does not follow the others, because the node was started again, is left out.
+        """
+        if commit != self._commit:  # the driver of the other one has died
+            self._commit, self._attempts = commit, []
+        if first <= len(self._attempts):
+            self._attempts[first:] = part
+        return self._attempts
+
+
 class Decision(msgspec.Struct, array_like=True, frozen=True):
     """A decided batch that may not be carried yet: ``first`` has the number of the first event of
     each partition."""

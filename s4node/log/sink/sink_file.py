@@ -1,4 +1,4 @@
-"""The file of sinks in a log's folder: one row per sink, which nothing but a command removes.
+"""The file of sinks in a log's folder: a row for each, which a command or its writer removes.
 
 Rules
 - A write is on disk when it returns, whatever ``s4.log.sync`` says: a power cut may lose rows of
@@ -23,11 +23,11 @@ NAME = "sinks.sqlite"
 """The name of the file in the log's folder."""
 
 _APPLICATION = 0x5334534B  # "S4SK"
-_FORMAT = 1
+_FORMAT = 2
 _SCHEMA = """
 CREATE TABLE sinks (
-    id TEXT PRIMARY KEY, stream TEXT NOT NULL, batch INTEGER NOT NULL, events INTEGER NOT NULL,
-    total INTEGER NOT NULL, decided_ms INTEGER NOT NULL, open BLOB
+    id TEXT NOT NULL, stream TEXT NOT NULL, batch INTEGER NOT NULL, events INTEGER NOT NULL,
+    total INTEGER NOT NULL, decided_ms INTEGER NOT NULL, open BLOB, PRIMARY KEY (id, stream)
 ) WITHOUT ROWID
 """
 _encoder = msgspec.msgpack.Encoder()
@@ -67,7 +67,7 @@ class SinkFile(Database):
         """All rows."""
         with self.explained():
             rows = self.execute(
-                "SELECT id, stream, batch, events, total, decided_ms, open FROM sinks ORDER BY id"
+                "SELECT id, stream, batch, events, total, decided_ms, open FROM sinks"
             ).fetchall()
         try:
             return [
@@ -85,7 +85,7 @@ class SinkFile(Database):
                 "INSERT OR REPLACE INTO sinks VALUES (?,?,?,?,?,?,?)", (*sink[:6], decision)
             )
 
-    def remove(self, sink: str) -> None:
+    def remove(self, sink: Sink) -> None:
         """Remove a sink's row."""
         with self.transaction():
-            self.execute("DELETE FROM sinks WHERE id = ?", (sink,))
+            self.execute("DELETE FROM sinks WHERE id = ? AND stream = ?", sink[:2])

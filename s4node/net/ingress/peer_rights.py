@@ -42,6 +42,7 @@ _QUESTIONS = {
     "sink.stage": PRODUCE,
     "sink.publish": PRODUCE,
     "sink.abort": PRODUCE,
+    "sink.end": PRODUCE,
     "node.status": WATCH,
 }
 """The requests that are questions; all others are changes."""
