@@ -3,14 +3,18 @@
 Rules
 - The log has the declarations of event types, so reading does not need the event class. Values of
   types without an equal in Spark come as JSON text: unions of several types, structs, any.
+- Enums and literals are what they are written as, texts or whole numbers; UUIDs are texts. Decimals
+  have the precision that Spark gives Python's; a schema may say another one, or text.
 - A column may be null only if its type says so, or if an older version of the type lacks it.
 - One call decodes a frame and checks its types; one call of Arrow makes a column.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import msgspec
@@ -23,6 +27,8 @@ from pyspark.sql.types import (
     BooleanType,
     DataType,
     DateType,
+    DayTimeIntervalType,
+    DecimalType,
     DoubleType,
     IntegerType,
     LongType,
@@ -55,7 +61,13 @@ _SIMPLE: dict[str, tuple[DataType, Any]] = {
     "bytes": (BinaryType(), bytes),
     "datetime": (TimestampType(), datetime),
     "date": (DateType(), date),
+    "decimal": (DecimalType(38, 18), Decimal),
+    "timedelta": (DayTimeIntervalType(), timedelta),
+    "time": (StringType(), str),
+    "uuid": (StringType(), str),
 }
+_ONE_OF = re.compile(r"(?:enum|literal)\((.*)\)", re.DOTALL)
+_AS_TEXT = (DecimalType, DayTimeIntervalType)  # in a frame
 
 _BATCH_ROWS = 32_768  # about
 _json = msgspec.json.Encoder().encode
@@ -87,6 +99,11 @@ def _equal(word: str) -> tuple[DataType, Any] | None:
     """Spark's equal of one type in words, and Python's; None if there is none."""
     if word in _SIMPLE:
         return _SIMPLE[word]
+    if one_of := _ONE_OF.fullmatch(word):
+        whole = [bool(re.fullmatch(r"-?\d+", each)) for each in one_of[1].split(",")]
+        if all(whole):
+            return LongType(), int
+        return (StringType(), str) if not any(whole) else None
     if word.startswith("[") and len(items := _split(word[1:-1], ",")) == 1:
         inner = kind_of(items[0])
         if not inner.as_json:
@@ -157,6 +174,10 @@ class Batches:
         self._type = name
         versions = list(versions)
         self._kinds = _kinds_of([each for each in versions if each.name == name])
+        for each in schema.fields:
+            known = self._kinds.get(each.name)
+            if isinstance(each.dataType, StringType) and known and type(known.spark) in _AS_TEXT:
+                self._kinds[each.name] = Kind(StringType(), str | None, nullable=True)
         self._decoders = {each.fingerprint: self._decoder(each) for each in versions}
         self._rows: list[Any] = []
         self._offsets: list[np.ndarray[Any, Any]] = []
@@ -282,7 +303,8 @@ def _by_place(
         kinds[name].decoded if name in names else msgspec.Raw for name, _, _ in version.fields
     ]
     row_type: Any = tuple.__class_getitem__(tuple(fields))
-    packed = msgspec.msgpack.Decoder(list[row_type])
+    # not strict: an enum of texts that are numbers is one of numbers by its declaration
+    packed = msgspec.msgpack.Decoder(list[row_type], strict=False)
     taken = [places.get(name) for name in names]
     as_json = [at for at, name in enumerate(names) if name in kinds and kinds[name].as_json]
     same = taken == list(range(len(version.fields)))
@@ -309,7 +331,7 @@ def _named_rows(
         [(f"at_{place}", kinds[name].decoded, None) for place, (name, _, _) in enumerate(fields)],
         rename={f"at_{place}": name for place, (name, _, _) in enumerate(fields)},
     )
-    decoder = msgspec.json.Decoder(list[row])  # type: ignore[valid-type]
+    decoder = msgspec.json.Decoder(list[row], strict=False)  # type: ignore[valid-type]
     place_of = {name: f"at_{place}" for place, (name, _, _) in enumerate(fields)}
     taken = [place_of.get(name, "") for name in names]
 

@@ -56,7 +56,6 @@ _TAKEN: dict[type[inspect.Type], tuple[type[spark.DataType], ...]] = {
     inspect.UUIDType: _TEXT,
     inspect.EnumType: (*_TEXT, *_WHOLE),
     inspect.LiteralType: (*_TEXT, *_WHOLE),
-    inspect.AnyType: (spark.DataType,),
 }
 _BOUNDS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "pattern", "tz")
 
@@ -272,20 +271,33 @@ def values_of(column: pa.Array) -> list[Any]:
 
 def fits(kind: inspect.Type, column: spark.DataType) -> bool:
     """Return True if each value of the column, but for nulls in it, is of this type."""
+    if isinstance(kind, inspect.AnyType):
+        return _has_equal(column)
     if isinstance(kind, inspect.UnionType):
         return any(fits(each, column) for each in kind.types)
     if isinstance(column, spark.ArrayType):
         item = getattr(kind, "item_type", None)
-        return isinstance(kind, inspect.AnyType) or (
-            item is not None and fits(item, column.elementType)
-        )
+        return item is not None and fits(item, column.elementType)
     if isinstance(column, spark.MapType):
-        return isinstance(kind, inspect.AnyType) or (
+        return (
             isinstance(kind, inspect.DictType)
             and fits(kind.key_type, column.keyType)
             and fits(kind.value_type, column.valueType)
         )
     return isinstance(column, _TAKEN.get(type(kind), ()))
+
+
+def _has_equal(column: spark.DataType) -> bool:
+    """Return True if the values of a column mean the same in Python; a VARIANT's are raw bytes."""
+    if isinstance(column, spark.ArrayType):
+        return _has_equal(column.elementType)
+    if isinstance(column, spark.MapType):
+        return _has_equal(column.keyType) and _has_equal(column.valueType)
+    if isinstance(column, spark.StructType):
+        return all(_has_equal(field.dataType) for field in column.fields)
+    return isinstance(
+        column, (spark.NullType, *(kind for each in _TAKEN.values() for kind in each))
+    )
 
 
 def _may_be_none(kind: inspect.Type) -> bool:

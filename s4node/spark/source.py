@@ -37,6 +37,7 @@ from s4node.spark.log_reader import PartitionFrames
 from s4node.spark.positions import Position, Positions, Range
 from s4node.spark.read_options import Options, Wanted, parse_start
 from s4node.spark.shipped import Shipped
+from s4node.spark.short_errors import short_errors
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -133,11 +134,22 @@ class _Stream:
             )
         return name, [each for each in self.types if each.name == name]
 
-    def positions(self, place: Startpoint | dict[int, int]) -> Positions:
-        """The positions that a startpoint, or offsets by partition, mean now."""
+    def check_columns(self, schema: StructType) -> None:
+        """Raise ConfigError if a schema has a column that no event of the type can have."""
+        known = {name for each in self.read for name, _, _ in each.fields}
+        known |= {field.name for field in columns.PLACE}
+        unknown = [name for name in schema.fieldNames() if name not in known]
+        if unknown and self.name != GENERIC:
+            raise ConfigError(
+                f"the schema has columns {', '.join(unknown)}, and {self.name} in stream "
+                f"{self.wanted.stream!r} has {', '.join(sorted(known))}; correct .schema(...)"
+            )
+
+    def positions(self, place: Startpoint | dict[int, int], others: Positions) -> Positions:
+        """The positions that a startpoint, or offsets by partition, mean now; ``others`` are those
+        of partitions that are not named."""
         if isinstance(place, dict):
-            whole = {number: each.upcoming for number, each in self.bounds.items()}
-            offsets = {**whole, **place}
+            offsets = {**{number: at.offset for number, at in others.items()}, **place}
         else:
             offsets = {number: self._offset(number, place) for number in self.bounds}
         return {
@@ -173,6 +185,11 @@ def _read(wanted: Wanted, schema: StructType, part: InputPartition) -> Iterator[
     """The rows of a read task, on an executor."""
     if not isinstance(part, _Part):  # Spark's own, where there is nothing to read
         return
+    with short_errors():
+        yield from _batches(wanted, schema, part)
+
+
+def _batches(wanted: Wanted, schema: StructType, part: _Part) -> Iterator[pa.RecordBatch]:
     number, first, end, epoch = part.range
     batches = columns.Batches(schema, part.name, part.types)
     with PartitionFrames(
@@ -201,12 +218,15 @@ class LogReader(Shipped, DataSourceReader):
         self._wanted = wanted
         self._schema = schema
 
+    @short_errors()
     def partitions(self) -> Sequence[InputPartition]:
         wanted = self._wanted
         stream = _Stream.described(wanted)
-        start = stream.positions(parse_start("start", wanted.start))
+        stream.check_columns(self._schema)
+        start = stream.positions(parse_start("start", wanted.start), stream.oldest)
         place = parse_start("end", wanted.end)
-        end = stream.newest if isinstance(place, Upcoming) else stream.positions(place)
+        newest = stream.newest
+        end = newest if isinstance(place, Upcoming) else stream.positions(place, newest)
         for each in (start, end):
             positions.check(wanted.stream, each, stream.bounds)
         return [
@@ -227,9 +247,10 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
         self._columns = ", ".join(f"{f.name} {f.dataType.simpleString()}" for f in schema.fields)
         self._last: Positions | None = None  # the end for trigger(availableNow=True)
 
+    @short_errors()
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's names
         stream = _Stream.described(self._wanted)
-        start = stream.positions(parse_start("start", self._wanted.start))
+        start = stream.positions(parse_start("start", self._wanted.start), stream.oldest)
         positions.check(self._wanted.stream, start, stream.bounds)
         return positions.to_json(start, self._columns)
 
@@ -237,6 +258,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
         most = self._wanted.most
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
+    @short_errors()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         stream = _Stream.described(self._wanted)
         before = self._checked(stream, start)
@@ -245,14 +267,18 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
         begun = {**stream.oldest, **before}  # a stream may get more partitions
         return positions.to_json(positions.advance(begun, end, most), self._columns)
 
+    @short_errors()
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         return positions.to_json(_Stream.described(self._wanted).newest, self._columns)
 
+    @short_errors()
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._last = _Stream.described(self._wanted).newest
 
+    @short_errors()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         stream = _Stream.described(self._wanted)
+        stream.check_columns(self._schema)
         first, last = self._checked(stream, start), self._checked(stream, end)
         return [
             _Part(part, stream.name, stream.known)

@@ -13,7 +13,8 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
+from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from pyspark.sql.types import (
     BinaryType,
     DataType,
     DateType,
+    DayTimeIntervalType,
+    DecimalType,
     LongType,
     StringType,
     StructField,
@@ -52,6 +55,12 @@ from s4node.state.task_state import TaskState
 
 _KNOWN = {"state", "savepoint", "folder", "url", "cluster", "path"}
 _ROWS = 16_384
+_CONVERTED = {
+    TimestampType: datetime,
+    DateType: date,
+    DecimalType: Decimal,
+    DayTimeIntervalType: timedelta,
+}
 _KEYS: dict[type, DataType] = {str: StringType(), int: LongType(), bytes: BinaryType()}
 
 _json = msgspec.json.Encoder().encode
@@ -208,8 +217,8 @@ def _values(rows: Sequence[tuple[Any, dict[str, Any]]], field: StructField) -> l
     found = [row.get(field.name) for _, row in rows]
     if isinstance(field.dataType, StringType):
         return [each if each is None or isinstance(each, str) else _text(each) for each in found]
-    if isinstance(field.dataType, (TimestampType, DateType)):
-        kind = datetime if isinstance(field.dataType, TimestampType) else date
+    kind = _CONVERTED.get(type(field.dataType))
+    if kind is not None:
         return [None if each is None else msgspec.convert(each, kind) for each in found]
     return found
 

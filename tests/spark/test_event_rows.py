@@ -10,11 +10,21 @@ import pytest
 pytest.importorskip("pyspark")
 
 import pyarrow as pa
-from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    CalendarIntervalType,
+    LongType,
+    MapType,
+    NullType,
+    StringType,
+    StructField,
+    StructType,
+    VariantType,
+)
 from shared_apps import Click
 
 from s4node import Event
-from s4node.errors import SinkError
+from s4node.errors import ConfigError, SinkError
 from s4node.events.keys import Partitioner
 from s4node.events.schema import EventType
 from s4node.spark.event_rows import EventRows
@@ -24,6 +34,10 @@ pytestmark = pytest.mark.long
 
 class Basket(Event):
     prices: list[int]
+
+
+class Loose(Event):
+    value: Any
 
 
 SCHEMA = StructType([StructField("user", StringType()), StructField("n", LongType())])
@@ -49,6 +63,20 @@ def test_rows_go_to_the_partition_of_their_key_whether_keys_are_few_or_many(rout
                 assert partition_of(key) == partition
             found += [(event.user, event.n) for event in events]
         assert sorted(found) == sorted(sent)
+
+
+def test_a_variant_is_refused_wherever_it_is_for_its_value_is_bytes_to_python() -> None:
+    for kind in (
+        VariantType(),
+        ArrayType(VariantType()),
+        MapType(StringType(), VariantType()),
+        StructType([StructField("v", VariantType())]),
+        CalendarIntervalType(),
+    ):
+        with pytest.raises(ConfigError, match=r"column 'value' is .*, not any"):
+            EventRows(Loose, StructType([StructField("value", kind)]), {})
+    for good in (LongType(), ArrayType(StructType([StructField("n", LongType())])), NullType()):
+        EventRows(Loose, StructType([StructField("value", good)]), {})
 
 
 def test_an_array_may_have_nulls_by_its_type_and_not_in_a_row() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
+from decimal import Decimal
 from typing import Any, cast
 
 import msgspec
@@ -86,11 +87,13 @@ def _decoded(kind: inspect.Type, hint: Any, column: pa.Array) -> list[Any]:
     Text for a type that Spark does not have is JSON, as of a log, unless it is a value itself."""
     values, items = values_of(column), list.__class_getitem__(hint)
     as_json = kind_of(in_words(kind)).as_json and pa.types.is_string(column.type)
-    kinds = set(map(type, kind.types if isinstance(kind, inspect.UnionType) else [kind]))
+    kinds = set(map(type, _parts(kind)))
     any_text = kinds & {inspect.StrType, inspect.AnyType}
     if as_json and not any_text and fits(kind, StringType()):  # an enum, a literal or a UUID
         with suppress(msgspec.ValidationError):
             return cast("list[Any]", msgspec.convert(values, items))
+    if pa.types.is_integer(column.type) and any(map(_has_texts, _parts(kind))):
+        values = [None if value is None else str(value) for value in values]
     if as_json:
         decode = msgspec.json.Decoder(hint).decode
         return [None if value is None else decode(value) for value in values]
@@ -98,6 +101,18 @@ def _decoded(kind: inspect.Type, hint: Any, column: pa.Array) -> list[Any]:
     if is_plain(kind) and not to_float:
         return values
     return cast("list[Any]", msgspec.msgpack.decode(msgspec.msgpack.encode(values), type=items))
+
+
+def _parts(kind: inspect.Type) -> Sequence[inspect.Type]:
+    """The types of a union, or the one type."""
+    return kind.types if isinstance(kind, inspect.UnionType) else [kind]
+
+
+def _has_texts(kind: inspect.Type) -> bool:
+    """Return True for an enum or a literal of texts, which a log may show as numbers."""
+    if isinstance(kind, inspect.EnumType):
+        return all(isinstance(each.value, str) for each in kind.cls)
+    return isinstance(kind, inspect.LiteralType) and isinstance(kind.values[0], str)
 
 
 def columns_of(kind: EventType) -> StructType:
@@ -125,8 +140,10 @@ class Columns(Shipped):
             for name, column, of_json in zip(names, schema, as_json, strict=True):
                 values = msgspec.to_builtins(
                     [getattr(event, name) for event in events],
-                    builtin_types=(datetime, date, bytes),
+                    builtin_types=(datetime, date, bytes, Decimal, timedelta),
                 )
+                if pa.types.is_integer(column.type):  # an enum may have texts that are numbers
+                    values = msgspec.convert(values, list[int | None], strict=False)
                 if of_json:
                     values = [None if value is None else _text(value) for value in values]
                 columns.append(pa.array(values, type=column.type))
