@@ -481,18 +481,46 @@ async def test_an_app_is_a_line_whatever_its_name_is(folder: Path) -> None:
 async def test_the_second_of_two_nodes_with_one_name_is_refused(folder: Path) -> None:
     async with node(folder, "one"):
         where = ("--folder", folder / "shared", "-p", f"s4.listener.address={ANY_PORT}")
-        done = await run_s4("node", "shop", "--name", "one", *where, cwd=folder)
+        quick = ("-p", "s4.session.timeout=1000")
+        done = await run_s4("node", "shop", "--name", "one", *where, *quick, cwd=folder)
         assert done.returncode == 1
         assert "cluster 'shop' already has a node 'one': process" in done.stderr
         assert "Traceback" not in done.stderr
 
 
-async def test_a_node_does_not_wait_at_its_start_for_one_of_its_name_that_looks_like_it(
+async def test_a_node_waits_at_its_start_for_the_session_of_a_killed_one_and_says_so(
+    folder: Path,
+) -> None:
+    where = ("--folder", folder / "shared", "-p", f"s4.listener.address={ANY_PORT}")
+    start = ("node", "shop", "--name", "one", *where)
+    ends = trio.Event()
+
+    async def hold_name(task_status: trio.TaskStatus[None]) -> None:
+        async with FolderCoordination(folder / "shared").session("killed") as session:
+            killed = NodeInfo("one", "here", 815, python_here())
+            await Registry(session).join_node("shop", killed)
+            task_status.started()
+            await ends.wait()
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(hold_name)
+        async with s4_process(*start, cwd=folder, ready=False) as process:
+            await until(lambda: "waits for a session with this node's name" in process.errors)
+            assert "a node 'one': process 815 on here" in process.errors
+            ends.set()
+            await until(lambda: process.readiness)
+
+
+async def test_a_node_does_not_take_for_its_own_at_its_start_one_that_looks_like_it(
     folder: Path,
 ) -> None:
     """Containers with one host name have the same process id and address."""
     address = f"tcp://127.0.0.1:{free_port()}"
-    place = {"s4.coordination.folder": str(folder / "shared"), "s4.listener.address": address}
+    place = {
+        "s4.coordination.folder": str(folder / "shared"),
+        "s4.listener.address": address,
+        "s4.session.timeout": "1000",
+    }
     config = Config.from_values({"s4.cluster.name": "shop", **place})
     me = NodeInfo("one", socket.gethostname(), os.getpid(), python_here(), address, __version__)
     async with FolderCoordination(folder / "shared").session("other") as session:

@@ -94,8 +94,7 @@ class Registry:
         def taken(living: NodeInfo) -> str:
             return (
                 f"cluster {cluster!r} already has a node {node.name!r}: process {living.pid} on "
-                f"{living.host}; give this node another name, or stop that one. If it was killed, "
-                f"its session ends after s4.session.timeout: start this node again then"
+                f"{living.host}; give this node another name, or stop that one"
             )
 
         await self.entries.claim(

@@ -7,6 +7,7 @@ Rules
   one joins; producers keep their events meanwhile. An app that is paused has no containers, and
   keeps its streams; the pause ends with the session of the command that changes its state.
 - A node that has lost its session joins again; its containers have sessions of their own.
+- A node that starts waits for the session of a killed one with its name to end.
 - Trouble with the coordination ends a node only at its start. Later it is logged once and waited
   out, while the containers continue. A running node ends only for what waiting does not fix: a
   tree that is gone, damaged or of another format, or another node with its name.
@@ -75,6 +76,9 @@ log = get_logger("s4node.cluster")
 
 _AGAIN_SECONDS = 1.0
 """The pause before a failed step is retried."""
+
+_NAME_SECONDS = 5.0
+"""How much longer than a session's timeout a node waits at its start for another of its name."""
 
 
 @dataclass
@@ -287,8 +291,11 @@ class Node:
                 f"{cluster.url or 'no URL'}, and this node has s4.state.url = {self._url}; give "
                 f"all nodes the same one"
             )
-        join = registry.rejoin_node if again else registry.join_node
-        await join(self.cluster, me)  # from now on apps are deployed, to that URL
+        if again:
+            await registry.rejoin_node(self.cluster, me)
+        else:
+            await self._take_name(registry, me)
+        # from now on apps are deployed, to that URL
         for other in (await registry.nodes(self.cluster)).values():
             if _series(other.version) != _series(__version__):
                 raise UnfitNode(
@@ -298,6 +305,19 @@ class Node:
         for app in () if self.ready.is_set() else await registry.apps(self.cluster):
             await registry.remove_drained(AppId(self.cluster, app), self.name)
         self._registry = registry
+
+    async def _take_name(self, registry: Registry, me: NodeInfo) -> None:
+        """Join the cluster, perhaps once the session of this node's last process has ended."""
+        try:
+            await registry.join_node(self.cluster, me)
+        except NameTaken as taken:
+            seconds = registry.session.timeout + _NAME_SECONDS
+            log.warning(
+                "waits for a session with this node's name to end, as that of a killed node does",
+                seconds=seconds,
+                reason=str(taken),
+            )
+            await registry.join_node(self.cluster, me, patience=seconds)
 
     async def _follow(self, session: Session) -> NoReturn:
         seen = -1

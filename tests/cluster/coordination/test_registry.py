@@ -52,8 +52,7 @@ async def test_two_nodes_with_one_name_the_second_is_told_of_the_first(tmp_path:
             await two.join_node("east", node("n1"), patience=0.1)
         assert str(caught.value) == (
             "cluster 'east' already has a node 'n1': process 815 on here; give this node "
-            "another name, or stop that one. If it was killed, its session ends after "
-            "s4.session.timeout: start this node again then"
+            "another name, or stop that one"
         )
         assert (await one.nodes("east"))["n1"].pid == 815
 
