@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import struct
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ from kazoo.protocol.connection import ConnectionHandler
 from kazoo.protocol.serialization import Connect, Watch
 from kazoo.protocol.states import KeeperState
 from kazoo.retry import KazooRetry
-from kazoo.security import CREATOR_ALL_ACL
+from kazoo.security import ACL, CREATOR_ALL_ACL
 
 from s4node.config import properties
 from s4node.errors import ConfigError
@@ -114,6 +115,8 @@ class OneSessionClient(KazooClient):  # type: ignore[misc]
         retry = KazooRetry(max_tries=-1, delay=0.05, max_delay=_MOST_RETRY_SECONDS)
         super().__init__(connection_retry=retry, logger=_quiet, **options)
         self.listener = listener
+        ways = {"auth_data": "digest", "sasl_options": "sasl", "certfile": "x509"}
+        self._schemes = {scheme for option, scheme in ways.items() if options.get(option)}
         sasl = options.get("sasl_options")
         self._connection: Any = _Connection(self, self._conn_retry.copy(), _quiet, sasl)
         self._ending = Lock()
@@ -123,6 +126,11 @@ class OneSessionClient(KazooClient):  # type: ignore[misc]
         result = self.handler.async_result()
         self._call(_AddWatch(path), result)
         return result
+
+    def has_alone(self, acl: Iterable[ACL]) -> bool:
+        """Return True if an entry that this session can use is for those with its credentials."""
+        schemes = [each.id.scheme for each in acl]  # a session has at most one id of each
+        return self._schemes.issuperset(schemes) and len(set(schemes)) == len(schemes)
 
     def on_state(self, state: str) -> None:
         """Pass on a state of the connection; do not begin another session. In kazoo's thread."""

@@ -10,7 +10,8 @@ Rules
   the watches: they are set again, and then everything may have changed.
 - A call whose connection breaks is sent again, for as long as the session's timeout. A write that
   then meets its own result has succeeded.
-- With credentials, only those who have the same ones can read and write the entries.
+- With credentials, only those who have the same ones can read and write the entries. A root that
+  others can use is refused, unless it is empty: then it is closed to them.
 - The entry of the root says which version of the tree is below it.
 """
 
@@ -371,6 +372,27 @@ class ZooKeeperSession:
                 f"{self._url} has entries of another program, or of another version of s4node "
                 f"({found[:40]!r}); name another root in s4.coordination"
             )
+
+        if self._client.default_acl:
+            await self._check_closed()
+
+    async def _check_closed(self) -> None:
+        """Close an empty root to others; raises LastingTreeError if they can use a filled one."""
+
+        async def is_closed(place: str) -> bool:
+            acl, _ = await self._call(lambda: self._client.get_acls_async(place))
+            return self._client.has_alone(acl)
+
+        root, ours = self._root, self._client.default_acl
+        if not (await is_closed(root) or await self.children("/")):
+            await self._call(lambda: self._client.set_acls_async(root, ours))
+        for place in (root, *(f"{root}/{part}" for part in await self.children("/"))):
+            if not await is_closed(place):
+                raise LastingTreeError(
+                    f"programs without these credentials can use the entry {place} of {self._url}; "
+                    f"name a new root in s4.coordination, or see that nobody has changed anything "
+                    f"there, and give all of it to the credentials alone (setAcl -R in zkCli.sh)"
+                )
 
     async def _make(self, place: str, data: bytes) -> None:
         if await self._call(lambda: self._client.exists_async(place)) is None:

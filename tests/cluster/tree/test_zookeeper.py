@@ -12,6 +12,14 @@ import pytest
 import trio
 from conformance.coordination import CoordinationConformance
 from harness import DEADLINE, environment, free_port, plain_errors, proxy, until
+from kazoo.client import KazooClient
+from kazoo.security import (
+    ACL,
+    CREATOR_ALL_ACL,
+    OPEN_ACL_UNSAFE,
+    make_acl,
+    make_digest_acl,
+)
 from zookeeper_server import (
     LONGEST_SESSION,
     SHORTEST_SESSION,
@@ -115,6 +123,41 @@ async def test_entries_are_for_those_with_the_same_credentials_only(
             entry = await again.get("/clusters/shop")
             assert entry is not None
             assert entry.data == b"ours"
+
+
+@pytest.mark.parametrize(
+    "acl",
+    [
+        OPEN_ACL_UNSAFE,
+        [make_acl("ip", "127.0.0.1", all=True)],
+        [*CREATOR_ALL_ACL, make_digest_acl("stranger", "s", read=True)],
+    ],
+    ids=["anyone", "a host", "a stranger too"],
+)
+async def test_with_credentials_a_root_of_others_is_closed_if_it_is_empty_and_refused_if_not(
+    url: str, tmp_path: Path, acl: list[ACL]
+) -> None:
+    credentials = tmp_path / "credentials"
+    credentials.write_text("username = shop\npassword = secret\n")
+    hosts, _, root = url.removeprefix("zk://").partition("/")
+    other = KazooClient(hosts, auth_data=[("digest", "shop:secret")])
+    await trio.to_thread.run_sync(other.start)
+    try:
+        async with at(f"{url}/empty").session("one"), at(f"{url}/used").session("two") as session:
+            await session.create("/clusters/shop")
+        for name in ("empty", "used"):
+            other.set_acls(f"/{root}/{name}", acl)
+        async with at(f"{url}/empty", credentials=credentials).session("one") as session:
+            await session.create("/clusters/shop", b"ours")
+            assert "denies access" in await refusal(at(f"{url}/empty"))
+        text = await refusal(at(f"{url}/used", credentials=credentials))
+        assert f"can use the entry /{root}/used of {url}/used; name a new root" in text
+        other.set_acls(f"/{root}/used", CREATOR_ALL_ACL)
+        text = await refusal(at(f"{url}/used", credentials=credentials))
+        assert f"can use the entry /{root}/used/clusters of" in text
+    finally:
+        await trio.to_thread.run_sync(other.stop)
+        other.close()
 
 
 def test_credentials_are_passed_on_to_kazoo(tmp_path: Path) -> None:
