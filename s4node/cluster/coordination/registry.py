@@ -49,17 +49,21 @@ from s4node.cluster.coordination.typed_entries import (
     unreadable,
 )
 from s4node.errors import CoordinationError, EntryExists, NameTaken, NoEntry, SessionLost
+from s4node.logger import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from s4node.cluster.tree.contract import Session
 
+log = get_logger("s4node.cluster")
+
 Role = Literal["producers", "consumers"]
 
 _ROLES: tuple[Role, ...] = ("producers", "consumers")
 
 NAME_PATIENCE_SECONDS = 1.0
+_START_SECONDS = 5.0
 """How long a new node or member waits for one of the same name, which may be about to end."""
 
 
@@ -100,6 +104,20 @@ class Registry:
         await self.entries.claim(
             path_to("clusters", cluster, "nodes", node.name), node, taken, patience
         )
+
+    async def start_node(self, cluster: str, node: NodeInfo) -> None:
+        """Add a node that starts, as :meth:`join_node` does, but wait for longer than a session's
+        timeout: if a process of this node was killed, its session lives on for so long."""
+        try:
+            await self.join_node(cluster, node)
+        except NameTaken as taken:
+            seconds = self.session.timeout + _START_SECONDS
+            log.warning(
+                "waits for a session with this node's name to end, as that of a killed node does",
+                seconds=seconds,
+                reason=str(taken),
+            )
+            await self.join_node(cluster, node, patience=seconds)
 
     async def rejoin_node(self, cluster: str, node: NodeInfo) -> None:
         """Add a node that has lost a session, as :meth:`join_node` does, but wait for that session:

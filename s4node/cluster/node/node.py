@@ -77,9 +77,6 @@ log = get_logger("s4node.cluster")
 _AGAIN_SECONDS = 1.0
 """The pause before a failed step is retried."""
 
-_NAME_SECONDS = 5.0
-"""How much longer than a session's timeout a node waits at its start for another of its name."""
-
 
 @dataclass
 class Post:
@@ -291,11 +288,8 @@ class Node:
                 f"{cluster.url or 'no URL'}, and this node has s4.state.url = {self._url}; give "
                 f"all nodes the same one"
             )
-        if again:
-            await registry.rejoin_node(self.cluster, me)
-        else:
-            await self._take_name(registry, me)
-        # from now on apps are deployed, to that URL
+        join = registry.rejoin_node if again else registry.start_node
+        await join(self.cluster, me)  # from now on apps are deployed, to that URL
         for other in (await registry.nodes(self.cluster)).values():
             if _series(other.version) != _series(__version__):
                 raise UnfitNode(
@@ -305,19 +299,6 @@ class Node:
         for app in () if self.ready.is_set() else await registry.apps(self.cluster):
             await registry.remove_drained(AppId(self.cluster, app), self.name)
         self._registry = registry
-
-    async def _take_name(self, registry: Registry, me: NodeInfo) -> None:
-        """Join the cluster, perhaps once the session of this node's last process has ended."""
-        try:
-            await registry.join_node(self.cluster, me)
-        except NameTaken as taken:
-            seconds = registry.session.timeout + _NAME_SECONDS
-            log.warning(
-                "waits for a session with this node's name to end, as that of a killed node does",
-                seconds=seconds,
-                reason=str(taken),
-            )
-            await registry.join_node(self.cluster, me, patience=seconds)
 
     async def _follow(self, session: Session) -> NoReturn:
         seen = -1
