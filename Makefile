@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install install-spark test test-long test-slice test-crashes test-spark test-measured test-fast torture cluster-test nexmark attacks fuzz lint types demo demo-live demo-trending bench docker-test clean
+.PHONY: help install install-spark test test-long test-slice test-crashes test-spark test-measured test-frames test-fast torture cluster-test nexmark attacks fuzz lint types demo demo-live demo-trending bench docker-test clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -33,7 +33,7 @@ MEASURED := tests/process/test_prompt.py tests/bench/test_bench.py tests/test_to
 test: install-spark ## run all tests but those of test-long; JOBS=1 for one at a time
 	$(PYTHON_OF_VENV) -m pytest $(BESIDE) -m "not long or short" $(ARGS)
 
-test-long: test-crashes test-spark test-measured ## run what takes longer; make -k goes on after a failure
+test-long: test-crashes test-spark test-measured test-frames ## run what takes longer; make -k goes on after a failure
 
 test-crashes: install-spark ## run the tests in which processes are killed, moved and deployed
 	$(PYTHON_OF_VENV) -m pytest $(BESIDE) -m long $(patsubst %,--ignore=%,$(SPARK) $(MEASURED)) $(ARGS)
@@ -46,6 +46,10 @@ test-measured: install-spark ## run every benchmark and the torture in short, wi
 
 test-slice: install-spark ## run three minutes of test-long; another part after each commit, or NUMBER=
 	$(PYTHON_OF_VENV) -m pytest -m long --slice $(or $(NUMBER),$(shell git rev-list --count HEAD)) $(ARGS)
+
+test-frames: install ## send FRAMES= frames at all bounds to a node, with TLS and without
+	FUZZ_FRAMES=$(or $(FRAMES),1000000) $(PYTHON_OF_VENV) -m pytest -o faulthandler_timeout=0 $(BESIDE) \
+		tests/fuzz/test_fuzz.py -k bounds $(ARGS)
 
 test-fast: install ## run the tests that need neither Spark nor much time
 	$(PYTHON_OF_VENV) -m pytest $(BESIDE) -m "not slow and not spark" $(ARGS)

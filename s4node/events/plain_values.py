@@ -26,18 +26,16 @@ _LEVELS = 8  # each doubles the size of the type
 _BINARY = frozenset(b"\xc4\xc5\xc6")  # how bytes begin
 
 
-def _plain(levels: int) -> Any:
-    scalar = None | bool | int | float | str
+def plain_of(whole: Any, levels: int = _LEVELS) -> Any:
+    """The type of values of texts, numbers, arrays and maps; ``whole`` is that of whole numbers."""
+    scalar = None | bool | whole | float | str
     if not levels:
         return scalar
-    inner = _plain(levels - 1)
-    return scalar | list[inner] | dict[str | int, inner]  # type: ignore[valid-type]
+    inner = plain_of(whole, levels - 1)
+    return scalar | list[inner] | dict[str | whole, inner]  # type: ignore[valid-type]
 
 
-PLAIN = _plain(_LEVELS)
-"""The type of values of texts, numbers, arrays and maps."""
-
-_decode_plain = msgspec.msgpack.Decoder(PLAIN).decode
+_decode_plain = msgspec.msgpack.Decoder(plain_of(int)).decode
 _decode_bytes = msgspec.msgpack.Decoder(bytes).decode
 
 

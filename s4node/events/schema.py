@@ -18,7 +18,7 @@ import hashlib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import repeat
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 from msgspec import inspect
@@ -70,7 +70,7 @@ class TypeDecl(msgspec.Struct, frozen=True, array_like=True):
     """A type as it is declared on the wire."""
 
     name: str
-    fingerprint: int
+    fingerprint: Annotated[int, msgspec.Meta(ge=0)]
     fields: tuple[FieldDecl, ...]
 
     def refusal_of(self, writer: TypeDecl) -> str | None:

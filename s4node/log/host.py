@@ -93,7 +93,7 @@ class LogHost:
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; started once the files are open.
 
-        Raises StoreError if another process owns the folder.
+        Raises StoreError if another process owns the folder, or if the writer fails.
         """
         wanted = LogSettings.from_config(self._config)
         async with open_log(wanted) as store:
@@ -113,6 +113,7 @@ class LogHost:
                     sinks = self._sinks = Sinks(self._streams, file, self._nursery, expiry)
                     self._questions = Questions(self._streams, sinks, self._nursery)
                     self._nursery.start_soon(sinks.roll_forward)
+                    self._nursery.start_soon(store.writer.wait_failed)
                     task_status.started()
                     while True:
                         await trio.sleep(PERIOD)
@@ -271,7 +272,10 @@ class LogHost:
         with trio.CancelScope() as scope:
             if self._feeds.get(connection) is feed:  # the connection has not ended meanwhile
                 self._scopes[connection] = scope
-                await feed.run()
+                try:
+                    await feed.run()
+                except Exception as error:
+                    connection.fail(error)
 
 
 async def _split(hosted: HostedStream) -> None:

@@ -57,9 +57,6 @@ log = get_logger("s4node.log")
 FRAME_BYTES = 512
 """The approximate memory of a queued frame beside its body."""
 
-MAX_TYPES = 4096
-"""The most versions of event types that a stream may have."""
-
 _TOLD_BYTES = 262_144
 """The bytes of the types that an answer has at most: what one connection may declare."""
 
@@ -227,10 +224,10 @@ class HostedStream:
         if error := check_declared(self.name, types):
             return error
         new = [one for one in types if one.fingerprint not in self.types]
-        if len(self.types) + len(new) > MAX_TYPES:
+        if len(self.types) + len(new) > wire.MAX_TYPES:
             raise LimitReached(
                 f"stream {self.name!r} has {len(self.types)} versions of event types, and at most "
-                f"{MAX_TYPES} are allowed; create another stream"
+                f"{wire.MAX_TYPES} are allowed; create another stream"
             )
         taken = self._type_bytes
         if new and taken.used + sum(map(size_of, new)) > taken.limit:

@@ -57,14 +57,14 @@ class Questions:
         self._asking.pop(connection, None)
 
     async def _answer(self, query: wire.Query, connection: Connection) -> None:
-        values: Mapping[str, Any] = {}
+        answer = b""
         error: S4Error | None = None
         try:
             ask = _QUESTIONS.get(query.question)
             if ask is None:
                 known = ", ".join(_QUESTIONS)
                 raise StoreError(f"the log has no query {query.question!r}; it answers: {known}")
-            values = await ask(self, query.arguments)
+            answer = _answer(query, await ask(self, query.arguments))
         except S4Error as found:
             error = found
             if isinstance(found, LimitReached):
@@ -79,7 +79,7 @@ class Questions:
             error = StoreError(f"the log could not answer the query {query.question!r}: {found}")
         if connection in self._asking:
             self._asking[connection] -= 1
-            connection.answer(_answer(query, values, error))
+            connection.answer(answer or _answer(query, {}, error))
 
     def _partition(self, arguments: Mapping[str, Any]) -> LogPartition:
         hosted, number = self._streams.find(arguments["stream"]), _whole(arguments["partition"])
@@ -192,16 +192,11 @@ class Questions:
         partition = self._partition(arguments)
         hosted = self._streams.find(arguments["stream"])
         self._streams.check_open()
-        data = wire.Data(
-            hosted.name,
-            partition.number,
-            str(arguments["producer"]),
-            _whole(arguments["first"]),
-            _whole(arguments["count"]),
-            msgspec.convert(arguments["sections"], tuple[wire.Section, ...]),
-            order=msgspec.convert(arguments.get("order", b""), bytes),
-            created_ms=_whole(arguments.get("created_ms", 0)),
-        )
+        asked = {"order": b"", "created_ms": 0, **arguments}
+        names = ("producer", "first", "count", "sections")
+        numbers = [1, hosted.name, partition.number, *(asked[name] for name in names)]
+        rest = ["", wire.MSGPACK, 0, asked["order"], asked["created_ms"]]
+        data = msgspec.convert([*numbers, *rest], wire.Data)  # within the bounds of a frame
         body = msgspec.convert(arguments["body"], bytes)
         problem = wire.check_sections(data, memoryview(body))
         types = msgspec.convert(arguments["types"], tuple[TypeDecl, ...])
@@ -280,7 +275,7 @@ def shortly(value: object) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-def _answer(query: wire.Query, values: Mapping[str, Any], error: S4Error | None) -> bytes:
+def _answer(query: wire.Query, values: Mapping[str, Any], error: S4Error | None = None) -> bytes:
     if error is None:
         return wire.encode_frame(wire.Answer(query.id, dict(values)))
     fault = {wire.FAULT: type(error).__name__}

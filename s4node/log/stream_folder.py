@@ -23,11 +23,9 @@ from s4node.events.schema import UNREADABLE
 from s4node.log.partition.partition_database import FORMAT, begin_anew, create_database
 from s4node.log.partition.partition_file import PartitionFile
 from s4node.logger import get_logger
+from s4node.net.wire.frame import MAX_PARTITIONS
 
 log = get_logger("s4node.log")
-
-MAX_PARTITIONS = 4096
-"""The maximum number of partitions of a stream."""
 
 _MANIFEST = "stream.json"
 

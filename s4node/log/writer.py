@@ -134,6 +134,7 @@ class LogWriter:
         self._lanes: list[Lane] = []
         self._closing = False
         self._failed: S4Error | None = None
+        self._has_ended = trio.Event()
         self._w_last_run = clocks.steady()
         self._w_used = 0  # bytes of all files, if there is a quota
         self._w_last = -1  # the partition of the last step of housekeeping
@@ -201,6 +202,12 @@ class LogWriter:
             self._wake.notify()
         for thread in self._threads:
             await threads.run_sync(thread.join)
+
+    async def wait_failed(self) -> None:
+        """Raise StoreError once the writer has failed; return if it has been closed."""
+        await self._has_ended.wait()
+        if self.trouble:
+            raise StoreError(self.trouble)
 
     # --- the thread's side ------------------------------------------------------------------------
 
@@ -508,3 +515,5 @@ class LogWriter:
             delivery.answers += [(done, failure) for _, done in self._dropped]
         self._w_trouble = str(failure) if failure.__cause__ else ""
         self._deliver(delivery)
+        with contextlib.suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(self._has_ended.set)

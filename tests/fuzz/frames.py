@@ -1,29 +1,40 @@
 """Frames that are well formed and mean nothing, for a node with a log and a durable stream.
 
-``python -m fuzz.frames --frames 1000000`` sends that many over real sockets. The node goes on, an
-honest sender beside them loses nothing, and the node's log has no error of its own.
+``python -m fuzz.frames --frames 1000000`` sends that many over real sockets, with ``--tls`` in TLS.
+They know the fields: half of them have one number at or beside a bound. The node goes on, honest
+senders beside them, to an app and to the log, lose nothing, and the node's log has no error of its
+own.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import ssl
+import struct
 import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import trio
-from harness import node_process
+from certificates import TLS, Issuer
+from harness import ANY_PORT, node_process
 
-from s4node import Client, Event
+from s4node import Client, Credentials, Event
 from s4node.events.event import GenericEvent
 from s4node.events.schema import EventType
 from s4node.net.transport.sp_messages import HANDSHAKE, framed
 from s4node.net.wire import frame as wire
+from s4node.offsets.startpoint import Oldest
+from s4node.systems.embedded_log import EmbeddedLog
 
 APP = """
-from s4node import App, Event, GenericEvent, ProcessingElement
+from s4node import App, Event, GenericEvent, ProcessingElement, tumbling
 
 class Click(Event):
     user: str
@@ -41,9 +52,19 @@ class Anything(ProcessingElement):
     def on_event(self, event: GenericEvent):
         self.n += 1
 
+class EachMinute(ProcessingElement):
+    n: int = 0
+    def on_event(self, event: GenericEvent):
+        self.n += 1
+    def on_window(self):
+        pass
+
 app = App("target")
 app.create_input_stream("clicks", app.create_pe(Clicks), key="user")
 app.create_input_stream("fast", app.create_pe(Anything), key="user")
+minute = app.create_pe(EachMinute)
+minute.set_window(tumbling(60))
+app.create_input_stream("timed", minute, key="user")
 """
 
 
@@ -53,9 +74,14 @@ class Click(Event):
 
 
 CLICK, GENERIC = EventType(Click), EventType(GenericEvent)
-STREAMS = ("clicks", "fast", "pages", "keyed", "_sink.a", "", "none")
+STREAMS = ("clicks", "fast", "timed", "pages", "keyed", "_sink.a", "", "none")
 PEERS = ("a", "b", "c", "~t#1", "~t#2", "~", "a\t1", "", "x" * 1100)
-NUMBERS = (0, 0, 0, 1, 1, 2, 3, 4, 5, 63, 64, 4095, 4096, 1 << 31, 1 << 62, (1 << 64) - 1, -1)
+NUMBERS = (0, 0, 0, 0, 0, 1, 1, 2, 3, 4, 5, 63, 64, 4095, 4096)
+POWERS = (0, *(1 << bits for bits in (8, 12, 31, 32, 53, 62, 63, 64)))
+EDGES = [number + beside for number in POWERS for beside in (-1, 0, 1)] + [-(1 << 63)]
+LENGTHS = (0, 63, 64, 65, 256, 257, 1024, 1025, 4096, 4097)
+"""Of texts and lists: the bounds, and beside them."""
+
 BODIES = (
     CLICK.encode([Click("ann", 1)]),
     CLICK.encode([Click("ann"), Click("joe", 2)]),
@@ -65,7 +91,7 @@ BODIES = (
     b"\x90",
     b"",
 )
-QUESTIONS = ("list", "describe", "create", "trim", "forget", "offset", "append", "none")
+QUESTIONS = ("list", "describe", "create", "drop", "trim", "forget", "offset", "append", "none")
 SINK_QUESTIONS = tuple(f"sink.{word}" for word in ("stage", "publish", "carried", "abort", "list"))
 HEADERS = (
     "subscribe", "start", "fence", "former", "own_id", "new", "cluster", "epochs", "savepoint",
@@ -84,15 +110,35 @@ class Frames:
             yield self.next()
 
     def next(self) -> bytes:
-        """A frame, some of them with a byte changed."""
+        """A frame; half of them have a number at a bound, some a text or a list, or a byte
+        changed."""
         chance = self._random
         header, body = self._header(chance.choice((0, 0, 1, 1, 1, 1, 2, 3, 4, 5, 6, 7, 7, 8)))
-        frame = wire.encode_frame(header, body)
+        head = msgspec.msgpack.encode(header)
+        if (luck := chance.random()) < 0.55:
+            fields = msgspec.msgpack.decode(head, strict=False)
+            self._bend(fields, [int] if luck < 0.5 else [str, list])
+            head = msgspec.msgpack.encode(fields)
+        frame = struct.pack(">II", len(head), len(body)) + head + body
         if chance.random() < 0.02:
             spoilt = bytearray(frame)
             spoilt[chance.randrange(8, len(frame))] = chance.randrange(256)
             frame = bytes(spoilt)
         return frame
+
+    def _bend(self, fields: list[Any], kinds: list[type]) -> None:
+        """Have one field of these kinds at a bound, or beside it."""
+        places = list(_places(fields, kinds))
+        if not places:
+            return
+        holder, at = self._random.choice(places)
+        value = holder[at]
+        if type(value) is int:
+            edge = self._random.choice(EDGES)  # msgpack has no whole number from 2**64 on
+            holder[at] = edge if edge < 1 << 64 else float(edge)
+        else:
+            length = self._random.choice(LENGTHS)
+            holder[at] = "x" * length if type(value) is str else (value[:1] or [0]) * length
 
     def number(self) -> int:
         return self._random.choice(NUMBERS)
@@ -147,7 +193,8 @@ class Frames:
             ruling = wire.Ruling(self.small(), pick((0, 1, 2, 9)), *(self.number() for _ in "abc"))
             return wire.Verdict(stream, peer, (ruling,), headers=headers), b""
         if kind == 3:
-            return wire.Watermark(stream, self.small(), peer, self.number(), headers), b""
+            lanes = tuple((self.small(), self.number()) for _ in range(pick((0, 1, 2))))
+            return wire.Watermark(stream, peer, self.number(), lanes, headers), b""
         if kind == 4:
             return wire.Idle(stream, peer, pick((0, 1, 7)), headers), b""
         if kind == 5:
@@ -174,21 +221,42 @@ class Frames:
         return pick(QUESTIONS + SINK_QUESTIONS), {name: arguments[name] for name in names}
 
 
+def _places(holder: Any, kinds: list[type]) -> Iterator[tuple[Any, Any]]:
+    """The holders and places of all values of these kinds, but for the kind of the frame."""
+    for at, value in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
+        if type(value) in kinds and not (at == 0 and kinds == [int] and len(holder) > 3):
+            yield holder, at
+        if isinstance(value, (list, dict)):
+            yield from _places(value, kinds)
+
+
 class Survived(NamedTuple):
-    """What became of it."""
+    """What became of it: how many events of honest senders the app has counted, and the log has."""
 
     sent: int
     honest: int
     counted: int
+    logged: int
     errors: list[str]
 
 
-async def survived(folder: Path, frames: int, seed: int, peers: int = 8) -> Survived:
-    """Send that many frames to a node in ``folder``, beside an honest sender."""
+async def survived(
+    folder: Path, frames: int, seed: int, peers: int = 8, *, tls: bool = False
+) -> Survived:
+    """Send that many frames to a node in ``folder``, beside honest senders."""
     (folder / "app.py").write_text(APP)
+    context: ssl.SSLContext | None = None
+    credentials: Credentials | None = None
     options = [f"s4.log.folder={folder / 'log'}", f"s4.state.folder={folder / 'state'}"]
     options += ["s4.stream.clicks.grade=durable", "s4.stream.fast.grade=fast"]
     options += ["s4.cluster.partitions=2", "s4.listener.hellosPerSecond=100000"]
+    if tls:
+        issuer = Issuer(folder / "certs")
+        options += [f"{key}={value}" for key, value in issuer.node().items()][:-1]
+        certificate, key, authority = issuer.files("s4://default/node/fuzz").values()
+        context = ssl.create_default_context(cafile=authority)
+        context.load_cert_chain(certificate, key)
+        credentials = issuer.credentials("s4://default/node/honest")
     settings = [word for option in options for word in ("-p", option)]
     sent = honest = 0
     over = trio.Event()
@@ -197,9 +265,14 @@ async def survived(folder: Path, frames: int, seed: int, peers: int = 8) -> Surv
         nonlocal sent
         supply = iter(Frames(seed * 100 + number))
         left = frames // peers
-        host, port = address.removeprefix("tcp://").rsplit(":", 1)
+        host, port = address.rpartition("://")[2].rsplit(":", 1)
         while left > 0:
-            async with await trio.open_tcp_stream(host, int(port)) as stream:
+            stream: trio.abc.Stream = await trio.open_tcp_stream(host, int(port))
+            if context is not None:
+                stream = trio.SSLStream(
+                    stream, context, server_hostname="node", https_compatible=True
+                )
+            async with stream:
                 try:
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(_read, stream)
@@ -213,17 +286,27 @@ async def survived(folder: Path, frames: int, seed: int, peers: int = 8) -> Surv
                 except* trio.BrokenResourceError:
                     pass
 
-    async with node_process("app.py", *settings, cwd=folder) as node:
-        async with Client(node.address) as client, trio.open_nursery() as beside:
-            clicks = await client.stream("clicks")
+    listen = TLS if tls else ANY_PORT
+    async with node_process("app.py", *settings, cwd=folder, listen=listen) as node:
+        log = EmbeddedLog("log", node.address, credentials=credentials)
+        async with trio.open_nursery() as asking:
+            await asking.start(lambda task_status: log.run(task_status=task_status))
+            await log.create("kept", 1)
+            asking.cancel_scope.cancel()
+        async with (
+            Client(node.address, credentials=credentials) as client,
+            trio.open_nursery() as beside,
+        ):
+            clicks, kept = await client.stream("clicks"), await client.stream("kept")
 
             async def send() -> None:
                 nonlocal honest
                 while not over.is_set():
                     await clicks.send(Click("honest", honest))
+                    await kept.send(Click("honest", honest))
                     honest += 1
                     if honest % 50 == 0:
-                        assert await clicks.flush() == []
+                        assert await client.flush() == []
                     await trio.sleep(0.002)
 
             beside.start_soon(send)
@@ -231,26 +314,37 @@ async def survived(folder: Path, frames: int, seed: int, peers: int = 8) -> Surv
                 for number in range(peers):
                     nursery.start_soon(peer, number, node.address)
             over.set()
-        async with Client(node.address) as client:
-            clicks = await client.stream("clicks")
+        async with Client(node.address, credentials=credentials) as client:
+            clicks, kept = await client.stream("clicks"), await client.stream("kept")
             await clicks.send(Click("honest", -1))
-            assert await clicks.flush() == []
+            await kept.send(Click("honest", honest))
+            assert await client.flush() == []
+            logged = 0
+            async with client.subscribe("kept", types=Click, start=Oldest()) as events:
+                with trio.fail_after(60):
+                    while logged <= honest:
+                        assert (await anext(events)).n == logged
+                        logged += 1
         while not node.stdout:
             await trio.sleep(0.01)
         counted = int(node.stdout[0].split()[1])
         errors = [line for line in node.stderr if "Traceback" in line or "a query failed" in line]
-    return Survived(sent, honest + 1, counted, errors)
+    return Survived(sent, honest + 1, counted, logged, errors)
 
 
-async def _read(stream: trio.SocketStream) -> None:
-    while await stream.receive_some(1 << 20):
-        pass
+async def _read(stream: trio.abc.Stream) -> None:
+    with suppress(trio.BrokenResourceError):
+        while await stream.receive_some(1 << 20):
+            pass
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--frames", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--tls", action="store_true")
     given = parser.parse_args()
+    began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="s4-frames-") as place:
-        print(trio.run(survived, Path(place), given.frames, given.seed))
+        sending = partial(survived, Path(place), given.frames, given.seed, tls=given.tls)
+        print(trio.run(sending), f"{time.monotonic() - began:.0f} s")

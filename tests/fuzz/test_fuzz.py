@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,12 @@ def test_every_saved_input_is_decoded_or_refused(name: str) -> None:
 
 
 @pytest.mark.slow
-async def test_frames_that_mean_nothing_leave_a_node_with_log_and_durable_streams_as_it_was(
-    tmp_path: Path,
+@pytest.mark.parametrize("tls", [False, True], ids=["tcp", "tls"])
+async def test_frames_at_all_bounds_leave_a_node_and_its_log_serving_others(
+    tmp_path: Path, tls: bool
 ) -> None:
-    found = await survived(tmp_path, 4000, 5)
-    assert found.sent == 4000
-    assert found.counted == found.honest
+    frames = int(os.environ.get("FUZZ_FRAMES", "10000"))  # in make test-long, a million
+    found = await survived(tmp_path, frames, 5, tls=tls)
+    assert found.sent == frames
+    assert found.counted == found.logged == found.honest
     assert found.errors == []

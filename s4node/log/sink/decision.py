@@ -19,13 +19,14 @@ from typing import NamedTuple, Protocol, TypeVar
 import msgspec
 
 from s4node.errors import SinkError
+from s4node.net.wire import frame as wire
 
 
 class Attempt(msgspec.Struct, array_like=True, frozen=True):
     """One attempt of a task: its producer in the spool, and its events by partition."""
 
-    producer: str
-    counts: dict[int, int]
+    producer: wire.Name
+    counts: dict[wire.Small, wire.Number]
 
 
 class NamedAttempts:

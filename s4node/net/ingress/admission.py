@@ -127,9 +127,6 @@ class StreamAdmission:
         long = wire.too_long(hello.peer)
         if long:
             return f"stream {self.stream!r}: {long}"
-        for position in hello.positions:
-            if not 0 <= position.number <= wire.MAX_NUMBER:
-                return f"stream {self.stream!r}: {position.number} is not an event number"
         task, word = task_of(hello.peer)
         if task and not isinstance(hello.headers.get(wire.FENCE), int):
             return (

@@ -6,6 +6,7 @@ Rules
 - From a peer that does not read its answers, or says hello too often, nothing more is read for a
   while.
 - A connection that is ended is told why, by a drain: its peer keeps its events and may come again.
+- Whatever goes wrong while a peer is answered ends its connection only.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from traceback import format_exception
 from typing import Protocol
 
 import trio
@@ -175,6 +177,21 @@ class Connection:
 
         Pressing lanes go at once, the others together after the delay.
         """
+        try:
+            return self._send_due(now)
+        except Exception as error:
+            self.fail(error)
+            return None
+
+    async def send_rest(self) -> None:
+        """Send what the system did not take at once, until the connection has ended."""
+        assert self.socket is not None
+        try:
+            await self.socket.send_rest()
+        except Exception as error:
+            self.fail(error)
+
+    def _send_due(self, now: float) -> float | None:
         delay_over = bool(self.dirty) and now >= self.due
         lanes = self._own(self.dirty if delay_over else self.pressing)
         if not lanes and not self.answers:
@@ -377,6 +394,11 @@ class Connection:
         self.released()
         self.congested = True
         self.scope.cancel()
+
+    def fail(self, error: Exception) -> None:
+        """End the connection, because of an error of this node while it answers the peer."""
+        self.warn("a connection has failed", traceback="".join(format_exception(error)))
+        self.end_because(f"the node has failed to answer: {type(error).__name__}; see its log")
 
     def released(self) -> None:
         """Give back what the connection took up, when it has ended."""

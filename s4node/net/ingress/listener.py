@@ -5,7 +5,7 @@ Rules
   repeat. What is left of an envelope is taken in the next slice of its connection.
 - Connections that send much stand in one line for their slices (:mod:`s4node.net.ingress.slices`).
 - The handler decides about frames. A bad frame is counted, answered and dropped here; the peer
-  stays connected.
+  stays connected. An error of the handler ends the connection, and no other one.
 - A warning that peers can cause is written once a minute for each host.
 - A connection that does not speak nng's protocol within the timeout, or breaks it, is closed.
 """
@@ -244,8 +244,7 @@ class Listener:
 
     def has_news(self, connection: Connection) -> None:
         """Have the next flush send the connection's news."""
-        if connection not in self._news:
-            self._news[connection] = None
+        self._news.setdefault(connection)
         self._nudge()
 
     def send_due(self, now: float) -> float | None:
@@ -369,7 +368,7 @@ class Listener:
         try:
             with connection.scope:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(connection.socket.send_rest)
+                    nursery.start_soon(connection.send_rest)
                     await self._read(connection)
                     nursery.cancel_scope.cancel()
         finally:
@@ -457,9 +456,8 @@ class Listener:
                                 connection.count_hello(frame.size)
                             elif isinstance(header, wire.Query):  # which may have events in it
                                 connection.count_hello()
-                            if connection.holder is None:
-                                self._handler.on_frame(frame, connection)
-                            elif problem := refusal(connection.holder, self._cluster, frame.header):
+                            holder = connection.holder
+                            if holder and (problem := refusal(holder, self._cluster, frame.header)):
                                 connection.refuse(frame.header, problem)
                             else:
                                 self._handler.on_frame(frame, connection)
@@ -470,11 +468,13 @@ class Listener:
                         connection.bad_frame("an envelope has at least one frame")
                 except RemoteFrameError as error:
                     connection.bad_frame(str(error))
-                connection.frames = None
-                connection.envelope_bytes = 0
+                connection.frames, connection.envelope_bytes = None, 0
                 # no frames take time, too
                 if connection.congested or (now or clocks.steady()) >= until:
                     return True
+        except Exception as error:
+            connection.fail(error)
+            return True
         finally:
             if shared:
                 self._slices.ended(connection, began, clocks.steady(), connection.socket.unfinished)

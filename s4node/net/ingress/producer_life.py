@@ -4,7 +4,8 @@ Rules
 - The life of a task is the fence of its owner, which rises with each owner.
 - A node numbers the lives of a program in each lane, and tells the program when it first opens the
   lane; the program repeats the number when it reconnects. A program without a number begins a life.
-- Of two processes with the same life in a lane, the one that the lane knows goes on.
+- Of two processes with the same life in a lane, the one that the lane knows goes on. So the last
+  number that a life can have serves for all further ones.
 - A task that has begun anew without its state has another id, with a higher text after the ``#``.
 """
 
@@ -44,7 +45,7 @@ def life_of(hello: wire.Hello, told: int, known: Life) -> Life | None:
     if known.incarnation in ("", hello.incarnation):
         return Life(max(known.number, told, 1), hello.incarnation)
     if told == 0:
-        return Life(known.number + 1, hello.incarnation)
+        return Life(min(known.number + 1, wire.MAX_NUMBER), hello.incarnation)
     return Life(told, hello.incarnation) if told > known.number else None
 
 

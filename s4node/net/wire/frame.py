@@ -7,6 +7,8 @@ Rules
 - Fields are only ever appended to a header, and a reader ignores unknown ones. Every header ends
   with a map of free headers (creation time, trace context).
 - A bad frame inside a good envelope is reported by itself; the other frames are read.
+- The types of the fields bound all numbers, and the names and lists that a reader may keep; nothing
+  behind this module looks again. What is only shown is bounded by the size of its frame.
 - Nothing here knows sockets, clocks or streams.
 """
 
@@ -15,12 +17,12 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, TypeAlias
 
 import msgspec
 
 from s4node.errors import LocalFrameError, RemoteFrameError
-from s4node.events.plain_values import PLAIN, value_of
+from s4node.events.plain_values import plain_of, value_of
 from s4node.events.schema import TypeDecl
 
 VERSION = 1
@@ -167,6 +169,9 @@ MAX_QUESTIONS = 64
 MAX_NUMBER = (1 << 62) - 1
 """The highest number of an event: the sum of two numbers still fits into a header."""
 
+MAX_PARTITIONS = 4096
+"""The most partitions of a stream."""
+
 WINDOW_BYTES = 64 << 20
 """The bytes without a verdict that a producer may have to keep for a stream. On durable streams,
 where verdicts come with commits, commits are made often enough."""
@@ -174,10 +179,20 @@ where verdicts come with commits, commits are made often enough."""
 MAX_SECTIONS = 256
 """The most sections of a frame: ``order`` has a byte for each event."""
 
+MAX_TYPES = 4096
+"""The most versions of event types that a stream may have."""
+
+Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
+Sum: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]  # of two numbers
+Small: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
+Millis: TypeAlias = Annotated[int, msgspec.Meta(ge=-(1 << 53), le=1 << 53)]  # exact as seconds
+Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=4096)]
+Incarnation: TypeAlias = Annotated[str, msgspec.Meta(max_length=256)]  # saved for each lane
+
 if TYPE_CHECKING:
     Headers: TypeAlias = dict[str, Any]
 else:
-    Headers = dict[str, PLAIN]
+    Headers = dict[str, plain_of(Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)])]
 
 
 class _Header(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -193,11 +208,14 @@ class Position(msgspec.Struct, array_like=True, frozen=True, gc=False):
     when it reconnects.
     """
 
-    partition: int
-    number: int
-    limit: int = 0
-    safe: int = 0
-    life: int = 0
+    partition: Small
+    number: Number
+    limit: Sum = 0
+    safe: Sum = 0
+    life: Number = 0
+
+
+Positions: TypeAlias = Annotated[tuple[Position, ...], msgspec.Meta(max_length=MAX_PARTITIONS)]
 
 
 class Hello(_Header, tag=0, frozen=True):
@@ -212,13 +230,13 @@ class Hello(_Header, tag=0, frozen=True):
     """
 
     kind: ClassVar[str] = "hello"
-    peer: str
-    incarnation: str
-    stream: str
-    types: tuple[TypeDecl, ...] = ()
-    routing: str = ""
-    partitions: int = 0
-    positions: tuple[Position, ...] = ()
+    peer: Name
+    incarnation: Incarnation
+    stream: Name
+    types: Annotated[tuple[TypeDecl, ...], msgspec.Meta(max_length=MAX_TYPES)] = ()
+    routing: Name = ""
+    partitions: Small = 0
+    positions: Positions = ()
     error: str = ""
     headers: Headers = {}
 
@@ -226,9 +244,9 @@ class Hello(_Header, tag=0, frozen=True):
 class Section(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The part of a body with one event type: fingerprint, events, bytes."""
 
-    fingerprint: int
-    count: int
-    size: int
+    fingerprint: Annotated[int, msgspec.Meta(ge=0)]
+    count: Small
+    size: Small
 
 
 class Data(_Header, tag=1, frozen=True):
@@ -239,17 +257,17 @@ class Data(_Header, tag=1, frozen=True):
     """
 
     kind: ClassVar[str] = "data"
-    stream: str
-    partition: int
-    producer: str
-    first: int
-    count: int
-    sections: tuple[Section, ...]
-    routing: str = ""
-    encoding: int = MSGPACK
-    flags: int = 0
+    stream: Name
+    partition: Small
+    producer: Name
+    first: Number
+    count: Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)]
+    sections: Annotated[tuple[Section, ...], msgspec.Meta(min_length=1, max_length=MAX_SECTIONS)]
+    routing: Name = ""
+    encoding: Small = MSGPACK
+    flags: Small = 0
     order: bytes = b""
-    created_ms: int = 0
+    created_ms: Millis = 0
     headers: Headers = {}
 
 
@@ -262,23 +280,23 @@ class Ruling(msgspec.Struct, array_like=True, frozen=True, gc=False):
     events dropped for overload. With NOT_OWNER, ``owner`` is the address of the partition's owner.
     """
 
-    partition: int
-    outcome: int
-    upto: int
-    limit: int
-    expected: int
-    exceptions: tuple[tuple[int, int, str], ...] = ()
-    owner: str = ""
-    shed: tuple[tuple[int, int, str], ...] = ()
+    partition: Small
+    outcome: Small
+    upto: Sum
+    limit: Sum
+    expected: Sum
+    exceptions: tuple[tuple[Sum, Sum, str], ...] = ()
+    owner: Name = ""
+    shed: tuple[tuple[Sum, Sum, str], ...] = ()
 
 
 class Verdict(_Header, tag=2, frozen=True):
     """A node's rulings for one producer of a stream; ``error`` answers a bad frame."""
 
     kind: ClassVar[str] = "verdict"
-    stream: str
-    producer: str
-    rulings: tuple[Ruling, ...] = ()
+    stream: Name
+    producer: Name
+    rulings: Annotated[tuple[Ruling, ...], msgspec.Meta(max_length=MAX_PARTITIONS)] = ()
     error: str = ""
     headers: Headers = {}
 
@@ -291,10 +309,12 @@ class Watermark(_Header, tag=3, frozen=True):
     """
 
     kind: ClassVar[str] = "watermark"
-    stream: str
-    producer: str
-    millis: int
-    positions: tuple[tuple[int, int], ...] = ()
+    stream: Name
+    producer: Name
+    millis: Millis
+    positions: Annotated[
+        tuple[tuple[Small, Number], ...], msgspec.Meta(max_length=MAX_PARTITIONS)
+    ] = ()
     headers: Headers = {}
 
 
@@ -302,9 +322,9 @@ class Idle(_Header, tag=4, frozen=True):
     """Says that the producer has nothing to send now; with ANSWER_NOW, it asks for a verdict."""
 
     kind: ClassVar[str] = "idle"
-    stream: str
-    producer: str
-    flags: int = 0
+    stream: Name
+    producer: Name
+    flags: Small = 0
     headers: Headers = {}
 
 
@@ -312,8 +332,8 @@ class EndOfStream(_Header, tag=5, frozen=True):
     """Says that the producer sends no more on this stream; the node may forget it."""
 
     kind: ClassVar[str] = "end of stream"
-    stream: str
-    producer: str
+    stream: Name
+    producer: Name
     headers: Headers = {}
 
 
@@ -332,8 +352,8 @@ class Query(_Header, tag=7, frozen=True):
     """A question to a node's log; the answer has the same ``id``."""
 
     kind: ClassVar[str] = "query"
-    id: int
-    question: str
+    id: Sum
+    question: Name
     arguments: dict[str, Any] = {}
     headers: Headers = {}
 
@@ -346,7 +366,7 @@ class Answer(_Header, tag=8, frozen=True):
     """A node's answer to the query with this ``id``: values by name, or an error."""
 
     kind: ClassVar[str] = "answer"
-    id: int
+    id: Sum
     values: dict[str, Any] = {}
     error: str = ""
     headers: Headers = {}
@@ -373,8 +393,8 @@ class BadFrame(NamedTuple):
 
 
 class _RawQuery(_Header, tag=7, frozen=True):
-    id: int
-    question: str
+    id: Sum
+    question: Name
     arguments: dict[str, msgspec.Raw] = {}
     headers: Headers = {}
 
@@ -384,7 +404,7 @@ class _RawQuery(_Header, tag=7, frozen=True):
 
 
 class _RawAnswer(_Header, tag=8, frozen=True):
-    id: int
+    id: Sum
     values: dict[str, msgspec.Raw] = {}
     error: str = ""
     headers: Headers = {}
@@ -511,20 +531,12 @@ def check_sections(header: Data, body: memoryview) -> str:
     sections = header.sections
     if header.encoding not in (MSGPACK, JSON):
         return f"unknown encoding {header.encoding}; 0 is msgpack, 1 is JSON"
-    if len(sections) == 1 and 0 <= header.first <= MAX_NUMBER and header.partition >= 0:
+    if header.first + header.count > MAX_NUMBER:
+        return f"it has {header.count} events from {header.first} on, numbers end at {MAX_NUMBER}"
+    if len(sections) == 1:
         section = sections[0]
-        if 0 < section.count == header.count <= section.size == len(body):
+        if section.count == header.count <= section.size == len(body):
             return ""
-    if not sections:
-        return "a data frame has at least one section"
-    if len(sections) > MAX_SECTIONS:
-        return f"{len(sections)} sections are more than {MAX_SECTIONS}"
-    if min(header.first, header.partition, header.count - 1) < 0:
-        return "first and partition are 0 or more, count is 1 or more"
-    if header.first > MAX_NUMBER:
-        return f"first is {header.first}, over {MAX_NUMBER}"
-    if any(section.count < 0 or section.size < 0 for section in header.sections):
-        return "a section has a negative count or size"
     for section in sections:
         if section.count > section.size:  # an event takes at least a byte
             return f"a section of {section.size} bytes announces {section.count} events"

@@ -500,18 +500,12 @@ def data_of(
         (data_of((3, 3)), 3, ""),
         (data_of((1, 4), (2, 6), order=b"\x01\x00\x01"), 10, ""),
         (data_of((0, 1), (3, 6), order=b"\x01\x01\x01"), 7, ""),
-        (data_of((3, 10), first=2**62 - 1), 10, ""),
-        (data_of(), 0, "a data frame has at least one section"),
-        (data_of((3, 10), first=-1), 10, "first and partition are 0 or more, count is 1 or more"),
-        (data_of((3, 10), part=-1), 10, "first and partition are 0 or more, count is 1 or more"),
-        (data_of((0, 10), count=0), 10, "first and partition are 0 or more, count is 1 or more"),
-        (data_of((3, 10), first=2**62), 10,
-         "first is 4611686018427387904, over 4611686018427387903"),
-        (data_of((-1, 4), (4, 6)), 10, "a section has a negative count or size"),
-        (data_of((1, -4), (2, 14)), 10, "a section has a negative count or size"),
+        (data_of((3, 10), first=2**62 - 4), 10, ""),
+        (data_of((3, 10), first=2**62 - 3), 10,
+         "it has 3 events from 4611686018427387901 on, numbers end at 4611686018427387903"),
         (data_of((3, 2)), 2, "a section of 2 bytes announces 3 events"),
-        (data_of((2**63, 10), count=2**63), 10,
-         "a section of 10 bytes announces 9223372036854775808 events"),
+        (data_of((2**31, 10), count=2**31), 10,
+         "a section of 10 bytes announces 2147483648 events"),
         (data_of((3, 9)), 10, "the sections do not add up to the body's 10 bytes"),
         (data_of((3, 11)), 10, "the sections do not add up to the body's 10 bytes"),
         (data_of((1, 4), (2, 5), order=b"\x00\x01\x01"), 10,
@@ -526,8 +520,6 @@ def data_of(
         (data_of((1, 4), (2, 6), order=b"\x00\x01\x02"), 10,
          "order and section 1 disagree on its number of events"),
         (data_of(*[(1, 1)] * 256, count=256, order=bytes(range(256))), 256, ""),
-        (data_of(*[(1, 1)] * 257, count=257, order=bytes(257)), 257,
-         "257 sections are more than 256"),
     ],
 )  # fmt: skip
 def test_sections_add_up_or_it_is_said_why_not(data: wire.Data, body: int, problem: str) -> None:
@@ -549,7 +541,8 @@ def test_sections_said_to_add_up_can_be_taken_apart_without_a_look_at_the_number
     sections: list[tuple[int, int]], first: int, count: int, part: int, order: bytes, size: int
 ) -> None:
     data = data_of(*sections, first=first, count=count, order=order, part=part)
-    if not check_sections(data, memoryview(bytes(size))):
+    (read,) = read_any(wire.envelope([encode_frame(data, bytes(size))]))
+    if isinstance(read, Frame) and not check_sections(data, read.body):
         assert 0 <= first < 2**62
         assert part >= 0
         assert sum(s.size for s in data.sections) == size
