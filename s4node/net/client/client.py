@@ -10,7 +10,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 import trio
@@ -53,7 +53,8 @@ class Client:
     resumes where it stopped (see :meth:`stream`). ``timeout`` bounds connecting and opening a
     stream, and the wait for a node that is gone, in seconds: with the default it is longer than a
     failover takes. ``queue_size`` events may wait to be sent; together with unacknowledged
-    events they may take about 64 MiB for each stream. Leaving the block flushes first. Raises
+    events they may take about 64 MiB for each stream. Leaving the block flushes first, unless an
+    error leaves it; then a warning says how many events have no verdict. Raises
     ConfigError for an id that begins with ``~`` or has more than 1,024 bytes; streams of a log
     refuse an id that ends in a tab and a number.
 
@@ -83,7 +84,8 @@ class Client:
         self._news = trio.lowlevel.ParkingLot()
         self._nursery_manager: Any = None
         self._nursery: trio.Nursery | None = None
-        self._abandoned = False
+        self._abandoned = ""
+        self._unsent: Mapping[str, int] = {}
 
     async def __aenter__(self) -> Client:
         need_trio()
@@ -107,13 +109,19 @@ class Client:
     ) -> bool | None:
         assert self._nursery is not None
         cancelled = value is not None and any(isinstance(e, trio.Cancelled) for e in leaves(value))
+        why = self._abandoned or why_given_up(value)
         try:
-            if kind is None and not self._abandoned:
+            if not why:
+                why = "the block was left while it waited for verdicts"
                 warn_of(await self._last_flush())
+                why = ""
                 self._emitter.finish()
                 with trio.move_on_after(1):
                     await self._emitter.wait_quiet()
         finally:
+            for stream in self._streams.values() if why else ():
+                if not stream.told:
+                    _unacknowledged(stream, why, self._unsent.get(stream.name, 0))
             self._nursery.cancel_scope.cancel()
             self._nursery = None
             for stream in self._streams.values():
@@ -123,9 +131,14 @@ class Client:
             handled = await self._nursery_manager.__aexit__(*ours)
         return bool(handled) and cancelled
 
-    def abandon(self) -> None:
-        """Leave the block without flushing; unacknowledged events are given up."""
-        self._abandoned = True
+    def abandon(
+        self,
+        why: str = "the client was abandoned",
+        unsent: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        """Leave the block without flushing; unacknowledged events, and so many ``unsent`` ones of
+        each stream, are given up."""
+        self._abandoned, self._unsent = why, unsent
 
     async def stream(
         self,
@@ -263,13 +276,7 @@ class Client:
                 open_streams.append(stream)
                 continue
             refusals += stream.take_refusals()
-            if stream.counts["pending"]:
-                log.warning(
-                    "events stay unacknowledged",
-                    stream=stream.name,
-                    events=stream.counts["pending"],
-                    reason=stream.told,
-                )
+            _unacknowledged(stream, stream.told)
         return refusals + await self._flush(open_streams)
 
     async def _flush(self, streams: list[ClientStream]) -> list[Refusal]:
@@ -292,6 +299,24 @@ class Client:
         self._news.unpark_all()
         for stream in self._streams.values():
             stream.tell_unknown()
+
+
+def why_given_up(error: BaseException | None) -> str:
+    """Why a block that an exception has left gives up what has no verdict; empty if it waits.
+
+    ``sys.exit(0)`` and a generator that is closed end a program as its last line does.
+    """
+    for leaf in leaves(error) if error is not None else ():
+        if not isinstance(leaf, GeneratorExit) and not (
+            isinstance(leaf, SystemExit) and not leaf.code
+        ):
+            return f"the block was left by {type(leaf).__name__}"
+    return ""
+
+
+def _unacknowledged(stream: ClientStream, why: str, unsent: int = 0) -> None:
+    if events := stream.counts["pending"] + unsent:
+        log.warning("events stay unacknowledged", stream=stream.name, events=events, reason=why)
 
 
 def warn_of(refusals: list[Refusal]) -> None:

@@ -23,7 +23,7 @@ from s4node.errors import S4Error, StageClosed, leaves
 from s4node.events.event import GenericEvent
 from s4node.events.keys import KeySpec
 from s4node.net.certificates.credentials import Credentials
-from s4node.net.client.client import Client, warn_of
+from s4node.net.client.client import Client, warn_of, why_given_up
 from s4node.net.client.client_stream import ClientStream
 from s4node.net.client.subscription import Place, Subscription, not_open
 from s4node.net.egress.refusal import Refusal
@@ -65,7 +65,7 @@ class SyncClient:
         self._stop: trio.Event
         self._nursery: trio.Nursery
         self._streams: dict[str, SyncStream] = {}
-        self._abandon = False
+        self._abandon = ""
 
     def __enter__(self) -> SyncClient:
         self._thread = threading.Thread(target=self._run, name="s4-client", daemon=True)
@@ -74,13 +74,13 @@ class SyncClient:
         self._raise_failure()
         return self
 
-    def __exit__(self, kind: object, value: object, traceback: object) -> None:
-        self._abandon = kind is not None
+    def __exit__(self, kind: object, value: BaseException | None, traceback: object) -> None:
+        self._abandon = why_given_up(value)
         try:
             if not self._abandon and self._failure is None:
                 warn_of(self._flush(last=True))
-        except BaseException:
-            self._abandon = True  # else the client would wait for the same again
+        except BaseException as error:  # the client would wait for the same again
+            self._abandon = f"flush raised {type(error).__name__}"
             raise
         finally:
             thread, self._thread = self._thread, None
@@ -181,7 +181,8 @@ class SyncClient:
                 await self._stop.wait()
                 self._nursery.cancel_scope.cancel()
             if self._abandon:
-                client.abandon()
+                unsent = {name: len(each._waiting) for name, each in self._streams.items()}
+                client.abandon(self._abandon, unsent)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
 from harness import DEADLINE, free_port, running, together, until
 from recording_app import LARGE, MOST, SMALL, RecordingApp, clicks
-from shared_apps import Buy, Click
+from shared_apps import Buy, Click, HoldingApp
 from structlog.testing import capture_logs
 from trio.testing import wait_all_tasks_blocked
 
@@ -545,6 +547,54 @@ async def test_events_left_by_a_final_error_are_reported_when_the_client_is_left
                     await stream.flush()
     (told,) = [log for log in logs if log["event"] == "events stay unacknowledged"]
     assert (told["stream"], told["events"]) == ("clicks", 10)
+
+
+async def left_by(error: BaseException, address: str, events: list[Click]) -> None:
+    async with Client(address) as client:
+        stream = await client.stream("clicks")
+        await stream.send_many(events)
+        raise error
+
+
+@pytest.mark.parametrize("status", [0, None])
+async def test_a_block_that_sys_exit_leaves_without_an_error_waits_for_all_verdicts(
+    status: int | None,
+) -> None:
+    noted = RecordingApp()
+    async with running(noted) as node:
+        with pytest.raises(SystemExit) as ended:
+            await left_by(SystemExit(status), node.address, clicks(2000))
+        assert ended.value.code is status
+        assert noted.numbers == list(range(2000))
+
+
+async def test_a_block_in_a_generator_that_is_closed_waits_for_all_verdicts() -> None:
+    noted = RecordingApp()
+
+    async def sending(address: str) -> AsyncGenerator[int, None]:
+        async with Client(address) as client:
+            stream = await client.stream("clicks")
+            for click in clicks(3000):
+                await stream.send(click)
+                yield click.n
+
+    async with running(noted) as node:
+        async with aclosing(sending(node.address)) as numbers:
+            async for number in numbers:
+                if number == 1999:
+                    break
+        assert noted.numbers == list(range(2000))
+
+
+async def test_a_block_that_an_error_leaves_says_how_many_events_are_given_up() -> None:
+    app = HoldingApp()
+    async with running(app) as node:
+        with capture_logs() as logs, pytest.raises(ValueError, match="by the user"):
+            await left_by(ValueError("by the user"), node.address, [Click("joe")] * 3)
+        app.may_go_on.set()
+    (told,) = [log for log in logs if log["event"] == "events stay unacknowledged"]
+    assert (told["stream"], told["events"]) == ("clicks", 3)
+    assert told["reason"] == "the block was left by ValueError"
 
 
 async def test_the_older_of_two_clients_with_one_producer_id_is_told() -> None:

@@ -20,12 +20,14 @@ from harness import (
     until,
 )
 from recording_app import LARGE, MOST, SMALL, RecordingApp, clicks
-from shared_apps import Buy, Click
+from shared_apps import Buy, Click, HoldingApp
+from structlog.testing import capture_logs
 
 from s4node import Client, GenericEvent, SyncClient
 from s4node.errors import ConfigError, ConnectionRefused, EventError, StageBroken, StageClosed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -48,6 +50,62 @@ async def test_the_sync_client_sends_from_a_plain_thread_in_order() -> None:
 
         await in_thread(work)
     assert noted.numbers == list(range(5004))
+
+
+def left_by(status: int | str, address: str, count: int) -> None:
+    with SyncClient(address) as client:
+        stream = client.stream("clicks")
+        for n in range(count):
+            stream.send(Click("ann", n))
+        sys.exit(status)
+
+
+async def test_a_sync_block_that_sys_exit_leaves_without_an_error_waits_for_all_verdicts() -> None:
+    noted = RecordingApp()
+    async with running(noted) as node:
+
+        def work() -> None:
+            with pytest.raises(SystemExit):
+                left_by(0, node.address, 2000)
+
+        await in_thread(work)
+        assert noted.numbers == list(range(2000))
+
+
+async def test_a_sync_block_in_a_generator_that_is_closed_waits_for_all_verdicts() -> None:
+    noted = RecordingApp()
+    async with running(noted) as node:
+
+        def sending() -> Iterator[int]:
+            with SyncClient(node.address) as client:
+                stream = client.stream("clicks")
+                for n in range(3000):
+                    stream.send(Click("ann", n))
+                    yield n
+
+        def work() -> None:
+            for n in sending():
+                if n == 1999:
+                    break
+
+        await in_thread(work)
+        assert noted.numbers == list(range(2000))
+
+
+async def test_a_sync_block_that_an_error_leaves_says_how_many_events_are_given_up() -> None:
+    app = HoldingApp()
+    async with running(app) as node:
+
+        def work() -> None:
+            with pytest.raises(SystemExit):
+                left_by("it went wrong", node.address, 3)
+
+        with capture_logs() as logs:
+            await in_thread(work)
+        app.may_go_on.set()
+    (told,) = [log for log in logs if log["event"] == "events stay unacknowledged"]
+    assert (told["stream"], told["events"]) == ("clicks", 3)
+    assert told["reason"] == "the block was left by SystemExit"
 
 
 async def test_two_threads_with_clients_of_their_own_do_not_disturb_each_other() -> None:
