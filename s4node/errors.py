@@ -374,7 +374,13 @@ def described(error: BaseException) -> str:
         text = str(error)
     except Exception:
         text = ""
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return presentable(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+
+
+def presentable(text: str) -> str:
+    """A text of users without halves of surrogate pairs, which UTF-8 does not have: they are quoted
+    as ``\\ud83d``. So it can be shown, stored and sent."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def on_one_line(text: str) -> str:

@@ -36,8 +36,8 @@ OfKey = Annotated[T, _OF_KEY]
 """``total: OfKey[int] = 0`` in a class with windows is state of the key, beside its windows."""
 
 _RESERVED = {
-    "_again", "_group", "_home", "_mark", "_prototype", "_round", "_row", "_span", "_state",
-    "_until", "app", "key", "partition",
+    "_abc_impl", "_again", "_aggregates", "_group", "_home", "_mark", "_of_key", "_prototype",
+    "_round", "_row", "_span", "_state", "_until", "app", "key", "partition",
 }  # fmt: skip
 
 

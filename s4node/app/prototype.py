@@ -26,7 +26,7 @@ from s4node.app.processing_element import (
 )
 from s4node.app.stream import Stream
 from s4node.app.windows import LONGEST, WindowKind
-from s4node.errors import GraphError
+from s4node.errors import GraphError, described
 from s4node.events.event import Event, GenericEvent
 from s4node.events.routing import compiled
 
@@ -123,7 +123,7 @@ class Prototype:
         except Exception as error:
             raise GraphError(
                 f"{self.name}: the default of {attribute!r} cannot be copied for each key "
-                f"({type(error).__name__}: {error}); make the default None and set it in "
+                f"({described(error)}); make the default None and set it in "
                 f"on_create, or annotate it as ClassVar for one that all keys share"
             ) from error
 

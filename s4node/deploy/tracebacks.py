@@ -13,7 +13,7 @@ import sysconfig
 import traceback
 from pathlib import Path
 
-from s4node.errors import NotRestorable, S4Error
+from s4node.errors import NotRestorable, S4Error, presentable
 
 _FRAMES = 6
 _INSTALLED = ("stdlib", "platstdlib", "purelib", "platlib")
@@ -35,7 +35,7 @@ def cause_trace(error: S4Error) -> str:
 def others_trace(error: BaseException) -> str:
     """The traceback of an error that is not s4node's; empty without user code."""
     told = traceback.TracebackException.from_exception(error)
-    return "".join(told.format()) if _reduced(told) else ""
+    return presentable("".join(told.format())) if _reduced(told) else ""
 
 
 def others_line(error: BaseException) -> str:

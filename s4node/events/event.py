@@ -35,7 +35,8 @@ class Event(msgspec.Struct, frozen=True, array_like=True, gc=False):
             millis: int = 0
 
     Fields may be anything that msgspec encodes: numbers, text, bytes, dates, lists, dicts, other
-    structs. The name on the wire is the class's name, or ``event_name`` where you set it. Append
+    structs. The name on the wire is the class's name, or ``event_name`` where you set it without an
+    annotation. Append
     new fields at the end with a default, and old and new programs understand each other.
     """
 

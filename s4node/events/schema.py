@@ -517,4 +517,5 @@ def _check_defaults(cls: type) -> None:
 
 
 def _name(cls: type) -> str:
-    return cls.__dict__.get("event_name") or cls.__name__  # not a base's name
+    name = cls.__dict__.get("event_name")  # not a base's name; a field of that name is no text
+    return name if isinstance(name, str) and name else cls.__name__

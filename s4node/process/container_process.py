@@ -40,7 +40,15 @@ from s4node.config.config import Config
 from s4node.deploy import pack
 from s4node.deploy.load_app import load_app
 from s4node.deploy.tracebacks import cause_trace, others_trace
-from s4node.errors import ConfigError, EventsLost, GraphError, S4Error, described, leaves
+from s4node.errors import (
+    ConfigError,
+    EventsLost,
+    GraphError,
+    S4Error,
+    described,
+    leaves,
+    presentable,
+)
 from s4node.forks import closed_in_forks
 from s4node.metrics.snapshot import MetricsSnapshot, numbers_of
 from s4node.metrics.statistics import ContainerStatistics
@@ -218,10 +226,14 @@ def failure(error: BaseException) -> supervisor_protocol.Failed:
     status = 2 if isinstance(leaf, (ConfigError, GraphError)) else 1
     if ours:
         lost = isinstance(leaf, EventsLost)
-        return supervisor_protocol.Failed(str(leaf), cause_trace(ours[0]), status, lost)
+        return supervisor_protocol.Failed(
+            presentable(str(leaf)), cause_trace(ours[0]), status, lost
+        )
     if stdio.is_unwritten(leaf):
         return supervisor_protocol.Failed(stdio.unwritten(leaf), "", status)
-    trace = others_trace(leaf) or "".join(traceback.format_exception(leaf, limit=-_FRAMES))
+    trace = others_trace(leaf) or presentable(
+        "".join(traceback.format_exception(leaf, limit=-_FRAMES))
+    )
     return supervisor_protocol.Failed(described(leaf), trace, status)
 
 

@@ -447,3 +447,9 @@ def test_a_pe_is_named_after_its_class_and_numbered_if_there_are_more() -> None:
     with pytest.raises(GraphError) as caught:
         app.create_pe(ByType, name="special")
     assert str(caught.value) == "app 'zoo' has a PE 'special' already; give it another name"
+
+
+@pytest.mark.parametrize("name", ["key", "partition", "app", "_state", "_of_key", "_abc_impl"])
+def test_an_attribute_with_a_name_of_the_package_is_refused_at_once(name: str) -> None:
+    with pytest.raises(GraphError, match=f"{name!r} is taken; give it another name"):
+        pe_class("Pe", __annotations__={name: int}, **{name: 0})

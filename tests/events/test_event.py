@@ -8,11 +8,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from harness import running
 from hypothesis import given
 from hypothesis import strategies as st
+from shared_apps import NotingApp
 
+from s4node import Client
 from s4node.errors import EventError, ProcessingError, S4Error, leaves
 from s4node.events.event import Event, EventBatch, GenericEvent
+from s4node.events.schema import EventType
 
 # --- typed events --------------------------------------------------------------------------------
 
@@ -211,3 +215,18 @@ class Address:
 
     def describe(self, number: int) -> str:
         return f"spark-1:{number}"
+
+
+class Hit(Event):
+    user: str
+    event_name: str = ""  # as web analytics call it
+
+
+async def test_a_field_may_be_called_event_name() -> None:
+    app = NotingApp("hits", types=Hit)
+    async with running(app) as node, Client(node.address) as client:
+        hits = await client.stream("hits")
+        await hits.send(Hit("joe", "page_view"))
+        assert await hits.flush() == []
+    assert app.seen == [Hit("joe", "page_view")]
+    assert EventType(Hit).name == "Hit"

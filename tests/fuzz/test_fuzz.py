@@ -21,7 +21,8 @@ def test_every_saved_input_is_decoded_or_refused(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tls", [False, True], ids=["tcp", "tls"])
+@pytest.mark.long
+@pytest.mark.parametrize("tls", [pytest.param(False, marks=pytest.mark.short), True])
 async def test_frames_at_all_bounds_leave_a_node_and_its_log_serving_others(
     tmp_path: Path, tls: bool
 ) -> None:

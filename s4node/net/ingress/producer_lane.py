@@ -19,6 +19,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from s4node.errors import presentable
 from s4node.events.event import LIVE
 from s4node.net.ingress.producer_life import Life
 from s4node.net.wire import frame as wire
@@ -37,6 +38,7 @@ _REASON = 500
 
 def shortened(reason: str) -> str:
     """A reason of bearable length: it may quote an event, and many travel in one verdict."""
+    reason = presentable(reason)
     return reason if len(reason) <= _REASON else f"{reason[: _REASON - 40]} [...] {reason[-32:]}"
 
 

@@ -22,7 +22,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from s4node.config import plugins, settings
 from s4node.config.config import Config
-from s4node.errors import ConfigError, S4Error
+from s4node.errors import ConfigError, S4Error, described
 from s4node.events.event import EventBatch
 from s4node.offsets.system import Bounds, SystemStreamPartition
 
@@ -204,7 +204,7 @@ class Checked(Generic[I]):
             chosen = self._wrapped.choose(MappingProxyType(waiting), may)
         except Exception as error:
             raise S4Error(
-                f"choose of {self._blamed} raised {type(error).__name__}: {error}; the task cannot "
+                f"choose of {self._blamed} raised {described(error)}; the task cannot "
                 f"know what goes next: fix it, or remove the setting"
             ) from error
         if chosen is None:

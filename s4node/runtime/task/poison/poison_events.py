@@ -16,7 +16,14 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from s4node.errors import EventError, EventTimeout, NotSaveable, ProcessingError, described
+from s4node.errors import (
+    EventError,
+    EventTimeout,
+    NotSaveable,
+    ProcessingError,
+    described,
+    presentable,
+)
 from s4node.events.event import LIVE, EventBatch, GenericEvent
 from s4node.net.ingress.producer_lane import shortened
 from s4node.runtime.task.poison.dead_letter import dead_letter, raw_of
@@ -100,7 +107,7 @@ def fault_of(error: ProcessingError) -> Fault:
     if isinstance(error, EventTimeout):
         return Fault(error.fact)
     ours = isinstance(cause, NotSaveable)  # the traceback would show no line of the app
-    trace = "" if ours else "".join(traceback.format_exception(cause))
+    trace = "" if ours else presentable("".join(traceback.format_exception(cause)))
     if len(trace) > MAX_TRACE:
         trace = f"[...] {trace[-MAX_TRACE:]}"
     key = "" if error.key is None else repr(error.key)

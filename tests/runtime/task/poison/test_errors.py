@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,7 @@ from failing import (
 )
 from harness import running, until
 from input_systems import dies, fresh
+from log_nodes import log_at, read_all
 from saved_state import saved_instances, saved_rows
 from shared_apps import OnePE, counting
 
@@ -36,6 +38,7 @@ from s4node import App, Client, Event, ProcessingElement, TaskApp
 from s4node.errors import ConfigError, ProcessingError
 from s4node.events.keys import Partitioner
 from s4node.events.schema import JsonText
+from s4node.offsets.startpoint import Oldest
 from s4node.systems.memory import MemorySystem
 
 # -- PEs ------------------------------------------------------------------------------------------
@@ -522,6 +525,59 @@ async def test_on_error_is_refused_if_no_input_can_be_replayed(settings: dict[st
     del settings["systems.memory.samza.offset.default"]
     with dies(ConfigError, match="no input of app 'live' can be replayed: they are live and fast"):
         async with running(Live("live"), settings):
+            await trio.sleep_forever()
+
+
+# -- texts ----------------------------------------------------------------------------------------
+
+HALF = "\\ud83d"
+"""Half of a surrogate pair, which JSON makes of text that was cut in the middle of an emoji."""
+
+
+class Cut(ProcessingElement):
+    """Fails with text that UTF-8 does not have, or keeps it."""
+
+    kept: str = ""
+
+    def on_event(self, event: Click) -> None:
+        if event.number == 1:
+            raise ValueError(json.loads(f'"{HALF}"'))
+        if event.number == 2:
+            self.kept = json.loads(f'"{HALF}"')
+
+
+@pytest.mark.parametrize("mode", ["skip", "dead-letter"])
+async def test_half_of_a_surrogate_pair_in_a_text_of_users_stops_nothing(
+    tmp_path: Path, mode: str
+) -> None:
+    settings = {
+        "s4.stream.clicks.grade": "durable",
+        "s4.stream.clicks.onError": mode,
+        "s4.state.folder": str(tmp_path / "state"),
+        "s4.log.folder": str(tmp_path / "log"),
+        "task.dead.letter.stream": "log.dead" if mode == "dead-letter" else "",
+    }
+    async with running(OnePE(Cut, "clicks", key="user"), settings) as node:
+        async with log_at(node.address) as log:
+            await log.create("dead", 1)
+        async with Client(node.address) as client:
+            stream = await client.stream("clicks")
+            await stream.send_many([Click("joe", number) for number in range(4)])
+            refused = {refusal.number: refusal.reason for refusal in await stream.flush()}
+            assert list(refused) == [1, 2]
+            assert refused[1] == f"ValueError: {HALF}"
+            assert HALF in refused[2]
+        if mode == "dead-letter":
+            found = await read_all(node.address, "dead", 2, start=Oldest())
+            assert [letter.reason for letter in found] == [refused[1], refused[2]]
+
+
+async def test_an_app_that_ends_for_half_of_a_surrogate_pair_says_so() -> None:
+    app = OnePE(Cut, "clicks", key="user")
+    with dies(ProcessingError, match=r"ValueError: \\ud83d"):
+        async with running(app) as node, Client(node.address) as client:
+            stream = await client.stream("clicks")
+            await stream.send(Click("joe", 1))
             await trio.sleep_forever()
 
 
