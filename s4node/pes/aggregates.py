@@ -4,18 +4,32 @@ Rules
 - Each aggregate is an attribute of the state with its initial value. ``on_event`` and ``merge`` are
   generated from all of them, so they work in windows of every kind, and without windows.
 - An aggregate that keeps another value than it shows (a mean) keeps it in ``_name``.
+- The type of the events says of which type a field is, and so is the state: a sum of ints is an
+  int. Without it, a field has numbers.
+- ``Min``, ``Max`` and ``Top`` leave NaN out, which is not less or greater than anything, and count
+  it in the metric ``<PE>-nan``; ``Sum`` and ``Mean`` show it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
+from decimal import Decimal
 from heapq import merge, nlargest
 from itertools import islice
-from typing import Any, NamedTuple
+from types import NoneType, UnionType
+from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
+
+from msgspec import structs
 
 from s4node.app.processing_element import ElementType, ProcessingElement
-from s4node.errors import GraphError
+from s4node.errors import EventError, GraphError
+from s4node.events.event import Event
 from s4node.events.routing import compiled
+
+_LEAST, _MOST = -(1 << 63), (1 << 64) - 1
+_ZEROS: dict[Any, Any] = {int: 0, float: 0.0, Decimal: Decimal(0), timedelta: timedelta(0)}
+_NUMBER: Any = int | float
 
 
 class Aggregate(NamedTuple):
@@ -35,40 +49,65 @@ class Aggregate(NamedTuple):
     bindings: tuple[Any, ...] = ()
 
 
+class OfField(NamedTuple):
+    """An aggregate that depends on the types of fields: ``made`` makes it of those, in order."""
+
+    made: Callable[..., Aggregate]
+    fields: tuple[str, ...]
+
+
 def Count() -> Any:  # noqa: N802 - as a class would be
     """The number of events."""
     return Aggregate(int, 0, "{s} + 1", "{s} + {o}")
 
 
 def Sum(field: str) -> Any:  # noqa: N802
-    """The sum of a field."""
-    return Aggregate(float, 0.0, "{s} + {v}", "{s} + {o}", _field("Sum", field))
+    """The sum of a field of ints, floats, Decimals or timedeltas; it is of the field's type.
+
+    An event with which a sum of ints is beyond 64 bits is an error.
+    """
+
+    def made(kind: Any) -> Aggregate:
+        state = kind if kind in _ZEROS else _NUMBER
+        add, both = "{s} + {v}", "{s} + {o}"
+        if state in (int, _NUMBER):
+            within = f"t if {_LEAST} <= (t := {{}}) <= {_MOST} else {{{{b0}}}}(t)"
+            add, both = within.format(add), within.format(both)
+        return Aggregate(state, _ZEROS.get(kind, 0), add, both, field, None, (_in_64_bits,))
+
+    return OfField(made, (_field("Sum", field),))
 
 
 def Min(field: str) -> Any:  # noqa: N802
     """The least value of a field; None without events."""
-    least = "{x} if {s} is None or {x} < {s} else {s}"
-    return Aggregate(
-        float | None, None, least.replace("{x}", "{v}"), _unless(least), _field("Min", field)
-    )
+    return OfField(lambda kind: _extreme("<", kind, field), (_field("Min", field),))
 
 
 def Max(field: str) -> Any:  # noqa: N802
     """The greatest value of a field; None without events."""
-    most = "{x} if {s} is None or {x} > {s} else {s}"
-    return Aggregate(
-        float | None, None, most.replace("{x}", "{v}"), _unless(most), _field("Max", field)
-    )
+    return OfField(lambda kind: _extreme(">", kind, field), (_field("Max", field),))
+
+
+def _extreme(better: str, kind: Any, field: str) -> Aggregate:
+    value = f"{{x}} if {{s}} is None or {{x}} {better} {{s}} else {{s}}"
+    add, both = value.replace("{x}", "{v}"), value.replace("{x}", "{o}")
+    both = f"{{s}} if {{o}} is None else ({both})"
+    return Aggregate(kind | None, None, _without_nan(kind, add), both, field, None, (_count_nan,))
 
 
 def Mean(field: str) -> Any:  # noqa: N802
-    """The mean of a field; None without events."""
-    add = "({s}[0] + {v}, {s}[1] + 1)"
-    both = "({s}[0] + {o}[0], {s}[1] + {o}[1])"
-    return Aggregate(
-        tuple[float, int], (0.0, 0), add, both, _field("Mean", field),
-        lambda state: state[0] / state[1] if state[1] else None,
-    )  # fmt: skip
+    """The mean of a field of numbers, Decimals or timedeltas; None without events."""
+
+    def made(kind: Any) -> Aggregate:
+        kind = kind if kind in (Decimal, timedelta) else float
+        add = "({s}[0] + {v}, {s}[1] + 1)"
+        both = "({s}[0] + {o}[0], {s}[1] + {o}[1])"
+        return Aggregate(
+            tuple[kind, int], (_ZEROS[kind], 0), add, both, field,
+            lambda state: state[0] / state[1] if state[1] else None,
+        )  # fmt: skip
+
+    return OfField(made, (_field("Mean", field),))
 
 
 def Top(most: int, field: str, *, of: str = "") -> Any:  # noqa: N802
@@ -87,12 +126,47 @@ def Top(most: int, field: str, *, of: str = "") -> Any:  # noqa: N802
     def both(state: list[Any], other: list[Any]) -> list[Any]:
         return list(islice(merge(state, other, reverse=True), most))
 
-    fields = _field("Top", field), _field("Top", of) if of else ""
-    value = "({v}, {e}." + of + ")" if of else "{v}"
-    kind = list[tuple[float, Any]] if of else list[float]
-    return Aggregate(
-        kind, [], "{b0}({s}, " + value + ")", "{b1}({s}, {o})", fields[0], None, (add, both)
-    )
+    def made(kind: Any, of_kind: Any = None) -> Aggregate:
+        value = "({v}, {e}." + of + ")" if of else "{v}"
+        adding = _without_nan(kind, "{b1}({s}, " + value + ")")
+        held: Any = kind
+        if of:
+            held = tuple[kind, Any if of_kind is _NUMBER else of_kind]  # type: ignore[misc]
+        bindings = _count_nan, add, both
+        return Aggregate(list[held], [], adding, "{b2}({s}, {o})", field, None, bindings)
+
+    fields = (_field("Top", field), _field("Top", of)) if of else (_field("Top", field),)
+    return OfField(made, fields)
+
+
+def _without_nan(kind: Any, add: str) -> str:
+    """Have an event with NaN counted instead of added, if values of a type may be NaN."""
+    may_be = {float, Decimal} & {kind, *get_args(kind)}
+    return f"({add}) if {{v}} == {{v}} else {{b0}}(self, {{s}})" if may_be else add
+
+
+def _count_nan(pe: Any, state: Any) -> Any:
+    pe.app.metrics.counter(f"{pe._prototype.name}-nan").increment()
+    return state
+
+
+def _in_64_bits(total: Any) -> Any:
+    if type(total) is int:
+        raise EventError(f"the sum is {total}, beyond 64 bits; make the field a float or Decimal")
+    return total
+
+
+def _kind_of(of: type | None, name: str) -> Any:
+    """The type of a field of events, without None and annotations; a number if it is not known."""
+    if of is None or not issubclass(of, Event):
+        return _NUMBER
+    kinds = {field.name: field.type for field in structs.fields(of)}
+    kind = kinds.get(name, _NUMBER)
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    if get_origin(kind) in (Union, UnionType):
+        kind = Union[tuple(each for each in get_args(kind) if each is not NoneType)]  # noqa: UP007
+    return kind
 
 
 def Fold(  # noqa: N802
@@ -116,11 +190,6 @@ def _field(what: str, field: str) -> str:
     return field
 
 
-def _unless(better: str) -> str:
-    """The better of two states, of which the later one may be None."""
-    return "{s} if {o} is None else (" + better.replace("{x}", "{o}") + ")"
-
-
 class AggregatesType(ElementType):
     """The class of classes with aggregates: makes state and methods of them."""
 
@@ -132,13 +201,18 @@ class AggregatesType(ElementType):
         of: type | None = None,
         **more: Any,
     ) -> AggregatesType:
-        declared = {n: each for n, each in namespace.items() if isinstance(each, Aggregate)}
+        for base in bases:
+            of = of or getattr(base, "_of", None)
+        declared: dict[str, Aggregate] = {}
+        for attribute, each in namespace.items():
+            if isinstance(each, OfField):
+                each = each.made(*(_kind_of(of, field) for field in each.fields))
+            if isinstance(each, Aggregate):
+                declared[attribute] = each
         every: dict[str, Aggregate] = {}
         for base in reversed(bases):
             every |= getattr(base, "_aggregates", {})
         every |= declared
-        for base in bases:
-            of = of or getattr(base, "_of", None)
         if declared:
             namespace = {n: each for n, each in namespace.items() if n not in declared}
             kinds = dict(namespace.get("__annotations__", {}))
