@@ -63,8 +63,8 @@ PURE_MODULES = {
     "config": "config key kinds plugins properties render settings",
     "metrics": "listening registry snapshot statistics",
     "events": (
-        "event event_time json_objects keepable key_crowding keys plain_values routing schema "
-        "type_growth type_words"
+        "copies event event_time json_objects keepable key_crowding keys plain_values routing "
+        "schema type_growth type_words"
     ),
     "app": (
         "app handlers in_order instances open_windows pe_codec pe_timers processing_element "
@@ -134,10 +134,10 @@ PURE_ROOMS = {
 # what pure modules may import from outside
 HARMLESS = {
     "__future__", "abc", "annotationlib", "array", "bisect", "collections", "contextlib",
-    "contextvars", "copy", "dataclasses", "datetime", "difflib", "dis", "enum", "fractions",
-    "functools", "hashlib", "heapq",
+    "contextvars", "copy", "dataclasses", "datetime", "decimal", "difflib", "dis", "enum",
+    "fractions", "functools", "hashlib", "heapq",
     "importlib", "inspect", "itertools", "keyword", "math", "msgspec", "numbers", "operator", "re",
-    "struct", "sys", "textwrap", "types", "typing", "unicodedata", "zlib", "zoneinfo",
+    "struct", "sys", "textwrap", "types", "typing", "unicodedata", "uuid", "zlib", "zoneinfo",
 }  # fmt: skip
 EXCEPTIONS = {
     ("metrics.registry", "threading"),  # tasks count from threads,

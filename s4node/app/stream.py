@@ -3,6 +3,8 @@
 Rules
 - ``put`` is for handlers: it checks the event's type and appends; nothing waits. The task delivers
   the events at the end of the batch.
+- An event is the receiver's alone: if it has a list, or anything else that can change, a copy of it
+  is put or sent.
 - ``send`` is for sources (adapters, background tasks): it waits while the stream is full.
 - A stream declares its event types, or has those that its PEs' handlers name, or else GenericEvent.
   An output stream without types learns them from its events.
@@ -11,13 +13,15 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar, Token
 from typing import Any, NamedTuple, Protocol, Self
 
 from s4node.errors import EventError, GraphError, S4Error
+from s4node.events.copies import copier_of
 from s4node.events.event import LIVE, GenericEvent
 from s4node.events.keys import KeySpec
+from s4node.events.routing import compiled
 from s4node.events.schema import EventType
 
 emitted: ContextVar[list[list[Any]]] = ContextVar("emitted")
@@ -95,6 +99,12 @@ class Stream:
 
     kind = "internal"
 
+    put: Callable[[Any], None]
+    """``put(event)`` sends an event from a handler; it leaves when the current batch is done.
+
+    Raises EventError for a type that the stream does not carry.
+    """
+
     def __init__(
         self,
         name: str,
@@ -119,15 +129,15 @@ class Stream:
         """The types that a PE gets of this stream, by its name, if it does not get all."""
         self._index = index
         named = types or dict.fromkeys(t for p in self.targets for t in p.event_types())
+        self._checks = False
         self._declared = tuple(named) or self._default_types()
-        self._set_types()
+        self._set_types(self._typed())
 
-    def _set_types(self) -> None:
+    def _typed(self) -> dict[type, EventType]:
         names = (self.key,) if isinstance(self.key, str) else self.key
         fixed = list(names) if isinstance(names, (list, tuple)) else []
         fixed += [self.time.field] if self.time is not None else []
-        self._types = {cls: EventType(cls, fixed) for cls in self._declared}
-        self._accepts = frozenset(self._types) - {GenericEvent}
+        return {cls: EventType(cls, fixed) for cls in self._declared}
 
     def _default_types(self) -> tuple[type, ...]:
         return (GenericEvent,)
@@ -147,7 +157,42 @@ class Stream:
     def take_types_of(self, other: Stream) -> None:
         """Carry the types of another stream, too."""
         self._declared = tuple(dict.fromkeys((*self._declared, *other._declared)))
-        self._set_types()
+        self._set_types(self._typed())
+
+    def _set_types(self, types: dict[type, EventType]) -> None:
+        self._types = types
+        found = ((cls, copier_of(cls)) for cls in types)
+        self._copiers = {cls: copier for cls, copier in found if copier is not None}
+        # what put takes as it is
+        self._accepts = frozenset() if self._checks else frozenset(types) - self._copiers.keys()
+        lines, bindings = ["def put(event):"], dict[str, Any]()
+        for number, cls in enumerate(() if self._checks else self._copiers):
+            word = "elif" if number else "if"
+            lines.append(f"    {word} event.__class__ is t{number}: event = copy{number}(event)")
+            bindings |= {f"t{number}": cls, f"copy{number}": self._copiers[cls]}
+        lines += [
+            f"    {'elif' if bindings else 'if'} event.__class__ not in taken: event = own(event)",
+            "    try:",
+            f"        lists()[{self._index}].append(event)",
+            "    except LookupError:",
+            "        outside()",
+        ]
+        bindings |= {"taken": self._accepts, "own": self._own}
+        bindings |= {"lists": emitted.get, "outside": self._outside}
+        self.put = compiled("put", lines, bindings)
+
+    @property
+    def can_change(self) -> bool:
+        """Return True if an event of the stream may hold a list, or anything else that changes."""
+        return bool(self._copiers)
+
+    def check_values(self) -> None:
+        """Have ``put`` refuse an event whose values are not of its fields' types.
+
+        That is slow, so it is for tests.
+        """
+        self._checks = True
+        self._set_types(self._types)
 
     def set_parallelism(self, handlers: int) -> None:
         """Let up to ``handlers`` handlers of this stream run at a time in each partition.
@@ -162,25 +207,10 @@ class Stream:
             )
         self.parallelism = handlers
 
-    def put(self, event: Any) -> None:
-        """Send an event from a handler; it leaves when the current batch is done.
-
-        Raises EventError for a type that the stream does not carry.
-        """
-        if event.__class__ not in self._accepts:
-            self._check_event(event)
-        try:
-            emitted.get()[self._index].append(event)
-        except LookupError:
-            raise S4Error(
-                f"put() on stream {self.name!r} outside of a handler, or after its end; await in "
-                f"the handler the code that puts, or use 'await stream.send()'"
-            ) from None
-
     def put_into(self, put: list[list[Any]], event: Any) -> None:
         """As ``put``, into the lists of a known task; from any thread."""
         if event.__class__ not in self._accepts:
-            self._check_event(event)
+            event = self._own(event)
         put[self._index].append(event)
 
     async def send(self, event: Any) -> int:
@@ -214,19 +244,34 @@ class Stream:
         return self.carrier
 
     def _checked(self, events: Iterable[Any]) -> list[Any]:
+        """The events of a source, or copies of them."""
         checked = list(events)
-        for cls in set(map(type, checked)):
-            if cls not in self._accepts:
-                for event in checked:
-                    if event.__class__ is cls:
-                        self._check_event(event)
-        return checked
+        if self._accepts.issuperset(map(type, checked)):
+            return checked
+        return list(map(self._owned, checked))
 
-    def _check_event(self, event: Any) -> None:
+    def _outside(self) -> None:
+        raise S4Error(
+            f"put() on stream {self.name!r} outside of a handler, or after its end; await in the "
+            f"handler the code that puts, or use 'await stream.send()'"
+        ) from None
+
+    def _own(self, event: Any) -> Any:
+        """As ``_owned``, for a handler."""
+        if self._checks and event.__class__ in self._types:
+            self._types[event.__class__].encode_checked([event])
+        return self._owned(event)
+
+    def _owned(self, event: Any) -> Any:
+        """The event, or a copy of one that can change."""
         cls = event.__class__
-        if cls is GenericEvent and cls in self._types:
-            event.freeze()
-            return
+        if cls not in self._types:
+            self._admit_type(cls)
+        copier = self._copiers.get(cls)
+        return event if copier is None else copier(event)
+
+    def _admit_type(self, cls: type) -> None:
+        """Raise EventError for a type that is not declared."""
         declared = ", ".join(kind.name for kind in self.types)
         raise EventError(
             f"stream {self.name!r} takes {declared}, not {cls.__name__}; declare it with "
@@ -282,13 +327,7 @@ class OutputStream(Stream):
     def _default_types(self) -> tuple[type, ...]:
         return ()
 
-    def _check_event(self, event: Any) -> None:
-        cls = event.__class__
-        if not self._declared and cls not in self._types:
-            self._types[cls] = EventType(cls)
-            self._accepts = frozenset(self._types) - {GenericEvent}
-        if cls in self._types:
-            if cls is GenericEvent:
-                event.freeze()
-            return
-        super()._check_event(event)
+    def _admit_type(self, cls: type) -> None:
+        if self._declared:
+            super()._admit_type(cls)
+        self._set_types({**self._types, cls: EventType(cls)})

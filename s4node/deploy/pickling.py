@@ -122,7 +122,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 _STREAM_MADE = {
-    "_accepts", "_declared", "_index", "_types", "broadcast", "carrier", "key", "name", "targets",
+    "_accepts", "_checks", "_copiers", "_declared", "_index", "_types", "broadcast", "carrier",
+    "key", "name", "put", "targets",
 }  # fmt: skip
 
 

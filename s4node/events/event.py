@@ -2,7 +2,7 @@
 
 Rules
 - An event never changes once it is sent: typed events are frozen structs, a GenericEvent freezes
-  when it is put on a stream. The same object may go to several streams.
+  when it is put on a stream. What is put and sent shares no list or dict with anything else.
 - A typed event is an array on the wire; new fields are appended at the end with a default.
 - Every boundary passes an EventBatch; only the dispatch loop and the user's handler process single
   events.

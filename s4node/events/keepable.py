@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, TypeAlias, get_origin
 
 import msgspec
@@ -91,14 +92,18 @@ def held_in(cls: type) -> _Kinds:
         if cls is not None and cls in within:
             found.add(_RECURSIVE)
             return
-        for name in ("item_type", "key_type", "value_type"):
-            part = getattr(kind, name, None)
-            if part is not None:
-                look(part, (*within, cls))
-        for part in (*getattr(kind, "item_types", ()), *getattr(kind, "types", ())):
+        for part in parts_of(kind):
             look(part, (*within, cls))
-        for field in getattr(kind, "fields", ()):
-            look(field.type, (*within, cls))
 
     look(inspect.type_info(cls), ())
     return frozenset(found)
+
+
+def parts_of(kind: Any) -> Iterator[inspect.Type]:
+    """The types of what a value of a type holds."""
+    for name in ("item_type", "key_type", "value_type", "type"):
+        part = getattr(kind, name, None)
+        if part is not None:
+            yield part
+    yield from (*getattr(kind, "item_types", ()), *getattr(kind, "types", ()))
+    yield from (field.type for field in getattr(kind, "fields", ()))

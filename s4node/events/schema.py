@@ -129,6 +129,8 @@ class JsonType:
         """The texts as one JSON array."""
         return b"[" + b",".join(events) + b"]"
 
+    encode_checked = encode
+
 
 def refusal_of(
     reader: TypeDecl, writer: TypeDecl, marked: Sequence[str] = (), fixed: Collection[str] = ()
@@ -234,6 +236,18 @@ class EventType:
             return _encoder.encode(events)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise EventError(f"a {self.name} cannot be encoded: {error}") from error
+
+    def encode_checked(self, events: Sequence[Any]) -> bytes:
+        """As ``encode``; raises EventError, too, for a value that is not of its field's type."""
+        body = self.encode(events)
+        if self.cls is not GenericEvent:
+            try:
+                self.decode(body)
+            except Exception as error:  # an event class may raise anything
+                _, refusals = self.decode_each(raws_in(body))
+                why = refusals[0][1] if refusals else f"{self.name} does not decode: {error}"
+                raise EventError(f"it cannot be sent: {why}") from error
+        return body
 
     def decode(self, body: bytes | memoryview) -> list[Any]:
         """All events of a batch in one call; raises msgspec.ValidationError or DecodeError."""

@@ -21,6 +21,7 @@ from s4node.app.stream import Carrier, InputStream, OutputStream, Stream
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.errors import GraphError, S4Error, WouldBlock
+from s4node.events.copies import copies_of
 from s4node.net.client.client import Client
 from s4node.runtime.container.container import Container
 from s4node.runtime.task.task import Task
@@ -252,7 +253,8 @@ class _Listener:
         readers = runtime.container.parts.readers
         for stream in runtime.app.streams.values():
             assert stream.carrier is not None
-            readers.look_on(stream.name, _Onlooker(stream, runtime.put[stream.name]))
+            stream.check_values()
+            readers.look_on(stream.name, _Onlooker(runtime.put[stream.name]))
             stream.carrier = _Carrier(runtime, stream, stream.carrier)
 
 
@@ -261,21 +263,12 @@ class _Onlooker:
 
     waits = False
 
-    def __init__(self, stream: Stream, kept: list[Any]) -> None:
-        self._stream = stream
+    def __init__(self, kept: list[Any]) -> None:
         self._kept = kept
 
     def deliver(self, events: Sequence[Any]) -> None:
         """Keep events that the app has put."""
-        if isinstance(self._stream, OutputStream):
-            check(self._stream, events)
         self._kept += events
-
-
-def check(stream: Stream, events: Sequence[Any]) -> None:
-    """Raise EventError for an event that cannot be encoded."""
-    for kind in stream.types:
-        kind.encode([event for event in events if type(event) is kind.cls])
 
 
 class _Carrier:
@@ -295,22 +288,25 @@ class _Carrier:
     async def send(self, events: Sequence[Any]) -> int:
         while self._stream.name in self._runtime.overflowing:
             await self._runtime.room.park()
+        kept = self._checked(events)
         dropped = await self.inner.send(events)
-        self._keep(events)
+        self._runtime.put[self._stream.name] += kept
         return dropped
 
     def send_nowait(self, events: Sequence[Any]) -> int:
         if self._stream.name in self._runtime.overflowing:
             raise WouldBlock(f"stream {self._stream.name!r} is full")
+        kept = self._checked(events)
         dropped = self.inner.send_nowait(events)
-        self._keep(events)
+        self._runtime.put[self._stream.name] += kept
         return dropped
 
     def watermark(self, time: float) -> None:
         inner: Any = self.inner  # of an output stream
         inner.watermark(time)
 
-    def _keep(self, events: Sequence[Any]) -> None:
-        if isinstance(self._stream, OutputStream):
-            check(self._stream, events)
-        self._runtime.put[self._stream.name] += events
+    def _checked(self, events: Sequence[Any]) -> Sequence[Any]:
+        """The events, or copies, as PEs may change theirs; raises EventError for a bad value."""
+        for kind in self._stream.types:
+            kind.encode_checked([event for event in events if type(event) is kind.cls])
+        return copies_of(events)

@@ -158,8 +158,8 @@ class LiveSender(Sender):
         await self._client_stream()
         assert self._opened is not None
         outbox = self._opened._outbox
-        self._opened._admit([event for _, event in placed])
-        for partition, event in placed:
+        events = self._opened._admit([event for _, event in placed])
+        for (partition, _), event in zip(placed, events, strict=True):
             self._sent.setdefault(partition, []).append(event)
             outbox.extend_lane(partition, [event])
         self._opened._emitter.hurry()

@@ -35,6 +35,7 @@ from s4node.app.prototype import Prototype, shared_containers
 from s4node.app.stream import OutputStream, Stream
 from s4node.app.window_instances import WindowInstances
 from s4node.errors import EventTimeError, GraphError, KeyFinderError
+from s4node.events.copies import copied
 from s4node.events.routing import KeyRule, compiled, holds_keys, is_generic
 from s4node.store_spec import StoreSpec
 
@@ -347,9 +348,14 @@ def compile_plan(
     if rule is not None and not all(target.singleton for target in stream.targets):
         bindings |= rule.bindings
         body.append(f"k = {rule.expression('e')}")
+    if stream.can_change:
+        bindings["_copy"] = copied
+        body.append("o = e")
     for number, target in enumerate(stream.targets):
         made, fires = instances[target.name], triggers.get(target.name)
         touches = target.name in savers
+        if stream.can_change and len(stream.targets) > 1:
+            body.append("e = o" if target is stream.targets[-1] else "e = _copy(o)")
         if isinstance(made, WindowInstances):
             begin, lines = window_lines(stream, number, made, bindings, touches=touches)
             fetched += begin
@@ -423,6 +429,8 @@ def _target_lines(
     elif stream.key is None:
         lines.append(f"for i in list({instances}.values()):")
         indent, instance = "    ", "i"
+        if stream.can_change:
+            lines.append("    e = _copy(o)")
     elif inspect.iscoroutinefunction(target.on_create):
         bindings[f"_o{number}"] = home.obtain
         lines.append(f"i = await _o{number}(k)")

@@ -17,6 +17,7 @@ import trio
 
 from s4node import clocks
 from s4node.errors import EventError, StageBroken, StageClosed, WouldBlock
+from s4node.events.copies import copies_of
 from s4node.events.event import GenericEvent
 from s4node.events.schema import GENERIC, EventType, TypeDecl
 from s4node.logger import get_logger
@@ -62,7 +63,7 @@ class ClientStream:
         self._news = news
         self._queue_size = queue_size
         self._put = outbox.put
-        self._known = outbox.types.kinds
+        self._known, self._changing = outbox.types.kinds, outbox.types.changing
         self.told = ""  # the error of the stream, once it was raised
         self._told_new = False
         self._unbreathed = 0
@@ -124,8 +125,8 @@ class ClientStream:
         If the call is cancelled while it waits, the event has been taken all the same.
         """
         cls = event.__class__
-        if cls not in self._known or cls is GenericEvent:
-            self._admit((event,))
+        if cls not in self._known or cls in self._changing:
+            (event,) = self._admit((event,))
         self._put(event)
         self._unbreathed += 1
         if not self._emitter.awake:
@@ -141,8 +142,10 @@ class ClientStream:
         app refuses or sheds later does not affect the others; ``flush`` returns it. If the call is
         cancelled while it waits for room, all have been taken.
         """
-        batch = events if isinstance(events, list) else list(events)
-        self._admit(batch)
+        await self.send_owned(self._admit(events if isinstance(events, list) else list(events)))
+
+    async def send_owned(self, batch: Sequence[Any]) -> None:
+        """As ``send_many``, of admitted events."""
         self._outbox.extend(batch)
         self._unbreathed += len(batch)
         self._emitter.wake()
@@ -177,7 +180,7 @@ class ClientStream:
                 f"stream {self.name!r} is full: {self._outbox.pending} events wait, and with the "
                 f"unacknowledged ones take about {self._outbox.unsettled_bytes} bytes"
             )
-        self._admit((event,))
+        (event,) = self._admit((event,))
         self._put(event)
         self._emitter.wake()
 
@@ -186,8 +189,8 @@ class ClientStream:
         return self._outbox.refusals.drain()
 
     def extend_nowait(self, events: list[Any]) -> None:
-        """Take events even if the queue is full; for callers with their own bound."""
-        self._admit(events)
+        """Take admitted events even if the queue is full; for callers with their own bound."""
+        self._check_open()
         self._outbox.extend(events)
         self._emitter.wake()
 
@@ -300,16 +303,16 @@ class ClientStream:
             what, facts = self._routes.warnings.popleft()
             log.warning(what, stream=self.name, producer=self._producer, **facts)
 
-    def _admit(self, events: Sequence[Any]) -> None:
-        """Declare new event classes and freeze GenericEvents; raises for anything but events."""
+    def _admit(self, events: Sequence[Any]) -> Sequence[Any]:
+        """Declare new event classes; return the events, with copies of those that can change.
+
+        Raises EventError for anything but events.
+        """
         self._check_open()
         for cls in set(map(type, events)):
             if cls not in self._known:
                 self._outbox.types.declare(cls)
-            if cls is GenericEvent:
-                for event in events:
-                    if event.__class__ is GenericEvent:
-                        event.freeze()
+        return copies_of(events)
 
     async def _breathe(self) -> None:
         """Let other tasks run, and wait for room."""

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import trio
 
 from s4node.errors import S4Error, StageClosed, leaves
-from s4node.events.event import GenericEvent
+from s4node.events.copies import copied
 from s4node.events.keys import KeySpec
 from s4node.net.certificates.credentials import Credentials
 from s4node.net.client.client import Client, warn_of, why_given_up
@@ -203,7 +203,7 @@ class SyncStream:
     def __init__(self, client: SyncClient, stream: ClientStream) -> None:
         self._client = client
         self._stream = stream
-        self._known = stream._known
+        self._known, self._changing = stream._known, stream._changing
         self._waiting: deque[Any] = deque()
         self._full = False
         self._hand_over = 1  # how many may wait here before a blocking call
@@ -225,10 +225,10 @@ class SyncStream:
     def send(self, event: Any) -> None:
         """Send one event; blocks while the queue is full."""
         cls = event.__class__
-        if cls is GenericEvent:
-            event.freeze()
-        elif cls not in self._known:
+        if cls not in self._known:
             self._client.call(self._admit, (event,))
+        if cls in self._changing:
+            event = copied(event)
         waiting = self._waiting
         waiting.append(event)
         if self._full or len(waiting) >= self._hand_over:
@@ -304,8 +304,8 @@ class SyncStream:
         except S4Error:
             self._waiting.clear()
             raise
-        self._stream._admit(more)
-        await self._stream.send_many([*self._taken(), *more])
+        more = self._stream._admit(more)
+        await self._stream.send_owned([*self._taken(), *more])
         self._note_pressure()
 
     def _note_pressure(self) -> None:

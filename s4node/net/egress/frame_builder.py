@@ -60,7 +60,9 @@ class FrameBuilder:
         events = lane.pending[: min(count, self._fits)]
         count = len(events)
         try:
-            encoding, sections, order, body = encoded(self._types.kinds, events)
+            encoding, sections, order, body = encoded(
+                self._types.kinds, events, checked=self._types.checked
+            )
         except EventError as error:
             return NotBuilt(str(error), count // 2)
         if len(body) > self._max_bytes:
@@ -105,8 +107,8 @@ class FrameBuilder:
 
 
 def unnumbered(types: StreamTypes, events: Sequence[Any]) -> bytes:
-    """Encode events as a frame for storage; raises EventError if msgpack cannot encode one."""
-    encoding, sections, order, body = encoded(types.kinds, events)
+    """Encode events as a frame for storage; raises EventError if one could not be read again."""
+    encoding, sections, order, body = encoded(types.kinds, events, checked=True)
     count = len(events)
     header = wire.Data(types.stream, 0, "", 0, count, sections, encoding=encoding, order=order)
     return wire.encode_frame(header, body)

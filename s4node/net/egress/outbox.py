@@ -70,7 +70,8 @@ class OneLane(NamedTuple):
 class Outbox:
     """All lanes of one stream to one cluster.
 
-    Later lives of a producer that ``returns`` may send everything again.
+    Later lives of a producer that ``returns`` may send everything again. ``checked``: an event with
+    a value that is not of its field's type cannot be sent, as if the stream were one of a log.
     ``put`` and ``extend`` only append; ``frames`` encodes events that may leave now. Counts are
     events: ``pending`` were never sent, ``unsettled`` have no verdict yet (pending included). An
     ``error`` says why nothing leaves any more; the first caller takes a ``warning``.
@@ -88,10 +89,11 @@ class Outbox:
         max_frame_events: int = 2048,
         max_frame_bytes: int = 262_144,
         returns: bool = False,
+        checked: bool = False,
     ) -> None:
         self.stream = stream
         self.producer = producer
-        self.types = StreamTypes(stream, types)
+        self.types = StreamTypes(stream, types, checked=checked)
         self.refusals = Refusals(stream)
         self.builder = FrameBuilder(stream, producer, self.types, max_frame_events, max_frame_bytes)
         self.weight = 0.0  # approximate bytes of a waiting event
@@ -295,8 +297,7 @@ class Outbox:
         self.answer = answer
         self.latest.take_field(answer.headers)
         takes_any = answer.headers.get(wire.LOG) or self.committed
-        self.types.taken = None if takes_any else answer.types
-        self.types.renew_json(answer.types)
+        self.types.take_answer(answer, takes_any=bool(takes_any))
         if not self.lanes:
             if not takes_any:  # classes may have been declared since the hello
                 self.types.reject_unfit(answer.types)

@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from s4node.errors import EventError
+from s4node.events.copies import copier_of
 from s4node.events.schema import EventType, JsonText, JsonType, TypeDecl, misfit
 from s4node.net.wire import frame as wire
 
@@ -22,14 +23,17 @@ class StreamTypes:
 
     ``given`` were declared before any event. ``taken`` are the types that the stream accepts; None
     if unknown, or if it accepts any. ``versions`` are types of earlier lives, by fingerprint.
+    ``checked``: who takes the events stores them without reading them, so their values are checked.
     """
 
-    def __init__(self, stream: str, types: Sequence[type] = ()) -> None:
+    def __init__(self, stream: str, types: Sequence[type] = (), *, checked: bool = False) -> None:
         self.kinds: dict[type, EventType | JsonType] = {}
+        self.changing: set[type] = set()  # classes of events that can change
         self.rejected: dict[type, str] = {}
         self.taken: Sequence[TypeDecl] | None = None
         self.versions: dict[int, TypeDecl] = {}
         self.given = tuple(types)
+        self.checked = checked
         self.stream = stream
         for cls in types:
             self.declare(cls)
@@ -44,12 +48,20 @@ class StreamTypes:
             self.rejected[cls] = reason
         else:
             self.kinds[cls] = kind
+            if copier_of(cls) is not None:
+                self.changing.add(cls)
 
     def declare_json(self, declaration: TypeDecl) -> None:
         """Have the node read JsonText as its type ``declaration``."""
         if self.kinds.keys() - {JsonText}:
             raise EventError(f"stream {self.stream!r} already carries events that are not texts")
         self.kinds[JsonText] = JsonType(declaration)
+
+    def take_answer(self, answer: wire.Hello, *, takes_any: bool) -> None:
+        """Take the types that a node accepts; a log stores events without reading them."""
+        self.taken = None if takes_any else answer.types
+        self.checked |= bool(answer.headers.get(wire.LOG))
+        self.renew_json(answer.types)
 
     def renew_json(self, told: Sequence[TypeDecl]) -> None:
         """Update the type of texts, of which a restarted node may have another version."""

@@ -27,7 +27,7 @@ class Subscriber:
         self._no_room = 0
         self._told = 0
         self._queue_size = queue_size
-        self._outbox = Outbox(hello.stream, node, types=types)
+        self._outbox = Outbox(hello.stream, node, types=types, checked=True)
         self._outbox.open_lanes(1, "")
         routes = Routes(self._outbox)
         self._route = routes.to(hello.peer)

@@ -19,16 +19,17 @@ from s4node.net.wire import frame as wire
 
 
 def encoded(
-    types: Mapping[type, EventType | JsonType], events: Sequence[Any]
+    types: Mapping[type, EventType | JsonType], events: Sequence[Any], *, checked: bool = False
 ) -> tuple[int, tuple[wire.Section, ...], bytes, bytes]:
     """Encoding, sections, order and body of a frame of these events.
 
-    Raises EventError for a value that msgpack cannot encode.
+    Raises EventError for a value that msgpack cannot encode; ``checked``: also for one that is not
+    of its field's type.
     """
     classes = list(types) if len(types) == 1 else list(set(map(type, events)))
     if len(classes) == 1:
         kind = types[classes[0]]
-        body = kind.encode(events)
+        body = kind.encode_checked(events) if checked else kind.encode(events)
         return kind.encoding, (wire.Section(kind.fingerprint, len(events), len(body)),), b"", body
     if len(classes) > wire.MAX_SECTIONS:
         raise EventError(f"{len(classes)} event types do not fit into one frame")
@@ -38,7 +39,10 @@ def encoded(
     for event, at in zip(events, order, strict=True):
         shares[at].append(event)
     kinds = [types[cls] for cls in classes]
-    bodies = [kind.encode(share) for kind, share in zip(kinds, shares, strict=True)]
+    bodies = [
+        kind.encode_checked(share) if checked else kind.encode(share)
+        for kind, share in zip(kinds, shares, strict=True)
+    ]
     sections = tuple(
         wire.Section(kind.fingerprint, len(share), len(body))
         for kind, share, body in zip(kinds, shares, bodies, strict=True)

@@ -2,6 +2,7 @@
 
 Rules
 - A batch is decoded when its task comes to it; a batch for several tasks by the first of them.
+  Each of them has copies of events that can change.
 - A task gets nothing below its own start. An event that does not decode is refused once for each
   task that should have had it.
 - An event whose key belongs to another task is sent there when the reading task passes it, in its
@@ -10,6 +11,7 @@ Rules
 
 from __future__ import annotations
 
+from s4node.events.copies import copies_of
 from s4node.events.routing import Router
 from s4node.net.ingress.rerouted_batch import Send, sorted_out
 from s4node.offsets.input_progress import InputProgress
@@ -18,9 +20,12 @@ from s4node.offsets.system import InputBatch
 
 
 class TaskBatch(InputBatch):
-    """A batch of an input for one task, ``partition``; decoded when the task comes to it."""
+    """A batch of an input for one task, ``partition``; decoded when the task comes to it.
 
-    __slots__ = ("_source", "_whole")
+    ``shared``: other tasks get the events of the ``source``, too.
+    """
+
+    __slots__ = ("_shared", "_source", "_whole")
 
     def __init__(
         self,
@@ -28,11 +33,14 @@ class TaskBatch(InputBatch):
         partition: int,
         progress: InputProgress,
         start: int,
+        *,
+        shared: bool = False,
     ) -> None:
         end = source.first + source.size
         first = max(source.first, start)
         super().__init__(source.source, first, end - first, source.bytes, source.created_ms)  # type: ignore[arg-type]
         self.partition = partition
+        self._shared = shared
         self._source = source
         self._whole = BatchReceipt(progress, first, end)
         self.receipt = self._whole
@@ -49,9 +57,13 @@ class TaskBatch(InputBatch):
         if numbers is None:
             skip = whole.first - source.first
             self.events = source.events[skip:] if skip else source.events
+            if self._shared:
+                self.events = list(copies_of(self.events))
             return
         good = [index for index, number in enumerate(numbers) if number >= whole.first]
         self.events = [source.events[index] for index in good]
+        if self._shared:
+            self.events = list(copies_of(self.events))
         self.numbers = [numbers[index] for index in good]
         self.receipt = PartReceipt(whole, self.numbers)
 

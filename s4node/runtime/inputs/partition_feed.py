@@ -245,10 +245,11 @@ class PartitionFeed:
 
     def _give(self, batch: InputBatch) -> None:
         """Queue a batch for each task that has not had all of it."""
-        end = batch.first + batch.size
+        end, shared = batch.first + batch.size, len(self.takers) > 1
         for taker in self.takers.values():
             if taker.next < end:
-                mine = TaskBatch(batch, taker.task.partition, taker.progress, taker.next)
+                place = taker.task.partition, taker.progress, taker.next
+                mine = TaskBatch(batch, *place, shared=shared)
                 taker.next = end
                 self._tasks.feed(taker.task, mine)
 

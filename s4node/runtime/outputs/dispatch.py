@@ -16,6 +16,7 @@ from s4node.app.app import App
 from s4node.app.plan import graph
 from s4node.app.stream import OutputStream, Stream
 from s4node.errors import ProcessingError
+from s4node.events.copies import copies_of
 from s4node.events.keys import Partitioner
 from s4node.events.routing import Router
 
@@ -45,7 +46,9 @@ class Dispatch:
         Raises ProcessingError for the first event whose key is not found.
         """
         if stream.broadcast:
-            return [(partition, events) for partition in range(self._partitions)]
+            shares = [(0, events)]
+            shares += [(n, list(copies_of(events))) for n in range(1, self._partitions)]
+            return shares
         lanes, failures = self.routed(stream, events, home)
         if failures:
             index, reason = failures[0]

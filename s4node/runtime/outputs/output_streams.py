@@ -44,11 +44,12 @@ class Owed(NamedTuple):
 
 
 def outbox_options(stream: Stream, config: Config) -> dict[str, Any]:
-    """The options of outboxes for a stream: its types and the limits of frames."""
+    """The options of outboxes for a stream: types, limits of frames, what is checked."""
     return {
         "types": [kind.cls for kind in stream.types],
         "max_frame_events": config[settings.SENDER_MAX_FRAME_EVENTS],
         "max_frame_bytes": config[settings.SENDER_MAX_FRAME_BYTES],
+        "checked": isinstance(stream, OutputStream),  # nodes read what comes on other streams
     }
 
 

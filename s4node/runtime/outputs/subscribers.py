@@ -15,6 +15,7 @@ from s4node import clocks
 from s4node.app.app import App
 from s4node.app.stream import InputStream, Stream
 from s4node.errors import StartpointError
+from s4node.events.copies import copies_of
 from s4node.net.egress.subscriber import Subscriber
 from s4node.net.ingress.connection import Connection
 from s4node.net.wire import frame as wire
@@ -124,8 +125,9 @@ class Subscribers:
     def show(self, stream: str, events: list[Any]) -> None:
         """Offer events that the app has put on a stream to its subscribers."""
         if stream in self.subscribers:
+            shown = copies_of(events)  # a PE that gets them may change them
             for subscriber in self.subscribers[stream].values():
-                subscriber.deliver(events)
+                subscriber.deliver(shown)
 
     def feed(self, now: float) -> float | None:
         """Send what there is room for; return when to call again, or None."""
