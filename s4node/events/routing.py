@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter, length_hint
 from typing import Any
 
+from msgspec import inspect
+
 from s4node.errors import EventTimeError, GraphError, KeyFinderError, described, is_signal
 from s4node.events.event import GenericEvent
 from s4node.events.keys import KeyFinder, KeySpec, Partitioner, check_key
@@ -109,6 +111,34 @@ def holds_keys(types: Iterable[TypeDecl], attributes: Sequence[str]) -> bool:
         for declared in types
         for name in attributes
     )
+
+
+_NEVER_KEYS = (
+    inspect.BoolType,
+    inspect.FloatType,
+    inspect.NoneType,
+    inspect.DateType,
+    inspect.TimeType,
+    inspect.DateTimeType,
+    inspect.TimeDeltaType,
+    inspect.DecimalType,
+    inspect.UUIDType,
+    inspect.EnumType,
+    inspect.DictType,
+    inspect.SetType,
+    inspect.FrozenSetType,
+    inspect.StructType,
+    inspect.DataclassType,
+    inspect.TypedDictType,
+)
+
+
+def may_be_key(cls: type, attribute: str) -> bool:
+    """Return True if a value of a field of an event class may be a key, or a part of one."""
+    fields: Any = inspect.type_info(cls)
+    (kind,) = [field.type for field in fields.fields if field.name == attribute]
+    kinds = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    return not all(isinstance(each, _NEVER_KEYS) for each in kinds)
 
 
 def compiled(name: str, lines: Sequence[str], bindings: dict[str, Any]) -> Any:

@@ -132,7 +132,7 @@ class HostedStream:
         self.routing = f"{stream.hasher}:{stream.key}"
         self._routed = self.routing if stream.key else ""
         self._router: Router | None = None
-        if stream.key and len(stream.partitions) > 1:
+        if stream.key:
             rule = KeyRule(stream.key.split("+"), generic=True, checked=True)
             self._router = Router(rule, partitioner)
 

@@ -135,7 +135,7 @@ class EventRows:
                 f"write to a stream whose key is one, or several joined by +"
             )
         missing = [name for name in key or () if name not in self._names]
-        if missing and hello.partitions > 1:
+        if missing:
             raise ConfigError(
                 f"the key of stream {hello.stream!r} is {'+'.join(key or ())}, and "
                 f"{self.type.name} has no column for {', '.join(missing)}; write to a stream with "
@@ -151,7 +151,7 @@ class EventRows:
         of the key."""
         key = _key_of(upload.hello)
         self._check_nulls(batch, key)
-        if not key or upload.partitions == 1:
+        if not key:
             lane = upload.own_lane
             if key is not None:  # without a key any partition will do
                 lane = (lane + self._turn) % upload.partitions

@@ -36,7 +36,7 @@ from s4node.app.stream import OutputStream, Stream
 from s4node.app.window_instances import WindowInstances
 from s4node.errors import EventTimeError, GraphError, KeyFinderError
 from s4node.events.copies import copied
-from s4node.events.routing import KeyRule, compiled, holds_keys, is_generic
+from s4node.events.routing import KeyRule, compiled, holds_keys, is_generic, may_be_key
 from s4node.store_spec import StoreSpec
 
 
@@ -207,6 +207,12 @@ def _problems(app: App, stream: Stream) -> Iterable[str]:
         if issubclass(kind.cls, msgspec.Struct):
             fields = kind.cls.__struct_fields__
             for name in rule.attributes if rule else ():
+                if name in fields and not may_be_key(kind.cls, name):
+                    yield (
+                        f"{where} is keyed by {name!r}, of which no value in {kind.name} is a key; "
+                        f"give it a field that is a str, an int or bytes, or a function that "
+                        f"returns one of those"
+                    )
                 if not hasattr(kind.cls, name):
                     yield (
                         f"{where} is keyed by {name!r}, which {kind.name} does not have; "

@@ -296,10 +296,9 @@ class Outbox:
             )
         self.answer = answer
         self.latest.take_field(answer.headers)
-        takes_any = answer.headers.get(wire.LOG) or self.committed
-        self.types.take_answer(answer, takes_any=bool(takes_any))
+        self.types.take_answer(answer, takes_any=self.committed)
         if not self.lanes:
-            if not takes_any:  # classes may have been declared since the hello
+            if self.types.taken is not None:  # classes may have been declared since the hello
                 self.types.reject_unfit(answer.types)
             self._open_layout(answer, layout)
             closings = told_closings(answer.headers)
@@ -440,7 +439,8 @@ class Outbox:
             if rule is not None:
                 self._rule, self._hasher = rule, hasher or "crc32m"
                 partitioner = Partitioner(len(self.lanes), hasher_named(self._hasher))
-                self._router = Router(rule, partitioner)
+                checks = self.types.checked or rule.bindings  # else one partition's node checks
+                self._router = Router(rule, partitioner) if checks or len(self.lanes) > 1 else None
                 self.routing = f"{hasher}:{rule.name}" if rule.name else ""
                 return
         except GraphError as error:
@@ -470,7 +470,7 @@ class Outbox:
                 self.warning, self._why_only = self._why_only, None
             self._only.pending.extend(events)
             self._ready_events += len(events)
-        elif self._router is None or len(lanes) == 1:
+        elif self._router is None:
             turn = self._turn
             for step in range(min(len(lanes), len(events))):
                 lanes[(turn + step) % len(lanes)].pending.extend(events[step :: len(lanes)])

@@ -58,9 +58,10 @@ class StreamTypes:
         self.kinds[JsonText] = JsonType(declaration)
 
     def take_answer(self, answer: wire.Hello, *, takes_any: bool) -> None:
-        """Take the types that a node accepts; a log stores events without reading them."""
-        self.taken = None if takes_any else answer.types
-        self.checked |= bool(answer.headers.get(wire.LOG))
+        """Take the types that a node accepts; a log stores any, without reading them."""
+        of_log = bool(answer.headers.get(wire.LOG))
+        self.taken = None if of_log or takes_any else answer.types
+        self.checked |= of_log
         self.renew_json(answer.types)
 
     def renew_json(self, told: Sequence[TypeDecl]) -> None:

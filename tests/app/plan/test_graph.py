@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import date, datetime
+from decimal import Decimal
+from enum import Enum
+from typing import Any, Literal
+from uuid import UUID
 
 import pytest
 from hypothesis import given
@@ -156,11 +160,39 @@ def test_a_pe_of_an_unkeyed_stream_is_a_singleton_or_keyed_elsewhere() -> None:
 
 @pytest.mark.parametrize(
     "key",
-    ["user", ["user", "page"], ("page",), lambda event: event.user, "weight"],
+    ["user", ["user", "page"], ("page",), lambda event: event.user],
 )
 def test_these_keys_fit_a_stream_of_clicks(key: Any) -> None:
     app = App("shop")
     app.create_input_stream("clicks", app.create_pe(Count), key=key)
+    check(app)
+
+
+class Color(Enum):
+    RED = "red"
+
+
+@pytest.mark.parametrize("kind", [float, bool, date, datetime, Decimal, UUID, Color, float | None])
+@pytest.mark.parametrize("output", [False, True])
+def test_a_field_of_a_type_of_which_no_value_is_a_key_is_refused_at_the_start(
+    kind: Any, output: bool
+) -> None:
+    row = type("Row", (Event,), {"__annotations__": {"user": str, "at": kind}})
+    app = App("shop")
+    if output:
+        app.create_output_stream("rows", key=["user", "at"], types=row)
+    else:
+        pe = app.create_pe(handling(lambda _, event: None, row))
+        app.create_input_stream("rows", pe, key=["user", "at"])
+    (problem,) = problems(app)
+    assert "stream 'rows' is keyed by 'at', of which no value in Row is a key" in problem
+
+
+@pytest.mark.parametrize("kind", [str | None, int | float, Any, Literal["a"], tuple[str, int]])
+def test_a_field_that_may_hold_keys_is_a_key(kind: Any) -> None:
+    row = type("Row", (Event,), {"__annotations__": {"at": kind}})
+    app = App("shop")
+    app.create_input_stream("rows", app.create_pe(handling(lambda _, event: None, row)), key="at")
     check(app)
 
 
