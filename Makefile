@@ -68,10 +68,10 @@ nexmark: install-spark ## compare queries over EVENTS= events in two containers 
 attacks: install ## compare a healthy sender beside attackers with one beside honest peers; SECONDS= for each
 	PYTHONPATH=tests $(PYTHON_OF_VENV) -m attacks --seconds $(or $(SECONDS),20) $(ARGS)
 
-fuzz: install ## fuzz all that decodes; INPUTS= for each, or SECONDS= for all. Says SKIPPED without atheris
+fuzz: install ## fuzz all that decodes; INPUTS= for each; in SECONDS=, what has its turn. Says SKIPPED without atheris
 	@$(PYTHON_OF_VENV) -c 'import atheris' 2>/dev/null || \
 		$(PYTHON_OF_VENV) -m pip install --quiet --only-binary :all: --group fuzz </dev/null || true
-	PYTHONPATH=tests $(PYTHON_OF_VENV) -m fuzz --inputs $(or $(INPUTS),20000) $(if $(SECONDS),--seconds $(SECONDS)) $(ARGS)
+	PYTHONPATH=tests $(PYTHON_OF_VENV) -m fuzz --inputs $(or $(INPUTS),20000) $(if $(SECONDS),--seconds $(SECONDS) --turn $(shell git rev-list --count HEAD)) $(ARGS)
 
 lint: install ## check style and formatting
 	.venv/bin/ruff check .

@@ -26,8 +26,9 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--inputs", type=int, default=20_000)
     parser.add_argument(
-        "--seconds", type=float, help="end after about so long, whatever --inputs says"
+        "--seconds", type=float, help="begin no target after that, and give each a quarter of it"
     )
+    parser.add_argument("--turn", type=int, default=0, help="begin with another target")
     parser.add_argument("--target", action="append", help="all, if not given")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", action="store_true")
@@ -43,7 +44,12 @@ def main() -> int:
     from fuzz.targets import SLOW, TARGETS
 
     names = options.target or list(TARGETS)
-    for name in names:
+    begun = time.monotonic()
+    for turn in range(options.turn, options.turn + len(names)):
+        name = names[turn % len(names)]
+        if options.seconds and time.monotonic() - begun > options.seconds:
+            print(f"{options.seconds:g} s are over; {name} and what follows had no turn")
+            return 0
         inputs = max(1, options.inputs // _SLOW_PART if name in SLOW else options.inputs)
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
@@ -52,7 +58,7 @@ def main() -> int:
             command = [sys.executable, "-m", "fuzz", "--one", name, "--inputs", str(inputs)]
             command += ["--seed", str(options.seed), "--found", str(found)]
             if options.seconds:
-                command += ["--seconds", str(options.seconds / len(names))]
+                command += ["--seconds", str(options.seconds / 4)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             seconds = time.monotonic() - began
             if done.returncode:
