@@ -94,21 +94,24 @@ class StepRunner:
         self._give_up_at = math.inf
         self._slow_windows: set[str] = set()  # tasks that were reported
 
-    def adopt(self, task: Task, token: trio.lowlevel.TrioToken | None) -> None:
-        """Have the loop woken when callbacks end events of a task, in any thread."""
-        if task.in_flight is None:
-            return
+    def adopt(self, task: Task, token: trio.lowlevel.TrioToken) -> None:
+        """Let any thread end events of a task by callbacks, and set and cancel its timers."""
         home = threads.here()
 
-        def arrived() -> None:
-            if threads.here() == home:
-                self._loop.wake(task)
-            elif token is not None:
-                # after the end of the container the event is replayed
+        def in_loop(*call: Any) -> None:
+            """Make a call in the loop's thread, if there is one, and have the task looked at."""
+            if threads.here() != home:
+                # after the end of the container events are replayed, and timers forgotten
                 with suppress(trio.RunFinishedError):
-                    token.run_sync_soon(self._loop.wake, task, idempotent=True)
+                    token.run_sync_soon(in_loop, *call, idempotent=not call)
+                return
+            if call:
+                call[0](*call[1:])
+            self._loop.wake(task)
 
-        task.in_flight.on_arrival = arrived
+        task.processor.attach_loop(in_loop)
+        if task.in_flight is not None:
+            task.in_flight.on_arrival = in_loop
 
     def run_step(self, task: Task, op: Op, limit: int, spawn: Spawn) -> int:
         """Take a step of at most ``limit`` events; return how many were processed at once."""

@@ -159,6 +159,9 @@ class Processor(ABC):
         """Restore up to ``limit`` saved windows or timers; return True if there may be more."""
         return False
 
+    def attach_loop(self, in_loop: Callable[..., None], /) -> None:
+        """Take what calls a function in the loop's thread, from any thread, and wakes the task."""
+
     def attach_queues(self, queues: Mapping[Any, Any], /) -> None:
         """Take the stages of the task's streams, to see how far they are."""
 

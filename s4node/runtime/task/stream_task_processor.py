@@ -109,6 +109,10 @@ class StreamTaskProcessor(Processor):
         self._hooks = {op: getattr(task, hook, None) for op, hook in _HOOKS.items()}
         self.windowable = self._hooks[Op.WINDOW] is not None
 
+    def attach_loop(self, in_loop: Callable[..., None]) -> None:
+        """Let other threads, and coroutines beside the task, set its timers."""
+        self.context.in_loop = in_loop
+
     def attach_state(self, state: State) -> None:
         """Give the task its stores."""
         self.context.stores = {name: state.store(spec) for name, spec in self._app.stores.items()}

@@ -3,6 +3,7 @@
 Rules
 - A collector accepts events only until the event that led to them has ended.
 - A callback ends its event once. A second call is an error, which stops the app.
+- Only the loop's thread changes the timers; the loop learns of each change.
 """
 
 from __future__ import annotations
@@ -103,6 +104,7 @@ class Context:
         self.metrics = metrics
         self.starts: dict[SystemStreamPartition, Startpoint] = {}
         self.stores: dict[str, Any] = {}
+        self.in_loop: Callable[..., None] = _call
         self._clock = clock
         self._timers = timers
         self._numbers = count()
@@ -122,7 +124,7 @@ class Context:
         """Call ``callback(collector, coordinator)`` once, after ``seconds``.
 
         Return a function that cancels this. No event of the task is in flight then. The callback
-        may be ``async``.
+        may be ``async``. Both may be called from any thread, at any time.
         """
         if graph.is_generator(callback):
             raise GraphError(
@@ -130,8 +132,8 @@ class Context:
                 f"remove the yield, and send with collector.send(stream, event)"
             )
         timer = self._clock() + seconds, next(self._numbers), callback
-        heapq.heappush(self._timers, timer)
-        return partial(self._cancel, timer)
+        self.in_loop(heapq.heappush, self._timers, timer)
+        return partial(self.in_loop, self._cancel, timer)
 
     def _cancel(self, timer: DueTimer) -> None:
         if timer in self._timers:  # not called yet
@@ -144,3 +146,8 @@ class Context:
         The container checks it after ``init``.
         """
         self.starts[SystemStreamPartition(*ssp)] = startpoint_of(offset)
+
+
+def _call(function: Callable[..., None], *arguments: Any) -> None:
+    """Call a function before there is a loop."""
+    function(*arguments)

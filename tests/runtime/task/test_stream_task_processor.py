@@ -26,6 +26,7 @@ from s4node.offsets.system import SystemStreamPartition
 from s4node.runtime.container.container import Container
 from s4node.runtime.task.task import Task as PartitionTask
 from s4node.systems.memory import MemorySystem
+from s4node.testing import AppTest
 from tests.harness import running, until
 from tests.input_systems import fresh
 
@@ -1334,6 +1335,40 @@ async def test_timers_run_alone_and_in_order_and_may_be_async_and_set_others(
     async with running(app, settings | {"job.container.thread.pool.size": threads}):
         await until(lambda: len(rang) == 3)
     assert rang == ["first", "second", "third"]
+
+
+def test_a_timer_of_an_idle_task_may_be_set_and_cancelled_from_anywhere() -> None:
+    rang: list[tuple[str, float]] = []
+
+    class Timed(Plain):
+        def init(self, _config: Any, context: TaskContext) -> None:
+            self.context = context
+
+    def ring(name: str) -> Callable[..., None]:
+        return lambda _c, _k: rang.append((name, test.now))
+
+    class Reminding(Job):
+        def on_start(self) -> None:
+            self.start_soon(self.remind)
+
+        async def remind(self) -> None:
+            await trio.sleep(10)
+            self.tasks[0].context.schedule(5, ring("of a coroutine"))
+
+    with AppTest(Reminding(lambda: Timed(nothing))) as test:
+        context = test.task().context
+
+        def set_and_cancel() -> None:
+            cancel = context.schedule(5, ring("cancelled"))
+            context.schedule(6, ring("of a thread"))
+            cancel()
+
+        test.advance(20)
+        thread = threading.Thread(target=set_and_cancel)
+        thread.start()
+        thread.join()
+        test.advance(20)
+    assert rang == [("of a coroutine", 15.0), ("of a thread", 26.0)]
 
 
 async def test_a_task_may_be_wrapped_by_another_that_catches_what_it_raises(
