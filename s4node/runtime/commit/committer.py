@@ -176,14 +176,12 @@ class Committer:
             commits for task in tasks if (commits := self._tasks.get(task.partition)) is not None
         ]
         while True:
-            if self.writing:
-                await self._quiet.park()
-                continue
-            due = [commits for commits in mine if commits.changed and not commits.task.busy]
-            if not due:
+            for commits in mine:  # also while that of another task hangs
+                if commits.changed and not (commits.writing or commits.task.busy):
+                    self._begin(commits, commits.snapshot())
+            if not self.writing:
                 return
-            for commits in due:
-                self._begin(commits, commits.snapshot())
+            await self._quiet.park()
 
     def changed(self, task: Task) -> bool:
         """Return True if a commit of a task runs, or would write anything."""

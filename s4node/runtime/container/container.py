@@ -18,7 +18,8 @@ Rules
   start and of the end: see ``lifecycle``.
 - Stop, in this order: stop the app's sources, accept and read nothing further, process what was
   admitted, send what was emitted, commit, leave the cluster, on_close, close. One deadline is for
-  all of it. If events are left then that are stored nowhere, the container ends with a failure.
+  all of it. What has ended by then is committed, but nothing of a task whose handler is under way.
+  If events are left that are stored nowhere, the container ends with a failure.
 - Only this room knows both the app and the sockets; ``wiring`` makes and connects the parts.
 """
 
@@ -360,7 +361,7 @@ class Container:
             await self.listener.shut_down()
 
     async def _give_up(self) -> None:
-        """Log what was waited for until the deadline, and commit what is done."""
+        """Log what was waited for until the deadline, and commit all that has ended."""
         log.warning(
             "not drained in time",
             seconds=self.config[settings.TASK_SHUTDOWN_MS],
@@ -370,7 +371,18 @@ class Container:
         self.parts.loop.grace = _LAST_SECONDS
         if self.replay is not None:
             with trio.move_on_after(_LAST_SECONDS):
-                await self.replay.wait_written(self.tasks.values())
+                await self._commit_ended(self.replay, list(self.tasks.values()))
+
+    async def _commit_ended(self, replay: DurableParts, tasks: Sequence[Task]) -> None:
+        """Begin nothing more, and commit each task of which no handler is under way."""
+        for task in tasks:
+            task.retire()
+            task.interrupt()
+        while True:
+            await replay.wait_written(tasks)
+            if not any(task.busy for task in tasks):
+                return
+            await trio.sleep(_LOOK_SECONDS)  # its handler may end in time
 
     async def _close_tasks(self) -> None:
         """Close the tasks, and then the app; after a failure the lifecycle does it."""

@@ -329,6 +329,40 @@ async def test_events_that_do_not_end_in_time_are_given_up_with_a_warning() -> N
     assert warning["waits_for"] == ["task 'Partition 0' with 1 events"]
 
 
+async def test_a_stop_whose_time_runs_out_commits_the_events_that_have_ended(
+    tmp_path: Path,
+) -> None:
+    seen: list[int] = []
+
+    async def take_long(_pe: Any, click: Click) -> None:
+        await trio.sleep(0.02)
+        seen.append(click.n)
+
+    async def burst(pe: Any, click: Click) -> None:
+        for n in range(click.n):
+            pe.app.streams["inner"].put(Click(click.user, n))
+
+    def app() -> App:
+        made = OnePE(burst)
+        made.create_stream("inner", made.create_pe(handling(take_long)), key="user")
+        return made
+
+    settings = {
+        "s4.stream.clicks.grade": "durable",
+        "s4.state.folder": str(tmp_path),
+        "task.shutdown.ms": "100",
+        "task.commit.ms": "0",
+    }
+    async with running(app(), settings) as node:
+        async with Client(node.address) as client:
+            await (await client.stream("clicks")).send(Click("ann", 60))
+        await until(lambda: len(seen) > 2)
+    assert len(seen) < 60
+    async with running(app(), settings):
+        await until(lambda: len(seen) >= 60)
+    assert seen == list(range(60))
+
+
 async def test_events_for_an_absent_consumer_are_reported_at_the_stop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -799,6 +799,28 @@ async def test_an_orderly_stop_drains_and_commits_so_that_a_restart_replays_noth
     assert first <= 600
 
 
+async def test_a_stop_whose_time_runs_out_commits_nothing_of_a_task_with_an_event_under_way(
+    system: MemorySystem, settings: dict[str, str]
+) -> None:
+    fill(system, 2, 20)
+    seen: list[tuple[int, int]] = []
+    hangs = {(1, 5)}
+
+    class Hanging:
+        async def process(self, envelope: Envelope, _c: Any, _k: Any) -> None:
+            if (envelope.partition, envelope.offset) in hangs:
+                await trio.sleep_forever()
+            seen.append((envelope.partition, envelope.offset))
+
+    values = settings | {"task.shutdown.ms": "100"}
+    async with running(Job(Hanging), values):
+        await until(lambda: len(seen) == 25)
+    hangs.clear()
+    async with running(Job(Hanging), values):
+        await until(lambda: len(seen) == 45)
+    assert seen[25:] == [(1, n) for n in range(20)]
+
+
 class Crash(Exception):  # noqa: N818 - it is none of ours
     """Ends a container at once."""
 
