@@ -263,6 +263,10 @@ class StateError(S4Error):
     """A key or value does not fit into a store, or a database cannot be used."""
 
 
+class StateUnreachable(StateError):  # noqa: N818
+    """The place for state does not answer, or is full; the same request may succeed later."""
+
+
 class NotSaveable(StateError):  # noqa: N818
     """The instance of ``pe`` for ``key`` cannot be saved because of one of its attributes."""
 

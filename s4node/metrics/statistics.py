@@ -132,7 +132,7 @@ class ReplayStatistics(msgspec.Struct, frozen=True):
     ``restoring`` has, by task that is being restored from a URL, the objects that were fetched and
     how many will be at most, as far as is known. ``standbys`` has, by task of another container
     that is followed here, for how many seconds the end of its log was not reached. ``failing`` has,
-    by task, why its commit could not be written and is tried again.
+    by task, why its commit could not be written, or its state read, and is tried again.
     """
 
     progress: tuple[ProgressStatistics, ...] = ()

@@ -16,7 +16,8 @@ Rules
   thread for each waits long for the interpreter's lock.
 - With ``sync``, an object that was put at a ``file://`` URL is on disk, with all names above it.
 - A name that is read back is one part of a path, so that it cannot lead out of its folder.
-- Every error of the file system becomes a StateError, which may be retried.
+- Every error of the file system becomes a StateError, which may be retried, and a StateUnreachable
+  unless somebody has to give rights or correct the URL first.
 - All calls block: make them in threads.
 """
 
@@ -34,7 +35,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from s4node import disk, tokens
-from s4node.errors import ConfigError, S4Error, StateError
+from s4node.errors import ConfigError, S4Error, StateError, StateUnreachable
 
 AT_ONCE = 32
 """The requests that are made at a time."""
@@ -242,9 +243,9 @@ class RemoteFiles:
         except S4Error:
             raise
         except Exception as error:
-            raise StateError(
-                f"{self.url} cannot be read or written: {type(error).__name__}: {error}; "
-                f"{_fix(error)}"
+            kind, fix = _kind_and_fix(error)
+            raise kind(
+                f"{self.url} cannot be read or written: {type(error).__name__}: {error}; {fix}"
             ) from error
 
 
@@ -302,19 +303,20 @@ def _content(found: bytes | Exception) -> bytes | None:
     return bytes(found)
 
 
-def _fix(error: Exception) -> str:
-    """What to do about an error of a file system."""
+def _kind_and_fix(error: Exception) -> tuple[type[StateError], str]:
+    """The kind of an error of a file system, and what to do about it."""
     number, text = getattr(error, "errno", None), str(error).lower()
     if number in _FULL or any(words in text for words in _FULL_WORDS):
-        return (
+        return StateUnreachable, (
             "the place is full: free some space or raise its quota; then commits go on by "
             "themselves, and a command has to be repeated"
         )
     if number in _FORBIDDEN or isinstance(error, PermissionError):
-        return (
+        return StateError, (
             "give this node's user or credentials the right to list, read, write and remove "
             "objects there"
         )
     if isinstance(error, FileNotFoundError):
-        return "create the bucket or folder of s4.state.url, or correct the URL"
-    return "check that this node can reach s4.state.url, and commits go on by themselves"
+        return StateError, "create the bucket or folder of s4.state.url, or correct the URL"
+    fix = "check that this node can reach s4.state.url, and commits go on by themselves"
+    return StateUnreachable, fix

@@ -136,7 +136,8 @@ def _rendered(snapshot: Snapshot, width: int, *, live: bool) -> RenderableType:
         for one in snapshot.restoring
     ]
     texts += [
-        f"{len(one.tasks)} of the tasks of {one.app} cannot commit, and try again: {one.reason}"
+        f"{len(one.tasks)} of the tasks of {one.app} cannot commit or start, and try again: "
+        f"{one.reason}"
         for one in snapshot.failing
     ]
     texts += [

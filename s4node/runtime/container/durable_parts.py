@@ -235,6 +235,7 @@ class DurableParts:
         producers: Producers,
         fast: FastInputs,
         loop: RunLoop,
+        stopping: trio.Event,
     ) -> None:
         """Make the parts of the job ``name``."""
         config = self._config
@@ -291,6 +292,7 @@ class DurableParts:
             startpoints=self._startpoints,
             consumers=self.consumers,
             loop=loop,
+            stopping=stopping,
         )
 
     def close(self) -> None:

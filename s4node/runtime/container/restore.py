@@ -5,6 +5,7 @@ Rules
   check that no commit is missing; its producers' numbers, and the events in flight when its owner
   died; its state, and the events that it had put for others; the offsets of its inputs. The inputs
   are read after the start, so that the task may say where to begin.
+- While the URL does not answer, the claim is made again and again, as commits are, for as long.
 - A member that has followed a task goes on from its standby, with what the log has after it.
 - Tasks are restored together, because most of the time goes to waiting for disks.
 - Former folders are removed once the tasks have started: removing large files takes long.
@@ -26,7 +27,7 @@ from s4node import clocks
 from s4node.app.app import App
 from s4node.config import settings
 from s4node.config.config import Config
-from s4node.errors import CheckpointError, StartpointError
+from s4node.errors import CheckpointError, StartpointError, StateUnreachable
 from s4node.events.event import LIVE
 from s4node.events.keys import hasher_named
 from s4node.failpoints import passing
@@ -39,7 +40,7 @@ from s4node.offsets.system import SystemStreamPartition
 from s4node.offsets.task_claims import Claim
 from s4node.runtime.commit.committer import Committer
 from s4node.runtime.commit.recovery import Recovery
-from s4node.runtime.commit.task_commit import CommitContext, TaskCommits
+from s4node.runtime.commit.task_commit import RETRY_SECONDS, CommitContext, TaskCommits
 from s4node.runtime.container.partitions import Partitions
 from s4node.runtime.container.standbys import Standbys
 from s4node.runtime.inputs.binding import live_of
@@ -58,11 +59,13 @@ from s4node.state.job import CUT, task_folder
 from s4node.state.remote_job import RemoteJob
 from s4node.state.remote_task import RemoteTask, check_newest
 from s4node.state.rows import OUTBOX
-from s4node.state.standby.follower import STANDBY, remove_standby
+from s4node.state.standby.follower import STANDBY, Follower, remove_standby
 from s4node.state.task_state import TaskState
 from s4node.systems.live import LiveSource
 
 log = get_logger("s4node.runtime")
+
+_Claimed = tuple[Claim, TaskState, CheckpointRetention]
 
 _KEPT_EPOCHS = 2
 
@@ -74,6 +77,7 @@ class Restore:
 
     Restored tasks are added to ``committer`` and ``consumers``. ``start`` is the name of this start
     of the job, once it is known. ``standbys`` are the tasks of others that it follows, if it does.
+    A first restore that waits for the URL fails once ``stopping`` is set.
     """
 
     def __init__(
@@ -91,6 +95,7 @@ class Restore:
         startpoints: Startpoints,
         consumers: SystemConsumers,
         loop: RunLoop,
+        stopping: trio.Event,
     ) -> None:
         self.start = ""
         self.standbys: Standbys | None = None
@@ -105,6 +110,8 @@ class Restore:
         self._startpoints = startpoints
         self._consumers = consumers
         self._loop = loop
+        self._stopping = stopping
+        self._has_begun = False  # the first tasks are restored
         self._hasher = hasher_named(config[settings.HASHER])
         self.open = partial(Database, sync=config[settings.STATE_SYNC] == "full")
         self._changes_bytes = config[settings.STATE_CHANGES_BYTES]
@@ -142,44 +149,8 @@ class Restore:
     async def _restore(self, task: Task, origin: str, epoch: int) -> None:
         model, in_thread = self._model.tasks[task.partition], self._context.in_thread
         folder = task_folder(self._folder, model.name)
-        follower = None if self.standbys is None else await self.standbys.take(task.partition)
-        shipment = None if self._depot is None else self._depot.task(folder.name)
-        if follower is not None:
-            shipment = follower.task
         task.failures.isolate(self._recovery)
-
-        # the claim to write it
-        passing("claim.begin")
-        above = await in_thread(epochs.highest, folder)
-        if shipment is not None:
-            above = max(above, await in_thread(shipment.highest))
-        store = self._context.store
-        assert store is not None
-        claim = await self._context.claims(store.claim, model.name, origin, epoch, above)
-        passing("claim.fenced")
-        if shipment is not None:
-            await in_thread(shipment.claim, claim.fence, origin, epoch)
-
-        # its database, and whether a commit is missing
-        if shipment is not None:
-            self._restoring[model.name] = shipment
-        try:
-            followed = None if follower is None else await in_thread(follower.follow_to_claim)
-            database = await in_thread(
-                epochs.claim, folder, claim.fence, self.open, shipment, followed
-            )
-        finally:
-            self._restoring.pop(model.name, None)
-        try:
-            state = TaskState(database, self._hasher, fence=claim.fence, ship=shipment)
-            if self._depot is None and (url := shipped_of(database)):
-                await in_thread(check_newest, url, folder.name, database)
-            self._check_whole(claim, state, folder)
-            keeping = CheckpointRetention(folder, claim.fence, self._policy, shipment)
-            await in_thread(keeping.take_over, state)
-        except BaseException:
-            database.close()
-            raise
+        claim, state, keeping = await self._claim(task, folder, origin, epoch)
         commits = TaskCommits(self._context, task, claim, state, keeping)
         self._committer.add(commits)
         if claim.lacks(state.last[1]):
@@ -232,8 +203,74 @@ class Restore:
                 commits.begin_anew()
         self._consumers.add(task, model.ssps)
 
+    async def _claim(self, task: Task, folder: Path, origin: str, epoch: int) -> _Claimed:
+        """Claim a task and open its database; while the URL does not answer, try again."""
+        name, context = self._model.tasks[task.partition].name, self._context
+        follower = None if self.standbys is None else await self.standbys.take(task.partition)
+        began = trio.current_time()
+        while True:
+            try:
+                claimed = await self._claim_once(name, folder, origin, epoch, follower)
+            except StateUnreachable as error:
+                is_over = self._stopping.is_set() and not self._has_begun
+                if is_over or trio.current_time() - began >= context.timeout:
+                    raise
+                if name not in context.failing:
+                    log.warning("a task cannot be restored; retrying", task=name, error=str(error))
+                context.failing[name] = str(error)
+            else:
+                context.failing.pop(name, None)
+                return claimed
+            if follower is not None:
+                await context.in_thread(follower.close)
+                follower = None  # the next restore is from the URL
+            await trio.sleep(RETRY_SECONDS)
+
+    async def _claim_once(
+        self, name: str, folder: Path, origin: str, epoch: int, follower: Follower | None
+    ) -> _Claimed:
+        in_thread = self._context.in_thread
+        shipment = None if self._depot is None else self._depot.task(folder.name)
+        if follower is not None:
+            shipment = follower.task
+
+        # the claim to write it
+        passing("claim.begin")
+        above = await in_thread(epochs.highest, folder)
+        if shipment is not None:
+            above = max(above, await in_thread(shipment.highest))
+        store = self._context.store
+        assert store is not None
+        claim = await self._context.claims(store.claim, name, origin, epoch, above)
+        passing("claim.fenced")
+        if shipment is not None:
+            await in_thread(shipment.claim, claim.fence, origin, epoch)
+
+        # its database, and whether a commit is missing
+        if shipment is not None:
+            self._restoring[name] = shipment
+        try:
+            followed = None if follower is None else await in_thread(follower.follow_to_claim)
+            database = await in_thread(
+                epochs.claim, folder, claim.fence, self.open, shipment, followed
+            )
+        finally:
+            self._restoring.pop(name, None)
+        try:
+            state = TaskState(database, self._hasher, fence=claim.fence, ship=shipment)
+            if self._depot is None and (url := shipped_of(database)):
+                await in_thread(check_newest, url, folder.name, database)
+            self._check_whole(claim, state, folder)
+            keeping = CheckpointRetention(folder, claim.fence, self._policy, shipment)
+            await in_thread(keeping.take_over, state)
+        except BaseException:
+            database.close()
+            raise
+        return claim, state, keeping
+
     async def start_reading(self, tasks: Iterable[Task]) -> None:
         """Read the inputs of started tasks, and begin to remove their former folders."""
+        self._has_begun = True
         begin_at = [(task, self._begin_at.pop(task.partition)) for task in tasks]
         for task, _ in begin_at:
             self._swept[task.partition] = trio.Event()

@@ -192,7 +192,15 @@ class Parts:
             producers = Producers(self.inputs.durable, clock, self._committed)
             fast = FastInputs(self.inputs.ports.values(), self._carried, self.loop.nudge)
             replay.make(
-                name, model, partitioner, self.partitions, self.outputs, producers, fast, self.loop
+                name,
+                model,
+                partitioner,
+                self.partitions,
+                self.outputs,
+                producers,
+                fast,
+                self.loop,
+                stopping,
             )
 
         # the owners of partitions, and the parts of a stop

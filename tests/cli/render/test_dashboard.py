@@ -72,7 +72,7 @@ def test_tasks_that_cannot_commit_say_why() -> None:
     shown = msgspec.structs.replace(snapshot(), failing=[row])
     console.print(rendered([shown], 120, live=False))
     assert isinstance(console.file, io.StringIO)
-    text = "2 of the tasks of counter cannot commit, and try again: the place is full: free some"
+    text = "2 of the tasks of counter cannot commit or start, and try again: the place is full:"
     assert text in console.file.getvalue()
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import trio
-from harness import ANY_PORT, until
+from harness import ANY_PORT, plain_errors, until
 from saved_state import saved_positions
 from shared_apps import Click, Count
 
 from s4node import App, Config, Container
+from s4node.errors import StateUnreachable
 from s4node.state import epochs
 from s4node.systems.memory import MemorySystem
 
@@ -43,6 +46,70 @@ async def test_restored_tasks_run_while_former_folders_are_being_removed(
         finally:
             goes_on.set()
             nursery.cancel_scope.cancel()
+
+
+async def test_a_start_waits_for_a_place_for_state_that_does_not_answer_and_goes_on(
+    system: MemorySystem, shipping: dict[str, str]
+) -> None:
+    system.create("clicks", 1)
+    await run_until_committed(system, shipping)
+    container = Container(counting(), config(shipping))
+    with unanswered(shipping) as answers:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(container.run)
+            failing = await until_failing(container)
+            assert list(failing) == ["Partition 0"]
+            assert "cannot be read or written" in failing["Partition 0"]
+            answers()
+            await container.ready.wait()
+            system.put("clicks", 0, Click(user="one"))
+            await until(lambda: committed(shipping) == 2)
+            assert container.statistics().replay.failing == {}
+            container.stop()
+
+
+async def test_a_stop_ends_a_start_that_waits_for_a_place_for_state(
+    system: MemorySystem, shipping: dict[str, str]
+) -> None:
+    system.create("clicks", 1)
+    await run_until_committed(system, shipping)
+    container = Container(counting(), config(shipping))
+
+    async def start_and_stop() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(container.run)
+            await until_failing(container)
+            container.stop()
+
+    unreachable = pytest.raises(StateUnreachable, match="check that this node can reach")
+    with unanswered(shipping), unreachable, plain_errors():
+        await start_and_stop()
+
+
+async def until_failing(container: Container) -> dict[str, str]:
+    """What cannot be restored, once something cannot."""
+    await until(lambda: hasattr(container, "parts"))
+    await until(lambda: container.statistics().replay.failing)
+    return container.statistics().replay.failing
+
+
+@pytest.fixture
+def shipping(settings: dict[str, str], tmp_path: Path) -> dict[str, str]:
+    return settings | {"s4.state.url": (tmp_path / "store").as_uri()}
+
+
+@contextmanager
+def unanswered(settings: dict[str, str]) -> Iterator[Callable[[], None]]:
+    """A place for state that gives errors for all tasks, until what this yields is called."""
+    (tasks,) = Path(settings["s4.state.url"].removeprefix("file://")).rglob("tasks")
+    aside = tasks.rename(tasks.with_name("aside"))
+    tasks.touch()
+
+    def answers() -> None:
+        tasks.unlink()
+        aside.rename(tasks)
+
+    yield answers
 
 
 async def run_until_committed(system: MemorySystem, settings: dict[str, str]) -> None:
