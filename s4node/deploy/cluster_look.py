@@ -14,6 +14,7 @@ from functools import partial
 
 import trio
 
+from s4node.app.plan.cycles import describe, over_apps
 from s4node.cluster.coordination.entries import AppId, NodeInfo
 from s4node.cluster.coordination.registry import Registry
 from s4node.cluster.node.container_status import ContainerStatus
@@ -81,18 +82,19 @@ async def of_cluster(registry: Registry, cluster: str, place: str, ask: Ask) -> 
                 {member.value.node: member.value.address for member in group.members},
             )
         )
-    return _snapshot(cluster, place, nodes, answers, apps, await _streams(registry, cluster))
-
-
-async def _streams(registry: Registry, cluster: str) -> list[StreamRow]:
-    """The streams that apps of the cluster take, or put events on."""
-    found = []
-    for stream in await registry.streams():
-        producers = await registry.stream_users(stream, "producers")
-        consumers = await registry.stream_users(stream, "consumers")
-        if any(app.cluster == cluster for app in (*producers, *consumers)):
-            found.append(StreamRow(stream, [*map(str, producers)], [*map(str, consumers)]))
-    return found
+    own = f"{cluster}."
+    uses = await registry.stream_uses()
+    streams = [  # that apps of the cluster take, or put events on
+        StreamRow(stream, [*producers], consumers)
+        for stream, producers, consumers in uses
+        if any(app.startswith(own) for app in (*producers, *consumers))
+    ]
+    cycles = [
+        describe(cycle)
+        for cycle in over_apps(uses)
+        if any(place.startswith(own) for place in cycle)
+    ]
+    return _snapshot(cluster, place, nodes, answers, apps, streams, cycles)
 
 
 def _snapshot(
@@ -102,6 +104,7 @@ def _snapshot(
     answers: dict[str, NodeStatus | str],
     apps: list[AppRow],
     streams: list[StreamRow],
+    cycles: list[str],
 ) -> Snapshot:
     answered = {
         name: answer.statistics
@@ -126,6 +129,7 @@ def _snapshot(
         streams,
         sorted(standbys),
         failing_of(told),
+        cycles,
     )
 
 
@@ -162,4 +166,4 @@ async def of_process(running: Running, ask: Ask) -> Snapshot:
         members,
         {node.name: running.address} if running.address else {},
     )
-    return _snapshot(running.cluster, "", {node.name: node}, answers, [app], [])
+    return _snapshot(running.cluster, "", {node.name: node}, answers, [app], [], [])

@@ -194,6 +194,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     streams: list[StreamRow] = []
     standbys: list[StandbyRow] = []
     failing: list[FailingRow] = []
+    cycles: list[str] = []
+    """The ways on which streams feed themselves over several apps, as ``app -> stream -> app``."""
 
     @property
     def key(self) -> tuple[str, str, str]:

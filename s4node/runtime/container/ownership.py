@@ -138,9 +138,12 @@ class Ownership:
         view = await views.receive()
         while not view.epoch:  # nothing is assigned before all members are here
             view = await views.receive()
-        directory = enrolment.directory(self._inputs.ports, outputs.senders)
+        live = self._inputs.ports
+        directory = enrolment.directory(live, outputs.led_by(live))
         await directory.register()
         nursery.start_soon(directory.run, outputs.consumed)
+        if live and outputs.senders:
+            nursery.start_soon(directory.follow_uses, outputs.used)
         await directory.learned.wait()  # events put before would be dropped
         await self._own(view)
         nursery.start_soon(self._follow, view, views, nursery, look_again)

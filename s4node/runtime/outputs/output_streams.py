@@ -4,21 +4,25 @@ Rules
 - The configuration names consumers, and the cluster's directory finds them. A consumer that was
   found goes when the directory no longer has it.
 - Each consumer has one emitter, for all streams that it consumes.
-- A stream that has no consumer, and cannot get one later, is logged once.
+- A stream that has no consumer, and cannot get one later, is logged once. So is a cycle over apps
+  that the cluster's directory shows.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import trio
 
 from s4node.app.app import App
+from s4node.app.plan import dataflow
+from s4node.app.plan.cycles import describe, over_apps
 from s4node.app.stream import OutputStream, Stream
 from s4node.cluster.coordination.enrolment import Enrolment
+from s4node.cluster.coordination.entries import StreamUses
 from s4node.cluster.coordination.stream_directory import SystemConsumers
 from s4node.cluster.coordination.topology import Topology
 from s4node.config import settings
@@ -91,6 +95,7 @@ class OutputStreams:
         self._on_news = on_news
         self._refusals = refusals
         self._emitters: dict[str, Emitter] = {}
+        self._cycles: set[str] = set()  # over several apps, that were logged
         self._found: set[str] = set()  # consumers from the cluster's directory
         self._news = trio.lowlevel.ParkingLot()
         self.on_consumer: Callable[[str, str], None] = lambda *_: None  # a consumer came or went
@@ -168,6 +173,31 @@ class OutputStreams:
                 self._connect(sender, name, self._app.streams[stream])
                 self.on_consumer(stream, name)
                 log.info("an app consumes a stream", stream=stream, consumer=name)
+
+    def led_by(self, inputs: Collection[str]) -> dict[str, list[str]]:
+        """For each stream, the inputs whose events lead to it, as far as the code shows."""
+        edges = self._pipeline.order.edges.targets
+        reached = {name: dataflow.reached(edges, name) for name in inputs}
+        return {
+            stream: [name for name in inputs if stream in reached[name]] for stream in self.senders
+        }
+
+    def used(self, uses: Sequence[StreamUses]) -> None:
+        """Log each cycle over several apps that leads through this one, once."""
+        for cycle in over_apps(uses):
+            path = describe(cycle)
+            if path in self._cycles or not any(
+                place.startswith(f"{self._ourselves} -> ") for place in cycle
+            ):
+                continue
+            self._cycles.add(path)
+            log.warning(
+                "streams feed themselves over several apps, which wait for each other for ever "
+                "when the stages on the way are full; have one of these shed, or put a stream of a "
+                "log between",
+                path=path,
+                app=self._app.name,
+            )
 
     def pump(self, now: float) -> float | None:
         """Send events that have waited for a token; return when to call again, or None."""

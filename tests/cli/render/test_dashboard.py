@@ -76,6 +76,17 @@ def test_tasks_that_cannot_commit_say_why() -> None:
     assert text in console.file.getvalue()
 
 
+def test_a_cycle_over_apps_is_named() -> None:
+    console = Console(width=120, file=io.StringIO(), highlight=False)
+    path = "shop.one -> to -> shop.two -> fro -> shop.one -> to"
+    shown = msgspec.structs.replace(snapshot(), cycles=[path])
+    console.print(rendered([shown], 120, live=False))
+    assert isinstance(console.file, io.StringIO)
+    assert f"apps, which may wait for each other: {path}" in " ".join(
+        console.file.getvalue().split()
+    )
+
+
 def test_a_standby_says_how_far_it_is_behind() -> None:
     console = Console(width=120, file=io.StringIO(), highlight=False)
     row = StandbyRow("counter", "two", ["Partition 3", "Partition 4"], 1.25)
