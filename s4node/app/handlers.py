@@ -58,6 +58,16 @@ class HandlerTable(dict[type, Handler]):
         return any(map(inspect.iscoroutinefunction, self.declared.values()))
 
 
+def check_returned(_pe: object, result: Any) -> None:
+    """Raise TypeError if a handler that is not ``async`` returned a coroutine, which never ran."""
+    if inspect.iscoroutine(result):
+        result.close()
+        raise TypeError(
+            f"the handler returned a coroutine of {result.__qualname__}, which is not awaited; "
+            f"write 'async def' and await it there"
+        )
+
+
 def plain_hook(cls: type, name: str) -> Callable[[Any], Any] | None:
     hook = getattr(cls, name, None)
     if hook is None:

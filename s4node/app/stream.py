@@ -24,6 +24,9 @@ from s4node.events.keys import KeySpec
 from s4node.events.routing import compiled
 from s4node.events.schema import EventType
 
+MOST_PARALLEL = 1024
+"""The most handlers of a stream that may run at a time in a partition."""
+
 emitted: ContextVar[list[list[Any]]] = ContextVar("emitted")
 """The events that the running task has put since its last batch, by the stream's index."""
 
@@ -201,9 +204,10 @@ class Stream:
         run in threads, which helps handlers that wait and not those that compute. The stream needs
         a key, and PEs that are not singletons. The setting ``s4.stream.parallelism`` wins over it.
         """
-        if type(handlers) is not int or handlers < 1:
+        if type(handlers) is not int or not 1 <= handlers <= MOST_PARALLEL:
             raise GraphError(
-                f"stream {self.name!r}: parallelism {handlers!r} is not a whole number from 1 on"
+                f"stream {self.name!r}: parallelism {handlers!r} is not a whole number from 1 to "
+                f"{MOST_PARALLEL}"
             )
         self.parallelism = handlers
 

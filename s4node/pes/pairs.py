@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from s4node.app.processing_element import ElementType, ProcessingElement
 from s4node.app.windows import LONGEST
 from s4node.errors import GraphError
+from s4node.events.event import Event
 from s4node.events.event_time import TimeRule
 from s4node.events.schema import EventType
 
@@ -52,6 +53,14 @@ class PairsType(ElementType):
             on_event_left.__annotations__ = {"event": left}
             on_event_right.__annotations__ = {"event": right}
             namespace["on_event_left"], namespace["on_event_right"] = on_event_left, on_event_right
+            for kind in (left, right):
+                fields = {field: words for field, words, _ in EventType(kind).declaration.fields}
+                if issubclass(kind, Event) and fields.get(time) not in ("float", "int", "datetime"):
+                    raise GraphError(
+                        f"{name}: time={time!r} is {fields.get(time, 'not there')} in "
+                        f"{kind.__name__}; name a field of both types that is a float (seconds), "
+                        f"an int (ms) or a datetime"
+                    )
             rule = TimeRule(name, time, (EventType(left), EventType(right)))
             namespace["_time_of"] = staticmethod(rule.find)
         return super().__new__(mcs, name, bases, namespace, **more)  # type: ignore[return-value]

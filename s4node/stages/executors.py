@@ -18,6 +18,7 @@ Rules
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
 import operator
@@ -253,6 +254,16 @@ def _named(settings: StageSettings) -> Executor:
             f"executor {named!r} of {setting} is not a subclass of s4node.Executor; derive it from "
             f"that"
         )
+    own = [each for each in found.__mro__ if not each.__module__.startswith("s4node.")]
+    for name in dict.fromkeys(name for each in own for name in vars(each)):
+        public = not name.startswith("_") and inspect.isfunction(getattr(found, name))
+        if public and not hasattr(Executor, name):
+            known = ", ".join(n for n in vars(Executor) if not n.startswith("_"))
+            raise ConfigError(
+                f"executor {named!r} of {setting} has a method {name!r}, which is never called; "
+                f"the methods of an Executor are {known}. Let the name of one of your own begin "
+                f"with _"
+            )
     made: Executor = plugins.made(named, setting, "executor", settings)
     for method in _ANSWERS:
         if getattr(found, method) is not getattr(Executor, method):

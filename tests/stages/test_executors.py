@@ -191,6 +191,16 @@ def test_an_executor_that_cannot_be_had_is_named(name: str, message: str) -> Non
     assert message in str(caught.value)
 
 
+class Misspelt(Executor):
+    def admit(self, load: Any, events: int, size: int, now: float) -> int:
+        return 0
+
+
+def test_a_method_that_is_never_called_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"has a method 'admit', which is never called.*admits, "):
+        executor_of(StageSettings(executor=f"{__name__}:Misspelt"))
+
+
 class Failing(Executor):
     """Fails in whatever it is asked, but for what it has of its base."""
 

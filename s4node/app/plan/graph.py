@@ -20,6 +20,7 @@ from typing import Any, Protocol, get_origin
 import msgspec
 
 from s4node.app.app import App
+from s4node.app.handlers import check_returned
 from s4node.app.instances import BoundedInstances, Instances
 from s4node.app.pe_codec import ElementCodec, check_defaults
 from s4node.app.plan.window_dispatch import (
@@ -348,7 +349,7 @@ def compile_plan(
     is_async = any(
         target.is_async or _before_is_async(instances[target.name]) for target in stream.targets
     )
-    bindings: dict[str, Any] = {"_isawaitable": inspect.isawaitable}
+    bindings: dict[str, Any] = {"_isawaitable": inspect.isawaitable, "_returned": check_returned}
     body: list[str] = []
     fetched: list[str] = []
     if rule is not None and not all(target.singleton for target in stream.targets):
@@ -454,12 +455,18 @@ def _target_lines(
             f"{indent}if _isawaitable(r): await r",
         ]
     else:
-        lines.append(indent + call.format(i=instance))
+        lines.append(f"{indent}r = {call.format(i=instance)}")
+        known = "None" if "[" in instance else instance  # looking it up again might make it anew
+        lines.append(f"{indent}if r is not None: _returned({known}, r)")
     if trigger is not None:
         bindings[f"_t{number}"] = trigger
         lines.append(f"{indent}r = _t{number}({instance}, e)")
-        if target.is_async:
-            lines.append(f"{indent}if _isawaitable(r): await r")
+        check = (
+            "if _isawaitable(r): await r"
+            if target.is_async
+            else f"if r is not None: _returned({instance}, r)"
+        )
+        lines.append(f"{indent}{check}")
     return lines
 
 

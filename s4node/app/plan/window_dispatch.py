@@ -130,7 +130,7 @@ def window_lines(
     direct = only_handler(stream, target)
     bindings[f"_h{number}"] = target.on_event if direct is None else direct
     handler = f"_h{number}" if direct is not None else f"_h{number}[e.__class__]"
-    call = [f"{handler}(i, e)"]
+    call = [f"r = {handler}(i, e)", "if r is not None: _returned(i, r)"]
     if target.is_async:
         call = [f"r = {handler}(i, e)", "if _isawaitable(r): await r"]
     if touches:

@@ -218,6 +218,14 @@ class SyncStream:
         """Counts of events; see :attr:`s4node.ClientStream.counts`."""
         return self._stream.counts
 
+    def read_as(self, type_name: str = "") -> None:
+        """Send JSON objects as ``bytes``; see :meth:`s4node.ClientStream.read_as`."""
+
+        async def read() -> None:
+            self._stream.read_as(type_name)
+
+        self._client.call(read)
+
     def resume_at(self, partition: int = 0) -> int:
         """The committed events of earlier lives; see :meth:`s4node.ClientStream.resume_at`."""
         return self._client.call(self._stream.resume_at, partition)

@@ -23,6 +23,7 @@ from itertools import islice
 from typing import Any
 
 from s4node.app.app import App
+from s4node.app.handlers import check_returned
 from s4node.app.instances import BoundedInstances, Instances
 from s4node.app.pe_timers import PeTimers
 from s4node.app.plan import graph
@@ -408,6 +409,8 @@ class PeProcessor(Processor):
                 result = call.hook(call.instance)
                 if waits and inspect.isawaitable(result):
                     await result
+                elif result is not None:
+                    check_returned(call.instance, result)
             except BaseException as error:
                 if is_signal(error):
                     raise

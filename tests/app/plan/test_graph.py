@@ -446,7 +446,8 @@ def test_a_plan_of_one_handler_has_no_choice_left_in_it() -> None:
     app = App("shop")
     app.create_input_stream("clicks", app.create_pe(Count), key="user")
     assert Task(app).plan("clicks").source == (
-        "def run(it):\n    for e in it:\n        k = e.user\n        _h0(_i0[k], e)"
+        "def run(it):\n    for e in it:\n        k = e.user\n        r = _h0(_i0[k], e)\n"
+        "        if r is not None: _returned(None, r)"
     )
 
 

@@ -108,6 +108,22 @@ async def test_a_sync_block_that_an_error_leaves_says_how_many_events_are_given_
     assert told["reason"] == "the block was left by SystemExit"
 
 
+async def test_the_sync_client_sends_json_objects() -> None:
+    noted = RecordingApp()
+
+    def work() -> None:
+        with SyncClient(node.address) as client:
+            stream = client.stream("clicks")
+            stream.read_as("Click")
+            stream.send(b'{"user": "ann", "n": 1}')
+            stream.send_many([b'{"user": "ann", "n": 2}'])
+            assert stream.flush() == []
+
+    async with running(noted) as node:
+        await in_thread(work)
+    assert noted.numbers == [1, 2]
+
+
 async def test_two_threads_with_clients_of_their_own_do_not_disturb_each_other() -> None:
     noted = RecordingApp()
     async with running(noted, partitions=2) as node:
