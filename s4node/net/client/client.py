@@ -119,7 +119,8 @@ class Client:
                 with trio.move_on_after(1):
                     await self._emitter.wait_quiet()
         finally:
-            for stream in self._streams.values() if why else ():
+            known = cancelled or isinstance(value, S4Error)  # by the program, or told by the error
+            for stream in self._streams.values() if why and not known else ():
                 if not stream.told:
                     _unacknowledged(stream, why, self._unsent.get(stream.name, 0))
             self._nursery.cancel_scope.cancel()
