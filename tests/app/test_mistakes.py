@@ -57,5 +57,5 @@ def test_a_timer_that_returns_a_coroutine_fails() -> None:
     app.pe.set_timer_interval(1)
     with AppTest(app) as test:
         test.send("clicks", Click("joe"))
-        with pytest.raises(ProcessingError, match="Lost.*returned a coroutine of work"):
+        with pytest.raises(ProcessingError, match=r"Lost.*returned a coroutine of work"):
             test.advance(2)
