@@ -19,7 +19,7 @@ from s4node.cluster.coordination.entries import AppId
 from s4node.cluster.coordination.registry import Registry
 from s4node.config.config import Config
 from s4node.config.settings import CLUSTER_NAME, COORDINATION, COORDINATION_FOLDER
-from s4node.deploy.deploy import registry_of
+from s4node.deploy.answers import registry_of
 from s4node.errors import S4Error
 from s4node.events.event import Event
 from s4node.events.keys import Partitioner, crc32m

@@ -39,6 +39,7 @@ from s4node.cluster.tree.coordinations import is_zookeeper, place_of
 from s4node.config import settings
 from s4node.config.config import COMMAND_LINE, Config
 from s4node.deploy import deploy as deploying
+from s4node.deploy.answers import registry_of
 from s4node.deploy.cluster_look import asking, of_cluster, of_process
 from s4node.deploy.cluster_snapshot import Snapshot, no_node, with_rates
 from s4node.deploy.pack import pack
@@ -294,7 +295,7 @@ async def look(config: Config, who: str) -> Seen:
             continue
         at = _at(config, place)
         try:
-            async with deploying.registry_of(at, who) as registry:
+            async with registry_of(at, who) as registry:
                 there = set(await registry.living_clusters())
                 living |= there
                 if place == own:

@@ -157,7 +157,8 @@ def credentials_of(processes: Iterable[Running]) -> Credentials | None:
 async def _addresses_in_cluster(config: Config, log: bool) -> list[str]:
     """The addresses of the nodes of the cluster, or of the only one with a log. Raises
     ConnectionRefused if there is none, and ConfigError if several have a log."""
-    from s4node.deploy.deploy import no_node_in, registry_of  # late: most commands do not need it
+    from s4node.deploy.answers import registry_of  # late: most commands do not need it
+    from s4node.deploy.deploy import no_node_in
 
     cluster = config[settings.CLUSTER_NAME]
     async with registry_of(config, "who sends or reads") as registry:

@@ -1,22 +1,42 @@
-"""What the nodes of a cluster answer to the command line.
+"""What commands ask of a cluster: their sessions, and what its nodes answer.
 
 Rules
+- A cluster has one deployment or removal at a time; the error for a second one names the first.
+- A command whose session is lost opens another one, looks at what it has begun, and goes on.
 - Nodes are asked at the same time. The first failure ends the others' answers.
 - Progress is printed on standard error.
 """
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager
+from typing import TypeVar
 
 import trio
 
 from s4node.cluster.coordination.node_requests import Requested, requesting
 from s4node.cluster.coordination.registry import Registry
 from s4node.cluster.node import deploy_protocol as protocol
+from s4node.cluster.tree.coordinations import (
+    coordination_of,
+    is_zookeeper,
+    machine_folder,
+    place_of,
+)
+from s4node.config import settings
 from s4node.config.config import Config
-from s4node.errors import DeployFailed
+from s4node.config.paths import is_folder
+from s4node.errors import ConfigError, DeployFailed, EntryExists, SessionLost
+
+R = TypeVar("R")
+
+LOCK = "deploying"
+_MORE_SESSIONS = 4
+"""The sessions that a command may open when it has lost one."""
 
 _PATIENCE_SECONDS = 3.0
 """The time after which nodes that have not answered are named."""
@@ -89,3 +109,66 @@ async def from_all(
 
 def named(nodes: Collection[str]) -> str:
     return f"node{'s' if len(nodes) > 1 else ''} {', '.join(sorted(nodes))}"
+
+
+# -- the session of a command ----------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def registry_of(config: Config, who: str) -> AsyncIterator[Registry]:
+    """The nodes' registry; raises ConfigError if it is in a folder that no node has ever used."""
+    cluster = config[settings.CLUSTER_NAME]
+    if not is_zookeeper(place_of(config)):
+        folder = machine_folder(config)
+        fix = "fix its permissions, or name the nodes' folder with --folder"
+        if not await trio.to_thread.run_sync(is_folder, folder, fix):
+            raise ConfigError(
+                f"no node of cluster {cluster!r} lives: the folder {folder} does not exist; start "
+                f"one with: s4 node {cluster}, or name the nodes' folder with --folder, or their "
+                f"ZooKeeper with --coordination"
+            )
+    async with coordination_of(config).session(who) as session:
+        yield Registry(session)
+
+
+async def changing(
+    config: Config, who: str, what: str, work: Callable[[Registry], Awaitable[R]]
+) -> R:
+    """The result of ``work``, which holds the cluster's lock for changing apps.
+
+    If its session is lost, ``work`` is called again with another one, and finds what it has begun.
+    """
+    cluster = config[settings.CLUSTER_NAME]
+    for left in range(_MORE_SESSIONS, -1, -1):
+        try:
+            async with registry_of(config, who) as registry, _deploying(registry, cluster, what):
+                return await work(registry)
+        except SessionLost as lost:
+            if not left:
+                raise DeployFailed(
+                    f"{lost}, for the {_MORE_SESSIONS + 1}th time, so the {what} may be left "
+                    f"undone; see s4 apps, and run the command again"
+                ) from lost
+            tell(f"{lost}; the {what} goes on in another one")
+    raise AssertionError
+
+
+@asynccontextmanager
+async def _deploying(registry: Registry, cluster: str, what: str) -> AsyncIterator[None]:
+    """Hold the cluster's lock for changing apps; raises DeployFailed if it is taken."""
+    mine = f"the {what} by process {os.getpid()} on {socket.gethostname()}"
+    try:
+        await registry.lock(cluster, LOCK, mine)
+    except EntryExists:
+        other = (
+            await registry.locked_by(cluster, LOCK) or "another deployment, which has just ended"
+        )
+        raise DeployFailed(
+            f"{other} is in progress in cluster {cluster!r}, and only one is possible at a time; "
+            f"try again when it is done"
+        ) from None
+    try:
+        yield
+    finally:
+        with trio.move_on_after(1, shield=True):
+            await registry.unlock(cluster, LOCK)

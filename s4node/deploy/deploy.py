@@ -1,7 +1,6 @@
 """Deploying apps to a cluster from the command line.
 
 Rules
-- A cluster has one deployment or removal at a time; the error for a second one names the first.
 - First every living node starts the new version and has it check itself. Only if all of them can
   run it does it become the cluster's version. A failure before that changes nothing. A failure
   after that, when the new version really starts, brings the old version back with its saved state,
@@ -14,9 +13,7 @@ Rules
 from __future__ import annotations
 
 import os
-import socket
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import msgspec
@@ -37,7 +34,6 @@ from s4node.cluster.node.package import (
     store_folder,
 )
 from s4node.cluster.tree.coordinations import (
-    coordination_of,
     is_zookeeper,
     machine_folder,
     place_of,
@@ -45,22 +41,20 @@ from s4node.cluster.tree.coordinations import (
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.config.key import Setting
-from s4node.config.paths import is_folder
-from s4node.deploy.answers import from_all, named, settings_of, tell
+from s4node.deploy.answers import changing, from_all, named, settings_of, tell
 from s4node.deploy.cluster_snapshot import no_node
 from s4node.deploy.state_change import GoBack, StateChange, former_of
 from s4node.errors import (
     BadVersion,
-    ConfigError,
     DeployFailed,
     EntryExists,
     NoEntry,
     PackageError,
     S4Error,
+    SessionLost,
 )
 from s4node.savepoints.manifest import Manifest
 
-LOCK = "deploying"
 _LEAVING_SECONDS = 5.0
 """The time that an interrupted deployment has to bring the old version back."""
 
@@ -93,23 +87,6 @@ class Deployed:
     containers: dict[str, str]
 
 
-@asynccontextmanager
-async def registry_of(config: Config, who: str) -> AsyncIterator[Registry]:
-    """The nodes' registry; raises ConfigError if it is in a folder that no node has ever used."""
-    cluster = config[settings.CLUSTER_NAME]
-    if not is_zookeeper(place_of(config)):
-        folder = machine_folder(config)
-        fix = "fix its permissions, or name the nodes' folder with --folder"
-        if not await trio.to_thread.run_sync(is_folder, folder, fix):
-            raise ConfigError(
-                f"no node of cluster {cluster!r} lives: the folder {folder} does not exist; start "
-                f"one with: s4 node {cluster}, or name the nodes' folder with --folder, or their "
-                f"ZooKeeper with --coordination"
-            )
-    async with coordination_of(config).session(who) as session:
-        yield Registry(session)
-
-
 async def no_node_in(registry: Registry, config: Config) -> str:
     """The message if no node of the configured cluster lives."""
     others = await registry.living_clusters()
@@ -134,18 +111,19 @@ async def deploy(
 ) -> Deployed:
     """Make the cluster run ``package``, with ``back`` from a savepoint; raises S4Error with the
     reason if it does not."""
-    cluster, app = config[settings.CLUSTER_NAME], package.manifest.name
+    app = package.manifest.name
     data = package.encode()
     if len(data) > MAX_BYTES:
         raise DeployFailed(
             f"the package has {len(data)} bytes, and at most {MAX_BYTES} are allowed; keep data "
             f"out of the app's folder"
         )
-    async with (
-        registry_of(config, f"deploy {app}") as registry,
-        deploying(registry, cluster, f"deployment of {app!r}"),
-    ):
-        return await _Deployment(registry, config, package, data, back).run(partitions)
+    deployment = _Deployment(config, package, data, back)
+
+    async def work(registry: Registry) -> Deployed:
+        return await deployment.run(registry, partitions)
+
+    return await changing(config, f"deploy {app}", f"deployment of {app!r}", work)
 
 
 async def roll_back(
@@ -154,10 +132,11 @@ async def roll_back(
     """Make the cluster run the former version of ``app``, from the savepoint that was taken before
     the present one; raises S4Error with the reason if it does not."""
     cluster = config[settings.CLUSTER_NAME]
-    async with (
-        registry_of(config, f"rollback {app}") as registry,
-        deploying(registry, cluster, f"rollback of {app!r}"),
-    ):
+    begun: list[_Deployment] = []
+
+    async def work(registry: Registry) -> Deployed:
+        if begun:
+            return await begun[0].run(registry, None)
         found = await _deployed(registry, app, config)
         nodes = await registry.nodes(cluster)
         if not nodes:
@@ -173,40 +152,17 @@ async def roll_back(
         data = await threads.run_sync(packages.get, former.upgrade.package)
         tell(f"{app} goes back to {former.upgrade.before}, and to the savepoint {former.name}")
         back = GoBack(former.name, outputs_again, accept_loss)
-        return await _Deployment(registry, config, decode(data), data, back).run(None)
+        begun.append(_Deployment(config, decode(data), data, back))
+        return await begun[0].run(registry, None)
 
-
-@asynccontextmanager
-async def deploying(registry: Registry, cluster: str, what: str) -> AsyncIterator[None]:
-    """Hold the cluster's lock for changing apps; raises DeployFailed if it is taken."""
-    mine = f"the {what} by process {os.getpid()} on {socket.gethostname()}"
-    try:
-        await registry.lock(cluster, LOCK, mine)
-    except EntryExists:
-        other = (
-            await registry.locked_by(cluster, LOCK) or "another deployment, which has just ended"
-        )
-        raise DeployFailed(
-            f"{other} is in progress in cluster {cluster!r}, and only one is possible at a time; "
-            f"try again when it is done"
-        ) from None
-    try:
-        yield
-    finally:
-        with trio.move_on_after(1, shield=True):
-            await registry.unlock(cluster, LOCK)
+    return await changing(config, f"rollback {app}", f"rollback of {app!r}", work)
 
 
 class _Deployment:
-    def __init__(
-        self,
-        registry: Registry,
-        config: Config,
-        package: Package,
-        data: bytes,
-        back: GoBack | None,
-    ) -> None:
-        self._registry = registry
+    def __init__(self, config: Config, package: Package, data: bytes, back: GoBack | None) -> None:
+        self._registry: Registry
+        self._before = ""  # the version that it replaces
+        self._put: AppInfo | None = None  # what it has made the cluster's version, or was about to
         self._config = config
         self._package = package
         self._manifest = package.manifest
@@ -214,15 +170,19 @@ class _Deployment:
         self._back = back
         self._id = AppId(config[settings.CLUSTER_NAME], package.manifest.name)
 
-    async def run(self, partitions: int | None) -> Deployed:
-        """Deploy as the rules of the module say."""
-        registry, (cluster, app), manifest = self._registry, self._id, self._manifest
+    async def run(self, registry: Registry, partitions: int | None) -> Deployed:
+        """Deploy as the rules of the module say; again if the session was lost."""
+        self._registry = registry
+        (cluster, app), manifest = self._id, self._manifest
         nodes = await registry.nodes(cluster)
         if not nodes:
             raise DeployFailed(await no_node_in(registry, self._config))
         self._check_pythons(nodes)
         before = await registry.app(cluster, app)
         partitions = await self._partitions(before and before.value, partitions)
+        if before is not None and before.value == self._put:
+            return await self._see_through(before.value, len(nodes))
+        self._before = before.value.version if before else ""
         same = before is not None and (before.value.version, before.value.state) == (
             manifest.version,
             RUNNING,
@@ -245,14 +205,33 @@ class _Deployment:
         await threads.run_sync(packages.put, self._data)
         try:
             ready = await self._switch(nodes, before, partitions, packages, digest)
+        except SessionLost:
+            raise
         except BaseException:
             if not known:
                 with trio.CancelScope(shield=True):
                     await threads.run_sync(packages.remove, digest)
             raise
         at = {name: answer.address for name, answer in ready.items()}
-        old = before.value.version if before else ""
-        return Deployed(app, cluster, manifest.version, partitions, old, at)
+        return Deployed(app, cluster, manifest.version, partitions, self._before, at)
+
+    async def _see_through(self, info: AppInfo, nodes: int) -> Deployed:
+        """Wait until the version runs that was made the cluster's in a session that was lost."""
+        config = self._config
+        seconds = config[settings.TASK_SHUTDOWN_MS] + config[settings.CONTAINER_END_TIMEOUT]
+        seconds += (
+            config[settings.CONTAINER_START_TIMEOUT] + config[settings.CLUSTER_GATHER_TIMEOUT]
+        )
+        with trio.move_on_after(seconds) as limit:
+            await wait_running(self._registry, info, nodes)
+        if limit.cancelled_caught:
+            raise DeployFailed(
+                f"{info.name} {info.version} is the cluster's version now, and does not run on all "
+                f"nodes after {seconds:g} s; s4 status says why"
+            )
+        members = await self._registry.members(self._id)
+        at = {member.value.node: member.value.address for member in members.values()}
+        return Deployed(*self._id[::-1], info.version, info.partitions, self._before, at)
 
     async def _check_same(self, deployed: str) -> None:
         """Raise DeployFailed if this version runs with other contents."""
@@ -313,6 +292,8 @@ class _Deployment:
             try:
                 todo = "process what the old version has, and run it" if before else "run it"
                 ready = await from_all(request, 1, protocol.Ready, drain + start, todo)
+            except SessionLost:
+                raise
             except S4Error:
                 with trio.move_on_after(drain + start):
                     await self._take_back(info, old, change, taken)
@@ -334,7 +315,7 @@ class _Deployment:
         """Make ``info`` the cluster's version, and do what has to be done with the app's state
         before it runs. Returns the savepoint that was taken."""
         if not await threads.run_sync(lambda: change.needed):
-            await self._put(info, before.version if before else None)
+            await self._put_info(info, before.version if before else None)
             return None
         async with AsyncExitStack() as stack:
             if before is not None:
@@ -342,7 +323,9 @@ class _Deployment:
                 await stack.enter_async_context(self._registry.pause(self._id, who))
             taken = await change.make(self._registry, drain)
             try:
-                await self._put(info, before.version if before else None)
+                await self._put_info(info, before.version if before else None)
+            except SessionLost:
+                raise
             except BaseException:
                 if taken is not None:
                     with trio.move_on_after(_LEAVING_SECONDS, shield=True):
@@ -384,8 +367,9 @@ class _Deployment:
                         f"stream, or deploy to another cluster"
                     )
 
-    async def _put(self, info: AppInfo, version: int | None) -> None:
+    async def _put_info(self, info: AppInfo, version: int | None) -> None:
         """Make ``info`` the cluster's version, unless another process has changed it meanwhile."""
+        self._put = info
         try:
             if version is None:
                 await self._registry.create_app(info)
@@ -434,14 +418,16 @@ async def wait_running(registry: Registry, info: AppInfo, nodes: int) -> None:
 
 async def undeploy(app: str, config: Config) -> AppInfo:
     """Stop an app on all nodes, and remove it; raises DeployFailed if there is no such app."""
-    cluster = config[settings.CLUSTER_NAME]
-    async with (
-        registry_of(config, f"undeploy {app}") as registry,
-        deploying(registry, cluster, f"removal of {app!r}"),
-    ):
-        info = await _deployed(registry, app, config)
-        await _remove(registry, config, info)
-        return info
+    begun: list[AppInfo] = []
+
+    async def work(registry: Registry) -> AppInfo:
+        if not begun:
+            begun.append(await _deployed(registry, app, config))
+        if await registry.app(config[settings.CLUSTER_NAME], app) is not None:
+            await _remove(registry, config, begun[0])
+        return begun[0]
+
+    return await changing(config, f"undeploy {app}", f"removal of {app!r}", work)
 
 
 async def _deployed(registry: Registry, app: str, config: Config) -> AppInfo:

@@ -18,8 +18,8 @@ from s4node.cluster.coordination.entries import AppId, AppInfo, Found
 from s4node.cluster.coordination.registry import Registry
 from s4node.config import settings
 from s4node.config.config import Config
-from s4node.deploy.answers import tell
-from s4node.deploy.deploy import deploying, registry_of, wait_running
+from s4node.deploy.answers import changing, registry_of, tell
+from s4node.deploy.deploy import wait_running
 from s4node.deploy.state_change import StateChange
 from s4node.errors import ConfigError, DeployFailed
 from s4node.failpoints import passing
@@ -38,15 +38,23 @@ async def partitions_of(app: str, config: Config) -> int | None:
 async def repartition(app: str, config: Config, partitions: int, change: Callable[[], int]) -> int:
     """Call ``change`` in a thread while ``app`` is ended on all nodes, and have them start it with
     so many ``partitions``; returns the result. Raises S4Error with the reason."""
-    cluster = config[settings.CLUSTER_NAME]
-    async with (
-        registry_of(config, f"repartition {app}") as registry,
-        deploying(registry, cluster, f"repartition of {app!r}"),
-    ):
-        found = await registry.app(cluster, app)
+    moved: list[int] = []  # by a session that was lost since
+
+    def change_once() -> int:
+        if not moved:
+            moved.append(change())
+        return moved[0]
+
+    async def work(registry: Registry) -> int:
+        found = await registry.app(config[settings.CLUSTER_NAME], app)
         if found is None:
             raise DeployFailed(f"app {app!r} was removed meanwhile; see s4 apps, and try again")
-        return await _repartition(registry, config, found, partitions, change)
+        if moved and found.value.partitions == partitions:
+            await _wait_running(registry, config, found.value)
+            return moved[0]
+        return await _repartition(registry, config, found, partitions, change_once)
+
+    return await changing(config, f"repartition {app}", f"repartition of {app!r}", work)
 
 
 async def _repartition(
@@ -65,12 +73,16 @@ async def _repartition(
         moved = await state.change_ended(registry, ending, change)
         passing("deploy.repartitioned")
         await registry.set_app(info, found.version)
+    await _wait_running(registry, config, info)
+    return moved
+
+
+async def _wait_running(registry: Registry, config: Config, info: AppInfo) -> None:
     seconds = config[settings.CONTAINER_START_TIMEOUT] + config[settings.CLUSTER_GATHER_TIMEOUT]
     with trio.move_on_after(seconds) as limit:
         await wait_running(registry, info, len(await registry.nodes(info.cluster)))
     if limit.cancelled_caught:
         raise DeployFailed(
-            f"{info.name} has {partitions} partitions now, and does not run on all nodes after "
-            f"{seconds:g} s; s4 status says why"
+            f"{info.name} has {info.partitions} partitions now, and does not run on all nodes "
+            f"after {seconds:g} s; s4 status says why"
         )
-    return moved

@@ -23,7 +23,7 @@ from s4node.cluster.tree.contract import Session
 from s4node.cluster.tree.folder import FolderCoordination
 from s4node.config import settings
 from s4node.config.config import Config
-from s4node.deploy.deploy import LOCK
+from s4node.deploy.answers import LOCK
 from s4node.errors import EntryExists, S4Error
 
 _AGAIN_SECONDS = 1.0

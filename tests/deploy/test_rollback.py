@@ -12,7 +12,7 @@ from test_deploy import apps, click, containers, deploy, node, printed, s4_of, w
 
 from s4node import Config
 from s4node.cluster.coordination.entries import AppId
-from s4node.deploy.deploy import registry_of
+from s4node.deploy.answers import LOCK, registry_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -46,6 +46,34 @@ async def test_a_rollback_goes_back_to_the_former_version_and_to_its_state(folde
         )
         again = await s4_of(folder, "rollback", "counter", *BACK, ok=False)
         assert "no savepoint from the time before v1" in again.stderr
+
+
+@pytest.mark.parametrize("at", ["loaded and checked on", "goes on from the savepoint"])
+async def test_a_rollback_whose_session_is_lost_goes_on_in_another_one(
+    folder: Path, at: str
+) -> None:
+    async with node(folder, "one", s4_state_folder=str(folder / "state")) as one:
+        await deploy(folder, write_app(folder, "counter", "v1"), *DURABLE, "--version", "v1")
+        await click(one.address, "ann", "ann")
+        await deploy(folder, other(folder, "v2"), *DURABLE, "--version", "v2")
+        await click(one.address, "ann")
+        where = ("--cluster", "shop", "--folder", str(folder / "shared"))
+        command = ("rollback", "counter", *BACK, *where)
+        async with (
+            registry_of(of_nodes(folder), "test") as registry,
+            s4_process(*command, cwd=folder, ready=False) as back,
+        ):
+            await until(lambda: at in back.errors)
+            lock = await registry.session.get(f"/locks/shop/{LOCK}")
+            assert lock is not None
+            (folder / "shared" / "sessions" / lock.session).unlink()
+            async with registry_of(of_nodes(folder), "whose start ends dead sessions"):
+                pass
+            assert await back.wait() == 0, back.errors
+        assert "the rollback of 'counter' goes on in another one" in back.errors
+        await click(one.address, "ann")
+        await until(lambda: len(printed(one)) == 4)
+        assert printed(one) == ["v1 ann 1", "v1 ann 2", "v1 ann 3", "v2 ann 3.5"]
 
 
 async def test_an_app_is_deployed_from_a_savepoint_and_one_that_it_cannot_read_is_refused(
@@ -124,13 +152,10 @@ async def test_a_deployment_that_is_killed_while_the_app_is_paused_leaves_it_run
 async def test_a_node_that_starts_while_an_app_is_paused_refuses_no_client_of_it(
     folder: Path,
 ) -> None:
-    of_nodes = Config.from_values(
-        {"s4.cluster.name": "shop", "s4.coordination.folder": str(folder / "shared")}
-    )
     async with node(folder, "one", s4_state_folder=str(folder / "state")) as one:
         await deploy(folder, write_app(folder, "counter", "v1"), *DURABLE, "--version", "v1")
         async with (
-            registry_of(of_nodes, "test") as registry,
+            registry_of(of_nodes(folder), "test") as registry,
             registry.pause(AppId("shop", "counter"), "test"),
             node(folder, "two", s4_state_folder=str(folder / "state")) as two,
         ):
@@ -188,3 +213,10 @@ async def savepoints(folder: Path) -> list[dict[str, str]]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path
+
+
+def of_nodes(folder: Path) -> Config:
+    """The configuration that says where the nodes are."""
+    return Config.from_values(
+        {"s4.cluster.name": "shop", "s4.coordination.folder": str(folder / "shared")}
+    )

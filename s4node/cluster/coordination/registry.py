@@ -66,8 +66,10 @@ Role = Literal["producers", "consumers"]
 _ROLES: tuple[Role, ...] = ("producers", "consumers")
 
 NAME_PATIENCE_SECONDS = 1.0
-_START_SECONDS = 5.0
 """How long a new node or member waits for one of the same name, which may be about to end."""
+
+_START_SECONDS = 5.0
+"""How much longer than a session's timeout a node waits for its name at its start."""
 
 
 class Registry:
