@@ -401,6 +401,24 @@ def test_an_event_at_the_time_of_a_timer_or_at_the_end_of_a_window_comes_first()
             assert passed == ([1, 3] if cls is Once else [0, 1])
 
 
+def test_a_timer_waits_for_a_stream_without_order_that_leads_to_its_pe_too() -> None:
+    class Also(in_order(Once)):  # type: ignore[misc]
+        def on_init(self) -> None:
+            super().on_init()
+            once = self.prototypes["Once"][1]
+            self.create_input_stream("more", once, key="symbol", types=Trade, time="at")
+
+    with AppTest(Also) as test:
+        test.send("more", Trade("a", 1, 100.0))
+        test.send("trades", Trade("a", 2, 5000.0))
+        test.advance_watermark("trades", 6000.0)
+        test.send("more", Trade("a", 3, 3000.0))
+        assert [row.price for row in test.output("seen")] == [1]
+        test.advance_watermark("more", 6000.0)
+        test.send("more", Trade("a", 4, 6000.0))
+        assert [row.price for row in test.output("seen")] == [1, 4]
+
+
 def test_a_timer_comes_before_an_event_of_a_key_whose_instance_is_only_on_disk() -> None:
     class Small(in_order(Once)):  # type: ignore[misc]
         def on_init(self) -> None:
