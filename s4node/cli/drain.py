@@ -20,7 +20,7 @@ from s4node.cluster.coordination.registry import Registry
 from s4node.config import settings
 from s4node.config.config import Config
 from s4node.deploy.answers import registry_of
-from s4node.deploy.deploy import no_node_in
+from s4node.deploy.deploy import living_nodes
 from s4node.errors import ConfigError
 
 
@@ -51,9 +51,7 @@ async def _drained(node: str, config: Config, timeout: float) -> dict[str, int]:
     """The partitions by app that the node has left."""
     cluster = config[settings.CLUSTER_NAME]
     async with registry_of(config, f"drain {node}") as registry:
-        nodes = await registry.nodes(cluster)
-        if not nodes:
-            raise ConfigError(await no_node_in(registry, config))
+        nodes = await living_nodes(registry, config)
         if node not in nodes:
             known = ", ".join(sorted(nodes))
             raise ConfigError(f"cluster {cluster!r} has no node {node!r}; its nodes: {known}")

@@ -2,6 +2,7 @@
 
 Rules
 - A command about a running app uses the app's own settings; settings of the command win.
+- What is not there yet has some seconds to start, and the command says that it waits.
 - A command that sends or reads without an address asks the coordination that its settings name for
   the nodes of the cluster, or for the one that has a log. Without such settings it uses the only
   app here that fits. If several fit, the error names them; if none fits, the command uses the
@@ -10,14 +11,18 @@ Rules
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 import trio
 
 from s4node.cli.arguments import DEFAULT_ADDRESS
-from s4node.cluster.node.running import Running, running_processes
+from s4node.cli.output import tell
+from s4node.cluster.node.running import START_SECONDS, Running, running_processes
 from s4node.cluster.tree.coordinations import place_of
 from s4node.config import settings
 from s4node.config.config import Config
@@ -77,6 +82,9 @@ def addresses_of_app(name: str) -> list[str]:
     return _addresses(_only(lambda each: each.app == name, f"are called {name!r}"))
 
 
+_LOOK_SECONDS = 0.1
+
+
 class Reach(NamedTuple):
     """Where a command connects to, and the credentials for addresses with TLS."""
 
@@ -127,7 +135,8 @@ class Nodes:
             return Reach(self._given, credentials)
         cluster = self._config[settings.CLUSTER_NAME]
         every = self._config.origin(settings.CLUSTER_NAME) == "default"
-        found = _only(lambda each: fits(each) and (every or each.cluster == cluster), what)
+        look = partial(_only, lambda each: fits(each) and (every or each.cluster == cluster), what)
+        found = look() or ([] if every and _default_answers() else _in_time(look, what))
         if not (found or every):
             raise ConfigError(
                 f"none of your processes of cluster {cluster!r} {what}. Name the nodes' folder "
@@ -136,6 +145,23 @@ class Nodes:
         if found and credentials is None:
             credentials = Credentials.configured(Config.from_values(found[0].settings))
         return Reach(_addresses(found), credentials)
+
+
+def _in_time(look: Callable[[], list[Running]], what: str) -> list[Running]:
+    """What ``look`` finds within some seconds."""
+    tell(f"none of your processes {what} yet; waiting {START_SECONDS:g} s for one that starts")
+    for _ in range(int(START_SECONDS / _LOOK_SECONDS)):
+        time.sleep(_LOOK_SECONDS)
+        if found := look():
+            break
+    return found
+
+
+def _default_answers() -> bool:
+    host, _, port = DEFAULT_ADDRESS.removeprefix("tcp://").rpartition(":")
+    with suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
+        return True
+    return False
 
 
 def listed() -> list[Running]:
@@ -156,15 +182,13 @@ def credentials_of(processes: Iterable[Running]) -> Credentials | None:
 
 async def _addresses_in_cluster(config: Config, log: bool) -> list[str]:
     """The addresses of the nodes of the cluster, or of the only one with a log. Raises
-    ConnectionRefused if there is none, and ConfigError if several have a log."""
+    DeployFailed if there is none, and ConfigError if several have a log."""
     from s4node.deploy.answers import registry_of  # late: most commands do not need it
-    from s4node.deploy.deploy import no_node_in
+    from s4node.deploy.deploy import living_nodes
 
     cluster = config[settings.CLUSTER_NAME]
     async with registry_of(config, "who sends or reads") as registry:
-        nodes = await registry.nodes(cluster)
-        if not nodes:
-            raise ConnectionRefused(await no_node_in(registry, config))
+        nodes = await living_nodes(registry, config)
     if log:
         having = {name: node for name, node in nodes.items() if node.log}
         if not having:

@@ -14,6 +14,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TypeVar
 
 import trio
@@ -21,6 +22,7 @@ import trio
 from s4node.cluster.coordination.node_requests import Requested, requesting
 from s4node.cluster.coordination.registry import Registry
 from s4node.cluster.node import deploy_protocol as protocol
+from s4node.cluster.node.running import START_SECONDS
 from s4node.cluster.tree.coordinations import (
     coordination_of,
     is_zookeeper,
@@ -38,6 +40,7 @@ LOCK = "deploying"
 _MORE_SESSIONS = 4
 """The sessions that a command may open when it has lost one."""
 
+_LOOK_SECONDS = 0.1
 _PATIENCE_SECONDS = 3.0
 """The time after which nodes that have not answered are named."""
 
@@ -121,7 +124,8 @@ async def registry_of(config: Config, who: str) -> AsyncIterator[Registry]:
     if not is_zookeeper(place_of(config)):
         folder = machine_folder(config)
         fix = "fix its permissions, or name the nodes' folder with --folder"
-        if not await trio.to_thread.run_sync(is_folder, folder, fix):
+        here = partial(trio.to_thread.run_sync, is_folder, folder, fix)
+        if not (await here() or await in_time(here, f"the folder {folder} does not exist yet")):
             raise ConfigError(
                 f"no node of cluster {cluster!r} lives: the folder {folder} does not exist; start "
                 f"one with: s4 node {cluster}, or name the nodes' folder with --folder, or their "
@@ -129,6 +133,16 @@ async def registry_of(config: Config, who: str) -> AsyncIterator[Registry]:
             )
     async with coordination_of(config).session(who) as session:
         yield Registry(session)
+
+
+async def in_time(look: Callable[[], Awaitable[R]], why: str) -> R:
+    """What ``look`` finds, or its last answer: a node that is being started has some seconds."""
+    tell(f"{why}; waiting {START_SECONDS:g} s for one that starts")
+    for _ in range(int(START_SECONDS / _LOOK_SECONDS)):
+        await trio.sleep(_LOOK_SECONDS)
+        if found := await look():
+            break
+    return found
 
 
 async def changing(

@@ -138,9 +138,7 @@ async def roll_back(
         if begun:
             return await begun[0].run(registry, None)
         found = await _deployed(registry, app, config)
-        nodes = await registry.nodes(cluster)
-        if not nodes:
-            raise DeployFailed(await no_node_in(registry, config))
+        nodes = await living_nodes(registry, config)
         packages = await packages_of(registry, config)
         former_package = await threads.run_sync(packages.get, found.package)
         former_settings = decode(former_package).manifest.settings
@@ -174,9 +172,7 @@ class _Deployment:
         """Deploy as the rules of the module say; again if the session was lost."""
         self._registry = registry
         (cluster, app), manifest = self._id, self._manifest
-        nodes = await registry.nodes(cluster)
-        if not nodes:
-            raise DeployFailed(await no_node_in(registry, self._config))
+        nodes = await living_nodes(registry, self._config)
         self._check_pythons(nodes)
         before = await registry.app(cluster, app)
         partitions = await self._partitions(before and before.value, partitions)

@@ -21,6 +21,7 @@ from harness import (
     proxy,
     run_s4,
     s4,
+    s4_process,
     until,
 )
 
@@ -65,6 +66,17 @@ async def test_lines_that_are_not_events_are_reported_and_the_others_sent(folder
         assert "Traceback" not in done.stderr
         assert "clicks: 3 admitted" in done.stderr.splitlines()[-1]
         await until(lambda: node.stdout == ["100", "2", "4"])
+
+
+async def test_a_command_that_comes_before_its_app_waits_for_it(folder: Path) -> None:
+    async with s4_process("send", "clicks", cwd=folder, ready=False) as sending:
+        await until(lambda: sending.stderr)
+        async with node_process("divide.py", cwd=folder):
+            assert await sending.wait() == 0
+    assert sending.stderr == [
+        "none of your processes take a stream 'clicks' yet; waiting 5 s for one that starts",
+        "clicks: nothing sent",
+    ]
 
 
 async def test_lines_are_counted_however_long_they_are(folder: Path) -> None:

@@ -357,6 +357,18 @@ async def test_a_bad_name_or_version_is_reported_before_a_node_is_asked(
     assert not (folder / "shared").exists()
 
 
+async def test_an_app_that_is_deployed_before_its_node_runs_waits_for_it(folder: Path) -> None:
+    file = write_app(folder, "counter", "v1")
+    shared = ("--cluster", "shop", "--folder", folder / "shared")
+    async with s4_process("deploy", file, *shared, cwd=folder, ready=False) as deploying:
+        await until(lambda: deploying.stderr)
+        async with node(folder, "one"):
+            assert await deploying.wait() == 0, deploying.stderr
+    assert deploying.stderr[0] == (
+        f"the folder {folder / 'shared'} does not exist yet; waiting 5 s for one that starts"
+    )
+
+
 async def test_without_a_node_nothing_is_deployed(folder: Path) -> None:
     done = await s4_of(folder, "deploy", write_app(folder, "counter", "v1"), ok=False)
     assert "no node of cluster 'shop' lives: the folder" in done.stderr

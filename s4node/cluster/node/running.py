@@ -30,6 +30,9 @@ from s4node.net.certificates.credentials import OPTIONS
 
 log = get_logger("s4node.cluster")
 
+START_SECONDS = 5.0
+"""How long a command waits for a process that may still be starting."""
+
 _FILE = "running.json"
 
 
