@@ -21,7 +21,7 @@ from pyspark.sql import functions as f
 from apps.flights.data import flights_csv, tables
 from apps.flights.events import KINDS, Figures, Flight
 from apps.flights.spark_job import batch_aggregates, read_flights
-from apps.running import running, running_log, s4
+from apps.running import Failed, Running, running, running_log, s4
 from s4node.spark.history.bootstrap import bootstrap
 from s4node.spark.history.savepoint import write_savepoint
 from s4node.spark.java import spark_session
@@ -35,6 +35,14 @@ _PARTITIONS = "4"
 
 def main() -> int:
     """Run the demo; returns the exit status."""
+    try:
+        return _demo()
+    except Failed as failed:
+        print(f"FAILED: {failed}", flush=True)
+        return 1
+
+
+def _demo() -> int:
     began = time.monotonic()
 
     def say(text: str) -> None:
@@ -42,19 +50,21 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory(prefix="s4node-flights-") as name:
         folder = Path(name)
-        with running_log(folder) as address:
+        with running_log(folder) as archive:
+            address = archive.address
             s4("log", "create", "flights", "--partitions", _PARTITIONS, "--key", "route",
                "--to", address)  # fmt: skip
             s4("log", "create", "reports", "--to", address)
             say("the log is open; starting Spark")
             spark = spark_session("flights")
             try:
-                return _whole_way(spark, folder, address, say)
+                return _whole_way(spark, folder, archive, say)
             finally:
                 spark.stop()
 
 
-def _whole_way(spark: SparkSession, folder: Path, address: str, say: Any) -> int:
+def _whole_way(spark: SparkSession, folder: Path, archive: Running, say: Any) -> int:
+    address = archive.address
     flights = _joined(spark, folder)
     total = flights.count()
     say(f"{total:,} flights, cleaned and joined with planes and weather")
@@ -81,7 +91,7 @@ def _whole_way(spark: SparkSession, folder: Path, address: str, say: Any) -> int
     found.close()
     say(f"state of {history.count():,} flights is in the savepoint nine-months")
     values = [word for name, value in settings.items() for word in ("-p", f"{name}={value}")]
-    with running("run", "apps.flights.app", "--from", "nine-months", *values):
+    with running("run", "apps.flights.app", "--from", "nine-months", *values) as node:
         say("the node goes on from there")
         (
             rest.write.format("s4")
@@ -98,6 +108,8 @@ def _whole_way(spark: SparkSession, folder: Path, address: str, say: Any) -> int
         ours = _latest(reports, past)
         deadline = time.monotonic() + SETTLE_SECONDS
         while ours != sparks and time.monotonic() < deadline:
+            archive.check()
+            node.check()
             time.sleep(0.5)
             ours = _latest(reports, past)
     return _compare(reports.count(), ours, sparks, say)

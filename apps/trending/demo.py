@@ -12,13 +12,14 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
-from apps.running import running, running_log, s4
+from apps.running import Failed, Running, running, running_log, s4
 from apps.trending.app import LATENESS, PLACES
 from apps.trending.posts import BEGIN, MINUTES, write_posts
 from s4node.spark.java import spark_session
@@ -37,6 +38,14 @@ Rows = set[tuple[int, int, str, int]]
 
 def main() -> int:
     """Run the demo; returns the exit status."""
+    try:
+        return _demo()
+    except Failed as failed:
+        print(f"FAILED: {failed}", flush=True)
+        return 1
+
+
+def _demo() -> int:
     began = time.monotonic()
 
     def say(text: str) -> None:
@@ -44,19 +53,21 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory(prefix="s4node-trending-") as name:
         folder = Path(name)
-        with running_log(folder) as address:
+        with running_log(folder) as archive:
+            address = archive.address
             s4("log", "create", "mentions", "--partitions", _PARTITIONS, "--key", "topic",
                "--to", address)  # fmt: skip
             s4("log", "create", "trends", "--to", address)
             say("the log is open; starting Spark")
             spark = spark_session("trending")
             try:
-                return _whole_way(spark, folder, address, say)
+                return _whole_way(spark, folder, archive, say)
             finally:
                 spark.stop()
 
 
-def _whole_way(spark: SparkSession, folder: Path, address: str, say: Any) -> int:
+def _whole_way(spark: SparkSession, folder: Path, archive: Running, say: Any) -> int:
+    address = archive.address
     posts = folder / "posts"
     posts.mkdir()
     write_posts(posts, POSTS, SEED)
@@ -70,7 +81,7 @@ def _whole_way(spark: SparkSession, folder: Path, address: str, say: Any) -> int
         "s4.cluster.archive.address": address,
     }
     values = [word for name, value in settings.items() for word in ("-p", f"{name}={value}")]
-    with running("run", "apps.trending.app", *values):
+    with running("run", "apps.trending.app", *values) as node:
         say("the app runs; Spark reads the posts, file by file")
         text = spark.readStream.option("maxFilesPerTrigger", 1).text(str(posts))
         sending = (
@@ -89,7 +100,7 @@ def _whole_way(spark: SparkSession, folder: Path, address: str, say: Any) -> int
         say(f"{mentions.count():,} mentions sent, each once, in {batches} batches")
         sparks = _sparks_trends(mentions)
         say(f"Spark's own windows give {len(sparks):,} places in lists")
-        ours = _trends(spark, address, sparks)
+        ours = _trends(spark, [archive, node], sparks)
     return _compare(ours, sparks, say)
 
 
@@ -113,11 +124,11 @@ def _sparks_trends(mentions: DataFrame) -> Rows:
     return {tuple(row) for row in rows}
 
 
-def _trends(spark: SparkSession, address: str, wanted: Rows) -> Rows:
+def _trends(spark: SparkSession, nodes: Sequence[Running], wanted: Rows) -> Rows:
     """The lists of ended windows that have come back, once there are as many as ``wanted``."""
     returned = (
         spark.readStream.format("s4")
-        .option("address", address)
+        .option("address", nodes[0].address)
         .option("stream", "trends")
         .option("type", "apps.trending.app:Trend")
         .load()
@@ -132,9 +143,15 @@ def _trends(spark: SparkSession, address: str, wanted: Rows) -> Rows:
             listed = spark.table("trends").where(f.col("at") < END * 1000).collect()
             if len(listed) >= len(wanted) or time.monotonic() > deadline:
                 break
+            for node in nodes:
+                node.check()
+            if not returned.isActive:
+                raise Failed(f"the query that reads the trends has ended: {returned.exception()}")
             time.sleep(0.5)
     finally:
         returned.stop()
+    if not listed:
+        raise Failed(f"no list has come back from the app within {SETTLE_SECONDS} s")
     rows = {tuple(row) for row in listed}
     if len(rows) < len(listed):
         raise RuntimeError(f"{len(listed) - len(rows)} places came twice")

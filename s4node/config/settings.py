@@ -611,7 +611,7 @@ STEP_MAX_MS = Setting(
 WATCHDOG_MS = Setting(
     _STEPS, "s4.watchdog.ms", "100", kinds.milliseconds(0),
     "A step that takes longer is reported with its stack, because a handler blocks or computes too "
-    "long. 0 turns the watchdog off.",
+    "long; one in a minute, with the number of the others. 0 turns the watchdog off.",
 )
 TASK_SHUTDOWN_MS = Setting(
     _STEPS, "task.shutdown.ms", "30000", kinds.milliseconds(0),

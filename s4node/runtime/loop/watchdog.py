@@ -1,7 +1,8 @@
 """The watchdog: a thread that reports steps which hold up their process.
 
 Rules
-- It only reports: each step that takes too long once, with its stack at that moment.
+- It only reports: a step that takes too long, with its stack at that moment. On a busy machine many
+  do; the first in a minute is reported, with the number of those since the last report.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ import threading
 import traceback
 
 from s4node import clocks
+from s4node.log_throttle import LogThrottle
 from s4node.logger import get_logger
 from s4node.runtime.loop.run_loop import RunLoop
 
 log = get_logger("s4node.runtime")
+
+_SECONDS = 60.0  # of which one step is reported
 
 
 class Watchdog:
@@ -26,6 +30,7 @@ class Watchdog:
     def __init__(self, loop: RunLoop, limit: float) -> None:
         self._loop = loop
         self._limit = limit
+        self._throttle = LogThrottle(_SECONDS)
         self._thread_id = threading.get_ident()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="s4-watchdog", daemon=True)
@@ -47,14 +52,18 @@ class Watchdog:
             taken = clocks.steady() - began
             if taken >= self._limit:
                 reported = began
+                others = self._throttle.left_out("", clocks.steady())
+                if others is None:
+                    continue
                 frame = sys._current_frames().get(self._thread_id)
                 stack = "".join(traceback.format_stack(frame)[-6:]) if frame else ""
-                _report(taken, stack)
+                _report(taken, stack, others)
 
 
-def _report(seconds: float, stack: str) -> None:
+def _report(seconds: float, stack: str, others: int) -> None:
     log.warning(
         "a step holds up its process; make the handler async or faster",
         seconds=round(seconds, 3),
         stack=stack,
+        **({"others": others} if others else {}),
     )
