@@ -28,6 +28,17 @@ ADDRESS, CLUSTER, COORDINATION = "address", "cluster", "coordination"
 _LOOK_SECONDS = 5.0
 
 
+def check_given(options: Mapping[str, str]) -> None:
+    """Raise ConfigError if the options are those of a table of Spark's catalog, which get lost."""
+    named = {ADDRESS, CLUSTER, "stream"} & options.keys()
+    if not named or any(name.startswith("option.") for name in options):
+        raise ConfigError(
+            "format('s4') gets no options of a table, which Spark keeps to itself. In place of "
+            "CREATE TABLE use CREATE TEMPORARY VIEW clicks (user STRING, ...) USING s4 OPTIONS "
+            "(address 'tcp://...', stream 'clicks', type 'shop.events:Click'), in every session"
+        )
+
+
 def problems_of(options: Mapping[str, str]) -> list[str]:
     """The mistakes in these options, in words."""
     given, cluster = options.get(ADDRESS, ""), options.get(CLUSTER, "")

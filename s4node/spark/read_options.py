@@ -30,6 +30,7 @@ from s4node.spark.addresses import (
     CLUSTER,
     COORDINATION,
     addresses_of,
+    check_given,
     problems_of,
     reachable,
 )
@@ -83,6 +84,7 @@ class Wanted:
     @classmethod
     def of(cls, options: Options) -> Wanted:
         """The values of ``options``; raises ConfigError."""
+        check_given(options)
         unknown = sorted(options.keys() - _KNOWN - _STREAMING)
         if unknown:
             raise ConfigError(

@@ -31,7 +31,14 @@ from s4node.errors import ConfigError, S4Error, SinkError, UnknownStream
 from s4node.events.schema import TypeDecl
 from s4node.net.certificates.credentials import OPTIONS, Credentials
 from s4node.net.wire import frame as wire
-from s4node.spark.addresses import ADDRESS, CLUSTER, COORDINATION, addresses_of, problems_of
+from s4node.spark.addresses import (
+    ADDRESS,
+    CLUSTER,
+    COORDINATION,
+    addresses_of,
+    check_given,
+    problems_of,
+)
 from s4node.spark.connection import NoAnswerError, ask
 from s4node.spark.event_rows import EventRows, event_class
 from s4node.spark.shipped import Shipped
@@ -78,6 +85,7 @@ class Target:
         """The values of options, with the addresses of a cluster; raises ConfigError, which lists
         all mistakes."""
         given = {name.lower(): value for name, value in options.items()}
+        check_given(given)
         problems = [f"there is no option {name}" for name in given if name not in _OPTIONS]
         problems += problems_of(given)
         problems += [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,9 @@ async def test_the_way_from_a_dataframe_to_pes_and_back(
         await done(boot, folder)
         async with s4_process(*words(run), cwd=folder):
             await printed(fill, folder)
-            await until_told(visitors, lambda count: count == ROWS, seconds=SECONDS)
+            await until_told(
+                partial(appended, "visitors"), lambda count: count == ROWS, seconds=SECONDS
+            )
         told = await printed(back, folder)
         assert "\n".join(back[1]) in told
         told = await printed(("python more.py", []), folder)
@@ -56,6 +59,38 @@ async def test_the_way_from_a_dataframe_to_pes_and_back(
             f"state 100 users of {ROWS // 100} clicks",
             "results True user clicks seconds _partition _offset _time",
         ]
+
+
+@pytest.mark.parametrize("sockets", [False, True], ids=["from log to log", "over sockets"])
+async def test_the_adapter_of_the_page_starts_as_written_and_makes_clicks_of_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sockets: bool
+) -> None:
+    for variable in ("HOME", "XDG_RUNTIME_DIR"):
+        place = tmp_path / variable
+        place.mkdir(mode=0o700)
+        monkeypatch.setenv(variable, str(place))
+    folder = tmp_path / "work"
+    folder.mkdir()
+    for name in ("clicks.py", "visits.py", "visits.properties", "send.py"):
+        (folder / name).write_text(block(f"# {name}"))
+    settings = folder / "visits.properties"
+    if sockets:
+        lines = settings.read_text().splitlines()
+        kept = [each for each in lines if not each.startswith(("task.inputs", "systems.log"))]
+        settings.write_text("\n".join(kept))
+    else:  # the same rows, each once, to the stream of the log
+        text = (folder / "send.py").read_text().replace(PORTS["12002"], PORTS["12000"])
+        (folder / "send.py").write_text(text.replace('.option("delivery", "at-least-once")', ""))
+    (archive, clicks, _), (making, adapter) = next(commands()), list(commands())[-1]
+    async with s4_process(*words(archive), "-p", LISTEN, cwd=folder):
+        await done(clicks, folder)
+        if not sockets:
+            await done(making, folder)
+        async with s4_process(*words(adapter), cwd=folder):
+            await printed(("python send.py", []), folder)
+            await until_told(
+                partial(appended, "clicks"), lambda count: count == 1000, seconds=SECONDS
+            )
 
 
 def test_every_option_and_setting_that_the_pages_name_exists() -> None:
@@ -79,7 +114,7 @@ def options_in(page: str) -> set[str]:
 # -- set-up ---------------------------------------------------------------------------------------
 
 
-PORTS = {"12000": str(free_port()), "12001": str(free_port())}
+PORTS = {port: str(free_port()) for port in ("12000", "12001", "12002")}
 ADDRESS = f"tcp://127.0.0.1:{PORTS['12000']}"
 LISTEN = f"s4.listener.address={ADDRESS}"
 
@@ -151,11 +186,11 @@ async def printed(command: tuple[str, list[str]], folder: Path) -> str:
     return ended.stdout.decode()
 
 
-async def visitors() -> int:
-    """How many results the log has."""
+async def appended(stream: str) -> int:
+    """How many events of a stream the log has."""
 
     def asked() -> int:
-        found = ask([ADDRESS], 30, "describe", stream="visitors")
+        found = ask([ADDRESS], 30, "describe", stream=stream)
         return sum(each["upcoming"] for each in found["partitions"])
 
     return await trio.to_thread.run_sync(asked)

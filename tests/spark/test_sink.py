@@ -84,8 +84,22 @@ def test_a_dataframe_is_in_the_stream_once_and_nothing_staged_is_left(
     rows = node.rows(stream)
     check_exact(rows, TOTAL)
     assert node.staged == []
+    assert stream not in [each["stream"] for each in node.ask("sink.list")["sinks"]]
     known = node.ask("describe", stream=stream)
     assert (known["producers"], known["types"]) == (0, ["Row"])
+
+
+def test_sql_inserts_rows_into_a_view_with_the_columns_of_the_events_and_not_into_a_table(
+    spark: Any, node: Node, stream: str
+) -> None:
+    options = f"(address '{node.address}', stream '{stream}', type 'tests.spark_rows:Row')"
+    spark.sql(f"CREATE TEMPORARY VIEW inserted (user STRING, n BIGINT) USING s4 OPTIONS {options}")
+    spark.sql("INSERT INTO inserted SELECT 'u', id FROM range(100)")
+    spark.sql("INSERT INTO inserted (n, user) SELECT id, 'u' FROM range(100, 200)")
+    check_exact(node.rows(stream), 200)
+    assert spark.sql("SELECT sum(n) FROM inserted").first()[0] == sum(range(200))
+    with pytest.raises(PySparkException, match=r"no options of a table.* CREATE TEMPORARY VIEW"):
+        spark.sql(f"CREATE TABLE inserted_table USING s4 OPTIONS {options}")
 
 
 def check(node: Node, stream: str, sink: str, total: int) -> None:

@@ -72,6 +72,25 @@ def test_offsets_have_no_holes_and_are_in_the_order_of_each_key(
     assert all(numbers == sorted(numbers) for numbers in by_user.values())
 
 
+def test_a_partition_that_a_start_does_not_name_begins_at_its_oldest_event(
+    spark: SparkSession, node: Node
+) -> None:
+    whole = frame(spark, node).where("_partition != 0 or _offset >= 5")
+    assert rows(frame(spark, node, start='{"0": 5}')) == rows(whole)
+
+
+def test_a_column_of_a_schema_that_no_event_has_is_refused_without_a_traceback(
+    spark: SparkSession, node: Node
+) -> None:
+    reader = spark.read.format("s4").options(address=node.address, stream="clicks")
+    with pytest.raises(PySparkException, match="the schema has columns usr, and Click") as error:
+        reader.schema("usr string, number bigint").load().collect()
+    assert "Traceback" not in str(error.value)
+    with pytest.raises(PySparkException, match=r"Click.user are not of the column's") as error:
+        reader.schema("user bigint").load().collect()
+    assert "Traceback" not in str(error.value)
+
+
 def test_a_start_and_an_end_cut_out_what_is_between(spark: SparkSession, node: Node) -> None:
     whole = frame(spark, node)
     part = frame(spark, node, start='{"0": 10, "1": 5}', end='{"0": 20, "1": 8, "2": 0}')

@@ -206,6 +206,17 @@ def test_what_does_not_happen_over_history_is_told() -> None:
     assert left_out(keyed(Timed), ["clicks"]) == []
 
 
+def test_a_pe_that_gets_a_stream_and_what_is_made_of_it_is_told_of() -> None:
+    def declare(made: App) -> None:
+        both, first = made.create_pe(Timed, name="both"), made.create_pe(Passing, name="first")
+        first.out = made.create_stream("back", both, key="user", types=Click)
+        made.create_input_stream("clicks", first, both, key="user", types=Click)
+
+    made = app(declare)
+    (told,) = left_out(made, ["clicks"])
+    assert told.startswith("'both' gets 'clicks' and what is made of it, 'back': an event ")
+
+
 def test_a_pe_runs_after_all_that_puts_events_on_its_streams() -> None:
     def declare(made: App) -> None:
         last, middle = made.create_pe(Timed, name="last"), made.create_pe(Passing, name="middle")

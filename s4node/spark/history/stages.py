@@ -183,8 +183,23 @@ def left_out(app: App, histories: Collection[str]) -> list[str]:
         if any("clock" in function.__code__.co_names for function in _functions(prototype)):
             found.append(f"{name!r} reads a clock, which shows the time of the run over history")
     inputs = [s.name for s in app.streams.values() if isinstance(s, InputStream)]
+    found += _mixed(app)
     found += [f"input stream {name!r} has no history" for name in inputs if name not in histories]
     return found
+
+
+def _mixed(app: App) -> Iterator[str]:
+    """PEs that get a stream and what is made of it, in an order that a node does not promise."""
+    leads = edges(app)
+    for name, (prototype, _) in app.prototypes.items():
+        into = [stream.name for stream in fed(app) if prototype in stream.targets]
+        for first in into:
+            for second in into:
+                if second != first and second in reached(leads, first):
+                    yield (
+                        f"{name!r} gets {first!r} and what is made of it, {second!r}: an event is "
+                        f"followed by what it led to; on nodes others may come between"
+                    )
 
 
 def _functions(prototype: Prototype) -> Iterator[FunctionType]:
