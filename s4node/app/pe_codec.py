@@ -10,6 +10,8 @@ Rules
 - Python does not check values against annotations, so values whose bytes say what they are (None,
   numbers and truth values) come back whatever is declared. Any other value of the wrong type is
   refused by name.
+- A value whose declared type does not say what it holds (a plain dict) is refused when it is saved,
+  if it would come back as another one.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from msgspec import inspect
 
 from s4node.app.processing_element import ProcessingElement
 from s4node.errors import GraphError, NotRestorable, NotSaveable, StateError, described, is_signal
+from s4node.events.keepable import saver_of
 from s4node.events.routing import compiled
 from s4node.events.type_growth import takes
 from s4node.events.type_words import words
@@ -77,9 +80,15 @@ class ElementCodec:
         if self.fields not in self.versions:
             self.versions = (*self.versions, self.fields)
         self._version = self.versions.index(self.fields)
-        row = ", ".join([str(self._version), *(f"i.{name}" for name in self._types)])
+        self._savers = {name: saver_of(kind) for name, kind in self._types.items()}
+        savers = {f"_save_{n}": each for n, each in enumerate(self._savers.values()) if each}
+        values = [
+            f"_save_{n}(i.{name})" if f"_save_{n}" in savers else f"i.{name}"
+            for n, name in enumerate(self._types)
+        ]
+        row = ", ".join([str(self._version), *values])
         source = ["def encode(instances):", f"    return [_encode(({row},)) for i in instances]"]
-        self._encode_all = compiled("encode", source, {"_encode": _encode})
+        self._encode_all = compiled("encode", source, {"_encode": _encode, **savers})
         # a row's fields are named by their position, for an attribute may have any name
         places = {name: f"at_{place}" for place, name in enumerate(self._types)}
         given = [f"    i.{name} = row.{at}" for name, at in places.items()] or ["    pass"]
@@ -101,15 +110,16 @@ class ElementCodec:
     def encode(self, instance: ProcessingElement) -> bytes:
         """The instance's state; raises NotSaveable for a value that cannot be saved."""
         try:
-            return _encode([self._version, *(getattr(instance, name) for name in self._types)])
+            return self._encode_all([instance])[0]  # type: ignore[no-any-return]
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise NotSaveable(self._name, instance.key, self._worst(instance), error) from error
 
     def _worst(self, instance: ProcessingElement) -> str:
         """The attribute that cannot be encoded; all of them if only their combination cannot."""
-        for name in self._types:
+        for name, saver in self._savers.items():
             try:
-                _encode(getattr(instance, name))
+                value = getattr(instance, name)
+                _encode(value if saver is None else saver(value))
             except (TypeError, ValueError, OverflowError, RecursionError):
                 return name
         return ", ".join(self._types)

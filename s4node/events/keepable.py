@@ -1,8 +1,11 @@
-"""Decoding only what can be saved: a value that a commit could not save does not decode. Pure."""
+"""What can be saved: such values decode, and come back from state as they were. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, TypeAlias, get_origin
 
 import msgspec
@@ -107,3 +110,55 @@ def parts_of(kind: Any) -> Iterator[inspect.Type]:
             yield part
     yield from (*getattr(kind, "item_types", ()), *getattr(kind, "types", ()))
     yield from (field.type for field in getattr(kind, "fields", ()))
+
+
+# -- state ----------------------------------------------------------------------------------------
+
+_TIMES = (b"\xd6\xff", b"\xd7\xff", b"\xc7\x0c\xff")
+"""How times with a zone begin in msgpack, which keeps the moment only."""
+
+
+def saver_of(kind: Any) -> Callable[[Any], Any] | None:
+    """What makes values of a type such that msgpack brings them back as they are; None if it does
+    with any. It raises TypeError for a value that would come back as another one."""
+    holds = held_in(kind)
+    if inspect.AnyType in holds:
+        return partial(_checked, msgspec.msgpack.Decoder(kind).decode)
+    return _with_zone if inspect.DateTimeType in holds else None
+
+
+def _with_zone(value: Any) -> Any:
+    """The value with its times as text, which has their distance from UTC."""
+    if isinstance(value, datetime) and value.utcoffset() == timedelta():
+        return value
+    return msgspec.to_builtins(value, builtin_types=(bytes, bytearray, memoryview))
+
+
+def _checked(decode: Callable[[bytes], Any], value: Any) -> Any:
+    data = _encoder.encode(value)
+    with suppress(msgspec.MsgspecError):  # it is not of its type, which loading it reports
+        read = decode(data)
+        if read != value or any(each in data for each in _TIMES):
+            _check_same(value, read)
+    return msgspec.Raw(data)
+
+
+def _check_same(value: Any, read: Any) -> None:
+    """Raise TypeError if a value would come back as another one."""
+    other = type(value) is not type(read)
+    if other or (isinstance(value, datetime) and value.utcoffset() != read.utcoffset()):
+        raise TypeError(
+            f"{value!r} would come back as {read!r}; annotate what is inside, as in "
+            f"dict[str, set[int]] or list[datetime]"
+        )
+    if isinstance(value, dict):
+        if value.keys() != read.keys():
+            raise TypeError(
+                f"the keys {list(value)} would come back as {list(read)}; annotate them"
+            )
+        value, read = list(value.values()), list(read.values())
+    if isinstance(value, list | tuple):
+        for mine, its in zip(value, read, strict=True):
+            _check_same(mine, its)
+    for name in getattr(value, "__struct_fields__", getattr(value, "__dataclass_fields__", ())):
+        _check_same(getattr(value, name), getattr(read, name))

@@ -27,6 +27,7 @@ import msgspec
 
 from s4node import clocks
 from s4node.errors import StateError
+from s4node.events.keepable import saver_of
 from s4node.events.keys import KEY_GROUPS, Hasher, Key
 from s4node.state import key_encoding
 from s4node.state.database import Database
@@ -81,6 +82,7 @@ class KeyValueStore(Generic[K, V]):
         self._now = now = now or clocks.wall
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode: Callable[[Any], V] = msgspec.msgpack.Decoder(spec.value).decode
+        self._saver = saver_of(spec.value)
         # values of these types decode to themselves; others are decoded on trial by put
         self._plain = next((each for each in _PLAIN if each is spec.value), None)
         self._words = spec.value.__name__ if isinstance(spec.value, type) else str(spec.value)
@@ -229,7 +231,7 @@ class KeyValueStore(Generic[K, V]):
         if value is None:
             raise StateError(f"store {self.spec.name!r}: None put for {key!r}; use delete()")
         try:
-            data = self._encode(value)
+            data = self._encode(value if self._saver is None else self._saver(value))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise StateError(
                 f"store {self.spec.name!r}: the value of {key!r} cannot be stored: {error}"
