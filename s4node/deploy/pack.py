@@ -6,6 +6,7 @@ Rules
 - Also included, as sources, are the modules that these import, that were imported while the app was
   created, and that settings name as ``package.module:Class``, from any folder into which no
   packages are installed. On the node they are found before anything else.
+- A module that ``import_module("name")`` names is one of these; it is refused if there is none.
 - So are files and folders that a source with ``__file__`` names.
 - Installed packages are not included. A ``pyproject.toml`` or ``requirements.txt`` beside the app
   declares them, and the node checks them before it loads anything.
@@ -22,6 +23,8 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Literal
@@ -172,7 +175,8 @@ def _closure(start: list[Path], root: Path, more: set[str]) -> dict[str, bytes]:
 
     def add_modules(names: Iterable[str]) -> None:
         for name in names:
-            home = next((each for each in folders if _modules_named(name, each)), root)
+            home = next((each for each in folders if _modules_named(name, each)), None)
+            home = home or _home_of(name) or root
             add(_modules_named(name, home), home)
 
     add(start, root)
@@ -189,6 +193,7 @@ def _closure(start: list[Path], root: Path, more: set[str]) -> dict[str, bytes]:
         except (SyntaxError, ValueError):  # importing it reports this
             continue
         add_modules(_imports(tree))
+        add_modules(_imported_by_text(file, tree))
         add(_files_beside(file, tree), folder)
     return files
 
@@ -210,6 +215,45 @@ def _imports(tree: ast.Module) -> set[str]:
     return names - _NOT_OWN
 
 
+def _imported_by_text(file: Path, tree: ast.Module) -> set[str]:
+    """The top-level names that a source imports by ``import_module("name")``. Raises PackageError
+    if there is no such module, which only an event would find out."""
+    names: set[str] = set()
+    tries = [node for node in ast.walk(tree) if isinstance(node, ast.Try)]
+    caught = {node for each in tries for line in each.body for node in ast.walk(line)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(
+                func=ast.Attribute(attr="import_module") | ast.Name(id="import_module"),
+                args=[ast.Constant(value=str(name))],
+            ):
+                top = name.partition(".")[0]
+                if node not in caught and top not in sys.modules and _spec_of(top) is None:
+                    raise PackageError(
+                        f"{file}:{node.lineno}: import_module({name!r}) finds no module {top!r} "
+                        f"here, and would fail on a node; correct the name, or install the module"
+                    )
+                names.add(top)
+    return names - _NOT_OWN
+
+
+def _spec_of(name: str) -> ModuleSpec | None:
+    with suppress(ImportError, ValueError):  # a module that was made by hand has no spec
+        return find_spec(name)
+    return None
+
+
+def _home_of(name: str) -> Path | None:
+    """The folder from which a module is imported that is in no folder of the path, as those that
+    are installed in editable form; None if it is installed, or there is none."""
+    spec = _spec_of(name)
+    if spec is None:
+        return None
+    place = next(iter(spec.submodule_search_locations or ()), spec.origin)
+    folder = Path(place).resolve().parent if place else None
+    return folder if folder is not None and not _is_installed(folder) else None
+
+
 def _files_beside(file: Path, tree: ast.Module) -> Iterator[Path]:
     """The files, and the files of folders, that a source with ``__file__`` names."""
     nodes = list(ast.walk(tree))
@@ -228,9 +272,16 @@ def _files_beside(file: Path, tree: ast.Module) -> Iterator[Path]:
 
 def _modules_named(name: str, root: Path) -> list[Path]:
     folder, file = root / name, root / f"{name}.py"
-    if folder.is_dir() and any(folder.glob("*.py")):
+    if folder.is_dir() and (any(folder.glob("*.py")) or _is_namespace(name, folder)):
         return list(_files_in(folder))
     return [file] if file.is_file() else []
+
+
+def _is_namespace(name: str, folder: Path) -> bool:
+    """Return True if a folder without modules of its own is imported as a package."""
+    spec = _spec_of(name)
+    places = spec.submodule_search_locations if spec is not None and spec.origin is None else None
+    return folder.resolve() in {Path(each).resolve() for each in places or ()}
 
 
 def _files_in(folder: Path) -> Iterator[Path]:

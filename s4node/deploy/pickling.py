@@ -8,6 +8,7 @@ Rules
 - Annotations that are texts may name things that nothing else in the pickle refers to. So a class
   is pickled with the names in its annotations, and a module of its name has them where it is
   loaded.
+- That module has the classes and functions themselves, too, so that the app can pickle them.
 - Code keeps the name of its file, which some releases of cloudpickle drop: tracebacks need it.
 - Prototypes, streams and event types hold compiled code and decoders. Their declarations are
   pickled, and they are compiled again.
@@ -84,11 +85,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             if obj.__module__ != self._module:
                 return super().reducer_override(obj)
             if issubclass(obj, msgspec.Struct):
-                return _reduced_struct(obj)
+                return _in_module(obj, _reduced_struct(obj), {})
             reduced = super().reducer_override(obj)
             if issubclass(obj, ProcessingElement):
                 reduced = _reduced_element_class(obj, reduced)
-            return _with_names(obj, reduced)
+            annotations = inspect.get_annotations(obj).values()
+            return _in_module(obj, reduced, _names_in_texts(annotations, _module_of(obj)))
         if isinstance(obj, App) and obj is self._app:
             return packaged.new, (type(obj),), _state_of(obj), None, None, packaged.set_app
         if isinstance(obj, Prototype | Stream):
@@ -161,17 +163,22 @@ def _reduced_element_class(cls: type[ProcessingElement], reduced: Any) -> Any:
     )
 
 
-def _with_names(cls: type, reduced: Any) -> Any:
-    """As cloudpickle does, with the values of names in the class's annotations."""
+def _in_module(found: Any, reduced: Any, names: dict[str, Any]) -> Any:
+    """As ``reduced``, with what its module has where it is loaded: ``names``, and itself."""
     if not isinstance(reduced, tuple) or len(reduced) < 6:  # by name
         return reduced
-    names = _names_in_texts(
-        inspect.get_annotations(cls).values(), vars(sys.modules[cls.__module__])
-    )
+    name = found.__name__
+    if _module_of(found).get(name) is found:
+        names = {**names, name: found}
     if not names:
         return reduced
     make, arguments, state, *_, set_state = reduced
     return make, arguments, (set_state, state, names), None, None, packaged.set_annotated_class
+
+
+def _module_of(found: Any) -> dict[str, Any]:
+    module = sys.modules.get(found.__module__)
+    return {} if module is None else vars(module)
 
 
 def _names_in_texts(annotations: Iterable[Any], known: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,7 +196,8 @@ def _reduced_function(function: FunctionType, reduced: Any) -> Any:
         return reduced
     annotated = _names_in_texts(function.__annotations__.values(), function.__globals__)
     make, arguments, state, *_, set_state = reduced
-    return make, arguments, (set_state, state, annotated), None, None, packaged.set_function
+    state = set_state, state, annotated
+    return _in_module(function, (make, arguments, state, None, None, packaged.set_function), {})
 
 
 def _names_in(annotation: str) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 import pickletools
 import re
 import shutil
@@ -13,6 +14,7 @@ import tracemalloc
 import unicodedata
 import zipfile
 from contextlib import asynccontextmanager
+from importlib.util import spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -273,6 +275,99 @@ def test_modules_that_an_app_imports_by_computed_names_are_packed(tmp_path: Path
         "importlib.import_module('plug_' + 'of_test')\napp = App('plugs')\n"
     )
     assert "sources/plug_of_test.py" in pack(str(tmp_path / "plugs.py")).files
+
+
+PICKLES = """
+from __future__ import annotations
+import dataclasses, enum
+from s4node import App, Event
+class Model:
+    class Part: ...
+class Kind(enum.Enum):
+    A = 1
+@dataclasses.dataclass
+class Point:
+    x: int
+class Click(Event):
+    user: str
+def heavy(n): return n * n
+class Pickles(App):
+    def made(self):
+        return Model(), Model.Part(), Kind.A, Point(1), Click("joe"), heavy
+app = Pickles("pickles")
+"""
+
+
+def test_an_app_that_was_packaged_can_pickle_what_its_file_defines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    (tmp_path / "pickles_of_test.py").write_text(PICKLES)
+    package = pack(str(tmp_path / "pickles_of_test.py"))
+    assert package.manifest.kind == "pickle"
+    del sys.modules["pickles_of_test"]
+    for value in load(package, tmp_path / "unpacked").made():  # type: ignore[attr-defined]
+        again = pickle.loads(pickle.dumps(value))
+        assert type(again) is type(value)
+    assert again(3) == 9
+    assert again is value
+
+
+def test_a_package_without_a_file_on_top_is_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    (tmp_path / "space_of_test" / "inner").mkdir(parents=True)
+    (tmp_path / "space_of_test" / "inner" / "words.py").write_text("WORDS = 'found'\n")
+    (tmp_path / "uses_space.py").write_text(
+        "from s4node import App\nfrom space_of_test.inner.words import WORDS\napp = App(WORDS)\n"
+    )
+    files = pack(str(tmp_path / "uses_space.py")).files
+    assert "sources/space_of_test/inner/words.py" in files
+
+
+def test_a_package_that_is_installed_in_editable_form_is_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A finder as setuptools writes them imports it, so no folder of the path has it."""
+    home = tmp_path / "elsewhere" / "edited_of_test"
+    home.mkdir(parents=True)
+    (home / "__init__.py").write_text("NAME = 'edited'\n")
+
+    class Editable:
+        @staticmethod
+        def find_spec(name: str, path: object = None, target: object = None) -> object:
+            file = home / "__init__.py"
+            return spec_from_file_location(name, file) if name == "edited_of_test" else None
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Editable])
+    (tmp_path / "uses_edited.py").write_text(
+        "from s4node import App\nfrom edited_of_test import NAME\napp = App(NAME)\n"
+    )
+    assert "sources/edited_of_test/__init__.py" in pack(str(tmp_path / "uses_edited.py")).files
+
+
+def test_an_import_in_a_handler_that_cannot_be_found_is_refused_where_it_is_packaged(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "later_of_test.py").write_text("")
+    file = tmp_path / "imports_later.py"
+    text = (
+        "from importlib import import_module\nfrom s4node import App\napp = App('later')\n"
+        "def later(): return import_module('{}')\n"
+    )
+    file.write_text(text.format("later_of_test"))
+    assert "sources/later_of_test.py" in pack(str(file)).files
+    file.write_text(text.format("never_of_test.tax"))
+    with pytest.raises(
+        PackageError, match=r"imports_later.py:4: import_module\('never_of_test.tax'"
+    ):
+        pack(str(file))
+    file.write_text(
+        "try:\n    import_module('never_of_test')\nexcept Exception:\n    x = 1\n"
+        "from s4node import App\napp = App('later')\n"
+    )
+    assert pack(str(file)).manifest.name == "later"
 
 
 @pytest.mark.parametrize("target", ["sampled_of_test.py", "sampled_of_test"])
