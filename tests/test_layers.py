@@ -77,7 +77,7 @@ PURE_MODULES = {
         "checkpoint cuts input_progress ordered_release producer_offsets receipts "
         "startpoint startpoint_fan_out system watermarks"
     ),
-    "state": "key_encoding remote_log rows",
+    "state": "key_encoding remote_log rows state_check",
     "state.standby": "position",
     "savepoints": "manifest",
     "net.wire": "body frame",
@@ -104,7 +104,8 @@ PURE_MODULES = {
     ),
     "runtime.task": (
         "actions backlog chooser failures gate in_flight pace pe_processor "
-        "pe_state processor settings stream_task_processor task task_context timed_calls timers"
+        "pe_state processor settings state_use stream_task_processor task task_context timed_calls "
+        "timers"
     ),
     "runtime.loop": "coordinator_requests",
     "runtime.outputs": "dispatch",

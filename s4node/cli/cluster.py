@@ -46,6 +46,7 @@ from s4node.deploy.pack import pack
 from s4node.deploy.state_change import GoBack
 from s4node.errors import CoordinationError, on_one_line
 from s4node.net.certificates.credentials import Credentials
+from s4node.state.state_check import StateCheck
 
 
 def deploy_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +69,10 @@ def deploy_arguments(parser: argparse.ArgumentParser) -> None:
         parser, file="property file to deploy with it", setting="one setting to deploy with it"
     )
     from_options(parser)
+    unused = "a PE or store whose saved rows this version does not use; may be given several times"
+    parser.add_argument("--unused", action="append", metavar="PE", default=[], help=unused)
+    same = "a stream's key with another name gives the same keys as before"
+    parser.add_argument("--same-keys", action="store_true", help=same)
     json_option(parser, "print the outcome as a JSON object")
     parser.set_defaults(function=deploy)
 
@@ -138,6 +143,8 @@ def deploy(
     savepoint: str | None,
     outputs: str,
     accept_loss: bool,
+    unused: list[str],
+    same_keys: bool,
     as_json: bool,
 ) -> int:
     """Make the nodes of a cluster run an app; returns the exit status."""
@@ -149,7 +156,8 @@ def deploy(
     set_here = config.origin(settings.CLUSTER_PARTITIONS) != "default"
     partitions = config[settings.CLUSTER_PARTITIONS] if set_here else None
     back = GoBack(savepoint, bool(outputs), accept_loss) if savepoint is not None else None
-    done = _deployed(partial(deploying.deploy, package, config, partitions, back))
+    agreed = StateCheck(unused=tuple(unused), same_keys=same_keys)
+    done = _deployed(partial(deploying.deploy, package, config, partitions, back, agreed))
     return _tell_deployed(done, as_json=as_json)
 
 

@@ -18,7 +18,9 @@ from s4node.cli.output import give, moment, tell
 from s4node.cli.savepoint import row_at, size_of
 from s4node.config.config import Config
 from s4node.errors import ConfigError
+from s4node.runtime.task.state_use import owner_of, unused_in
 from s4node.savepoints import archive
+from s4node.savepoints.place import opened_task
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,16 +97,26 @@ def show(target: str, config: Config, *, name: str, as_json: bool) -> int:
     job = find_job(target, config, shipped=True)
     place = job.savepoints
     manifest = place.manifest_of(name)
-    with place.opened(manifest):
-        pass  # all files are checked
+    used: set[str] = set()
+    unused: set[str] = set()
+    with place.opened(manifest) as folder:  # all files are checked
+        for each in manifest.tasks:
+            with opened_task(folder, each) as state:
+                if state is not None:
+                    unused.update(left := unused_in(state))
+                    used.update(state.tables.keys() - left)
+    named = {"used": sorted(set(map(owner_of, used))), "unused": sorted(set(map(owner_of, unused)))}
     if as_json:
-        print(json.dumps(row_at(place, manifest)))
+        print(json.dumps({**row_at(place, manifest), **named}))
         return 0
     print(f"{manifest.name} of {manifest.app}: {moment(manifest.created_ms)}, by s4node "
           f"{manifest.version}, {size_of(manifest, place)}; all files are whole")  # fmt: skip
     for task, saved in manifest.tasks.items():
         size = sum(file.size for file in saved.files.values())
         print(f"  {task}: commit {saved.commit}, {size / 1e6:.1f} MB")
+    for word, names in named.items():
+        if names:
+            print(f"  {word}: {', '.join(names)}")
     if waiting := manifest.startpoints.count:
         print(f"  {waiting} startpoints wait for the next start")
     return 0

@@ -55,6 +55,7 @@ from s4node.errors import (
     SessionLost,
 )
 from s4node.savepoints.manifest import Manifest
+from s4node.state.state_check import AS_IS, StateCheck
 
 _LEAVING_SECONDS = 5.0
 """The time that an interrupted deployment has to bring the old version back."""
@@ -119,9 +120,10 @@ async def deploy(
     config: Config,
     partitions: int | None = None,
     back: GoBack | None = None,
+    agreed: StateCheck = AS_IS,
 ) -> Deployed:
     """Make the cluster run ``package``, with ``back`` from a savepoint; raises S4Error with the
-    reason if it does not."""
+    reason if it does not. What it may leave unused was ``agreed``."""
     app = package.manifest.name
     data = package.encode()
     if len(data) > MAX_BYTES:
@@ -129,7 +131,7 @@ async def deploy(
             f"the package has {len(data)} bytes, and at most {MAX_BYTES} are allowed; keep data "
             f"out of the app's folder"
         )
-    deployment = _Deployment(config, package, data, back)
+    deployment = _Deployment(config, package, data, back, agreed)
 
     async def work(registry: Registry) -> Deployed:
         return await deployment.run(registry, partitions)
@@ -168,7 +170,14 @@ async def roll_back(
 
 
 class _Deployment:
-    def __init__(self, config: Config, package: Package, data: bytes, back: GoBack | None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        package: Package,
+        data: bytes,
+        back: GoBack | None,
+        agreed: StateCheck = AS_IS,
+    ) -> None:
         self._registry: Registry
         self._before = ""  # the version that it replaces
         self._put: AppInfo | None = None  # what it has made the cluster's version, or was about to
@@ -177,6 +186,7 @@ class _Deployment:
         self._manifest = package.manifest
         self._data = data
         self._back = back
+        self._agreed = agreed
         self._id = AppId(config[settings.CLUSTER_NAME], package.manifest.name)
 
     async def run(self, registry: Registry, partitions: int | None) -> Deployed:
@@ -275,7 +285,8 @@ class _Deployment:
         change = StateChange(self._id, app_config, old, manifest.version, self._back, tell)
         async with AsyncExitStack() as stack:
             saved = await threads.run_sync(stack.enter_context, change.opened())
-            ask = protocol.AskDeploy(digest, partitions, len(nodes), saved)
+            check = msgspec.structs.replace(self._agreed, savepoint=saved)
+            ask = protocol.AskDeploy(digest, partitions, len(nodes), check)
             request = await stack.enter_async_context(
                 requesting(self._registry, cluster, nodes, ask, protocol.decode_answer)
             )

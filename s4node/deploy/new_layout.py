@@ -27,6 +27,7 @@ from s4node.offsets.producer_offsets import Closing, Closings, Producer, SavedPr
 from s4node.runtime.event_time.task_times import EVENT_TIME, lower_times
 from s4node.runtime.inputs.grouper import BY_PARTITION
 from s4node.runtime.outputs.channels import parts_of
+from s4node.runtime.task.state_use import USE
 from s4node.state.job import CUT, DONE, ENDED, EPOCH_OF, LIFE, SENT, WRITTEN
 
 _TABLE, _VERSIONS, _TTL = "table:", "versions of ", "ttl of "
@@ -309,7 +310,9 @@ def _different_facts(former: Sequence[FormerTask]) -> list[str]:
     known: dict[str, tuple[str, bytes]] = {}
     for task in former:
         for name, data in task.facts.items():
-            if name in {*_ANEW, EVENT_TIME} or name.startswith((_TABLE, EPOCH_OF, ENDED, _TTL)):
+            if name in {*_ANEW, EVENT_TIME, USE} or name.startswith(
+                (_TABLE, EPOCH_OF, ENDED, _TTL)
+            ):
                 continue
             first, other = known.setdefault(name, (task.name, data))
             if name.startswith(_VERSIONS):

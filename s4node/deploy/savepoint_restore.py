@@ -324,7 +324,7 @@ async def check_readable(app: App | None, config: Config, manifest: Manifest, sa
         tasks = [TaskModel(index, name) for index, name in enumerate(manifest.tasks)]
         hasher = hasher_named(guard.hasher)
         opened = partial(opened_task, saved)
-        await saved_sample.check(app, opened, tasks, hasher, manifest.name)
+        await saved_sample.check(app, opened, tasks, hasher, savepoint=manifest.name)
 
 
 def check_senders(cluster: str, manifest: Manifest, saved: Path) -> None:

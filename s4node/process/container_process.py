@@ -273,7 +273,7 @@ async def _run(line: Line, begin: supervisor_protocol.Begin, app: App, config: C
             nursery.start_soon(_pulses, line, container, begin.pulse_seconds)
             await container.prepare()
             if begin.hold and not stopping.is_set():
-                await container.check_saved_state(begin.savepoint)
+                await container.check_saved_state(begin.check)
             line.say(supervisor_protocol.Prepared(app.name, *streams_of(app)))
             if begin.hold:
                 async with trio.open_nursery() as either:

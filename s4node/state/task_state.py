@@ -199,7 +199,11 @@ class TaskState:
 
     def has_rows(self, pe: str) -> bool:
         """Return True if anything of a PE that has a table is saved, as of the last commit."""
-        return next(self.database.table(self.tables[f"pe {pe}"]), None) is not None
+        return self.has_table_rows(f"pe {pe}")
+
+    def has_table_rows(self, table: str) -> bool:
+        """Return True if a table has rows, as of the last commit."""
+        return next(self.database.table(self.tables[table]), None) is not None
 
     def meta(self, name: str) -> Any:
         """A fact about the task as a whole; None if it was never set."""

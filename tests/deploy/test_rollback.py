@@ -103,6 +103,32 @@ async def test_an_app_is_deployed_from_a_savepoint_and_one_that_it_cannot_read_i
         await until(lambda: printed(one) == ["v1 ann 1", "v1 ann 2", "v1 ann 3", "v1 ann 3"])
 
 
+async def test_a_pe_with_rows_is_dropped_only_by_name_and_a_rollback_still_goes_back(
+    folder: Path,
+) -> None:
+    async with node(folder, "one", s4_state_folder=str(folder / "state")) as one:
+        await deploy(folder, write_app(folder, "counter", "v1"), *DURABLE)
+        await click(one.address, "ann")
+        renamed = {}
+        for version in ("v2", "v3"):
+            file = folder / write_app(folder, "counter", version)
+            file.write_text(file.read_text().replace("Count", "Tally"))
+            renamed[version] = (file.name, *DURABLE, "--version", version)
+        refused = await s4_of(folder, "deploy", *renamed["v2"], ok=False)
+        assert "no place for: pe Count; keep their names, or leave it unused" in refused.stderr
+        await deploy(folder, *renamed["v2"], "--unused", "Count")
+        await click(one.address, "ann")
+        await deploy(folder, *renamed["v3"])
+        newest = (await savepoints(folder))[-1]["name"]
+        shown = json.loads(await saved(folder, "savepoints", "show", "counter", newest, "--json"))
+        assert (shown["used"], shown["unused"]) == (["Tally"], ["Count"])
+        await click(one.address, "ann")
+        await s4_of(folder, "rollback", "counter", *BACK)
+        await click(one.address, "ann")
+        await until(lambda: len(printed(one)) == 4)
+        assert printed(one) == ["v1 ann 1", "v2 ann 1", "v3 ann 2", "v2 ann 2"]
+
+
 @pytest.mark.short
 async def test_a_version_that_does_not_start_leaves_the_old_one_with_its_state(
     folder: Path,

@@ -16,6 +16,7 @@ import msgspec
 from s4node.errors import NodeUnreachable, S4Error, SessionLost, described, leaves
 from s4node.events.schema import UNREADABLE
 from s4node.logger import get_logger
+from s4node.state.state_check import AS_IS, StateCheck
 
 log = get_logger("s4node.cluster")
 
@@ -33,14 +34,14 @@ class AskDeploy(msgspec.Struct, tag="deploy", tag_field="ask", frozen=True):
     """Asks to start the package with this ``digest``, have it check itself, and hold it.
 
     Answered with Prepared, and with Ready once the registry has this version and its container
-    runs; or with Failed. The container is held while the request lasts. With the folder of a
-    ``savepoint`` it checks whether it can read that, rather than the state as it is.
+    runs; or with Failed. The container is held while the request lasts. It checks saved state as
+    ``check`` says.
     """
 
     digest: str
     partitions: int
     expected: int
-    savepoint: str = ""
+    check: StateCheck = AS_IS
 
 
 Ask = AskSettings | AskDeploy

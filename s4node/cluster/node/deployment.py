@@ -23,6 +23,7 @@ from s4node.cluster.node.supervisor import ContainerProcess, Supervisor
 from s4node.cluster.node.supervisor_protocol import Begin
 from s4node.errors import ContainerFailed, CoordinationError, SessionLost
 from s4node.logger import get_logger
+from s4node.state.state_check import AS_IS, StateCheck
 
 log = get_logger("s4node.cluster")
 
@@ -46,7 +47,7 @@ class Host(Protocol):
         expected: int,
         *,
         hold: bool = False,
-        savepoint: str = "",
+        check: StateCheck = AS_IS,
     ) -> Begin:
         """What to tell a container process of a package that the store has."""
 
@@ -105,7 +106,7 @@ class Deployments:
             ask.partitions,
             ask.expected,
             hold=True,
-            savepoint=ask.savepoint,
+            check=ask.check,
         )
         process = self._node.supervisor.start(begin)
         try:

@@ -70,6 +70,7 @@ from s4node.errors import (
     StateError,
 )
 from s4node.logger import get_logger
+from s4node.state.state_check import AS_IS, StateCheck
 from s4node.version import __version__
 
 log = get_logger("s4node.cluster")
@@ -430,7 +431,7 @@ class Node:
         expected: int,
         *,
         hold: bool = False,
-        savepoint: str = "",
+        check: StateCheck = AS_IS,
     ) -> supervisor_protocol.Begin:
         """What to tell a container process of a package that the store has."""
         return supervisor_protocol.Begin(
@@ -447,7 +448,7 @@ class Node:
             log=supervisor_protocol.log_of(self.config, self.address),
             expected=expected,
             hold=hold,
-            savepoint=savepoint,
+            check=check,
         )
 
     # -- what clients ask ----------------------------------------------------------------------

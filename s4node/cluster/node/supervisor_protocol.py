@@ -15,6 +15,7 @@ from s4node.config import settings
 from s4node.config.config import Config
 from s4node.metrics.snapshot import MetricsSnapshot
 from s4node.metrics.statistics import ContainerStatistics
+from s4node.state.state_check import AS_IS, StateCheck
 
 MAX_LINE_BYTES = 8 << 20
 """The longest valid line."""
@@ -73,8 +74,8 @@ class Begin(Message, tag="begin", frozen=True):
     adapter: bool = False
     hold: bool = False
     """Check the graph, then wait for Go before joining."""
-    savepoint: str = ""
-    """The folder of the savepoint that the app will go on from, which it checks if it is held."""
+    check: StateCheck = AS_IS
+    """How it checks saved state if it is held."""
     pulse_seconds: float = 1.0
     totals: str = ""
     """The file in which the node's processes count what peers take up together."""

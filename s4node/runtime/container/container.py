@@ -61,6 +61,7 @@ from s4node.runtime.loop.watchdog import Watchdog
 from s4node.runtime.outputs.remote_sender import RemoteSender
 from s4node.runtime.task.chooser import ChooserSettings
 from s4node.runtime.task.task import Task
+from s4node.state.state_check import StateCheck
 
 log = get_logger("s4node.runtime")
 
@@ -207,18 +208,19 @@ class Container:
         if self.log is not None:
             self.log.check_names()
 
-    async def check_saved_state(self, savepoint: str = "") -> None:
-        """Raise S4Error if the prepared app cannot read the state of an earlier version, or that in
-        the folder of a ``savepoint``.
+    async def check_saved_state(self, check: StateCheck) -> None:
+        """Raise S4Error if the prepared app cannot read the state of an earlier version, or that of
+        a savepoint, or does not use it.
 
         Only a sample is read, while the earlier version runs.
         """
         if self.replay is None:
             return
-        if savepoint:
-            await self.replay.check_savepoint(self.model, savepoint)
+        if check.savepoint:
+            await self.replay.check_savepoint(self.model, check)
         else:
-            await self.replay.check_saved_state(self._job_name, self.model, self._job_before)
+            before = self._job_before
+            await self.replay.check_saved_state(self._job_name, self.model, before, check)
 
     @property
     def _job_name(self) -> str:

@@ -65,6 +65,7 @@ from s4node.state.job import elsewhere, identity_of, known_job, saved_state
 from s4node.state.remote_job import RemoteJob, depot_of
 from s4node.state.remote_log import CREATE
 from s4node.state.standby.follower import remove_standbys
+from s4node.state.state_check import StateCheck
 from s4node.systems.embedded_log import EmbeddedLog
 from s4node.systems.live import LiveSource
 from s4node.systems.registry import Systems
@@ -163,9 +164,11 @@ class DurableParts:
         config = self._config
         return folder_of(config[settings.STATE_FOLDER], config[settings.CLUSTER_NAME], name)
 
-    async def check_saved_state(self, name: str, model: JobModel, before: JobGuard | None) -> None:
+    async def check_saved_state(
+        self, name: str, model: JobModel, before: JobGuard | None, check: StateCheck
+    ) -> None:
         """Raise StateError or CheckpointError if the app cannot read a sample of its saved state,
-        or if only some of its tasks may have been replaced.
+        does not use it, or if only some of its tasks may have been replaced.
 
         ``before`` are the facts of the job ``name`` that runs.
         """
@@ -178,12 +181,13 @@ class DurableParts:
                 "Or deploy it under another name (--name), to begin without progress.",
             )
         hasher = hasher_named(self._config[settings.HASHER])
-        await saved_sample.check(self._app, partial(saved_state, folder), model.tasks, hasher)
+        opened = partial(saved_state, folder)
+        await saved_sample.check(self._app, opened, model.tasks, hasher, check)
 
-    async def check_savepoint(self, model: JobModel, savepoint: str) -> None:
+    async def check_savepoint(self, model: JobModel, check: StateCheck) -> None:
         """Raise StateError or CheckpointError if the app cannot go on from the savepoint in a
         folder."""
-        folder = Path(savepoint)
+        folder = Path(check.savepoint)
         manifest = await threads.run_sync(manifest_in, folder)
         model.facts.check(
             JobGuard.from_row(manifest.job),
@@ -192,7 +196,7 @@ class DurableParts:
         )
         hasher = hasher_named(self._config[settings.HASHER])
         opened = partial(opened_task, folder)
-        await saved_sample.check(self._app, opened, model.tasks, hasher, manifest.name)
+        await saved_sample.check(self._app, opened, model.tasks, hasher, check, manifest.name)
 
     async def before(self, name: str) -> JobGuard | None:
         """The facts of the job that is resumed under ``name``; None for a new one."""

@@ -4,8 +4,8 @@ Rules
 - The sample is read from copies, before anything is stopped; the tasks' owners go on meanwhile.
 - Only state on this host is read. State that is only at a URL, or cannot be copied, is checked by
   the start.
-- Before an app goes on from a savepoint, that is read in the same way. All that is in it must have
-  a place in the app.
+- Before an app goes on from a savepoint, that is read in the same way. What the version before used
+  has to be used (``state_use``).
 - Some rows of each PE and store are read, with keys from all over the task, and all class versions
   of PEs are checked. So a table that cannot be read at all is always found; a single bad row is
   not.
@@ -26,12 +26,14 @@ from s4node.app.app import App
 from s4node.errors import StateError, StoreCorrupt
 from s4node.events.keys import KEY_GROUPS, Hasher, Key, crc32m
 from s4node.logger import get_logger
-from s4node.runtime.event_time.window_state import FAILED, check_order
+from s4node.runtime.event_time.window_state import check_order
 from s4node.runtime.inputs.job_model import TaskModel
 from s4node.runtime.task.pe_processor import PeProcessor
+from s4node.runtime.task.state_use import check_use
 from s4node.state import epochs, key_encoding
 from s4node.state.database import Database
 from s4node.state.rows import PREFIX_BYTES, prefix
+from s4node.state.state_check import AS_IS, StateCheck
 from s4node.state.task_state import TaskState
 
 log = get_logger("s4node.runtime")
@@ -45,20 +47,24 @@ _EACH = 4
 _STRIDE = 1021
 """The step from one key group to the next; it shares no factor with the number of groups."""
 
-
 Opened = Callable[[str], AbstractContextManager[TaskState | None]]
 """Opens a copy of a task's state for a block; None if it has none."""
 
 
 async def check(
-    app: App, opened: Opened, tasks: Sequence[TaskModel], hasher: Hasher, savepoint: str = ""
+    app: App,
+    opened: Opened,
+    tasks: Sequence[TaskModel],
+    hasher: Hasher,
+    agreed: StateCheck = AS_IS,
+    savepoint: str = "",
 ) -> None:
-    """Raise StateError if ``app`` cannot read a sample of the state of ``tasks``. That of a
-    ``savepoint`` of this name has to be read, and to be used."""
+    """Raise StateError if ``app`` cannot read a sample of the state of ``tasks``, or leaves more of
+    it unused than was ``agreed``. That of a ``savepoint`` of this name has to be read."""
     clock = trio.lowlevel.current_clock().current_time
     for task in tasks:
         elements = PeProcessor(app, task.index, clock) if app.prototypes else None
-        look = partial(_look, app, opened, task.name, elements, hasher, savepoint)
+        look = partial(_look, app, opened, task.name, elements, hasher, agreed, savepoint)
         await threads.run_sync(look)
 
 
@@ -80,6 +86,7 @@ def _look(
     task: str,
     elements: PeProcessor | None,
     hasher: Hasher,
+    agreed: StateCheck,
     savepoint: str,
 ) -> None:
     """Read a sample of a task's state as of its last commit; called in a thread."""
@@ -93,26 +100,12 @@ def _look(
             return
         try:
             if kept is not None:
-                if savepoint:
-                    _check_used(app, kept, savepoint)
                 _read(app, elements, TaskState(kept.database, hasher))
+                check_use(app, kept, agreed, savepoint)
         except StoreCorrupt as error:
             if savepoint:
                 raise
             _tell_unread(app, task, error)
-
-
-def _check_used(app: App, state: TaskState, savepoint: str) -> None:
-    """Raise StateError if the app has no class or store for what a savepoint has."""
-    known = {f"store {name}" for name in app.stores}
-    for name in app.prototypes:
-        known |= {f"pe {name}", f"pe {name}{FAILED}", f"timers {name}"}
-    gone = sorted(name for name in state.tables if name not in known)
-    if gone:
-        raise StateError(
-            f"savepoint {savepoint!r} has state that this version of app {app.name!r} has no place "
-            f"for: {', '.join(gone)}; use a version that has them, or another savepoint"
-        )
 
 
 def _tell_unread(app: App, task: str, error: Exception) -> None:

@@ -36,6 +36,7 @@ from s4node.runtime.task.pace import Pace
 from s4node.runtime.task.pe_processor import PeProcessor
 from s4node.runtime.task.processor import Mode, Processor
 from s4node.runtime.task.settings import TaskSettings
+from s4node.runtime.task.state_use import note_use
 from s4node.runtime.task.timers import CommitBudget, Timers
 from s4node.stages.executors import Executor
 from s4node.stages.stage import Stage
@@ -139,6 +140,7 @@ class Task:
         self.failures.changes = state.changes
         self.failures.changes_bytes = changes_bytes
         self.processor.attach_state(state)
+        note_use(self.app, state)
         puts = any(not isinstance(stream, InputStream) for stream in self.app.streams.values())
         self.gate.whole = puts or bool(state.stores or state.instances)
 

@@ -1,0 +1,128 @@
+"""What a version of an app uses of a task's state: its tables, and the keys of its streams. Pure.
+
+Rules
+- A task notes both with a commit, so a savepoint says what its version used. Rows of other versions
+  go with it, and are ignored.
+- A version that replaces another one, or goes on from its savepoint, uses what that one used, by
+  the same keys: a renamed PE would begin anew, and another key would mix instances. The user may
+  agree to either.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, Protocol
+
+from s4node.app.app import App
+from s4node.app.in_order import IN_ORDER
+from s4node.app.stream import OutputStream
+from s4node.errors import StateError
+from s4node.events.routing import KeyRule, told_key
+from s4node.runtime.event_time.window_state import FAILED
+from s4node.state.state_check import StateCheck
+
+USE = "used"
+"""The fact that has the tables and keys of the version that wrote the last commit."""
+
+
+class State(Protocol):
+    """The state of a task, as far as it is needed here."""
+
+    @property
+    def tables(self) -> Mapping[str, int]:
+        """The numbers of its tables by name."""
+        ...
+
+    def meta(self, name: str, /) -> Any:
+        """A fact about the task; None if it was never set."""
+        ...
+
+    def set_meta(self, name: str, value: Any, /) -> None:
+        """Save a fact with the next commit."""
+        ...
+
+    def has_table_rows(self, table: str, /) -> bool:
+        """Return True if a table has rows, as of the last commit."""
+        ...
+
+
+def note_use(app: App, state: State) -> None:
+    """Note with the next commit what this version of the app uses."""
+    use = {"tables": sorted(_tables_of(app)), "keys": _keys_of(app)}
+    if state.meta(USE) != use:
+        state.set_meta(USE, use)
+
+
+def unused_in(state: State) -> list[str]:
+    """The tables with rows that the version which wrote the last commit did not use."""
+    used = (state.meta(USE) or {}).get("tables", state.tables)
+    return sorted(each for each in state.tables if each not in used and state.has_table_rows(each))
+
+
+def check_use(app: App, state: State, check: StateCheck, savepoint: str) -> None:
+    """Raise StateError if the app does not use what the version before it did, without consent.
+
+    That version is the one of a ``savepoint``, or the one that runs.
+    """
+    use = state.meta(USE) or {"tables": state.tables, "keys": {}}
+    gone = [
+        each
+        for each in sorted(state.tables.keys() & set(use["tables"]) - _tables_of(app))
+        if owner_of(each) not in check.unused
+        if not each.endswith(IN_ORDER)  # which has a check of its own
+        if state.has_table_rows(each)
+    ]
+    where = f"savepoint {savepoint!r}" if savepoint else "the app that runs"
+    if gone:
+        names = " ".join(f"--unused {each}" for each in sorted(set(map(owner_of, gone))))
+        fix = (
+            "use a version that has them, or another savepoint" if savepoint else "keep their names"
+        )
+        raise StateError(
+            f"{where} has state that this version of app {app.name!r} has no place for: "
+            f"{', '.join(gone)}; {fix}, or leave it unused: s4 deploy {names}"
+        )
+    for stream, key in _keys_of(app).items():
+        before = use["keys"].get(stream, key)
+        if not check.same_keys and (key[0] != before[0] or not _keeps(key[1], before[1])):
+            raise StateError(
+                f"{where} has instances by the key {_told(before)} of stream {stream!r}, and this "
+                f"version of app {app.name!r} would mix them with those by {_told(key)}; keep the "
+                f"key, deploy it under another --name, or say that both give the same keys: "
+                f"s4 deploy --same-keys"
+            )
+
+
+def owner_of(table: str) -> str:
+    """The PE or store that a table belongs to."""
+    return re.sub(r" \(\w+\)$", "", table.partition(" ")[2])
+
+
+def _tables_of(app: App) -> set[str]:
+    tables = {f"store {name}" for name in app.stores}
+    for name in app.prototypes:
+        tables |= {f"pe {name}", f"pe {name}{FAILED}", f"timers {name}"}
+    return tables
+
+
+def _keys_of(app: App) -> dict[str, list[Any]]:
+    """The name and the types in words of the key of each stream to PEs."""
+    keys = {}
+    for stream in app.streams.values():
+        if stream.key is not None and not isinstance(stream, OutputStream):
+            parts = KeyRule(stream.key, generic=True).attributes
+            typed = [{f[0]: f[1] for f in each.declaration.fields} for each in stream.types]
+            kinds = {",".join(each.get(part, "") for part in parts) for each in typed if each}
+            keys[stream.name] = [told_key(stream.key), sorted(kinds - {""})]
+    return keys
+
+
+def _keeps(now: Collection[str], before: Collection[str]) -> bool:
+    """Return True if keys of all types from before are still keys; those of no type may be."""
+    return not now or not before or set(before) <= set(now)
+
+
+def _told(key: list[Any]) -> str:
+    name, kinds = key
+    return f"{name} ({' or '.join(kinds)})" if kinds else f"{name}"
