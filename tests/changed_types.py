@@ -79,6 +79,9 @@ EVENTS = [
 ]
 
 
+globals().update({f"Later{number}": each.later for number, each in enumerate(EVENTS)})  # for Spark
+
+
 def _state(name: str, migrate: Any = None, **attributes: Any) -> type[ProcessingElement]:
     annotations = {each: kind for each, (kind, _) in attributes.items()}
     body = {each: default for each, (_, default) in attributes.items()}

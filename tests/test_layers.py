@@ -77,7 +77,7 @@ PURE_MODULES = {
         "checkpoint cuts input_progress ordered_release producer_offsets receipts "
         "startpoint startpoint_fan_out system watermarks"
     ),
-    "state": "key_encoding remote_log rows state_check",
+    "state": "key_encoding remote_log rows",
     "state.standby": "position",
     "savepoints": "manifest",
     "net.wire": "body frame",
@@ -98,13 +98,15 @@ PURE_MODULES = {
     "cluster.tree": "contract",
     "cluster.coordination": "assignment entries view",
     "cluster.node": "container_status restart_policy supervisor_protocol",
-    "runtime.event_time": "alignment put_times sources task_times timed_stream window_state",
+    "runtime.event_time": (
+        "alignment put_times sources state_use task_times timed_stream window_state"
+    ),
     "runtime.task.poison": (
         "dead_letter failed_hooks isolation poison_events suspects unsaveable_search"
     ),
     "runtime.task": (
         "actions backlog chooser failures gate in_flight pace pe_processor "
-        "pe_state processor settings state_use stream_task_processor task task_context timed_calls "
+        "pe_state processor settings stream_task_processor task task_context timed_calls "
         "timers"
     ),
     "runtime.loop": "coordinator_requests",

@@ -46,7 +46,7 @@ from s4node.deploy.pack import pack
 from s4node.deploy.state_change import GoBack
 from s4node.errors import CoordinationError, on_one_line
 from s4node.net.certificates.credentials import Credentials
-from s4node.state.state_check import StateCheck
+from s4node.savepoints.manifest import StateCheck
 
 
 def deploy_arguments(parser: argparse.ArgumentParser) -> None:

@@ -18,7 +18,7 @@ from s4node.cli.output import give, moment, tell
 from s4node.cli.savepoint import row_at, size_of
 from s4node.config.config import Config
 from s4node.errors import ConfigError
-from s4node.runtime.task.state_use import owner_of, unused_in
+from s4node.runtime.event_time.state_use import owner_of, unused_in
 from s4node.savepoints import archive
 from s4node.savepoints.place import opened_task
 

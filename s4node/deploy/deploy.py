@@ -54,8 +54,7 @@ from s4node.errors import (
     S4Error,
     SessionLost,
 )
-from s4node.savepoints.manifest import Manifest
-from s4node.state.state_check import AS_IS, StateCheck
+from s4node.savepoints.manifest import AS_IS, Manifest, StateCheck
 
 _LEAVING_SECONDS = 5.0
 """The time that an interrupted deployment has to bring the old version back."""

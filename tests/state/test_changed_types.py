@@ -14,7 +14,7 @@ from s4node import App, Client, Config, Container, Event, GenericEvent, Processi
 from s4node.deploy.savepoint import savepoint_of
 from s4node.errors import S4Error, StateError
 from s4node.offsets.system import SystemStreamPartition
-from s4node.state.state_check import StateCheck
+from s4node.savepoints.manifest import StateCheck
 from s4node.systems.memory import MemorySystem
 
 OF_EVENTS = table("| an event's type |")

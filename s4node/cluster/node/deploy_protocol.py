@@ -16,7 +16,7 @@ import msgspec
 from s4node.errors import NodeUnreachable, S4Error, SessionLost, described, leaves
 from s4node.events.schema import UNREADABLE
 from s4node.logger import get_logger
-from s4node.state.state_check import AS_IS, StateCheck
+from s4node.savepoints.manifest import AS_IS, StateCheck
 
 log = get_logger("s4node.cluster")
 

@@ -23,7 +23,7 @@ from s4node.cluster.node.supervisor import ContainerProcess, Supervisor
 from s4node.cluster.node.supervisor_protocol import Begin
 from s4node.errors import ContainerFailed, CoordinationError, SessionLost
 from s4node.logger import get_logger
-from s4node.state.state_check import AS_IS, StateCheck
+from s4node.savepoints.manifest import StateCheck
 
 log = get_logger("s4node.cluster")
 
@@ -46,8 +46,7 @@ class Host(Protocol):
         partitions: int,
         expected: int,
         *,
-        hold: bool = False,
-        check: StateCheck = AS_IS,
+        check: StateCheck | None = None,
     ) -> Begin:
         """What to tell a container process of a package that the store has."""
 
@@ -105,7 +104,6 @@ class Deployments:
             ask.digest,
             ask.partitions,
             ask.expected,
-            hold=True,
             check=ask.check,
         )
         process = self._node.supervisor.start(begin)

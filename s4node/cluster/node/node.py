@@ -70,7 +70,7 @@ from s4node.errors import (
     StateError,
 )
 from s4node.logger import get_logger
-from s4node.state.state_check import AS_IS, StateCheck
+from s4node.savepoints.manifest import AS_IS, StateCheck
 from s4node.version import __version__
 
 log = get_logger("s4node.cluster")
@@ -430,8 +430,7 @@ class Node:
         partitions: int,
         expected: int,
         *,
-        hold: bool = False,
-        check: StateCheck = AS_IS,
+        check: StateCheck | None = None,
     ) -> supervisor_protocol.Begin:
         """What to tell a container process of a package that the store has."""
         return supervisor_protocol.Begin(
@@ -447,8 +446,8 @@ class Node:
             redirector=self.address,
             log=supervisor_protocol.log_of(self.config, self.address),
             expected=expected,
-            hold=hold,
-            check=check,
+            hold=check is not None,
+            check=check or AS_IS,
         )
 
     # -- what clients ask ----------------------------------------------------------------------

@@ -15,7 +15,7 @@ from s4node.config import settings
 from s4node.config.config import Config
 from s4node.metrics.snapshot import MetricsSnapshot
 from s4node.metrics.statistics import ContainerStatistics
-from s4node.state.state_check import AS_IS, StateCheck
+from s4node.savepoints.manifest import AS_IS, StateCheck
 
 MAX_LINE_BYTES = 8 << 20
 """The longest valid line."""

@@ -61,7 +61,7 @@ from s4node.runtime.loop.watchdog import Watchdog
 from s4node.runtime.outputs.remote_sender import RemoteSender
 from s4node.runtime.task.chooser import ChooserSettings
 from s4node.runtime.task.task import Task
-from s4node.state.state_check import StateCheck
+from s4node.savepoints.manifest import StateCheck
 
 log = get_logger("s4node.runtime")
 

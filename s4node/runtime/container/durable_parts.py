@@ -59,13 +59,13 @@ from s4node.runtime.outputs.exchange import Exchange
 from s4node.runtime.outputs.output_streams import OutputStreams
 from s4node.runtime.task.gate import Phase
 from s4node.runtime.task.task import Task
+from s4node.savepoints.manifest import StateCheck
 from s4node.savepoints.place import manifest_in, opened_task
 from s4node.savepoints.replacement import check_complete
 from s4node.state.job import elsewhere, identity_of, known_job, saved_state
 from s4node.state.remote_job import RemoteJob, depot_of
 from s4node.state.remote_log import CREATE
 from s4node.state.standby.follower import remove_standbys
-from s4node.state.state_check import StateCheck
 from s4node.systems.embedded_log import EmbeddedLog
 from s4node.systems.live import LiveSource
 from s4node.systems.registry import Systems

@@ -26,14 +26,14 @@ from s4node.app.app import App
 from s4node.errors import StateError, StoreCorrupt
 from s4node.events.keys import KEY_GROUPS, Hasher, Key, crc32m
 from s4node.logger import get_logger
+from s4node.runtime.event_time.state_use import check_use
 from s4node.runtime.event_time.window_state import check_order
 from s4node.runtime.inputs.job_model import TaskModel
 from s4node.runtime.task.pe_processor import PeProcessor
-from s4node.runtime.task.state_use import check_use
+from s4node.savepoints.manifest import AS_IS, StateCheck
 from s4node.state import epochs, key_encoding
 from s4node.state.database import Database
 from s4node.state.rows import PREFIX_BYTES, prefix
-from s4node.state.state_check import AS_IS, StateCheck
 from s4node.state.task_state import TaskState
 
 log = get_logger("s4node.runtime")

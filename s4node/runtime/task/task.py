@@ -26,6 +26,7 @@ from s4node.events.event import EventBatch
 from s4node.metrics.registry import MetricsRegistry
 from s4node.metrics.statistics import TaskStatistics
 from s4node.net.ingress.unbegun import WillResend
+from s4node.runtime.event_time.state_use import note_use
 from s4node.runtime.task.actions import NONE, Actions, Ask, EndTold, HandOn
 from s4node.runtime.task.backlog import Backlog
 from s4node.runtime.task.chooser import Bootstrap, MessageChooser
@@ -36,7 +37,6 @@ from s4node.runtime.task.pace import Pace
 from s4node.runtime.task.pe_processor import PeProcessor
 from s4node.runtime.task.processor import Mode, Processor
 from s4node.runtime.task.settings import TaskSettings
-from s4node.runtime.task.state_use import note_use
 from s4node.runtime.task.timers import CommitBudget, Timers
 from s4node.stages.executors import Executor
 from s4node.stages.stage import Stage

@@ -14,9 +14,9 @@ from s4node.deploy.savepoint import savepoint_of
 from s4node.deploy.savepoint_restore import check_readable
 from s4node.errors import StateError
 from s4node.runtime.container.hooks import declare
-from s4node.runtime.task.state_use import unused_in
+from s4node.runtime.event_time.state_use import unused_in
+from s4node.savepoints.manifest import AS_IS, StateCheck
 from s4node.savepoints.place import opened_task
-from s4node.state.state_check import AS_IS, StateCheck
 from s4node.systems.memory import MemorySystem
 
 

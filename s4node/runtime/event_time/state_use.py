@@ -20,7 +20,7 @@ from s4node.app.stream import OutputStream
 from s4node.errors import StateError
 from s4node.events.routing import KeyRule, told_key
 from s4node.runtime.event_time.window_state import FAILED
-from s4node.state.state_check import StateCheck
+from s4node.savepoints.manifest import StateCheck
 
 USE = "used"
 """The fact that has the tables and keys of the version that wrote the last commit."""
