@@ -183,10 +183,12 @@ def credentials_of(processes: Iterable[Running]) -> Credentials | None:
 async def _addresses_in_cluster(config: Config, log: bool) -> list[str]:
     """The addresses of the nodes of the cluster, or of the only one with a log. Raises
     DeployFailed if there is none, and ConfigError if several have a log."""
-    from s4node.deploy.answers import registry_of  # late: most commands do not need it
+    # late: most commands do not need it
+    from s4node.deploy.answers import registry_of, wait_folder
     from s4node.deploy.deploy import living_nodes
 
     cluster = config[settings.CLUSTER_NAME]
+    await wait_folder(config)
     async with registry_of(config, "who sends or reads") as registry:
         nodes = await living_nodes(registry, config)
     if log:

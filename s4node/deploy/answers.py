@@ -41,6 +41,7 @@ _MORE_SESSIONS = 4
 """The sessions that a command may open when it has lost one."""
 
 _LOOK_SECONDS = 0.1
+_FIX = "fix its permissions, or name the nodes' folder with --folder"
 _PATIENCE_SECONDS = 3.0
 """The time after which nodes that have not answered are named."""
 
@@ -123,9 +124,7 @@ async def registry_of(config: Config, who: str) -> AsyncIterator[Registry]:
     cluster = config[settings.CLUSTER_NAME]
     if not is_zookeeper(place_of(config)):
         folder = machine_folder(config)
-        fix = "fix its permissions, or name the nodes' folder with --folder"
-        here = partial(trio.to_thread.run_sync, is_folder, folder, fix)
-        if not (await here() or await in_time(here, f"the folder {folder} does not exist yet")):
+        if not await trio.to_thread.run_sync(is_folder, folder, _FIX):
             raise ConfigError(
                 f"no node of cluster {cluster!r} lives: the folder {folder} does not exist; start "
                 f"one with: s4 node {cluster}, or name the nodes' folder with --folder, or their "
@@ -133,6 +132,14 @@ async def registry_of(config: Config, who: str) -> AsyncIterator[Registry]:
             )
     async with coordination_of(config).session(who) as session:
         yield Registry(session)
+
+
+async def wait_folder(config: Config) -> None:
+    """Wait some seconds for the nodes' folder, which the first node makes."""
+    folder = machine_folder(config)
+    here = partial(trio.to_thread.run_sync, is_folder, folder, _FIX)
+    if not is_zookeeper(place_of(config)) and not await here():
+        await in_time(here, f"the folder {folder} does not exist yet")
 
 
 async def in_time(look: Callable[[], Awaitable[R]], why: str) -> R:
@@ -153,6 +160,7 @@ async def changing(
     If its session is lost, ``work`` is called again with another one, and finds what it has begun.
     """
     cluster = config[settings.CLUSTER_NAME]
+    await wait_folder(config)
     for left in range(_MORE_SESSIONS, -1, -1):
         try:
             async with registry_of(config, who) as registry, _deploying(registry, cluster, what):

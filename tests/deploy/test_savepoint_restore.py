@@ -35,6 +35,7 @@ CHANNEL = channel_name("done", "end")
 GUARD = JobGuard(1, BY_PARTITION, settings.HASHER.default)
 
 
+@pytest.mark.long
 def test_a_restore_counts_what_was_sent_in_more_lives_than_consumers_remember(
     job: SavepointOf,
 ) -> None:

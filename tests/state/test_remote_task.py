@@ -443,6 +443,7 @@ def lose(owner: Owner, at: int) -> None:
     owner.shipment._files = files if at < 0 else Lost(files, there=bool(at))  # type: ignore[assignment]
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(
     kind=st.sampled_from(["file", "memory"]),

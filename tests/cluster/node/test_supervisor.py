@@ -339,7 +339,7 @@ async def test_what_a_container_has_started_ends_with_it(folder: Path, how: str)
             os.kill(process.pid, signal.SIGKILL)
             await until(lambda: not alive(child))
         await process.stop()
-        assert not alive(child)
+        await until(lambda: not alive(child))
 
 
 # -- set-up ---------------------------------------------------------------------------------------

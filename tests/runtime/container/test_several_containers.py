@@ -438,6 +438,7 @@ async def test_every_app_that_consumes_a_stream_gets_every_event_once(tmp_path: 
         await until(lambda: east.state("Count") == want and west.state("Count") == want)
 
 
+@pytest.mark.long
 async def test_no_stage_of_a_consumer_that_has_gone_is_left(tmp_path: Path) -> None:
     def stages() -> list[Stage]:
         """Those of the senders in this process, whoever has them."""
