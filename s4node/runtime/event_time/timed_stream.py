@@ -119,6 +119,8 @@ class TimedStream:
             stays = each.here or each.returns
             if each.waits and not stays:
                 self._leaving.add(each.name)
+            if not each.returns:
+                self._returning.discard(each.name)
             if stays or each.waits:
                 listed.add(each.name)
                 watermarks.join(each.name)

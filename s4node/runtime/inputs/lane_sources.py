@@ -34,6 +34,7 @@ class LaneSources:
         self._partition = partition
         self._forwarding = forwarding
         self._lanes: dict[str, ProducerLane] = {}  # by the name of the source
+        self._ended: dict[str, ProducerLane] = {}  # that have ended, and were not asked for since
         self._moved: set[str] | None = None  # none are noted before someone asks
 
     def take_changes(self) -> Collection[str]:
@@ -49,7 +50,9 @@ class LaneSources:
             names.add(name)
             lane = self._admission.lanes.get((producer, self._partition))
             if lane is None:
-                self._lanes.pop(name, None)
+                gone = self._lanes.pop(name, None)
+                if gone is not None and gone.ended:  # and not only away
+                    self._ended[name] = gone
             else:
                 self._lanes[name] = lane
                 if self._has_only_joined(lane):
@@ -64,7 +67,8 @@ class LaneSources:
         As of the last call of ``take_changes``.
         """
         names = self._lanes if among is None else [name for name in among if name in self._lanes]
-        lanes = map(self._lanes.__getitem__, names)
+        lanes = [*map(self._lanes.__getitem__, names), *self._ended.values()]
+        self._ended.clear()
         return [_state_of(lane) for lane in lanes if not self._has_only_joined(lane)]
 
     def _has_only_joined(self, lane: ProducerLane) -> bool:

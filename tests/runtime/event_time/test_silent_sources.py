@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,25 @@ def test_a_silent_stream_does_not_hold_the_windows_of_another_one(slow: list[flo
             test.send("fast", *a(110 + second))
             test.advance(seconds=1)
         assert bars(test) == [("a", 0, 9 + len(slow), 0)]
+
+
+def test_a_program_with_an_id_that_has_ended_its_stream_is_not_waited_for() -> None:
+    async def program(*, ends: bool) -> None:
+        async with Client("tcp://app:1", producer="first") as client:
+            stream = await client.stream("trades")
+            await stream.send_many(a(10))
+            assert await client.flush() == []
+            if ends:
+                stream.end()
+
+    for ends, found in ((True, [("a", 0, 2, 0)]), (False, [])):
+        with AppTest(market(tumbling(60))) as test:
+            world = test._runtime.world
+            world.start_soon(partial(program, ends=ends))
+            test.advance(seconds=2)
+            test.send("trades", *a(11, 130))
+            test.advance(seconds=2)
+            assert bars(test) == found
 
 
 def test_time_in_which_the_process_did_not_run_makes_nobody_silent() -> None:
