@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from heapq import heappop, heappush
 from typing import Any
@@ -23,7 +23,7 @@ from s4node.app.instances import Instances
 from s4node.app.prototype import Prototype
 from s4node.app.window_instances import NEVER, PE, Due, WindowInstances, copy_state
 from s4node.app.windows import Span
-from s4node.errors import EventTimeError
+from s4node.errors import EventTimeError, S4Error
 from s4node.events.event_time import TimeRule
 
 
@@ -140,19 +140,19 @@ class TableWindows(WindowInstances):
     def _changed(self, instance: PE) -> None:
         """Have ``on_window`` called again for windows that have ended, as an event came."""
         self.touch(instance)
-        instance._again = True
         for end in self._kind.ends_of(instance._span):
             if end <= self.watermark < end + self._grace:
+                instance._again = True
                 self._again[end, instance.key] = instance._span[0]
 
     def restore(self, instance: PE) -> None:
         """Take an instance that was saved."""
         self._opened(instance._span, self.called_before)[instance.key] = instance
         self.held = -1  # counted anew
-        if instance._again:
-            self._changed(instance)
-        elif self._early:
+        if instance._again and self._early and self.is_open(instance._span[1]):
             self.note_change(instance)
+        elif instance._again:
+            self._changed(instance)
 
     def remove(self, instance: PE) -> None:
         """Drop the instance of an open window, or pane."""
@@ -161,6 +161,11 @@ class TableWindows(WindowInstances):
             del table[key]
             self._forget(dropped)
             dropped._until = math.inf
+        elif self._kind.is_hopping and instance._until < math.inf:  # made of copies of its panes
+            raise S4Error(
+                f"{instance!r} cannot be removed in on_window: windows overlap, so its events are "
+                f"in others, too; leave the remove() out"
+            )
 
     @property
     def first(self) -> list[Any]:
@@ -243,12 +248,13 @@ class TableWindows(WindowInstances):
         newest = panes[-1] if panes else None
         if newest is None or newest._until == math.inf or (newest._until >= end and not again):
             return None
-        for pane in panes if again else (newest,):
-            self.touch(pane)
+        for pane in panes:
+            if pane is newest or pane._again:
+                self.touch(pane)
         if not self._kind.is_hopping:
             return Due(newest, partial(self._fired, newest, end))
         whole = self._merged(key, end, panes)
-        return Due(whole, partial(_ended, newest, end, panes if again else (newest,)))
+        return Due(whole, partial(self._ended, panes, end))
 
     def _merged(self, key: Any, end: float, panes: list[PE]) -> PE:
         """An instance of an overlapping window, made of copies of its panes."""
@@ -260,12 +266,13 @@ class TableWindows(WindowInstances):
             whole.merge(pane)
         return whole
 
-
-def _ended(newest: PE, end: float, panes: Iterable[PE]) -> None:
-    """Note in the panes of a key that a window of theirs has ended."""
-    newest._until = max(newest._until, end)
-    for pane in panes:
-        pane._again = False
+    def _ended(self, panes: list[PE], end: float) -> None:
+        """Note in the panes of a key that a window of theirs has ended."""
+        panes[-1]._until = max(panes[-1]._until, end)
+        for pane in panes:
+            if pane._again:  # as long as another window of it is to be called again
+                ends = self._kind.ends_of(pane._span)
+                pane._again = any((each, pane.key) in self._again for each in ends)
 
 
 class SessionWindows(WindowInstances):
@@ -344,7 +351,7 @@ class SessionWindows(WindowInstances):
         sessions.append(instance)
         sessions.sort(key=lambda each: each._span)
         self._await(instance)
-        if self._early:
+        if self._early and instance._again:
             self.note_change(instance)
         if self._grace:  # one entry, which goes on as the session grows
             self._number += 1

@@ -137,6 +137,7 @@ class WindowInstances(Instances):
         if not self.changed:
             self.early_at = self.wall() + self._early
         self.changed[instance] = None
+        instance._again = True  # also after a crash
 
     def early_calls(self) -> Iterator[Due]:
         """The calls for early results that are due now."""
@@ -311,6 +312,7 @@ class FailedWindows(Instances):
 
 def _told_early(instance: PE) -> None:
     instance._round += 1
+    instance._again = False
 
 
 def copy_state(origin: PE, to: PE) -> None:

@@ -11,6 +11,7 @@ from s4node.app.app import App
 from s4node.app.processing_element import ProcessingElement
 from s4node.app.stream import OutputStream, Stream
 from s4node.app.windows import WindowKind, count, hopping, session, tumbling
+from s4node.errors import ProcessingError
 from s4node.events.event import Event
 from s4node.testing.app_test import AppTest
 
@@ -66,6 +67,52 @@ def site(kind: WindowKind, **options: Any) -> AppTest[Any]:
 
 def at(*times: float) -> list[Click]:
     return [Click("a", time) for time in times]
+
+
+@pytest.mark.parametrize("last", [26, 80])
+def test_an_overlapping_window_that_has_had_its_result_has_none_again_after_a_crash(
+    last: float,
+) -> None:
+    with site(hopping(20, every=10), grace=5) as test:
+        # at 26, 15 is late for the window that ended at 20, and counts in that until 30
+        for time in (12, 22, 76, 15, 81, last):
+            test.send("clicks", *at(time))
+        test.advance(seconds=2)
+        before = test.take_output("found")
+        assert len(before) == len(set(before)) > 0
+        test.crash()
+        test.advance(seconds=2)
+        assert test.output("found") == []
+
+
+def test_further_results_of_an_overlapping_window_have_round_1() -> None:
+    with site(hopping(20, every=10), grace=50) as test:
+        test.send("clicks", *at(12, 22, 75))  # at 25 now
+        test.advance(seconds=2)
+        assert [(f.end, f.count, f.round) for f in test.take_output("found")] == [(20, 1, 0)]
+        test.send("clicks", *at(15))
+        assert [(f.end, f.count, f.round) for f in test.take_output("found")] == [(20, 2, 1)]
+        test.send("clicks", *at(16))
+        assert [(f.end, f.count, f.round) for f in test.take_output("found")] == [(20, 3, 1)]
+
+
+def test_an_instance_of_an_overlapping_window_cannot_be_removed_in_on_window() -> None:
+    class Removed(Clicks):
+        def on_window(self) -> None:
+            self.remove()
+
+    class Removing(App):
+        def on_init(self) -> None:
+            removed = self.create_pe(Removed)
+            removed.found = self.create_output_stream("found", types=Found)
+            removed.set_window(hopping(20, every=10))
+            self.create_input_stream("clicks", removed, key="key", types=Click, time="at")
+
+    with (
+        pytest.raises(ProcessingError, match="cannot be removed in on_window: windows overlap"),
+        AppTest(Removing) as test,
+    ):
+        test.send("clicks", *at(12, 32))
 
 
 def found(test: AppTest[Any]) -> list[tuple[Any, ...]]:
