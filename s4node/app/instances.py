@@ -17,10 +17,10 @@ import inspect
 from collections.abc import Callable, Collection, Iterable
 from heapq import heapify, heappop, heappush
 from itertools import islice, takewhile
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from s4node.app.pe_timers import PeTimers
-from s4node.app.processing_element import ProcessingElement
+from s4node.app.processing_element import Nowhere, ProcessingElement
 from s4node.app.prototype import Prototype
 from s4node.events.key_crowding import KeyCrowding
 from s4node.events.keys import Key, identity
@@ -128,6 +128,7 @@ class Instances(dict[Any, PE]):
         del self[instance.key]
         if self.timers is not None:
             self.timers.cancel_all(instance.key)
+            instance._home = cast("Any", Nowhere(self.partition))  # which takes no timers
         if self.gone is not None:
             self.gone(instance.key)
         if self._async_remove:

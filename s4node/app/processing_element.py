@@ -20,7 +20,7 @@ from abc import ABCMeta
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from types import FunctionType
-from typing import Annotated, Any, ClassVar, Protocol, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, TypeVar, get_args
 
 from s4node.app.pe_timers import PeTimers
 from s4node.app.stream import Stream, Target
@@ -199,6 +199,19 @@ class Home(Protocol):
         ...
 
 
+class Nowhere(NamedTuple):
+    """The home of an instance that was removed and could have timers."""
+
+    partition: int
+    timers: None = None
+
+    def get(self, _key: Any, /) -> None:
+        """Return nothing."""
+
+    def remove(self, _instance: ProcessingElement) -> None:
+        """Do nothing: it is gone."""
+
+
 class ProcessingElement(metaclass=ElementType):
     """The state and the handlers of one key.
 
@@ -352,13 +365,19 @@ class ProcessingElement(metaclass=ElementType):
 
     def cancel(self, name: str = "") -> None:
         """Remove the timer of this name, if it is set."""
-        self._timers().cancel(self.key, name)
+        if not isinstance(self._home, Nowhere):
+            self._timers().cancel(self.key, name)
 
     def _timers(self) -> PeTimers:
         timers = self._home.timers
         if timers is None:
             raise S4Error(f"{self!r} has no timers; give its class a method on_timer(self, name)")
         return timers
+        if timers is None and isinstance(self._home, Nowhere):
+            raise S4Error(
+                f"{self!r} was removed, so a timer that is set now would find nothing; to begin "
+                f"anew with a timer, set the attributes back in place of self.remove()"
+            )
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {getattr(self, 'key', None)!r}>"
