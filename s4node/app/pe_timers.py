@@ -3,6 +3,7 @@
 Rules
 - A timer has a key and a name; set again, it is replaced. It fires once, by the time of events or
   by the clock, also on an instance that is not in memory.
+- A timer in so many seconds does not move if the clock is set.
 - Timers fire in the order of their times, also those that are set while others fire. One that is
   set for a time no later than that which fires now waits for the next round, so a handler that sets
   a timer in the past stops nobody.
@@ -24,6 +25,9 @@ from s4node.errors import S4Error
 NEVER = -math.inf
 _LATEST = 253_402_300_800.0  # the end of the year 9999
 
+RELATIVE = 2
+"""The ``by_wall`` of a timer that is due in so many seconds."""
+
 _FEW = 64
 """Entries that are not worth dropping."""
 
@@ -31,11 +35,11 @@ _FEW = 64
 class TimerKeeper(Protocol):
     """Saves the timers of one prototype."""
 
-    def timers(self) -> Iterator[tuple[Any, str, float, bool]]:
-        """All saved timers: key, name, time, and whether that is by the clock."""
+    def timers(self) -> Iterator[tuple[Any, str, float, int]]:
+        """All saved timers: key, name, time, and which one that is."""
         ...
 
-    def set_timer(self, key: Any, name: str, time: float, /, *, by_wall: bool) -> None:
+    def set_timer(self, key: Any, name: str, time: float, /, *, by_wall: int) -> None:
         """Save a timer."""
         ...
 
@@ -45,12 +49,15 @@ class TimerKeeper(Protocol):
 
 
 class Timer(NamedTuple):
-    """A timer that is set: its ``number`` says which of two of the same name was set later."""
+    """A timer that is set: its ``number`` says which of two of the same name was set later.
+
+    ``by_wall`` is 0 for the time of events, 1 for the clock, 2 for so many seconds by the clock.
+    """
 
     name: str
     time: float
     number: int
-    by_wall: bool
+    by_wall: int
 
 
 class PeTimers:
@@ -75,7 +82,7 @@ class PeTimers:
         """The number of timers that are set."""
         return self._set
 
-    def set_timer(self, key: Any, name: str, time: Any, *, by_wall: bool) -> None:
+    def set_timer(self, key: Any, name: str, time: Any, *, by_wall: int) -> None:
         """Set the timer of this name, in place of an earlier one."""
         if not isinstance(name, str):
             raise S4Error(f"a timer of {self.pe} {key!r}: the name {name!r} is not a text")
@@ -101,12 +108,12 @@ class PeTimers:
         if self.keeper is not None:
             self.keeper.set_timer(key, name, float(time), by_wall=by_wall)
 
-    def restore(self, key: Any, name: str, time: float, *, by_wall: bool) -> None:
+    def restore(self, key: Any, name: str, time: float, *, by_wall: int) -> None:
         """Take a timer that was saved."""
         self._number += 1
         timer = Timer(name, time, self._number, by_wall)
         self._put(key, timer)
-        heap = self._heaps[by_wall]
+        heap = self._heaps[by_wall > 0]
         heappush(heap, (time, self._number, key, name))
         if len(heap) > 2 * self._set + _FEW:
             heap[:] = filter(self._is_set, heap)
@@ -135,6 +142,12 @@ class PeTimers:
                 del self._timers[key]
             if self.keeper is not None:
                 self.keeper.forget_timer(key, name)
+
+    def clock_set(self, by: float) -> None:
+        """Move the timers that are due in so many seconds, as the clock was set by ``by``."""
+        for key, names in list(self._timers.items()):
+            for each in [each for each in names.values() if each.by_wall == RELATIVE]:
+                self.set_timer(key, each.name, each.time + by, by_wall=RELATIVE)
 
     def cancel_all(self, key: Any) -> None:
         """Remove all timers of a key."""

@@ -22,7 +22,7 @@ from datetime import datetime
 from types import FunctionType
 from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, TypeVar, get_args
 
-from s4node.app.pe_timers import PeTimers
+from s4node.app.pe_timers import RELATIVE, PeTimers
 from s4node.app.stream import Stream, Target
 from s4node.app.windows import EarlyWindow, Window, WindowKind
 from s4node.errors import GraphError, S4Error
@@ -355,13 +355,16 @@ class ProcessingElement(metaclass=ElementType):
         self._timers().set_timer(self.key, name, time, by_wall=clock == "wall")
 
     def after(self, seconds: float, name: str = "") -> None:
-        """Have ``on_timer(name)`` called in ``seconds`` seconds, by the clock; see :meth:`at`."""
+        """Have ``on_timer(name)`` called in ``seconds`` seconds; see :meth:`at`.
+
+        They do not change if the machine's clock is set meanwhile.
+        """
         timers = self._timers()
         try:
             time = timers.now() + seconds
         except TypeError:
             raise S4Error(f"{self!r}: after({seconds!r}): give seconds as a number") from None
-        timers.set_timer(self.key, name, time, by_wall=True)
+        timers.set_timer(self.key, name, time, by_wall=RELATIVE)
 
     def cancel(self, name: str = "") -> None:
         """Remove the timer of this name, if it is set."""
@@ -370,14 +373,14 @@ class ProcessingElement(metaclass=ElementType):
 
     def _timers(self) -> PeTimers:
         timers = self._home.timers
-        if timers is None:
-            raise S4Error(f"{self!r} has no timers; give its class a method on_timer(self, name)")
-        return timers
         if timers is None and isinstance(self._home, Nowhere):
             raise S4Error(
                 f"{self!r} was removed, so a timer that is set now would find nothing; to begin "
                 f"anew with a timer, set the attributes back in place of self.remove()"
             )
+        if timers is None:
+            raise S4Error(f"{self!r} has no timers; give its class a method on_timer(self, name)")
+        return timers
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {getattr(self, 'key', None)!r}>"

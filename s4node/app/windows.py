@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from datetime import date as calendar_date
 from datetime import datetime, timedelta
 from datetime import time as clock_time
 from fractions import Fraction
@@ -133,8 +134,8 @@ class WindowKind(NamedTuple):
             return [pane[1]]
         assert self.edges is not None
         number = self.edges.nearest(pane[0])
-        first = (number // self.every + 1) * self.every
         last = number + self.panes
+        first = number + 1 + (self.panes - 1 - number) % self.every
         return [self.edges.at(end) for end in range(first, last + 1, self.every)]
 
 
@@ -192,12 +193,14 @@ def day(zone: str = "UTC") -> WindowKind:
 
     def span(t: float) -> Span:
         date = datetime.fromtimestamp(t, known).date()
-        midnights = (
-            datetime.combine(each, clock_time(), known).timestamp()
-            for each in (date, date + timedelta(days=1))
-        )
-        start, end = midnights
-        return start, end
+        start, end = midnight(date), midnight(date + timedelta(days=1))
+        if t < end:
+            return start, end
+        # the clock has gone back over this midnight: the hour that comes again is of the next day
+        return end, midnight(date + timedelta(days=2))
+
+    def midnight(date: calendar_date) -> float:
+        return datetime.combine(date, clock_time(), known).timestamp()
 
     return WindowKind(f"day({zone})", span)
 

@@ -34,7 +34,7 @@ _MISSING = object()
 _row_of = attrgetter("_row")
 _MANY = 4096
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(tuple[int, str, float, bool]).decode
+_decode = msgspec.msgpack.Decoder(tuple[int, str, float, int | bool]).decode
 
 _START = struct.Struct(">d")
 _KEY_AT = PREFIX_BYTES + _START.size
@@ -315,14 +315,14 @@ class SavedTimers:
         self._changes = changes
         self._hasher = hasher
 
-    def timers(self) -> Iterator[tuple[Any, str, float, bool]]:
-        """All timers: key, name, time, and whether that is by the clock."""
+    def timers(self) -> Iterator[tuple[Any, str, float, int]]:
+        """All timers: key, name, time, and which one that is."""
         for row, data in self._database.table(self._table):
             size, name, time, by_wall = _decode(data)
             encoded = row[PREFIX_BYTES : PREFIX_BYTES + size]
             yield (key_encoding.decode(encoded) if size else None), name, time, by_wall
 
-    def set_timer(self, key: Any, name: str, time: float, *, by_wall: bool) -> None:
+    def set_timer(self, key: Any, name: str, time: float, *, by_wall: int) -> None:
         """Save a timer with the next commit."""
         size = 0 if key is None else len(key_encoding.encode(key))
         self._changes.put(self._row(key, name), _encode((size, name, time, by_wall)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -43,8 +44,8 @@ def test_every_instant_is_in_the_window_that_it_is_given(size: float, t: float) 
 def test_overlapping_windows_are_made_of_panes() -> None:
     kind = hopping(300, every=120)
     assert span_of(kind, 130.0) == (120, 180)  # the panes are 60 s long
-    assert kind.ends_of((120, 180)) == [240, 360]
-    assert kind.ends_of((240, 300)) == [360, 480]
+    assert kind.ends_of((120, 180)) == [180, 300, 420]
+    assert kind.ends_of((240, 300)) == [300, 420, 540]
     for end in kind.ends_of((120, 180)):
         assert end - 300 <= 120 < 180 <= end
 
@@ -54,9 +55,9 @@ def test_a_pane_is_whole_in_each_of_its_windows(every: int, more: int, t: int) -
     kind = hopping(every + more, every=every)
     pane = span_of(kind, float(t))
     expected = [
-        end
-        for end in (step * every for step in range((t + 2 * (every + more)) // every + 2))
-        if end - (every + more) <= t < end
+        start + every + more
+        for start in (step * every for step in range(-more - 2, t // every + 1))
+        if start <= t < start + every + more
     ]
     assert kind.ends_of(pane) == expected
 
@@ -78,8 +79,8 @@ def test_a_pane_of_milliseconds_is_whole_in_each_of_its_windows(
     length = every + more
     kind = hopping(length / 1000, every=every / 1000)
     pane = span_of(kind, t / 1000)
-    first = t // every * every + every
-    ends = [end for end in range(first, t + length + every, every) if end - length <= t < end]
+    last = t // every * every + length
+    ends = [end for end in range(last, t, -every) if end - length <= t < end][::-1]
     assert kind.ends_of(pane) == [end / 1000 for end in ends]
     assert [kind.start_of(end / 1000) for end in ends] == [(end - length) / 1000 for end in ends]
 
@@ -93,6 +94,30 @@ def test_a_day_is_from_midnight_to_midnight_in_its_zone_also_when_clocks_change(
     autumn = datetime(2026, 10, 25, 12, tzinfo=UTC).timestamp()
     start, end = span_of(kind, autumn)
     assert end - start == 25 * 3600
+
+
+@pytest.mark.parametrize(
+    ("zone", "midnight", "went_back"),
+    [
+        ("America/St_Johns", datetime(2006, 10, 29, 2, 30, tzinfo=UTC), 3600),  # at 0:01, to 23:01
+        ("America/Havana", datetime(2026, 11, 1, 4, tzinfo=UTC), 3600),  # at 1:00, to 0:00
+        ("America/Sao_Paulo", datetime(2018, 2, 18, 3, tzinfo=UTC), 3600),  # at 24:00, to 23:00
+    ],
+)
+def test_days_follow_each_other_also_if_the_clock_goes_back_over_midnight(
+    zone: str, midnight: datetime, went_back: int
+) -> None:
+    kind = day(zone)
+    found = []
+    for minute in range(-2 * 1440, 2 * 1440):
+        t = midnight.timestamp() + 60 * minute
+        start, end = span_of(kind, t)
+        assert start <= t < end
+        found.append((start, end))
+    spans = sorted(set(found))
+    assert found == sorted(found)
+    assert all(one[1] == other[0] for one, other in pairwise(spans))
+    assert 86_400 + went_back in [end - start for start, end in spans]
 
 
 def test_the_last_millisecond_of_a_window_is_in_it() -> None:

@@ -52,6 +52,9 @@ _SOON = 0.1
 _LONGEST_TICK = 1.0
 """Seconds without news that count at once. What is longer was a pause of this process."""
 
+_STEP = 1.0
+"""Seconds by which the clock has to differ from the steady one to have been set."""
+
 _AHEAD = 1.0
 """Seconds that the clock of a source may be ahead before it is reported."""
 
@@ -145,6 +148,7 @@ class TaskTimes:
         self._next: float | None = None  # when something is due, if that is known
         self._by_clock = False  # that is so by the wall clock, which may be set
         self._ticked_at = clock()
+        self._wall_began = wall() - clock()
         self._ends: list[tuple[int, Any]] | None = None  # what has yet to end, by hop
         self._finishing = False
         self._ending: dict[int, tuple[Any, float]] = {}  # what ends now, by id, and where it was
@@ -307,6 +311,7 @@ class TaskTimes:
                     self._streams[name].due = min(self._streams[name].due, at)
         for feeder, fed in self._fed:
             feeder.due = min(feeder.due, fed.due + fed.watermarks.lateness)
+        self._follow_clock()
         by_wall = [each.next_end for each in self._by_wall]
         by_wall += [each.early_at for each, _ in self._windows]
         by_wall += [timers.next_at(by_wall=True) for timers, _ in self._timers]
@@ -319,6 +324,17 @@ class TaskTimes:
             found = min(found, self._ticked_at + _TICK)
         self._next = -math.inf if self._windows_due else found
 
+    def _follow_clock(self) -> None:
+        """Leave what is due in so many seconds where it is, if the clock was set."""
+        began = self._wall() - self._clock()
+        by = began - self._wall_began
+        if abs(by) > _STEP:
+            self._wall_began = began
+            for windows, _ in self._windows:
+                windows.early_at += by
+            for timers, _ in self._timers:
+                timers.clock_set(by)
+
     @property
     def _windows_due(self) -> bool:
         if any(each.failed.is_due for each, _ in self._windows):
@@ -330,6 +346,7 @@ class TaskTimes:
     def step(self) -> None:
         """Look at the sources, and derive the watermarks."""
         self._before_news()
+        self._follow_clock()
         self._news, self._step_at = False, math.inf
         for timed in self._streams.values():
             self._look(timed)

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from test_pe_timers import set_clock
 
 from s4node import Aggregates, Count, Fold, Max, Mean, Min, Sum, Top
 from s4node.app.app import App
@@ -95,6 +96,32 @@ def test_after_its_end_a_window_has_no_early_results_but_those_of_its_grace() ->
         assert rows(test) == [("a", 0, 2, 1, True)]
         test.advance(seconds=11)
         assert rows(test) == [("a", 60, 1, 0, False)]
+
+
+@pytest.mark.parametrize("kind", [tumbling(60), session(gap=60)], ids=["tumbling", "session"])
+def test_after_a_crash_there_is_no_early_result_of_what_has_not_changed_since_the_last_one(
+    kind: WindowKind,
+) -> None:
+    with AppTest(type("Early", (Early,), {"kind": kind})) as test:
+        test.send("trades", *a(1), *a(2, key="b"))
+        test.advance(seconds=12)
+        assert [row[0] for row in rows(test)] == ["a", "b"]
+        test.send("trades", *a(3))
+        test.advance(seconds=2)
+        test.crash()
+        test.advance(seconds=30)
+        assert [(key, n, final) for key, _, n, _, final in rows(test)] == [("a", 2, False)]
+
+
+@pytest.mark.parametrize("by", [-7200, 7200])
+def test_early_results_come_in_time_if_the_clock_is_set(by: float) -> None:
+    with AppTest(Early) as test:
+        test.send("trades", *a(1))
+        set_clock(test, by)
+        test.advance(seconds=9)
+        assert rows(test) == []
+        test.advance(seconds=2)
+        assert rows(test) == [("a", 0, 1, 0, False)]
 
 
 @pytest.mark.parametrize("kind", [tumbling(60), session(gap=60)], ids=["tumbling", "session"])

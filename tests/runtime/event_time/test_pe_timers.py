@@ -62,6 +62,77 @@ def told(test: AppTest[Any]) -> list[tuple[str, str, int]]:
     return [(e["user"], e["name"], e["items"]) for e in test.take_output("told")]
 
 
+def set_clock(test: AppTest[Any], by: float) -> None:
+    """Set the clock of the app's machine, by which no time passes."""
+    processor: Any = test._runtime.tasks[0].processor
+    wall = processor.times._wall
+    processor.times._wall = lambda: wall() + by
+    for instances in processor.instances.values():
+        if instances.timers is not None:
+            instances.timers.now = processor.times._wall
+        if hasattr(instances, "wall"):
+            instances.wall = processor.times._wall
+
+
+@pytest.mark.parametrize("by", [-7200, -2, 2, 7200])
+def test_a_timer_in_so_many_seconds_fires_in_time_if_the_clock_is_set(by: float) -> None:
+    with AppTest(Shop, settings=DURABLE) as test:
+        test.send("orders", Order("joe", "pay", 10.0))
+        test.advance(seconds=1)
+        set_clock(test, by)
+        test.send("orders", Order("ann", "tea", 10.0))
+        test.advance(seconds=3)
+        assert told(test) == []
+        test.advance(seconds=2)
+        assert told(test) == [("joe", "thanks", 0)]
+
+
+def test_a_timer_at_a_time_of_the_clock_fires_at_that_time_if_the_clock_is_set() -> None:
+    class Alarm(Cart):
+        def on_event(self, order: Order) -> None:
+            self.at(order.at, "alarm", clock="wall")
+
+    class Alarms(App):
+        def on_init(self) -> None:
+            alarm = self.create_pe(Alarm)
+            alarm.told = self.create_output_stream("told", types=GenericEvent)
+            self.create_input_stream("orders", alarm, key="user", types=Order)
+
+    with AppTest(Alarms) as test:
+        test.send("orders", Order("joe", "", 1_700_000_100.0))
+        test.advance(seconds=1)
+        set_clock(test, 90)
+        test.advance(seconds=8)
+        assert told(test) == []
+        test.advance(seconds=2)
+        assert told(test) == [("joe", "alarm", 0)]
+
+
+def test_a_timer_that_is_set_after_the_removal_of_its_instance_is_refused() -> None:
+    class Left(Cart):
+        def on_event(self, order: Order) -> None:
+            if order.what == "first":
+                self.after(5, "kept")
+            self.remove()
+            self.cancel("none")
+            self.remove()
+            if order.what == "set":
+                self.after(5, "lost")
+
+    class Leaving(Shop):
+        def on_init(self) -> None:
+            left = self.create_pe(Left)
+            left.told = self.create_output_stream("told", types=GenericEvent)
+            self.create_input_stream("orders", left, key="user", types=Order, time="at")
+
+    with AppTest(Leaving) as test:
+        test.send("orders", Order("joe", "first", 10.0), Order("joe", "tea", 10.0))
+        test.advance(seconds=6)
+        assert told(test) == []
+        with pytest.raises(ProcessingError, match="was removed, so a timer that is set now"):
+            test.send("orders", Order("joe", "set", 10.0))
+
+
 def test_a_timer_fires_once_when_the_events_up_to_its_time_have_come() -> None:
     with AppTest(Shop) as test:
         test.send("orders", Order("joe", "tea", 10.0), Order("joe", "tea", 20.0))
