@@ -439,7 +439,7 @@ class Outbox:
             if rule is not None:
                 self._rule, self._hasher = rule, hasher or "crc32m"
                 partitioner = Partitioner(len(self.lanes), hasher_named(self._hasher))
-                checks = self.types.checked or rule.bindings  # else one partition's node checks
+                checks = self.types.of_log or rule.bindings  # else one partition's node checks
                 self._router = Router(rule, partitioner) if checks or len(self.lanes) > 1 else None
                 self.routing = f"{hasher}:{rule.name}" if rule.name else ""
                 return

@@ -34,6 +34,7 @@ class StreamTypes:
         self.versions: dict[int, TypeDecl] = {}
         self.given = tuple(types)
         self.checked = checked
+        self.of_log = False
         self.stream = stream
         for cls in types:
             self.declare(cls)
@@ -59,9 +60,8 @@ class StreamTypes:
 
     def take_answer(self, answer: wire.Hello, *, takes_any: bool) -> None:
         """Take the types that a node accepts; a log stores any, without reading them."""
-        of_log = bool(answer.headers.get(wire.LOG))
-        self.taken = None if of_log or takes_any else answer.types
-        self.checked |= of_log
+        self.of_log = bool(answer.headers.get(wire.LOG))
+        self.taken = None if self.of_log or takes_any else answer.types
         self.renew_json(answer.types)
 
     def renew_json(self, told: Sequence[TypeDecl]) -> None:

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import free_port, running, until
-from log_nodes import log_at, log_node, read_all
 from several_containers import nodes
 from shared_apps import NotingApp, OnePE
 from structlog.testing import capture_logs
 
-from s4node import App, Client, Event, GenericEvent, Oldest, OutputStream, ProcessingElement, Stream
+from s4node import App, Client, Event, GenericEvent, OutputStream, ProcessingElement, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -297,22 +296,6 @@ async def test_a_value_that_is_not_of_its_field_s_type_cannot_be_sent() -> None:
             "it cannot be sent: Total does not decode: Expected `int`, got `float` - at `$.n`",
         )
     ]
-
-
-async def test_a_program_cannot_store_a_value_in_a_log_that_no_typed_reader_can_read(
-    tmp_path: Path,
-) -> None:
-    async with log_node(tmp_path) as node:
-        async with log_at(node.address) as log:
-            await log.create("totals", 1)
-        async with Client(node.address) as client:
-            stream = await client.stream("totals", types=Total)
-            await stream.send_many([Total("joe", 1), Total("joe", 2.0), Total("joe", 3)])  # type: ignore[arg-type]
-            (refused,) = await stream.flush()
-            assert refused.unsent
-            assert refused.reason.endswith("Expected `int`, got `float` - at `$.n`")
-        found = await read_all(node.address, "totals", 2, types=Total, start=Oldest())
-    assert [total.n for total in found] == [1, 3]
 
 
 # -- set-up ---------------------------------------------------------------------------------------
