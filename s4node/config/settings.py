@@ -631,7 +631,8 @@ _CONTAINERS = "Container processes"
 CONTAINER_START_TIMEOUT = Setting(
     _CONTAINERS, "s4.container.startTimeout", "60000", kinds.milliseconds(1),
     "How long a container process may take from its start until it is ready: importing the app, "
-    "on_init and on_start. A process that takes longer is killed and restarted.",
+    "on_init and on_start. A process that takes longer is killed and restarted. While "
+    "s4.state.url does not answer, the time begins anew.",
 )
 CONTAINER_PULSE_TIMEOUT = Setting(
     _CONTAINERS, "s4.container.pulseTimeout", "10000", kinds.milliseconds(100),

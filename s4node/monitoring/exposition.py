@@ -114,7 +114,7 @@ def exposition(node: NodeReport, totals: Totals) -> str:
     _add_process(page, node.process, "node", app="")
     for each in node.containers:
         status, source = each.status, each.status.pid
-        running = each.statistics is not None
+        running = bool(status.address)  # it may have statistics before
         page.add("s4_container_running", int(running), app=status.app, version=status.version)
         page.count("s4_container_starts", each.place, status.starts, app=status.app)
         _add_process(page, each.process, source, app=status.app)

@@ -343,7 +343,7 @@ async def _announce(line: Line, container: Container) -> None:
 async def _pulses(line: Line, container: Container, seconds: float) -> None:
     is_monitored = bool(container.config[settings.HTTP_ADDRESS])
     while True:
-        if container.ready.is_set():
+        if container.tasks or container.ready.is_set():
             own = numbers_of(container.own_metrics(), _MOST_OWN) if is_monitored else []
             line.pulse(container.statistics(), own)
         else:

@@ -38,7 +38,7 @@ _ADVERTISE = "set its s4.listener.advertise to a host, and a port, at which this
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
-    """What a node says of itself; ``statistics`` are those of its containers that are ready."""
+    """What a node says of itself; ``statistics`` are those of its containers that have tasks."""
 
     name: str
     cluster: str

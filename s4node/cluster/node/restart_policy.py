@@ -10,7 +10,7 @@ Rules
 - A process that is not ready in time, sends no pulse in time or does not stop in time is killed. A
   stopped process (SIGSTOP) and one whose loop is stuck are treated alike: both send no pulse.
 - A process that starts its app need not send pulses, because the app's start may block the loop. It
-  has to be ready in time.
+  has to be ready in time. That time begins anew while it waits for the place of its state.
 - The driver looks at least every ``LOOK_SECONDS``. A longer gap means that the driver itself was
   stopped, so no process is blamed for that time. A driver that is late by more than a pulse first
   reads what the process said meanwhile.
@@ -170,11 +170,13 @@ class Restarts:
             self._go(Seen.GO)
             self.next_at = now + self.limits.start
 
-    def pulse(self, now: float) -> None:
-        """Report a pulse of the process."""
+    def pulse(self, now: float, *, waits: bool = False) -> None:
+        """Report a pulse of the process, and whether it waits for the place of its state."""
         self._go(Seen.PULSE)
         if self.phase is Phase.RUNNING:
             self.next_at = now + self.limits.pulse
+        elif waits and self.phase is Phase.STARTING:
+            self.next_at = now + self.limits.start
 
     def stop(self, now: float) -> None:
         """Request that the process ends and is not restarted; may be called twice."""

@@ -274,8 +274,9 @@ class ContainerProcess:
         now = trio.current_time()
         match message:
             case supervisor_protocol.Pulse():
-                self._life.pulse(now)
                 self.statistics, self.own_metrics = message.statistics, message.own
+                told = self.statistics
+                self._life.pulse(now, waits=told is not None and bool(told.replay.failing))
                 return
             case supervisor_protocol.Prepared():
                 self.prepared = message

@@ -133,7 +133,7 @@ class Done(Message, tag="done", frozen=True):
 
 
 class Pulse(Message, tag="pulse", frozen=True):
-    """From a container, regularly: it lives, and has these statistics once it is ready.
+    """From a container, regularly: it lives, and has these statistics once its tasks are made.
 
     ``own`` are the metrics of the app's author, if the node serves monitoring.
     """

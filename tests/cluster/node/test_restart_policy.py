@@ -42,6 +42,13 @@ def test_one_that_starts_its_app_is_asked_for_no_pulse_and_has_to_be_ready_in_ti
     assert machine.reason == "was not ready within 60 s"
 
 
+def test_the_time_to_be_ready_in_begins_anew_while_one_waits_for_the_place_of_its_state() -> None:
+    waits = [(float(at), "waiting_pulse") for at in range(2, 100)]
+    machine, actions = life(*waits, (150.0, "pulse"), (159.5, "exited"))
+    assert actions == [(0.0, "start"), (159.0, "kill")]
+    assert machine.reason == "was not ready within 60 s"
+
+
 def test_a_driver_that_looks_late_hears_first_what_was_said_meanwhile() -> None:
     machine = Restarts(Limits(pulse=0.3), 0.0)
     assert machine.look(0.0) is Action.START
@@ -180,7 +187,11 @@ def life(*steps: tuple[float, str]) -> tuple[Restarts, list[tuple[float, str]]]:
     end = max((at for at, _ in steps), default=0.0)
     while now <= end:
         while todo and todo[0][0] <= now:
-            getattr(machine, todo.pop(0)[1])(now)
+            said = todo.pop(0)[1]
+            if said == "waiting_pulse":
+                machine.pulse(now, waits=True)
+            else:
+                getattr(machine, said)(now)
         while (action := machine.look(now)) is not None:
             actions.append((now, action.value))
         now += 0.5

@@ -103,6 +103,28 @@ async def test_statistics_over_the_length_of_a_line_are_left_out_and_the_pulse_c
     far.close()
 
 
+async def test_one_that_waits_at_its_start_for_the_place_of_its_state_says_so(folder: Path) -> None:
+    store = {"s4_state_folder": str(folder / "state"), "s4_state_url": (folder / "url").as_uri()}
+    what = begin(folder / "hello.py", s4_stream_names_grade="durable", **store)
+    async with supervised() as supervisor:
+        first = supervisor.start(what)
+        await first.wait_ready()
+        await first.stop()
+        (tasks,) = (folder / "url").rglob("tasks")
+        aside = tasks.rename(tasks.with_name("aside"))
+        tasks.touch()  # it gives errors
+        process = supervisor.start(what)
+        await until(lambda: (told := process.statistics) and told.replay.failing)
+        assert process.statistics is not None
+        assert "cannot be read" in next(iter(process.statistics.replay.failing.values()))
+        assert process.address == ""
+        tasks.unlink()
+        aside.rename(tasks)
+        await greet(process)
+        assert process.starts == 1
+        await process.stop()
+
+
 async def test_a_stop_waits_until_the_app_has_closed(folder: Path) -> None:
     closed = folder / "closed"
     what = begin(folder / "slow_end.py", s4_app_file=str(closed), s4_app_seconds="0.2")
