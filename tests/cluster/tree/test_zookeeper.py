@@ -45,8 +45,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperServer
 
 @pytest.fixture
 def url(server: ZooKeeperServer, tmp_path: Path) -> str:
-    """A new root."""
-    return server.url(f"tests/{tmp_path.name}")
+    """A new root, without a parent that a test with credentials would close to the others."""
+    return server.url(tmp_path.name)
 
 
 @pytest.mark.long
