@@ -35,6 +35,9 @@ _OF_KEY = "of the key"
 OfKey = Annotated[T, _OF_KEY]
 """``total: OfKey[int] = 0`` in a class with windows is state of the key, beside its windows."""
 
+_STREAMS = {"Stream", "InputStream", "OutputStream"}
+"""The classes of streams; an annotation may be their text."""
+
 _RESERVED = {
     "_abc_impl", "_again", "_aggregates", "_group", "_home", "_mark", "_of_key", "_prototype",
     "_round", "_row", "_span", "_state", "_until", "app", "key", "partition",
@@ -132,6 +135,20 @@ def class_variables(cls: type) -> set[str]:
     """The names that the class or a base annotates as ClassVar."""
     annotated = [item for base in cls.__mro__ for item in _annotations(vars(base)).items()]
     return {name for name, kind in annotated if _is_class_variable(kind)}
+
+
+def unset_streams(element: ProcessingElement) -> list[str]:
+    """The mistakes in a prototype: attributes that are annotated as streams and have no value."""
+    bases = type(element).__mro__
+    annotated = {n: kind for base in bases for n, kind in _annotations(vars(base)).items()}
+    return [
+        f"{name!r} is annotated as a stream, and not set; set it on what create_pe returns, as in "
+        f"pe.{name} = self.create_stream(...)"
+        for name, kind in annotated.items()
+        if getattr(kind, "__name__", str(kind)).rpartition(".")[2] in _STREAMS
+        and not hasattr(element, name)
+        and not hasattr(type(element), name)  # as a slot, which each instance sets
+    ]
 
 
 def _annotations(namespace: Mapping[str, Any]) -> dict[str, Any]:

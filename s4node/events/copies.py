@@ -134,7 +134,7 @@ def _copying(kind: inspect.Type, value: str, depth: int = 0) -> str:
     inner = f"x{depth}"
     if isinstance(kind, inspect.ListType):
         each = _copying(kind.item_type, inner, depth + 1)
-        return f"{value}[:]" if each == inner else f"[{each} for {inner} in {value}]"
+        return f"{value}.copy()" if each == inner else f"[{each} for {inner} in {value}]"
     if isinstance(kind, inspect.DictType):
         each = _copying(kind.value_type, inner, depth + 1)
         if each == inner:

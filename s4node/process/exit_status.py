@@ -1,22 +1,35 @@
 """The exit status of a process that ends with an error, and its last message.
 
 Rules
+- If the limit of open files was reached, that is told once, whatever else failed because of it.
 - If nobody reads the output, the process ends quietly; if the output cannot be written, it says so.
   Only errors of standard output itself count as this.
 """
 
 from __future__ import annotations
 
+import errno
+import os
+import resource
 import sys
 
 from s4node.deploy.tracebacks import cause_trace
 from s4node.errors import ConfigError, GraphError, S4Error, leaves
 from s4node.process import stdio
 
+_NO_FILES = os.strerror(errno.EMFILE)  # RocksDB uses these words, too
+
 
 def exit_status(error: BaseException) -> int:
     """Print an s4node error and return the exit status; raises all other errors."""
     found = leaves(error)
+    if full := next((leaf for leaf in found if _NO_FILES in str(leaf)), None):
+        print(
+            f"s4: {full}; this process may open {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} "
+            f"files: raise that (ulimit -n, LimitNOFILE of systemd), or use more nodes",
+            file=sys.stderr,
+        )
+        return 1
     for leaf in found:
         if isinstance(leaf, S4Error):
             print(f"{cause_trace(leaf)}s4: {leaf}", file=sys.stderr)

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from s4node import disk
-from s4node.errors import ProgressUnwritten
+from s4node.errors import ConfigError, ProgressUnwritten
 from s4node.failpoints import passing
 from s4node.offsets.cuts import CutReport
 from s4node.savepoints.manifest import Manifest, Restoring, SavedTask
@@ -130,6 +130,12 @@ class FolderSavepoints(SavepointPlace):
             return (self._all / _RESTORE).read_bytes()
         except FileNotFoundError:
             return None
+        except NotADirectoryError as error:
+            file = next(each for each in (self._all, *self._all.parents) if each.is_file())
+            raise ConfigError(
+                f"{file} is a file, where a folder for state has to be; set s4.state.folder to "
+                f"another folder, or move the file away"
+            ) from error
 
 
 @contextmanager

@@ -221,10 +221,9 @@ def claim(
             f"container a state folder or a name of its own"
         ) from error
     except OSError as error:
-        raise StateError(
-            f"{folder} cannot be written: {error.strerror}; set s4.state.folder to a folder that "
-            f"you may write to"
-        ) from error
+        to = "set s4.state.folder to a folder that you may write to"
+        fix = "" if error.errno == errno.EMFILE else f"; {to}"
+        raise StateError(f"{folder} cannot be written: {error.strerror}{fix}") from error
     passing("claim.copy")
     if saved is not None:
         inherit(saved, own)
@@ -263,7 +262,8 @@ def _completed(own: Path, database: Database) -> Database:
         mark_complete(own)
     except OSError as error:
         database.close()
-        raise StateError(f"{own} cannot be written: {error.strerror}; free some space") from error
+        fix = "" if error.errno == errno.EMFILE else "; free some space"
+        raise StateError(f"{own} cannot be written: {error.strerror}{fix}") from error
     return database
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from shared_apps import Click, OnePE, handler_of, pe_class
 
-from s4node import App, Event, Pairs, tumbling
+import s4node
+from s4node import App, Event, OutputStream, Pairs, ProcessingElement, tumbling
 from s4node.errors import GraphError, ProcessingError
 from s4node.testing import AppTest
 
@@ -59,3 +60,54 @@ def test_a_timer_that_returns_a_coroutine_fails() -> None:
         test.send("clicks", Click("joe"))
         with pytest.raises(ProcessingError, match=r"Lost.*returned a coroutine of work"):
             test.advance(2)
+
+
+class Text(ProcessingElement):
+    out: OutputStream  # its text, in this file
+
+    def on_event(self, event: Click) -> None:
+        self.out.put(event)
+
+
+class Inherited(Text):
+    inner: s4node.Stream
+
+
+OUT = pe_class("Class", on_event=handler_of(Click), __annotations__={"out": OutputStream})
+
+
+@pytest.mark.parametrize(
+    ("pe", "names"), [(Text, ["out"]), (Inherited, ["inner", "out"]), (OUT, ["out"])]
+)
+def test_a_stream_attribute_that_is_not_set_is_told_at_the_start(
+    pe: type[ProcessingElement], names: list[str]
+) -> None:
+    with pytest.raises(GraphError) as told, AppTest(OnePE(pe)):
+        pass
+    for name in names:
+        line = f"'{pe.__name__}': '{name}' is annotated as a stream, and not set; set it on what "
+        assert f"{line}create_pe returns, as in pe.{name} = self.create_stream(...)" in str(
+            told.value
+        )
+
+
+class Slot(ProcessingElement):
+    __slots__ = ("out",)
+    out: OutputStream
+
+    def on_create(self) -> None:
+        self.out = self.app.streams["out"]
+
+    def on_event(self, event: Click) -> None:
+        self.out.put(event)
+
+
+def test_a_stream_attribute_may_be_set_for_each_instance() -> None:
+    class Sends(OnePE):
+        def on_init(self) -> None:
+            super().on_init()
+            self.create_output_stream("out", types=Click)
+
+    with AppTest(Sends(Slot)) as test:
+        test.send("clicks", Click("joe"))
+        assert test.output("out") == [Click("joe")]

@@ -252,7 +252,7 @@ def hello_at(*positions: wire.Position) -> wire.Hello:
         (hello_at(wire.Position(0, 0, life=1 << 62)), "`int` <= 46116"),
         (wire.Hello("raw", "1", "clicks", headers={"fence": 1 << 63}), "`int` <= 92233720"),
         (wire.Hello("raw", "1", "clicks", headers={"x": [{"y": 1 << 63}]}), "`int` <= 92233720"),
-        (wire.Hello("x" * 4097, "1", "clicks"), "`str` of length <= 4096 - at `$[1]`"),
+        (wire.Hello("raw", "1", "x" * 4097), "`str` of length <= 4096 - at `$[3]`"),
         (wire.Hello("raw", "x" * 257, "clicks"), "`str` of length <= 256 - at `$[2]`"),
         (hello_at(*[wire.Position(0, 0)] * 4097), "`array` of length <= 4096 - at `$[7]`"),
         (wire.Data("clicks", 0, "raw", 0, 1, ()), "`array` of length >= 1 - at `$[6]`"),

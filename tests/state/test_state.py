@@ -22,7 +22,7 @@ from shared_apps import KEEPER, Click, CountAndTell, CountingApp, Ignore
 from structlog.testing import capture_logs
 
 from s4node import App, Config, Container, GenericEvent, ProcessingElement, TaskApp
-from s4node.errors import GraphError, ProcessingError, StateError, TaskFenced
+from s4node.errors import ConfigError, GraphError, ProcessingError, StateError, TaskFenced
 from s4node.events.keys import Partitioner, crc32m
 from s4node.process.exit_status import exit_status
 from s4node.state import epochs
@@ -460,6 +460,23 @@ async def test_an_instance_that_leaves_the_cache_keeps_what_its_last_handler_did
         system.put("clicks", 0, Click("slow"))
         await until(lambda: container.processed == 4)
         assert app.counts["slow"] == 2
+
+
+@pytest.mark.parametrize("below", [".", "below/it"])
+async def test_a_file_in_place_of_the_state_folder_is_told_once(
+    system: MemorySystem, settings: dict[str, str], tmp_path: Path, below: str
+) -> None:
+    system.create("clicks", 2)
+    file = tmp_path / "file"
+    file.touch()
+    folder = {"s4.state.folder": str(file / below)}
+    with pytest.raises(ConfigError) as told, plain_errors():
+        async with running(CountingApp(system="memory"), settings | folder):
+            pass
+    assert str(told.value) == (
+        f"{file} is a file, where a folder for state has to be; set s4.state.folder to another "
+        f"folder, or move the file away"
+    )
 
 
 # -- tasks ----------------------------------------------------------------------------------------

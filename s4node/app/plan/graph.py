@@ -31,7 +31,7 @@ from s4node.app.plan.window_dispatch import (
     window_lines,
     window_problems,
 )
-from s4node.app.processing_element import ProcessingElement
+from s4node.app.processing_element import ProcessingElement, unset_streams
 from s4node.app.prototype import Prototype, shared_containers
 from s4node.app.stream import OutputStream, Stream
 from s4node.app.window_instances import WindowInstances
@@ -44,7 +44,8 @@ from s4node.store_spec import StoreSpec
 def check(app: App) -> None:
     """Raise one GraphError with every mistake in the app's graph."""
     problems = [problem for stream in app.streams.values() for problem in _problems(app, stream)]
-    for prototype, _ in app.prototypes.values():
+    for prototype, element in app.prototypes.values():
+        problems += [f"PE {prototype.name!r}: {each}" for each in unset_streams(element)]
         if not prototype.on_event.declared and not prototype.on_time:
             problems.append(f"PE {prototype.name!r} has neither on_event nor on_time")
         problems += window_problems(app, prototype)

@@ -2,7 +2,7 @@
 
 Rules
 - Refusals wait until the caller takes them. Their number is bounded; further ones are only counted.
-- Consecutive shed events are one refusal.
+- Those of consecutive events, and of events without a number, for one reason are one.
 - An event of a task that cannot be sent is reported once a commit is written that would have held
   it. A task that is rolled back may put the event again, so it is not reported before.
 - An event that the task has put for itself stays in memory, though no commit can save it. It is
@@ -42,6 +42,7 @@ class Refusals:
         self.counts = {"shed": 0, "refused": 0, "unsent": 0}
         self._stream = stream
         self.waiting: list[Refusal] = []
+        self._last: dict[tuple[object, ...], int] = {}  # of a partition and cause, in waiting
         self._further: Counter[tuple[bool, bool]] = Counter()  # beyond the list: shed, unsent
 
     def count(self, refusal: Refusal) -> None:
@@ -52,10 +53,12 @@ class Refusals:
     def add(self, refusal: Refusal) -> None:
         """Count the events of a refusal, and keep it until it is taken."""
         self.count(refusal)
-        last = self.waiting[-1] if self.waiting else None
-        if last is not None and refusal.shed and _follows(last, refusal):
-            self.waiting[-1] = replace(last, count=last.count + refusal.count)
+        cause = refusal.partition, refusal.reason, refusal.shed, refusal.unsent
+        at = self._last.get(cause, -1)
+        if at >= 0 and _follows(last := self.waiting[at], refusal):
+            self.waiting[at] = replace(last, count=last.count + refusal.count)
         elif len(self.waiting) < MAX_REFUSALS:
+            self._last[cause] = len(self.waiting)
             self.waiting.append(refusal)
         else:
             self._further[refusal.shed, refusal.unsent] += refusal.count
@@ -67,6 +70,7 @@ class Refusals:
         shed, unsent.
         """
         taken, self.waiting = self.waiting, []
+        self._last.clear()
         for (shed, unsent), count in self._further.items():
             more = f"{count} further events, which are only counted"
             taken.append(Refusal(self._stream, -1, -1, more, shed, count, unsent))
@@ -75,9 +79,8 @@ class Refusals:
 
 
 def _follows(last: Refusal, refusal: Refusal) -> bool:
-    """Return True if ``refusal`` continues ``last``, for the same reason."""
-    end = replace(last, number=last.number + last.count, count=refusal.count)
-    return end == refusal
+    """Return True if the numbers of ``refusal`` go on after ``last``, or neither has any."""
+    return refusal.number == (-1 if last.number == -1 else last.number + last.count)
 
 
 class Unsent:

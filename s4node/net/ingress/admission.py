@@ -124,9 +124,6 @@ class StreamAdmission:
 
     def refusal(self, hello: wire.Hello) -> str:
         """Why a producer may not open the stream; empty if it may."""
-        long = wire.too_long(hello.peer)
-        if long:
-            return f"stream {self.stream!r}: {long}"
         task, word = task_of(hello.peer)
         if task and not isinstance(hello.headers.get(wire.FENCE), int):
             return (

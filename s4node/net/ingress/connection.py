@@ -322,6 +322,8 @@ class Connection:
         """Why a peer may not open a stream of so many partitions, or empty. The connection has
         opened it for so many other ``producers``."""
         limits = self._listener.limits
+        if long := wire.too_long(hello.peer):
+            return f"stream {hello.stream!r}: {long}"
         if producers >= limits.producers:
             return self.limited(
                 f"stream {hello.stream!r}: this connection has opened it for {limits.producers} "

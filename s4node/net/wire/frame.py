@@ -230,7 +230,7 @@ class Hello(_Header, tag=0, frozen=True):
     """
 
     kind: ClassVar[str] = "hello"
-    peer: Name
+    peer: str  # if it is too long, the answer says so: see too_long
     incarnation: Incarnation
     stream: Name
     types: Annotated[tuple[TypeDecl, ...], msgspec.Meta(max_length=MAX_TYPES)] = ()

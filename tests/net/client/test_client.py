@@ -132,6 +132,19 @@ async def test_flush_returns_what_was_refused_with_number_and_reason() -> None:
     assert noted.numbers == [n for n in range(1000) if n % 100 != 50]
 
 
+async def test_flush_returns_one_refusal_of_all_events_with_the_same_cause() -> None:
+    noted = RecordingApp()
+    async with running(noted) as node, Client(node.address) as client:
+        stream = await client.stream("clicks")
+        for n in range(200):
+            await stream.send_many([Buy("ann", n), Click("ann", n)])
+        (refused,) = await stream.flush()
+        assert (refused.number, refused.count, refused.unsent) == (-1, 200, True)
+        assert refused.reason.startswith("stream 'clicks' takes Click, not 'Buy'")
+        assert stream.counts["unsent"] == 200
+    assert noted.numbers == list(range(200))
+
+
 async def test_refusals_of_large_events_are_all_reported() -> None:
     noted = RecordingApp(key=lambda event: None)
     async with running(noted) as node, Client(node.address) as client:
