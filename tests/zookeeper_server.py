@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from harness import DEADLINE, free_port
 
-from s4node.bench.servers import can_run_zookeeper, zookeeper_command
+from benchmarks.servers import can_run_zookeeper, zookeeper_command
 from s4node.cluster.tree.zookeeper import ZooKeeperCoordination
 
 TICK_SECONDS = 0.5

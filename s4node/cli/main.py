@@ -175,11 +175,6 @@ COMMANDS = {
         "make an authority and certificates for a development cluster",
         "s4 certs certs s4://demo/node/node1 s4://demo/producer/bank s4://demo/operator/ops",
     ),
-    "bench": Command(
-        "s4node.bench.command:arguments",
-        "run a benchmark; without a name, list the benchmarks",
-        "s4 bench keyed-count --json",
-    ),
     "config": Command(
         "s4node.cli.config_command:arguments",
         "show or check the configuration",

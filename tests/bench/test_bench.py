@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from s4node.bench.command import BENCHMARKS
-from s4node.bench.workload import key_sequence, truth
+from benchmarks.__main__ import BENCHMARKS
+from benchmarks.workload import key_sequence, truth
 
 pytestmark = pytest.mark.long
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(BENCHMARKS))
 def test_a_benchmark_prints_only_json_and_has_counted_right(name: str) -> None:
-    done = s4_bench(name, "--json", "--quick")
+    done = benchmark(name, "--json", "--quick")
 
     assert done.returncode == 0, f"{done.stderr}{done.stdout}"
     found: Any = json.loads(done.stdout)
@@ -34,14 +34,14 @@ def test_a_benchmark_prints_only_json_and_has_counted_right(name: str) -> None:
 
 
 def test_without_a_name_the_benchmarks_are_listed() -> None:
-    done = s4_bench()
+    done = benchmark()
 
     assert done.returncode == 0
     assert [line.split()[0] for line in done.stdout.splitlines()] == list(BENCHMARKS)
 
 
 def test_an_unknown_benchmark_is_refused_with_the_known_ones() -> None:
-    done = s4_bench("keyed-cuont", "--json")
+    done = benchmark("keyed-cuont", "--json")
 
     assert done.returncode == 2
     assert done.stdout == ""
@@ -78,9 +78,9 @@ FIELDS = {
 }
 
 
-def s4_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+def benchmark(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a benchmark; if it does not end, fail with where each of its processes is."""
-    command = [sys.executable, "-m", "s4node", "bench", *arguments]
+    command = [sys.executable, "-m", "benchmarks", *arguments]
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

@@ -158,7 +158,7 @@ def test_every_setting_is_on_the_tuning_page() -> None:
 def test_every_command_of_the_first_pages_exists() -> None:
     commands = set(re.findall(r"(?:`|\$ |\| )s4 ([a-z-]+)", README + FIRST_APP + CLUSTER + INPUTS))
 
-    assert commands >= {"run", "send", "adapter", "bench", "deploy", "tail", "log"}
+    assert commands >= {"run", "send", "adapter", "deploy", "tail", "log"}
     check_commands(commands)
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import trio
 from harness import ROOT
 
-from s4node.bench.servers import can_run_zookeeper
+from benchmarks.servers import can_run_zookeeper
 from torture.slow_cable import carry
 
 SWITCH = "10.88.0.1"

@@ -34,8 +34,8 @@ import trio
 from harness import ROOT, children, free_port, plain_errors, run_s4, s4
 from zookeeper_server import ZooKeeperEnsemble
 
+from benchmarks import servers
 from s4node import Client
-from s4node.bench import servers
 from s4node.errors import S4Error
 from s4node.events.keys import crc32m
 from s4node.process import log_setup

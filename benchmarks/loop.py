@@ -1,0 +1,235 @@
+"""loop: the event loop's own cost of an event and of a batch, with 1, 10 and 100 tasks.
+
+The limit is a bare loop that calls the same ``process`` with the same arguments. The rest is the
+loop's own: making envelopes, choosing, the gate, counting, and reporting to the input.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import trio
+import trio.lowlevel
+
+from benchmarks.result import Result, middle
+from s4node.app.stream_task import Collector, Coordinator, Envelope, TaskApp
+from s4node.config import settings
+from s4node.config.config import Config
+from s4node.events.event import Event
+from s4node.offsets.input_progress import InputProgress
+from s4node.offsets.receipts import BatchReceipt
+from s4node.offsets.system import InputBatch, SystemStreamPartition
+from s4node.runtime.container import hooks
+from s4node.runtime.loop.pipeline import Pipeline
+from s4node.runtime.loop.run_loop import RunLoop
+from s4node.runtime.task.actions import Asked
+from s4node.runtime.task.settings import TaskSettings
+from s4node.runtime.task.stream_task_processor import processor_of
+from s4node.runtime.task.task import Task
+from s4node.runtime.task.task_context import StreamCollector
+
+BATCH = 2048
+
+
+class Number(Event):
+    number: int
+
+
+class Sum:
+    def __init__(self) -> None:
+        self.total = 0
+
+    def process(self, envelope: Envelope, _to: Collector, _of: Coordinator) -> None:
+        self.total += envelope.message.number
+
+
+class Sums(TaskApp):
+    """A sum in each partition."""
+
+    def __init__(self) -> None:
+        super().__init__("loop", self._make, inputs=["memory.numbers"])
+        self.sums: list[Sum] = []
+
+    def _make(self) -> Sum:
+        self.sums.append(Sum())
+        return self.sums[-1]
+
+    def on_init(self) -> None:
+        self.create_input_stream("numbers", types=Number)
+
+
+def run(*, quick: bool, say: Callable[[str], None]) -> list[Result]:
+    """A row for whole batches and one for batches of a single event, for each number of tasks."""
+    runs, events = (1, 40_000) if quick else (7, 2_000_000)
+    results = []
+    for batch, wanted in ((BATCH, events), (1, events // 20)):
+        bare = middle([_bare(wanted) / wanted for _ in range(runs)])
+        for tasks in (1, 10, 100):
+            say(f"{runs} runs of {tasks} tasks, batches of {batch}")
+            batches = _batches(wanted, batch, tasks)
+            total = batches * batch * tasks
+            found = [trio.run(_looped, batches, batch, tasks) for _ in range(runs)]
+            each = middle([one for one, _ in found]) / total
+            own = each - bare
+            results.append(
+                Result(
+                    "loop",
+                    events=total * runs,
+                    seconds=each * total * runs,
+                    events_per_s=1 / each,
+                    limit_events_per_s=1 / bare,
+                    ratio=bare / each,
+                    cpu_s_per_million=each * 1e6,
+                    checked=all(checked for _, checked in found),
+                    notes={
+                        "tasks": tasks,
+                        "batch": batch,
+                        "own_ns_an_event": own * 1e9,
+                        "own_us_a_batch": own * batch * 1e6,
+                    },
+                )
+            )
+    return results
+
+
+def _batches(events: int, batch: int, tasks: int) -> int:
+    """The number of batches of each task."""
+    return max(1, events // (batch * tasks))
+
+
+def _bare(events: int) -> float:
+    """The seconds of ``events`` calls of ``process`` in a loop."""
+    task, collector, asked = Sum(), StreamCollector(Sums(), []), Asked()
+    envelopes = [
+        Envelope("memory", "numbers", 0, number, None, Number(number)) for number in range(BATCH)
+    ]
+    process = task.process
+    began = time.process_time()
+    for _ in range(events // BATCH):
+        for envelope in envelopes:
+            process(envelope, collector, asked)
+    for envelope in envelopes[: events % BATCH]:
+        process(envelope, collector, asked)
+    return time.process_time() - began
+
+
+class _Feed:
+    """One task and its input: keeps a batch or two in its stage."""
+
+    def __init__(self, task: Task, ssp: SystemStreamPartition, size: int, batches: int) -> None:
+        self.task = task
+        self.left = batches
+        self._ssp = ssp
+        self._size = size
+        self._next = 0
+        self._numbers = [Number(number) for number in range(size)]
+        self._progress = InputProgress(ssp, 0, lambda *_: None)
+
+    @property
+    def safe(self) -> int:
+        """The offset below which the task is done."""
+        return self._progress.safe
+
+    def offer(self) -> bool:
+        """Offer a batch if none waits; return True if one was offered."""
+        if not self.left or self.task.backlog.stages[self._ssp].depth > self._size:
+            return False
+        batch = InputBatch(self._ssp, self._next, self._size, 0, 0)
+        batch.events = self._numbers
+        batch.receipt = BatchReceipt(self._progress, self._next, self._next + self._size)
+        self._next += self._size
+        self.left -= 1
+        self.task.backlog.offer(batch)
+        return True
+
+
+class _Feeding:
+    """The shell of tasks that are fed after each turn, and put nothing."""
+
+    def __init__(self, feeds: list[_Feed], done: trio.Event) -> None:
+        self.loop: RunLoop
+        self._feeds = feeds
+        self._done = done
+
+    def after_turn(self) -> None:
+        for feed in self._feeds:
+            if feed.left and feed.offer():
+                self.loop.add(feed.task)
+        if not any(feed.left for feed in self._feeds):
+            self._done.set()
+
+    def hand_on(self, *_: Any) -> None:
+        """Nothing to do: tasks put no events."""
+
+    def commit(self, _: Task) -> bool:
+        return False
+
+    def replace(self, _: Task) -> None:
+        """Never called: no task fails."""
+
+    def arrived(self) -> bool:
+        return True
+
+    def shut_down(self) -> None:
+        """Never called: no task asks for it."""
+
+
+async def _looped(batches: int, size: int, tasks: int) -> tuple[float, bool]:
+    """The seconds of a loop of ``tasks`` tasks, and True if the sums are right."""
+    app, config = Sums(), Config.from_values({"s4.cluster.partitions": str(tasks)})
+    await hooks.declare(app, config, tasks)
+    pipeline = Pipeline(app, config)
+    feeds: list[_Feed] = []
+
+    done = trio.Event()
+    feeding = _Feeding(feeds, done)
+    loop = feeding.loop = RunLoop(
+        max_events=config[settings.STEP_MAX_EVENTS],
+        max_seconds=config[settings.STEP_MAX_MS],
+        shell=feeding,
+    )
+    feeds += [_feed(app, config, pipeline, loop, number, size, batches) for number in range(tasks)]
+    for feed in feeds:
+        await loop.start(feed.task)
+        feed.offer()
+        feed.offer()
+        loop.add(feed.task)
+    began = time.process_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(loop.run)
+        await done.wait()
+        while any(feed.safe < batches * size for feed in feeds):
+            await trio.lowlevel.checkpoint()
+        seconds = time.process_time() - began
+        loop.drain()
+    expected = batches * sum(range(size))
+    return seconds, all(one.total == expected for one in app.sums)
+
+
+def _feed(
+    app: Sums,
+    config: Config,
+    pipeline: Pipeline,
+    loop: RunLoop,
+    number: int,
+    size: int,
+    batches: int,
+) -> _Feed:
+    ssp = SystemStreamPartition("memory", "numbers", number)
+    chosen = TaskSettings.from_config(config)
+    task = Task(
+        app,
+        number,
+        stages=pipeline.stages_of(number),
+        clock=trio.current_time,
+        held=pipeline.order.held,
+        processor=processor_of(
+            app, number, trio.current_time, name=f"Partition {number}", settings=chosen
+        ),
+        settings=chosen,
+    )
+    task.backlog.add_input(ssp, pipeline.stage_of("numbers", number))
+    loop.adopt(task)
+    return _Feed(task, ssp, size, batches)
