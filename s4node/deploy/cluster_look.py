@@ -28,6 +28,7 @@ from s4node.deploy.cluster_snapshot import (
     StreamRow,
     bottleneck_of,
     failing_of,
+    inputs_of,
     outboxes_of,
     restoring_of,
     rows_of,
@@ -129,6 +130,7 @@ def _snapshot(
         streams,
         sorted(standbys),
         failing_of(told),
+        inputs_of(told),
         cycles,
     )
 

@@ -85,6 +85,15 @@ class OutboxRow(msgspec.Struct):
     bytes: int = 0
 
 
+class InputRow(msgspec.Struct):
+    """An input of an app, as ``system.stream``: the events that its tasks have not processed. None
+    while the end of one of its partitions is unknown."""
+
+    app: str
+    input: str
+    unprocessed: int | None = 0
+
+
 class RestoringRow(msgspec.Struct, frozen=True):
     """A task whose owner fetches its state from a URL: objects, and how many they are at most."""
 
@@ -194,6 +203,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     streams: list[StreamRow] = []
     standbys: list[StandbyRow] = []
     failing: list[FailingRow] = []
+    inputs: list[InputRow] = []
     cycles: list[str] = []
     """The ways on which streams feed themselves over several apps, as ``app -> stream -> app``."""
 
@@ -275,6 +285,20 @@ def outboxes_of(reports: Iterable[ContainerStatistics]) -> list[OutboxRow]:
             row.depth += each.depth
             row.bytes += each.bytes
     return [row for _, row in sorted(rows.items()) if row.depth]
+
+
+def inputs_of(reports: Iterable[ContainerStatistics]) -> list[InputRow]:
+    """The inputs that are read from systems."""
+    rows: dict[tuple[str, str], InputRow] = {}
+    for report in reports:
+        for each in report.replay.progress:
+            key = report.app, f"{each.system}.{each.stream}"
+            row = rows.setdefault(key, InputRow(*key))
+            if each.lag is None or row.unprocessed is None:
+                row.unprocessed = None
+            else:
+                row.unprocessed += each.lag
+    return [row for _, row in sorted(rows.items())]
 
 
 def restoring_of(reports: Iterable[ContainerStatistics]) -> list[RestoringRow]:

@@ -97,7 +97,8 @@ class ProgressStatistics(msgspec.Struct, frozen=True):
     """How far a task is in a partition of an input.
 
     Everything below ``offset`` is done. ``committed`` is where a restart would resume (None before
-    the first commit). ``lag`` is the number of events not read yet (None while unknown).
+    the first commit). ``lag`` is the number of events not processed yet, up to the last known end
+    of the partition (None while that is unknown).
     """
 
     task: str

@@ -61,7 +61,7 @@ FAMILIES = {
     "s4_stage_wait_seconds": ("gauge", "how long the last taken batch had waited"),
     "s4_stage_admitted_events": ("counter", "events that the stage has admitted"),
     "s4_stage_shed_events": ("counter", "events that the stage has dropped, by reason"),
-    "s4_input_lag_events": ("gauge", "events of the input that were not read yet, if known"),
+    "s4_input_lag_events": ("gauge", "events of the input that are not processed yet, if known"),
     "s4_input_undecodable_events": ("counter", "events of the input that could not be decoded"),
     "s4_input_lost_events": ("counter", "events that retention removed before they were read"),
     "s4_left_out_events": ("counter", "events skipped because a handler failed"),

@@ -8,6 +8,7 @@ import pytest
 
 from s4node.deploy.cluster_snapshot import (
     FailingRow,
+    InputRow,
     OutboxRow,
     RestoringRow,
     Row,
@@ -17,6 +18,7 @@ from s4node.deploy.cluster_snapshot import (
     WindowsRow,
     bottleneck_of,
     failing_of,
+    inputs_of,
     outboxes_of,
     ranges,
     restoring_of,
@@ -31,6 +33,7 @@ from s4node.metrics.statistics import (
     ContainerStatistics,
     InputStatistics,
     OutboxStatistics,
+    ProgressStatistics,
     ReplayStatistics,
     StageStatistics,
     TaskStatistics,
@@ -122,6 +125,17 @@ def test_a_node_that_follows_tasks_reports_how_far_the_slowest_is_behind() -> No
     reports = [ContainerStatistics("a", replay=one), ContainerStatistics("b")]
     assert standbys_of("node", reports) == [
         StandbyRow("a", "node", ["Partition 0", "Partition 1"], 3.0)
+    ]
+
+
+def test_what_is_not_processed_of_an_input_is_added_up_unless_a_part_is_unknown() -> None:
+    def report(app: str, *lags: int | None) -> ContainerStatistics:
+        made = [ProgressStatistics("t", "log", "clicks", 0, 0, None, lag) for lag in lags]
+        return ContainerStatistics(app, replay=ReplayStatistics(progress=made))
+
+    assert inputs_of([report("b", 3, None), report("a", 1, 2), report("a", 4), report("b", 1)]) == [
+        InputRow("a", "log.clicks", 7),
+        InputRow("b", "log.clicks", None),
     ]
 
 

@@ -15,12 +15,13 @@ import pytest
 import trio
 from harness import ROOT, free_port, running, until
 from input_systems import fresh, memory
-from shared_apps import NotingApp, OnePE
+from shared_apps import HoldingApp, NotingApp, OnePE
 from structlog.testing import capture_logs
 
 from s4node import App, Client, Event
 from s4node.app.stream_task import Collector, Coordinator, Envelope, TaskApp, TaskContext
 from s4node.config.config import Config
+from s4node.deploy.cluster_snapshot import InputRow, inputs_of
 from s4node.errors import ConfigError, MetricError
 from s4node.metrics.registry import MetricsRegistry
 from s4node.metrics.reporter import JsonLines, MetricsReporter, reporters_of, table
@@ -473,6 +474,29 @@ async def test_the_page_names_every_metric_of_a_running_container_and_no_other(
         look(container)
     for heading, names in found.items():
         assert names == names_on_the_page(heading) - OF_EVENT_TIME, heading
+
+
+async def test_the_lag_of_an_input_counts_events_that_are_not_processed(
+    values: dict[str, str],
+) -> None:
+    system = memory("memory", values["systems.memory.address"])
+    system.create("orders", 1)
+    system.put("orders", 0, *map(Tick, range(300)))
+    app = HoldingApp("orders", types=Tick, key="number")
+    del values["s4.stream.ticks.grade"]
+    async with running(app, {**values, "task.inputs": "memory.orders"}) as container:
+
+        def lag() -> object:
+            consumers = by_source(container)[container.node]["SystemConsumersMetrics"]
+            return consumers.get("memory-orders-0-messages-behind-high-watermark")
+
+        await until(lambda: sum(stage.depth for stage in container.statistics().stages) == 300)
+        assert lag() == 300
+        system.put("orders", 0, Tick(300))
+        assert inputs_of([container.statistics()]) == [InputRow(app.name, "memory.orders", 301)]
+        app.may_go_on.set()
+        await until(lambda: lag() == 0)
+        assert len(app.seen) == 301
 
 
 async def test_the_values_are_those_of_what_was_done(values: dict[str, str]) -> None:

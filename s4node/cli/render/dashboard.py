@@ -79,6 +79,18 @@ def _rendered(snapshot: Snapshot, width: int, *, live: bool) -> RenderableType:
         )
     if snapshot.stages:
         parts.append(_stages(snapshot.stages, width, live=live))
+    if snapshot.inputs:
+        parts.append(
+            _table(
+                ("app", "input", "not processed"),
+                [
+                    (i.app, i.input, "unknown" if i.unprocessed is None else f"{i.unprocessed:,}")
+                    for i in snapshot.inputs
+                ],
+                width,
+                spare=("app",),
+            )
+        )
     if snapshot.outboxes:
         parts.append(
             _table(

@@ -134,6 +134,11 @@ class PartitionFeed:
         """Events to the last known end of the partition; None while the end is unknown."""
         return None if self._reader is None else self._reader.lag
 
+    def unprocessed(self, safe: int) -> int | None:
+        """Events from ``safe`` to the last known end of the partition; None while it is unknown."""
+        lag, reader = self.lag, self._reader
+        return None if lag is None or reader is None else max(0, reader.position + lag - safe)
+
     def join(self, taker: Taker) -> bool:
         """Read for one more task, from its position; return True if ``run`` has to be started."""
         self.takers[taker.task.partition] = taker

@@ -370,7 +370,7 @@ class SystemConsumers:
         for task, inputs in self.progress.items():
             for ssp, progress in inputs.items():
                 feed = self._feeds.get(ssp)
-                lag = None if feed is None else feed.lag
+                lag = None if feed is None else feed.unprocessed(progress.safe)
                 yield ProgressStatistics(names[task], *ssp, progress.safe, progress.committed, lag)
 
     # -- room --------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from s4node.cluster.node.container_status import ContainerStatus
 from s4node.deploy.cluster_snapshot import (
     AppRow,
     FailingRow,
+    InputRow,
     NodeRow,
     RestoringRow,
     Row,
@@ -95,6 +96,18 @@ def test_a_standby_says_how_far_it_is_behind() -> None:
     assert isinstance(console.file, io.StringIO)
     text = "node two is the standby of 2 tasks of counter, at most 1.2 s behind"
     assert text in console.file.getvalue()
+
+
+def test_each_input_is_shown_with_its_events_that_are_not_processed() -> None:
+    console = Console(width=120, file=io.StringIO(), highlight=False)
+    inputs = [InputRow("counter", "log.clicks", 12_345), InputRow("counter", "log.rules", None)]
+    shown = msgspec.structs.replace(snapshot(), inputs=inputs)
+    console.print(rendered([shown], 120, live=False))
+    assert isinstance(console.file, io.StringIO)
+    lines = [line.split() for line in console.file.getvalue().splitlines()]
+    assert ["app", "input", "not", "processed"] in lines
+    assert ["counter", "log.clicks", "12,345"] in lines
+    assert ["counter", "log.rules", "unknown"] in lines
 
 
 def test_a_stream_is_shown_with_the_apps_at_both_ends() -> None:
