@@ -47,11 +47,14 @@ class State(Protocol):
         ...
 
 
-def note_use(app: App, state: State) -> None:
-    """Note with the next commit what this version of the app uses."""
+def note_use(app: App, state: State) -> bool:
+    """Note with the next commit what this version of the app uses; return True if another version
+    has noted something else."""
     use = {"tables": sorted(_tables_of(app)), "keys": _keys_of(app)}
-    if state.meta(USE) != use:
+    before = state.meta(USE)
+    if before != use:
         state.set_meta(USE, use)
+    return before not in (None, use)
 
 
 def unused_in(state: State) -> list[str]:

@@ -140,7 +140,7 @@ class Task:
         self.failures.changes = state.changes
         self.failures.changes_bytes = changes_bytes
         self.processor.attach_state(state)
-        note_use(self.app, state)
+        self.gate.commit_due = note_use(self.app, state)  # the next version's check needs it
         puts = any(not isinstance(stream, InputStream) for stream in self.app.streams.values())
         self.gate.whole = puts or bool(state.stores or state.instances)
 

@@ -9,10 +9,11 @@ import trio
 from harness import running, until
 from shared_apps import Click, counting
 
-from s4node import App, Config, Container, Event, ProcessingElement
+from s4node import App, Client, Config, Container, Event, ProcessingElement
 from s4node.deploy.savepoint import savepoint_of
 from s4node.deploy.savepoint_restore import check_readable
 from s4node.errors import StateError
+from s4node.events.event import LIVE
 from s4node.runtime.container.hooks import declare
 from s4node.runtime.event_time.state_use import unused_in
 from s4node.savepoints.manifest import AS_IS, StateCheck
@@ -36,16 +37,20 @@ COUNT, OLD = counting(Event, tell, name="Count"), counting(Event, tell, name="Ol
 
 class Shop(App):
     def __init__(
-        self, *pes: type[ProcessingElement], key: Any = "user", types: Any = Click
+        self,
+        *pes: type[ProcessingElement],
+        key: Any = "user",
+        types: Any = Click,
+        system: str = "memory",
     ) -> None:
         super().__init__("shop")
         self.seen: list[Event] = []
-        self._pes, self._key, self._carried = pes, key, types
+        self._pes, self._key, self._carried, self._system = pes, key, types, system
 
     def on_init(self) -> None:
         pes = [self.create_pe(pe) for pe in self._pes]
         self.create_input_stream(
-            "clicks", *pes, key=self._key, types=self._carried, system="memory"
+            "clicks", *pes, key=self._key, types=self._carried, system=self._system
         )
 
 
@@ -109,6 +114,22 @@ async def test_what_the_version_before_did_not_use_needs_no_consent_again(lives:
     await lives.check(Shop(COUNT))
     with pytest.raises(StateError, match=r"no place for: pe Count; .* --unused Count$"):
         await lives.check(Shop(OLD))
+
+
+async def test_a_version_that_has_no_event_yet_is_the_one_that_the_next_is_checked_against(
+    settings: dict[str, str], lives: Lives
+) -> None:
+    settings |= {"s4.stream.clicks.grade": "durable", "task.commit.ms": "1000000"}
+    async with (
+        running(Shop(COUNT, OLD, system=LIVE), settings) as node,
+        Client(node.address) as client,
+    ):
+        clicks = await client.stream("clicks")
+        await clicks.send(Click("joe"))
+        assert await clicks.flush() == []
+    async with running(Shop(COUNT, system=LIVE), settings) as node:
+        await until(lambda: node.statistics().replay.commits == 1)  # type: ignore[union-attr]
+        await lives.check(Shop(COUNT, system=LIVE))
 
 
 async def test_a_version_goes_back_to_its_savepoint_which_has_the_rows_of_a_former_pe(
