@@ -126,7 +126,7 @@ async def test_a_pe_with_rows_is_dropped_only_by_name_and_a_rollback_still_goes_
         await s4_of(folder, "rollback", "counter", *BACK)
         await click(one.address, "ann")
         await until(lambda: len(printed(one)) == 4)
-        assert printed(one) == ["v1 ann 1", "v2 ann 1", "v3 ann 2", "v2 ann 2"]
+        assert printed(one) == ["v1 ann 1", "v2 ann 1", "v2 ann 2", "v3 ann 2"]
 
 
 @pytest.mark.short
