@@ -316,6 +316,10 @@ class Nothing:
         self.changes = Changes()
         self.stores: dict[str, Any] = {}
         self.instances: dict[str, Any] = {}
+        self.tables: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {}
+        self.meta = self.facts.get
+        self.set_meta = self.facts.__setitem__
 
 
 class Machine:
